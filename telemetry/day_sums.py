@@ -1,6 +1,8 @@
-"""Makes the sums of days from those of hours; `telemetry.usage_sums` reads them."""
+"""Makes sums for pages, a day at a time; `usage_sums` and `costs.sums` read them."""
 
 import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from telemetry.metrics import TelemetryMetrics
 from telemetry.rollup_progress import note_progress, progress
@@ -12,17 +14,21 @@ _SUMS = ("requests", "failed", "prompt", "cached", "output")
 _IN_DAY = """start >= fromUnixTimestamp64Milli({day_ms:Int64}, 'UTC')
     AND start < fromUnixTimestamp64Milli({day_ms:Int64} + 86400000, 'UTC')"""
 _ROLL = f"""
-INSERT INTO usage_days (start, tenant_id, key_id, model, {", ".join(_SUMS)}, version)
-SELECT fromUnixTimestamp64Milli({{day_ms:Int64}}, 'UTC'), tenant_id, key_id, model,
+INSERT INTO {{table}} (start, tenant_id, key_id, model, {", ".join(_SUMS)}, version)
+SELECT {{start}} AS since, tenant_id, key_id, model,
     {", ".join(f"sum({name})" for name in _SUMS)},
-    fromUnixTimestamp64Milli({{now_ms:Int64}}, 'UTC')
+    fromUnixTimestamp64Milli({{{{now_ms:Int64}}}}, 'UTC')
 FROM usage_hours FINAL
-WHERE NOT is_copy AND {_IN_DAY}
-GROUP BY tenant_id, key_id, model
+WHERE NOT is_copy AND {_IN_DAY.replace("{", "{{").replace("}", "}}")}
+GROUP BY since, tenant_id, key_id, model
 SETTINGS max_execution_time = 60, do_not_merge_across_partitions_select_final = 1
 """  # noqa: S608 - constants of the code; values are parameters
+_ROLL_DAY = _ROLL.format(table="usage_days", start="toStartOfDay(start, 'UTC')")
+_ROLL_HOURS = _ROLL.format(table="usage_hour_sums", start="start")
 _MARKED = """
-SELECT DISTINCT toInt64(toUnixTimestamp(toStartOfDay(minute, 'UTC'))) * 1000 AS day_ms
+SELECT DISTINCT toInt64(toUnixTimestamp(toStartOfDay(
+    arrayJoin([minute, minute + toIntervalMinute({reach_minutes:UInt32})]), 'UTC'
+))) * 1000 AS day_ms
 FROM rollup_marks
 WHERE marked_at >= fromUnixTimestamp64Milli({from_ms:Int64}, 'UTC')
     AND marked_at < fromUnixTimestamp64Milli({to_ms:Int64}, 'UTC')
@@ -33,12 +39,35 @@ FROM usage_hours
 """
 
 
+@dataclass(frozen=True, slots=True)
+class DayStatements:
+    """The statements that sum a day.
+
+    Attributes:
+        name: Name of the sums, in the progress and in metrics.
+        statements: Write the sums of the day at `day_ms`, as of `now_ms`.
+        reach_minutes: Minutes after its arrival up to which an event counts in hours.
+    """
+
+    name: str
+    statements: Sequence[str]
+    reach_minutes: int = 0
+
+
+HOUR_SUMS = "hour_sums"
+USAGE = DayStatements(DAYS, (_ROLL_DAY,))
+USAGE_BY_HOUR = DayStatements(HOUR_SUMS, (_ROLL_HOURS,))
+
+
 class DaySums:
     """Sums days anew after hours of them were."""
 
-    def __init__(self, store: Store, metrics: TelemetryMetrics) -> None:
+    def __init__(
+        self, store: Store, metrics: TelemetryMetrics, statements: DayStatements = USAGE
+    ) -> None:
         self._store = store
         self._metrics = metrics
+        self._statements = statements
         self._todo: list[int] = []
         self._until_ms = 0
 
@@ -53,10 +82,16 @@ class DaySums:
         hours_ms = known.levels.get(Level.HOURS)
         if hours_ms is None:
             return True
+        name = self._statements.name
         if not self._todo:
             self._until_ms = hours_ms
-            span = {"from_ms": known.days_ms or 0, "to_ms": hours_ms}
-            is_known = known.days_ms is not None
+            made_ms = known.made_ms(name)
+            span = {
+                "from_ms": made_ms or 0,
+                "to_ms": hours_ms,
+                "reach_minutes": self._statements.reach_minutes,
+            }
+            is_known = made_ms is not None
             days = await self._store.query(_MARKED if is_known else _ALL, span if is_known else {})
             # The newest first: pages look there.
             self._todo = sorted(row["day_ms"] for row in days)
@@ -65,8 +100,11 @@ class DaySums:
                 return False
             # The store's time before its hours are read: a later round replaces this row.
             known = await progress(self._store)
-            await self._store.write(_ROLL, {"day_ms": self._todo[-1], "now_ms": known.now_ms})
+            for statement in self._statements.statements:
+                await self._store.write(
+                    statement, {"day_ms": self._todo[-1], "now_ms": known.now_ms}
+                )
             self._todo.pop()
-        await note_progress(self._store, DAYS, self._until_ms)
-        self._metrics.rolled_up.labels(level=DAYS).set(self._until_ms / 1000)
+        await note_progress(self._store, name, self._until_ms)
+        self._metrics.rolled_up.labels(level=name).set(self._until_ms / 1000)
         return True

@@ -23,6 +23,7 @@ from telemetry.costs.prices import Prices
 from telemetry.costs.query import cost_query, measured
 from telemetry.costs.recorded import RecordedHours
 from telemetry.costs.report import answer
+from telemetry.costs.sums import summed
 from telemetry.metrics import TelemetryMetrics
 from telemetry.progress import IngestProgress
 from telemetry.queries import LIMIT_MAX, RequestFilter, recent_requests
@@ -254,17 +255,28 @@ class TelemetryApi:
         if form == "costs" and self._prices is None:
             message = "no price list: set TELEMETRY__PRICES_FILE, or give your own with --prices"
             raise BadRequestError(ErrorCode.INVALID_REQUEST, message, param="format")
+        # For pages: whole hours, from sums that are some minutes old.
+        is_summed = params.choice(request.query, "sums", ("false", "true"), default="false")
+        if is_summed == "true" and (query.tenant_id or form == "work"):
+            message = "sums are of the whole fleet, and of costs: leave the tenant and the form out"
+            raise BadRequestError(ErrorCode.INVALID_REQUEST, message, param="sums")
         hours = params.choice(request.query, "hours", ("none", "recorded"), default="none")
         if form == "costs" and self._prices is not None and self._prices.recorded_pools:
             hours = "recorded"
-        found = await _result_of(measured(self._store, query.span_ms))
+        as_of = {}
+        if is_summed == "true":
+            found, span_ms, moment = await _result_of(summed(self._store, query))
+            query, as_of = replace(query, span_ms=span_ms), {"as_of": moment}
+        else:
+            found = await _result_of(measured(self._store, query.span_ms))
         if hours == "recorded":
             found = replace(found, recorded=await self._recorded.of(query.span_ms))
         if form == "work" or self._prices is None:
             from_ms, to_ms = query.span_ms
             return web.json_response({"span_ms": [from_ms, to_ms], **found.as_json()})
         # Up to 100,000 rows in Python: not on the event loop.
-        return web.json_response(await asyncio.to_thread(answer, self._prices, found, query))
+        told = await asyncio.to_thread(answer, self._prices, found, query)
+        return web.json_response(as_of | told)
 
     async def _healthz(self, _request: web.Request) -> web.Response:
         return web.json_response({"status": "ok"})

@@ -44,7 +44,8 @@ class TenantScope:
 
 
 # One row per event although duplicates may not be merged yet. Newest first without a tenant has
-# no matching key order: the time window keeps it from reading everything.
+# no matching key order in `requests`: `recent_requests` has, and the time window keeps the rest
+# from reading everything.
 # Keys first: all columns are then read for the shown rows alone, not for each row of the window.
 _RECENT = """
 SELECT * EXCEPT (ingested_at)
@@ -67,8 +68,22 @@ ORDER BY received_at DESC, event_id
 LIMIT 1 BY event_id
 LIMIT {limit:UInt32}
 """
+_RECENT_OF_ALL = """
+SELECT * EXCEPT (ingested_at)
+FROM recent_requests
+WHERE received_at >= now64(3) - toIntervalHour({hours:UInt32})
+  AND received_at >= fromUnixTimestamp64Milli({since_ms:Int64})
+  AND ({key:String} = '' OR key_id = {key:String})
+  AND ({model:String} = '' OR model = {model:String})
+  AND status BETWEEN {status_least:UInt16} AND {status_most:UInt16}
+  AND is_copy = {copies:Bool}
+ORDER BY received_at DESC, event_id, ingested_at DESC
+LIMIT 1 BY event_id
+LIMIT {limit:UInt32}
+"""
 # Wider and wider until there are enough rows; the last one holds everything there can be.
 _WINDOWS_HOURS = (1, 24, 24 * 31, 24 * 366 * 100)
+_BY_TIME_HOURS_MAX = 24  # that `recent_requests` surely has, once it is there for so long
 LIMIT_MAX = 1000
 _ARMS = {wire.ARM_CONTROL: "control", wire.ARM_CANARY: "canary"}
 
@@ -116,7 +131,9 @@ async def recent_requests(
     }
     rows: list[dict[str, Any]] = []
     for hours in _WINDOWS_HOURS:
-        rows = await store.query(sql, parameters | {"hours": hours})
+        is_by_time = not wanted.tenant_id and hours <= _BY_TIME_HOURS_MAX
+        asked = _RECENT_OF_ALL if is_by_time else sql
+        rows = await store.query(asked, parameters | {"hours": hours})
         if len(rows) >= limit:
             break
     return [readable(row) for row in rows]

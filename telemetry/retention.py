@@ -18,6 +18,7 @@ log = structlog.get_logger(__name__)
 # long as any other, and all of a minute are there for as long as the setting says.
 AGE = {
     "requests": "toDateTime(ingested_at)",
+    "request_ids": "toDateTime(ingested_at)",
     "closings": "toDateTime(ingested_at)",
     "token_counts": "toDateTime(hour)",
     "attempts": "toDateTime(ingested_at)",
@@ -26,6 +27,8 @@ AGE = {
     "usage_minutes": "start",
     "usage_hours": "start",
 }
+# Tables whose rows are kept as long as those of another table that they point at.
+_AS_LONG_AS = {"request_ids": "requests"}
 # Tables that grow with requests.
 TIERED = ("requests", "usage_minutes", "usage_hours")
 _TTL = re.compile(r" TTL (.+?)(?: SETTINGS .*)?$", re.DOTALL)
@@ -73,10 +76,15 @@ class Table:
     storage_policy: str
 
 
+def days_setting(table: str) -> str:
+    """Return the name of the setting that says for how long rows are kept."""
+    return f"{_AS_LONG_AS.get(table, table)}_days"
+
+
 def wanted_ttl(settings: StoreSettings, table: str) -> str:
     """Return a table's wanted TTL in ClickHouse's form; empty for none."""
     age = AGE[table]
-    days = int(getattr(settings, f"{table}_days"))
+    days = int(getattr(settings, days_setting(table)))
     parts: list[str] = []
     cold = settings.cold_after_days
     if table in TIERED and cold and (not days or cold < days):

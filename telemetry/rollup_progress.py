@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from telemetry.retention import GONE, days_of, ttl_of
-from telemetry.rollups import BEHIND_MAX_MS, DAYS, Deletion, Level, RetainedSince
+from telemetry.rollups import BEHIND_MAX_MS, Deletion, Level, RetainedSince
 from telemetry.store import Store
 
 # The progress of each name, and the definition of each table. Never empty: tables are there.
@@ -38,10 +38,9 @@ class RollupProgress:
     levels: Mapping[Level, int]
     kept: RetainedSince
 
-    @property
-    def days_ms(self) -> int | None:
-        """Mark up to which days are summed; None: they are not, or too far behind."""
-        until_ms = self.until_ms.get(DAYS, 0)
+    def made_ms(self, name: str) -> int | None:
+        """Return the mark up to which sums are made; None: they are not, or too far behind."""
+        until_ms = self.until_ms.get(name, 0)
         return until_ms if until_ms > self.now_ms - BEHIND_MAX_MS else None
 
 

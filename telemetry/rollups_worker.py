@@ -12,7 +12,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from sluice.lifecycle import run_every
-from telemetry.day_sums import DaySums
+from telemetry.costs.sums import COST_SUMS
+from telemetry.day_sums import USAGE, USAGE_BY_HOUR, DaySums
 from telemetry.metrics import TelemetryMetrics
 from telemetry.queries import TenantScope
 from telemetry.rollup_progress import RollupProgress, note_progress, progress
@@ -193,7 +194,7 @@ class Rollups:
         self._store = store
         self._metrics = metrics
         self._settle_ms = settle_ms
-        self._days = DaySums(store, metrics)
+        self._sums = [DaySums(store, metrics, it) for it in (USAGE, USAGE_BY_HOUR, COST_SUMS)]
         self._marks_max = _MARKS_MAX
         self._hours_at_ms = 0
 
@@ -208,7 +209,9 @@ class Rollups:
         [row] = await self._store.query(_NOW, {})
         await self._level(Level.MINUTES)
         is_time = row["now_ms"] >= self._hours_at_ms
-        if is_time and await self._level(Level.HOURS) and await self._days.step():
+        if not is_time or not await self._level(Level.HOURS):
+            return
+        if all([await it.step() for it in self._sums]):
             self._hours_at_ms = row["now_ms"] + _HOURS_EVERY_MS
 
     async def _level(self, level: Level) -> bool:

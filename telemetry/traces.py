@@ -10,8 +10,9 @@ from telemetry.queries import iso, readable
 from telemetry.store import Store
 from telemetry.tool_calls import calls_of
 
-# A client may send one id again and again. Rows of `requests` are found by the index on request
-# ids; of `closings`, which are few, all are looked at.
+# A client may send one id again and again. Rows of `requests` are found by their place in
+# `request_ids`; those from before that table by an index that skips. Of `closings`, which are few,
+# all are looked at.
 _ROWS_MAX = 50
 _COPY = "-copy"  # of a shadow stage: the gateway makes its id of the request's
 
@@ -20,10 +21,16 @@ SELECT *
 FROM requests
 WHERE request_id IN ({id:String}, {copy:String}) AND (request_id = {id:String} OR is_copy)
   AND ({tenant:String} = '' OR tenant_id = {tenant:String})
+  AND (__places__)
 ORDER BY ingested_at DESC
 LIMIT 1 BY event_id
 LIMIT {limit:UInt32}
 """
+_PLACES = """(tenant_id, received_at, event_id) IN (
+    SELECT tenant_id, received_at, event_id FROM request_ids
+    WHERE request_id IN ({id:String}, {copy:String})
+)"""
+PLACED_EVENTS, _OLD_EVENTS = (_EVENTS.replace("__places__", it) for it in (_PLACES, "1"))
 _CLOSINGS = """
 SELECT *
 FROM closings
@@ -101,8 +108,10 @@ async def find_trace(store: Store, request_id: str, *, tenant_id: str = "") -> R
         "tenant": tenant_id,
         "limit": _ROWS_MAX,
     }
-    events = await store.query(_EVENTS, parameters)
+    events = await store.query(PLACED_EVENTS, parameters)
     closings = await store.query(_CLOSINGS, parameters)
+    if not events and not closings:
+        events = await store.query(_OLD_EVENTS, parameters)
     trace = build(events, closings)
     if trace is None:
         return None

@@ -1,18 +1,19 @@
-"""Usage of whole days from their sums: for pages that look at all tenants at once.
+"""Usage of whole days or hours from sums by time: for pages that look at all tenants at once.
 
-A page reads a row per day, tenant, key and model, however many requests there were. The sums are as
-old as the last round of `telemetry.day_sums`. Bills and budgets ask `telemetry.usage`, which misses
-nothing.
+A page reads a row per day or hour, tenant, key and model, however many requests there were. The
+sums are as old as the last round of `telemetry.day_sums`. Bills and budgets ask `telemetry.usage`,
+which misses nothing.
 """
 
 from enum import StrEnum
 from typing import Any
 
 from telemetry import params
+from telemetry.day_sums import HOUR_SUMS
 from telemetry.rollup_progress import progress
-from telemetry.rollups import DAY_MS
+from telemetry.rollups import DAYS
 from telemetry.store import Store
-from telemetry.usage import UsageQuery, usage
+from telemetry.usage import Granularity, UsageQuery, usage
 
 ROWS_MAX = 1_000
 _SHOWN = {
@@ -27,7 +28,7 @@ SELECT *, {", ".join(f"sum({it}) OVER () AS total_{it}" for it in _SHOWN.values(
 FROM (
     SELECT {{group}} AS name, {{tenant}} AS tenant,
         {", ".join(f"sum(summed.{name}) AS {shown}" for name, shown in _SHOWN.items())}
-    FROM usage_days AS summed FINAL
+    FROM {{table}} AS summed FINAL
     WHERE (__scope__) AND start >= fromUnixTimestamp64Milli({{{{from_ms:Int64}}}}, 'UTC')
         AND start < fromUnixTimestamp64Milli({{{{to_ms:Int64}}}}, 'UTC')
         AND ({{{{key:String}}}} = '' OR key_id = {{{{key:String}}}})
@@ -47,42 +48,46 @@ class UsageGroup(StrEnum):
     TENANT = "tenant_id"
     KEY = "key_id"
     MODEL = "model"
-    DAY = "start"
+    START = "start"
 
 
 async def usage_sums(store: Store, query: UsageQuery, group: UsageGroup) -> dict[str, Any]:
-    """Return the sums of whole days by one column: the largest 1,000 rows, the total, their time.
+    """Return sums of whole days or hours by one column: 1,000 rows at most, the total, their time.
 
-    Where sums of days are missing, the ledger is summed. The latest day comes first.
+    The largest rows are kept. Where such sums are missing, the ledger is summed. The latest day or
+    hour comes first.
 
     Raises:
-        BadRequestError: Without sums of days, and with more rows than the ledger gives.
+        BadRequestError: Without such sums, and with more rows than the ledger gives.
         STORE_ERRORS: ClickHouse is away.
     """
     known = await progress(store)
-    if known.days_ms is None:
+    is_by_hour = query.granularity is Granularity.HOUR
+    made_ms = known.made_ms(HOUR_SUMS if is_by_hour else DAYS)
+    if made_ms is None:
         found = _grouped(await usage(store, query), group)
         return {"as_of": params.iso(known.now_ms), **found}
     from_ms, to_ms = query.span_ms
-    is_day = group is UsageGroup.DAY
+    is_day = group is UsageGroup.START
     sql = _SHOW.format(
         group="formatDateTime(start, '%Y-%m-%dT%H:%i:%SZ')" if is_day else str(group),
         tenant="tenant_id" if group is UsageGroup.KEY else "''",
+        table="usage_hour_sums" if is_by_hour else "usage_days",
         order="name DESC" if is_day else "prompt_tokens + output_tokens DESC",
     ).replace("__scope__", query.scope.sql)
-    span = {"from_ms": from_ms // DAY_MS * DAY_MS, "to_ms": to_ms}
+    span = {"from_ms": from_ms, "to_ms": to_ms}
     rows = await store.query(sql, query.parameters | span)
     total = {it: rows[0][f"total_{it}"] if rows else 0 for it in _SHOWN.values()}
     shown = [
         {"name": row["name"], "tenant_id": row["tenant"], **{it: row[it] for it in total}}
         for row in rows
     ]
-    return {"as_of": params.iso(known.days_ms), "total": total, "data": shown}
+    return {"as_of": params.iso(made_ms), "total": total, "data": shown}
 
 
 def _grouped(rows: list[dict[str, Any]], group: UsageGroup) -> dict[str, Any]:
     """Return the sums of ledger rows in the form of `_SHOW`."""
-    is_key, is_day = group is UsageGroup.KEY, group is UsageGroup.DAY
+    is_key, is_day = group is UsageGroup.KEY, group is UsageGroup.START
     total = dict.fromkeys(_SHOWN.values(), 0)
     found: dict[tuple[str, str], dict[str, Any]] = {}
     for row in rows:

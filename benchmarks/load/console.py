@@ -40,6 +40,8 @@ from sluice.process import ChildProcess, ProcessSpec, free_port, port_answers
 from sluice.procfs import cpu_s
 from telemetry.closings import Closer
 from telemetry.costs.prices import read_prices
+from telemetry.costs.sums import COST_SUMS
+from telemetry.day_sums import USAGE, USAGE_BY_HOUR, DaySums
 from telemetry.http import TelemetryApi
 from telemetry.metrics import TelemetryMetrics
 from telemetry.progress import IngestProgress
@@ -121,7 +123,7 @@ def pages(request_id: str) -> dict[str, Sequence[str]]:
         "usage_by_model": [f"{data}/usage/sums?by=model"],
         "usage_over_time": [f"{data}/usage/sums?by=start"],
         "usage_of_a_tenant": [f"{data}/usage?granularity=day&tenant=ten_0"],
-        "usage_of_a_day": [f"{data}/usage?granularity=hour"],
+        "usage_of_a_day": [f"{data}/usage/sums?by=start&granularity=hour"],
         "costs": [f"{data}/costs?by=model"],
         "tenants": ["/v1/tenants?limit=1000"],
         "tenant": ["/v1/tenants/ten_5", "/v1/tenants/ten_5/keys", "/v1/budgets?tenant_id=ten_5"],
@@ -305,6 +307,10 @@ async def _run(home: Path, requests: int) -> dict[str, Any]:
         await store.write(definition, {})
         print("filled", flush=True)
         await roll_month(store, to_ms)
+        metrics = TelemetryMetrics()
+        sums = [DaySums(store, metrics, it) for it in (USAGE, USAGE_BY_HOUR, COST_SUMS)]
+        while not all([await it.step() for it in sums]):  # a step ends after some minutes
+            pass
         print("rolled up", flush=True)
         [some] = await store.query(_SOME_ID, {})
         database_home = home / "database"

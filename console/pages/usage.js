@@ -42,10 +42,10 @@ export function Usage({ query, me }) {
   const granularity = query.granularity || "day";
   const span = { tenant: query.tenant, key: query.key, model: query.model, from: query.from, to: query.to };
   const asked = { ...span, granularity };
-  // All tenants' days come as sums by the minute of their making; the ledger of a tenant, and hours, as they are.
-  const isSummed = granularity === "day" && !query.tenant && me.role !== "publisher" && me.role !== "reader";
+  // All tenants' days and hours come as sums by the minute of their making; the ledger of a tenant as it is.
+  const isSummed = !query.tenant && me.role !== "publisher" && me.role !== "reader";
   const { data, problems, isLoading } = useData(
-    isSummed ? { sums: url("data/usage/sums", { ...span, by }) } : { usage: url("data/usage", asked) },
+    isSummed ? { sums: url("data/usage/sums", { ...asked, by }) } : { usage: url("data/usage", asked) },
   );
   const found = isSummed ? data.sums : data.usage;
   const rows = found ? (isSummed ? ordered(found.data, by) : grouped(found.data, by)) : null;
@@ -112,7 +112,7 @@ export function Costs({ query }) {
     ${
       found
         ? html`<p>
-          ${time(found.from)} to ${time(found.to)} UTC: ${money(found.total_micros, found.currency)} in all.</p>
+          ${time(found.from)} to ${time(found.to)} UTC, as of ${time(found.as_of)}: ${money(found.total_micros, found.currency)} in all.</p>
           <${Table} name="Cost" rows=${found.data} columns=${[
             [by, (it) => it.name || NONE],
             ["of", (it) => it.kind],

@@ -23,7 +23,7 @@ from sluice.ids import is_request_id
 _READ, _PLATFORM = Action.READ_USAGE, Action.READ_PLATFORM
 _REQUESTS = ("tenant", "key", "model", "status", "since", "limit")
 _USAGE = ("tenant", "key", "model", "from", "to", "granularity", "format")
-_SUMS = ("tenant", "key", "model", "from", "to", "by")
+_SUMS = ("tenant", "key", "model", "from", "to", "by", "granularity")
 _COSTS = ("from", "to", "by")
 _RETRY_S = 2.0
 
@@ -84,7 +84,7 @@ class ConsoleData:
 
     async def costs(self, request: web.Request) -> web.Response:
         """Return the costs by payer."""
-        return await self._relay("/v1/costs", dict(request.query))
+        return await self._relay("/v1/costs", {**request.query, "sums": "true"})
 
     async def _relay(self, path: str, query: dict[str, str]) -> web.Response:
         try:

@@ -1,5 +1,8 @@
 """Queries that read the busy time of pools and the work of requests from the trace store."""
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 from clickhouse_connect.driver.exceptions import DatabaseError
 
 from sluice.errors import BadRequestError, ErrorCode
@@ -17,7 +20,7 @@ _BY = ("pool", "model", "tenant", "hour")
 
 # A request is on its replica from the end of its queue to its end, and counts in each hour by its
 # time there; the longest that an event can tell of is 72 minutes. FINAL: one row per event.
-_SPANS = """
+SPANS = """
     SELECT *, greatest(0, least(end_ms, (bucket + 1) * 3600000, {to_ms:Int64})
             - greatest(begin_ms, bucket * 3600000, {from_ms:Int64})) AS inside_ms,
         inside_ms / (end_ms - begin_ms) AS share
@@ -40,18 +43,20 @@ _SPANS = """
     )
     WHERE inside_ms > 0
 """
-_LIMITS = f"""
+LIMITS = f"""
 SETTINGS max_execution_time = 25, do_not_merge_across_partitions_select_final = 1,
     max_result_rows = {ROWS_MAX}, result_overflow_mode = 'throw'
 """
+# A request's part in an hour.
+PARTS = """sum(share) AS requests, sum(uncached * share) AS uncached_tokens,
+    sum(cached * share) AS cached_tokens, sum(output * share) AS output_tokens,
+    sum(attended * share) AS attended_tokens"""
 _WORK = f"""
-SELECT bucket * 3600000 AS start_ms, pool_id, tenant_id, model, is_copy, sum(share) AS requests,
-    sum(uncached * share) AS uncached_tokens, sum(cached * share) AS cached_tokens,
-    sum(output * share) AS output_tokens, sum(attended * share) AS attended_tokens
-FROM ({_SPANS})
+SELECT bucket * 3600000 AS start_ms, pool_id, tenant_id, model, is_copy, {PARTS}
+FROM ({SPANS})
 GROUP BY start_ms, pool_id, tenant_id, model, is_copy
 ORDER BY start_ms, pool_id, tenant_id, model, is_copy
-{_LIMITS}
+{LIMITS}
 """  # noqa: S608 - constants of the code; values are parameters
 _BUSY = f"""
 SELECT start_ms, pool_id, sum(replica_ms) / 1000 AS busy_s, sum(sum_ms) / 1000 AS request_s
@@ -59,12 +64,12 @@ FROM (
     SELECT bucket * 3600000 AS start_ms, pool_id, sum(inside_ms) AS sum_ms,
         intervalLengthSum(greatest(begin_ms, bucket * 3600000, {{from_ms:Int64}}),
             least(end_ms, (bucket + 1) * 3600000, {{to_ms:Int64}})) AS replica_ms
-    FROM ({_SPANS})
+    FROM ({SPANS})
     GROUP BY start_ms, pool_id, replica_id
 )
 GROUP BY start_ms, pool_id
 ORDER BY start_ms, pool_id
-{_LIMITS}
+{LIMITS}
 """  # noqa: S608 - constants of the code; values are parameters
 
 
@@ -98,12 +103,23 @@ async def measured(store: Store, span_ms: tuple[int, int]) -> Measured:
         STORE_ERRORS: ClickHouse is away.
     """
     span = {"from_ms": span_ms[0], "to_ms": span_ms[1]}
+    busy, works = await with_bounded_rows(store, (_BUSY, _WORK), span)
+    return Measured([Busy(**row) for row in busy], [Work(**row) for row in works])
+
+
+async def with_bounded_rows(
+    store: Store, queries: Sequence[str], parameters: Mapping[str, Any]
+) -> list[list[dict[str, Any]]]:
+    """Return the rows of each query.
+
+    Raises:
+        BadRequestError: One of them has more than `ROWS_MAX` rows.
+        STORE_ERRORS: ClickHouse is away.
+    """
     try:
-        busy = await store.query(_BUSY, span)
-        works = await store.query(_WORK, span)
+        return [await store.query(query, parameters) for query in queries]
     except DatabaseError as error:
         if error.code == _TOO_MANY_ROWS:
             message = f"more than {ROWS_MAX} rows of hours, tenants and models: ask for less time"
             raise BadRequestError(ErrorCode.INVALID_REQUEST, message, param="from") from error
         raise
-    return Measured([Busy(**row) for row in busy], [Work(**row) for row in works])

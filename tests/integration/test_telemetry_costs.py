@@ -26,6 +26,7 @@ from telemetry.costs.recorded import RecordedHours
 from telemetry.http import TelemetryApi
 from telemetry.metrics import TelemetryMetrics
 from telemetry.progress import IngestProgress
+from telemetry.rollups_worker import Rollups
 from telemetry.rows import RowBatch
 from telemetry.sink import Sink
 from telemetry.store import Store
@@ -222,6 +223,69 @@ async def test_every_view_adds_up_and_a_tenant_sees_its_own_share_alone(
     assert drawn.read_text().startswith("<svg")
     given = await sluice(*words, "--prices", str(path), "--accelerator-hours", "p=100")
     assert json.loads(given.output)["total_micros"] == 300_000_000
+
+
+async def test_sums_of_hours_equal_the_sums_of_events(store: Store, http: httpx.AsyncClient) -> None:
+    random = Random(4)
+    day_ms = 24 * HOUR_MS
+    midnight = an_hour_ago_ms(0) // day_ms * day_ms - day_ms
+    events = [
+        event(
+            number,
+            midnight + random.randrange(-3 * HOUR_MS, 3 * HOUR_MS),
+            random.randrange(1, 4_000_000),
+            tenant_id=random.choice(["ten_a", "ten_b"]),
+            model=random.choice(["m", "n"]),
+            replica_id=random.choice(["r1", "r2"]),
+            output_tokens=random.randrange(2000),
+            is_copy=random.random() < 0.1,
+        )
+        for number in range(300)
+    ]
+    span = {"from": iso(midnight - 3 * HOUR_MS), "to": iso(midnight + 4 * HOUR_MS)}
+
+    async def both(by: str) -> tuple[dict[str, Any], dict[str, Any]]:
+        query = span | {"by": by}
+        exact = (await http.get("/v1/costs", params=query)).json()
+        summed = (await http.get("/v1/costs", params=query | {"sums": "true"})).json()
+        assert summed.pop("as_of")
+        return exact, summed
+
+    await store.insert(RowBatch(events[:200]))
+    exact, summed = await both("model")  # there are no sums yet: events are read
+    assert exact == summed
+    rollups = Rollups(store, TelemetryMetrics(), settle_ms=-1)
+    rollups._sums = rollups._sums[-1:]
+    await _rolled(store, rollups)
+    for by in ("model", "tenant", "pool", "hour"):
+        exact, summed = await both(by)
+        assert rounded(exact) == rounded(summed)
+    late = [*events[200:], event(1_000, midnight - HOUR_MS, 4_000_000)]  # goes on after midnight
+    await store.insert(RowBatch(late))
+    before, stale = await both("hour")
+    assert rounded(before) != rounded(stale)
+    await _rolled(store, rollups)
+    exact, summed = await both("hour")
+    assert rounded(exact) == rounded(summed) == rounded(before)
+    refused = await http.get("/v1/costs", params={"sums": "true", "tenant": "ten_a"})
+    assert refused.status_code == 400
+
+
+async def _rolled(store: Store, rollups: Rollups) -> None:
+    """Bring all sums up to what is stored."""
+    rollups._hours_at_ms = 0
+    await asyncio.sleep(0.01)  # marks are of whole milliseconds
+    await rollups.step()
+
+
+def rounded(answer: dict[str, Any]) -> dict[str, Any]:
+    """Return the numbers of an answer without what adding in another order changes."""
+    rows = {
+        (row["name"], row["kind"]): (round(row["requests"], 1), row["prompt_tokens"] // 10)
+        for row in answer["data"]
+    }
+    costs = {(row["name"], row["kind"]): row["cost_micros"] // 1000 for row in answer["data"]}
+    return {"rows": rows, "costs": costs, "total": answer["total_micros"]}
 
 
 @pytest.mark.parametrize("http", [False], indirect=True)

@@ -24,7 +24,7 @@ from telemetry.rollups_worker import Rollups, rollup_state
 from telemetry.rows import RowBatch
 from telemetry.settings import StoreSettings
 from telemetry.store import Store
-from telemetry.usage import UsageQuery, usage
+from telemetry.usage import Granularity, UsageQuery, usage
 from telemetry.usage_sums import UsageGroup, usage_sums
 from tests.integration.trace_site import empty_store
 
@@ -180,13 +180,15 @@ async def test_usage_is_the_sum_of_the_events_under_any_fault(
     state = await rollup_state(store, (base_ms, base_ms + 3 * HOUR_MS), TenantScope.tenants(tenant))
     # Nothing of it was taken from events at last.
     assert (state.has_hours, list(state.hours_ms)) == (True, [])
-    await days_are_summed(
-        store, UsageQuery(base_ms, base_ms + 3 * HOUR_MS, tenant_id=tenant), wanted
-    )
+    for granularity in Granularity:
+        query = UsageQuery(base_ms, base_ms + 3 * HOUR_MS, granularity, tenant_id=tenant)
+        await sums_are_those_of_hours(store, query, wanted)
 
 
-async def days_are_summed(store: Store, query: UsageQuery, wanted: dict[Any, Counter[str]]) -> None:
-    """Compare the sums of days with those of hours; all hours lie in the queried days."""
+async def sums_are_those_of_hours(
+    store: Store, query: UsageQuery, wanted: dict[Any, Counter[str]]
+) -> None:
+    """Compare sums for pages with those of the ledger's hours, which all lie in the query's span."""
     for group, place in ((UsageGroup.TENANT, 1), (UsageGroup.KEY, 2), (UsageGroup.MODEL, 3)):
         parts: dict[str, Counter[str]] = {}
         for key, row in wanted.items():

@@ -1,6 +1,7 @@
 """One request, from the real trace store over HTTP: its event, copies, closings, and why not."""
 
 import hashlib
+import re
 import time
 from collections.abc import AsyncIterator
 from typing import Any
@@ -17,9 +18,11 @@ from telemetry.closings import Closer
 from telemetry.http import TelemetryApi
 from telemetry.metrics import TelemetryMetrics
 from telemetry.progress import IngestProgress
+from telemetry.queries import RequestFilter, recent_requests
 from telemetry.rows import RowBatch
 from telemetry.sink import Sink
 from telemetry.store import Store
+from telemetry.traces import PLACED_EVENTS
 from tests.integration.trace_site import emptied_store
 
 pytestmark = pytest.mark.real
@@ -190,3 +193,68 @@ async def test_calls_of_tools_are_told_with_their_request_and_in_usage(
     assert (row["seconds"], row["price_micros"]) == (1.0, 6)
     other = await http.get("/v1/usage/tools", params={"tenant": "ten_b"})
     assert other.json()["data"] == []
+
+
+async def test_the_newest_requests_of_all_tenants_are_found_by_time(store: Store) -> None:
+    now_ms = int(time.time() * 1000)
+    events = [
+        event(
+            f"e{number:03}",
+            f"r{number}",
+            tenant_id=f"ten_{number % 50}",
+            received_at_unix_ms=now_ms - 10_000 * number,
+            status=500 if number % 10 == 0 else 200,
+        )
+        for number in range(400)
+    ]
+    await store.insert(RowBatch(events))
+    await store.insert(RowBatch(events[:5]))  # again
+    found = await recent_requests(store, RequestFilter(), limit=20)
+    assert [it["event_id"] for it in found] == [f"e{number:03}" for number in range(20)]
+    failed = await recent_requests(store, RequestFilter(statuses=(500, 599)), limit=5)
+    assert [it["event_id"] for it in failed] == [f"e{number:03}" for number in range(0, 50, 10)]
+    [own, *others] = await recent_requests(store, RequestFilter(tenant_id="ten_7"), limit=3)
+    assert {it["tenant_id"] for it in [own, *others]} == {"ten_7"}
+    # All columns are the same, so that an answer does not depend on the table.
+    newest = await recent_requests(store, RequestFilter(), limit=8)
+    assert newest[-1] == own
+
+
+async def test_tables_by_time_and_id_follow_the_columns_of_requests(store: Store) -> None:
+    columns = await store.query(
+        "SELECT table, groupArray((name, type)) AS columns FROM system.columns WHERE database ="
+        " currentDatabase() AND table IN ('requests', 'recent_requests',"
+        " 'recent_requests_of_requests') GROUP BY table",
+        {},
+    )
+    first, *rest = [sorted(row["columns"]) for row in columns]
+    assert len(rest) == 2
+    assert all(it == first for it in rest)
+
+
+async def test_a_request_from_before_the_table_of_ids_is_found(
+    store: Store, http: httpx.AsyncClient
+) -> None:
+    await store.insert(RowBatch([event("e1", "r1"), event("e2", "r2")]))
+    await store.write("TRUNCATE TABLE request_ids", {})
+    assert (await trace(http, "r1"))["request"]["event_id"] == "e1"
+
+
+async def test_a_request_is_found_by_its_place_among_many(store: Store) -> None:
+    """The store reads one granule of each table, where the index that skips would read many."""
+    await store.write(_MANY, {})
+    parameters = {"id": "r170000", "copy": "r170000-copy", "tenant": "", "limit": 50}
+    plan = await store.query(f"EXPLAIN indexes = 1, json = 1 {PLACED_EVENTS}", parameters)
+    text = "".join(next(iter(row.values())) for row in plan)
+    read = [int(it) for it in re.findall(r'"Selected Granules": (\d+)', text)]
+    assert read
+    assert read[-1] <= 2, text
+    assert (await store.query(PLACED_EVENTS, parameters))[0]["event_id"] == "e170000"
+
+
+_MANY = """
+INSERT INTO requests (event_id, request_id, received_at, tenant_id)
+SELECT concat('e', toString(number)), concat('r', toString(number)),
+    now64(3) - toIntervalSecond(number % 86400), concat('ten_', toString(number % 100))
+FROM numbers(200000)
+"""

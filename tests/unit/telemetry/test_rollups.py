@@ -11,13 +11,14 @@ from pydantic import ValidationError
 
 import telemetry
 from telemetry import retention, shards
+from telemetry.costs.sums import COST_SUMS
+from telemetry.day_sums import USAGE, USAGE_BY_HOUR
 from telemetry.metrics import TelemetryMetrics
 from telemetry.migrations import fill, load, migrations_folder
 from telemetry.queries import TenantScope
 from telemetry.retention import Table, changes, days_of, ttl_of
 from telemetry.rollups import (
     DAY_MS,
-    DAYS,
     HOUR_MS,
     MINUTE_MS,
     Deletion,
@@ -107,9 +108,10 @@ def test_rounds_go_on_without_a_known_start_of_marking():
     """Versions before the seed left such progress; telemetry must not end because of it."""
     store = ProgressOnly(1_790_000_000_000)
     asyncio.run(Rollups(store, TelemetryMetrics(), settle_ms=0).step())
-    # Days are as far as the hours of which they are made.
+    # Sums of days are as far as the hours of which they are made.
     levels = {str(level): store.now_ms for level in Level}
-    assert store.noted == levels | {DAYS: store.now_ms - 1_000}
+    sums = (it.name for it in (USAGE, USAGE_BY_HOUR, COST_SUMS))
+    assert store.noted == levels | dict.fromkeys(sums, store.now_ms - 1_000)
 
 
 def test_many_marks_do_not_make_a_long_statement() -> None:
@@ -233,7 +235,8 @@ def test_replacing_rows_and_the_rows_of_a_tenant_share_a_shard() -> None:
 
 
 def test_every_table_with_a_time_has_a_setting_for_it() -> None:
-    assert all(f"{table}_days" in StoreSettings.model_fields for table in retention.AGE)
+    names = map(retention.days_setting, retention.AGE)
+    assert all(name in StoreSettings.model_fields for name in names)
 
 
 def test_a_tenants_scope_needs_a_tenant() -> None:
