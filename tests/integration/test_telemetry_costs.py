@@ -225,7 +225,9 @@ async def test_every_view_adds_up_and_a_tenant_sees_its_own_share_alone(
     assert json.loads(given.output)["total_micros"] == 300_000_000
 
 
-async def test_sums_of_hours_equal_the_sums_of_events(store: Store, http: httpx.AsyncClient) -> None:
+async def test_sums_of_hours_equal_the_sums_of_events(
+    store: Store, http: httpx.AsyncClient
+) -> None:
     random = Random(4)
     day_ms = 24 * HOUR_MS
     midnight = an_hour_ago_ms(0) // day_ms * day_ms - day_ms
