@@ -11,7 +11,7 @@ from telemetry.store import Store
 from telemetry.tool_calls import calls_of
 
 # A client may send one id again and again. Rows of `requests` are found by their place in
-# `request_ids`; those from before that table by an index that skips. Of `closings`, which are few,
+# `request_ids`; older ones are found by an index that skips. Of `closings`, which are few,
 # all are looked at.
 _ROWS_MAX = 50
 _COPY = "-copy"  # of a shadow stage: the gateway makes its id of the request's

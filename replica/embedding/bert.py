@@ -37,7 +37,7 @@ _ONLY: dict[str, tuple[Any, ...]] = {
     "model_type": ("bert",),
     "position_embedding_type": ("absolute",),
 }
-# What the gateway reads: names of labels, and how scores become probabilities.
+# Fields for the gateway: names of labels, and how scores become probabilities.
 _OF_LABELS = frozenset(
     {"_num_labels", "id2label", "label2id", "num_labels", "problem_type", "sentence_transformers"}
 )

@@ -98,8 +98,8 @@ class EmbeddingEngine:
 
         Args:
             requests: Token ids.
-            second_begins: Of each request, where the second text of each row begins; 0: rows are
-                single texts, as without it.
+            second_begins: Place of the second text in the rows of each request; 0: rows are single
+                texts, as without it.
         """
         begins = second_begins or [0] * len(requests)
         outcomes: list[Array | PlatformError] = []
