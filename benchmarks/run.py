@@ -47,6 +47,7 @@ MODULES = {
     "sockets": "benchmarks.load.sockets",
     "http2": "benchmarks.load.http2",
     "chains": "benchmarks.micro.chains",
+    "churn": "benchmarks.load.churn",
     "peers": "benchmarks.load.peers",
     "routing": "benchmarks.load.routing_study",
     "rollouts": "benchmarks.load.rollouts",

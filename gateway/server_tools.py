@@ -3,9 +3,9 @@
 from collections.abc import Callable
 
 from gateway.endpoints.completer import Completer
-from gateway.responses.approval_leases import ApprovalLeases
-from gateway.responses.tool_run import ToolAnswering
 from gateway.settings import GatewaySettings
+from gateway.tools.answering import ToolAnswering
+from gateway.tools.approval_leases import ApprovalLeases
 from gateway.tools.catalog import ToolCatalog
 from gateway.tools.loop import LoopBudget
 from gateway.tools.mcp_client import McpClient
@@ -41,7 +41,7 @@ class ServerTools:
         )
 
     def answering(self, completer: Completer, leases: ApprovalLeases) -> ToolAnswering:
-        """Return an answering of responses, with and without server tools."""
+        """Return an answering of requests, with and without server tools."""
         return ToolAnswering(
             completer,
             self._runner,

@@ -67,11 +67,11 @@ class GatewaySettings(ServiceSettings):
         trace_share: Share of requests without a trace context whose trace is sampled: spans are
             exported, and routers explain placements. Slow and failed requests are always sampled.
         tool_hosts: `host:port,...` of tools that may have addresses outside the public internet.
-        tool_calls_max: Most calls of server tools in one response.
-        tool_tokens_max: Most tokens of all rounds of a response with server tools, prompts and
+        tool_calls_max: Most calls of server tools in one response or chat.
+        tool_tokens_max: Most tokens of all rounds of an answer with server tools, prompts and
             answers.
-        tool_loop_s: Seconds from the begin of a response until no more server tools are called.
-        tool_micros_max: Most that the calls of one response may cost, in millionths of the ledger's
+        tool_loop_s: Seconds from the begin of an answer until no more server tools are called.
+        tool_micros_max: Most that the calls of one answer may cost, in millionths of the ledger's
             currency.
         cors_origins: Origins whose pages in browsers may call the API, as `https://host` separated
             by commas; `*` is any.

@@ -10,7 +10,9 @@ from gateway.bases.assets import AssetCache
 from gateway.batches.client import BatchClient
 from gateway.batches.routes import Batches
 from gateway.batches.worker import BatchWorker
+from gateway.chat_store.compactor import ChatCompactor
 from gateway.chat_store.routes import KeptCompletions
+from gateway.chat_tools.planning import ChatToolPlanning
 from gateway.content.seals import ContentSeals
 from gateway.conversations.routes import Conversations
 from gateway.conversations.store import ConversationStore
@@ -22,7 +24,6 @@ from gateway.files.store import FileStore
 from gateway.limits.limiter import Limiter
 from gateway.records.client import RecordClient
 from gateway.records.sealed import SealedRecords
-from gateway.responses.approval_leases import ApprovalLeases
 from gateway.responses.background import BackgroundResponses
 from gateway.responses.compaction_seal import CompactionSeals
 from gateway.responses.compactor import PATH as COMPACT_PATH
@@ -37,6 +38,7 @@ from gateway.server.answer_counts import AnswerCounts
 from gateway.server.routes import Routes
 from gateway.server_tools import ServerTools
 from gateway.settings import GatewaySettings
+from gateway.tools.approval_leases import ApprovalLeases
 from gateway.websocket.endpoint import ResponseSockets
 from sluice.lifecycle import run_every
 from sluice.shared_secret import ours as shared_secret
@@ -119,7 +121,7 @@ class StatefulApis:
         seals = CompactionSeals(self._secret, self._seals)
         self._contexts = ContextReader(store, conversations, seals)
         contexts = CountedContexts(self._contexts, directory, limiter)
-        compactor = Compactor(completer, assets, seals)
+        compactor = Compactor(completer, assets, limiter, seals)
         responses = Responses(
             directory=directory,
             completer=completer,
@@ -144,7 +146,9 @@ class StatefulApis:
         routes.add("POST", "/v1/responses/*", stored.post)
         routes.add("DELETE", "/v1/responses/*", stored.delete)
         Conversations(directory, conversations).add_to(routes)
-        self.completions = KeptCompletions(directory, completer, kept)
+        chat_tools = ChatToolPlanning(directory, self.tools.catalog)
+        chats = ChatCompactor(compactor, seals)
+        self.completions = KeptCompletions(directory, answering, chat_tools, chats, kept)
         self.completions.add_to(routes)
         files = FileStore(self.records)
         TenantFiles(directory, files).add_to(routes)

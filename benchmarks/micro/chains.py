@@ -3,8 +3,9 @@
 One operation: a turn of 1,200 new tokens behind stored turns. `read_us`: its chain is read from a
 real Valkey, and its items become messages; `encoded_us`: these are rendered, tokenized, hashed and
 packed. `turn_2` continues one turn, `turn_50` about forty-nine: twelve more or less. The worker has
-answered the turn before; `other_worker` has seen nothing of the chain. Not measured: limits, the
-router, the stream. Read the medians of the rounds.
+answered the turn before. `other_worker` has seen nothing of the chain, whose turns have stored
+their tokens; those of `other_worker_renders` have not. Not measured: limits, the router, the
+stream. Read the medians of the rounds.
 Run: `python -m benchmarks.micro.chains`.
 """
 
@@ -17,7 +18,7 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import orjson
 
@@ -80,8 +81,8 @@ class _Site:
         ):
             await asyncio.sleep(0.01)  # they have no event
 
-    async def keep(self, ancestors: list[str], text: str) -> str:
-        """Store a turn; return its id."""
+    async def keep(self, ancestors: list[str], text: str, record: bytes = b"") -> str:
+        """Store a turn, with what it has brought of its prompt; return its id."""
         response_id = new_response_id(_TENANT, _SECRET)
         said = MessageItem(role="user", content=text)
         part = {"type": "output_text", "text": f"answer {response_id}:" + _WORDS * _REPEATS}
@@ -93,12 +94,13 @@ class _Site:
             ancestors=ancestors,
             input_items=orjson.dumps(stored_items([said], response_id)),
             response=orjson.dumps({"output": [answer]}),
+            prompt=record,
         )
         await self._writer.keep(stored)
         return response_id
 
-    async def turn(self, previous: str | None, text: str) -> tuple[int, float, float]:
-        """Prepare a turn; return its tokens, and the microseconds to read and to encode it."""
+    async def turn(self, previous: str | None, text: str) -> "_Prepared":
+        """Prepare a turn."""
         wanted = ResponseRequest(model="m", input=text, previous_response_id=previous)
         started_ns = time.process_time_ns()
         context = await self._reader.read(_TENANT, wanted)
@@ -106,7 +108,28 @@ class _Site:
         read_ns = time.process_time_ns()
         (prompt,) = await task.encoded(self._assets, _MODEL)
         ended_ns = time.process_time_ns()
-        return len(prompt.ids), (read_ns - started_ns) / 1e3, (ended_ns - read_ns) / 1e3
+        return _Prepared(
+            len(prompt.ids),
+            (read_ns - started_ns) / 1e3,
+            (ended_ns - read_ns) / 1e3,
+            prompt.record,
+        )
+
+
+class _Prepared(NamedTuple):
+    """A turn whose prompt is ready.
+
+    Attributes:
+        prompt_tokens: Tokens of the prompt.
+        read_us: Processor time to read its chain.
+        encoded_us: Processor time to make the prompt of it.
+        record: Part of the prompt that the turn stores.
+    """
+
+    prompt_tokens: int
+    read_us: float
+    encoded_us: float
+    record: bytes
 
 
 def _user_text(name: str) -> str:
@@ -115,7 +138,7 @@ def _user_text(name: str) -> str:
 
 async def _measured(site: _Site, turns: int, per_chain: int) -> dict[str, float]:
     """Return the figures of a turn: medians over the turns around it, in this many per chain."""
-    found: dict[str, list[float]] = {"prompt_tokens": [], "read_us": [], "encoded_us": []}
+    found = list[_Prepared]()
     chain = list[str]()
     for number in range(_ROUNDS):
         if number % per_chain == 0:
@@ -126,22 +149,35 @@ async def _measured(site: _Site, turns: int, per_chain: int) -> dict[str, float]
                 chain[-2] if chain[1:] else None, _user_text(f"question {len(chain) - 1}")
             )
         now = _user_text(f"now {number}") + _WORDS * _REPEATS
-        for name, value in zip(found, await site.turn(chain[-1], now), strict=True):
-            found[name].append(value)
-        chain.append(await site.keep(chain, now))
-    figures = {name: round(statistics.median(it)) for name, it in found.items()}
+        found.append(await site.turn(chain[-1], now))
+        chain.append(await site.keep(chain, now, found[-1].record))
+    figures = {
+        "prompt_tokens": round(statistics.median([it.prompt_tokens for it in found])),
+        "read_us": round(statistics.median([it.read_us for it in found])),
+        "encoded_us": round(statistics.median([it.encoded_us for it in found])),
+    }
     return {**figures, "total_us": figures["read_us"] + figures["encoded_us"]}
 
 
-async def _of_another_worker(site: _Site, turns: int) -> float:
-    """Return the microseconds of a turn in a worker that has seen nothing of the chain."""
-    chain, found = list[str](), list[float]()
+async def _of_another_worker(site: _Site, turns: int, *, stores: bool) -> dict[str, float]:
+    """Return the figures of a turn in a worker that has seen nothing of the chain.
+
+    `stores`: whether the turns before have stored their tokens.
+    """
+    chain, found, stored = list[str](), list[_Prepared](), list[int]()
     for number in range(turns - 1):
-        chain.append(await site.keep(chain, _user_text(f"question {number}")))
+        said = _user_text(f"question {number}")
+        made = await site.turn(chain[-1] if chain else None, said)
+        record = made.record if stores else b""
+        stored.append(len(record))
+        chain.append(await site.keep(chain, said, record))
     for _ in range(_OTHERS):
         site.new_worker()
-        found.append(sum((await site.turn(chain[-1], _user_text("now")))[1:]))
-    return round(statistics.median(found))
+        found.append(await site.turn(chain[-1], _user_text("now")))
+    return {
+        "stored_bytes_per_turn": round(statistics.median(stored)),
+        "total_us": round(statistics.median([it.read_us + it.encoded_us for it in found])),
+    }
 
 
 @asynccontextmanager
@@ -167,7 +203,8 @@ async def _run() -> dict[str, dict[str, float]]:
             return {
                 "turn_2": await _measured(site, 2, 1),
                 "turn_50": await _measured(site, _LONG, _ROUNDS),
-                "other_worker": {"total_us": await _of_another_worker(site, _LONG)},
+                "other_worker": await _of_another_worker(site, _LONG, stores=True),
+                "other_worker_renders": await _of_another_worker(site, _LONG, stores=False),
             }
 
 

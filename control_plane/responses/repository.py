@@ -50,6 +50,7 @@ async def keep(connection: AsyncConnection, stored: Sequence[wire.StoredResponse
             "ancestors": list(it.ancestors),
             "input_items": it.input_items,
             "response": it.response,
+            "prompt": it.prompt or None,
         }
         for it in stored
     ]
@@ -74,6 +75,7 @@ async def read(
             ancestors=row.ancestors,
             input_items=row.input_items,
             response=row.response,
+            prompt=row.prompt or b"",
         )
         for row in found
     }
@@ -102,7 +104,7 @@ async def forget(connection: AsyncConnection, tenant_id: str, response_id: str) 
     await connection.execute(
         gone.on_conflict_do_update(
             index_elements=[t.day, t.id],
-            set_={"input_items": None, "response": None, "ancestors": []},
+            set_={"input_items": None, "response": None, "prompt": None, "ancestors": []},
         )
     )
     return was_there

@@ -27,6 +27,7 @@ responses = Table(
     list_column("ancestors"),
     Column("input_items", LargeBinary),
     Column("response", LargeBinary),
+    Column("prompt", LargeBinary),
     PrimaryKeyConstraint("day", "id"),
     Index("ix_responses_retention", "tenant_id", "created_at_unix_ms"),
     postgresql_partition_by="RANGE (day)",

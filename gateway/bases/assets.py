@@ -4,15 +4,18 @@ A base is loaded once from its artifact directory, in a thread: a large tokenize
 """
 
 import asyncio
+import hashlib
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
+import orjson
 from tokenizers import Tokenizer
 
 from gateway.bases.cache import BaseCache
@@ -33,6 +36,7 @@ from gateway.bases.grown_prompts import (
     PromptPlace,
     PromptTokens,
 )
+from gateway.bases.prompt_trail import PromptTrail
 from gateway.bases.sandbox import OutOfTimeError
 from gateway.bases.slices import Steps, finished
 from gateway.bases.spans import PromptSpans
@@ -52,6 +56,7 @@ _INLINE_CHARACTERS_MAX = 16 << 10
 _CHARACTERS_PER_MESSAGE = 256  # fixed cost of rendering a message, in characters
 _INLINE_TOKENS_MAX = 8 << 10  # hashing takes 30 ms per million
 _INLINE_CPU_S = 0.003
+_FORM = 1  # of stored prompts; a change in the way to them takes the next number
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +78,7 @@ class EncodedPrompt(NamedTuple):
         packed: Packed form of a long prompt that a thread made.
         dropped_turns: Oldest turns that were left out for want of room.
         pinned_blocks: Leading full blocks that hold a warm prompt.
+        record: Part of the prompt that its turn stores, see `PromptTrail`; empty: none.
     """
 
     ids: "array[int]"
@@ -81,10 +87,29 @@ class EncodedPrompt(NamedTuple):
     packed: PackedPrompt | None = None
     dropped_turns: int = 0
     pinned_blocks: int = 0
+    record: bytes = b""
 
     def pinned_as(self, start: "EncodedPrompt") -> "EncodedPrompt":
         """Return the prompt with the leading blocks pinned that it shares with a warm prompt."""
         return self._replace(pinned_blocks=shared_blocks(self.block_hashes, start.block_hashes))
+
+
+class _ContextBound(NamedTuple):
+    """The bound on a prompt's characters.
+
+    Attributes:
+        characters_per_token: Characters that one token stands for at most; 0: no bound.
+        context_tokens: Context of the model; 0: not known.
+        param: Field of the body that the prompt came in.
+    """
+
+    characters_per_token: int
+    context_tokens: int
+    param: str
+
+    def check(self, characters: int) -> None:
+        """Refuse a prompt that cannot fit; BadRequestError."""
+        require_fit(characters, self.characters_per_token, self.context_tokens, self.param)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +172,7 @@ class BaseAssets:
         options: Mapping[str, object] = MappingProxyType({}),
         context_tokens_max: int = 0,
         param: str = "messages",
+        trail: PromptTrail | None = None,
     ) -> EncodedPrompt:
         """Return the prompt as ids and block hashes; large ones are worked on in a thread.
 
@@ -159,15 +185,15 @@ class BaseAssets:
             options: Options for the template, e.g. `enable_thinking`.
             context_tokens_max: Context of the model, in tokens; 0: no bound is checked here.
             param: Field of the body that the conversation came in.
+            trail: Prompt that the turns before have stored; None: this one stores nothing.
 
         Raises:
             BadRequestError: CONTEXT_LENGTH_EXCEEDED, for a text that has too many characters.
         """
         place = PromptPlace(owner, cache_root, session)
         known = self._grown.find(place, messages)
-        encode = partial(
-            self._encode, messages, tools, place, known, options, context_tokens_max, param
-        )
+        bound = _ContextBound(self.characters_per_token_max, context_tokens_max, param)
+        encode = partial(self._encode, messages, tools, place, known, options, bound, trail)
         new = messages if known is None else messages[len(known.chat.messages) - 1 :]
         if _size(new, tools) <= _INLINE_CHARACTERS_MAX:
             try:
@@ -229,41 +255,65 @@ class BaseAssets:
         place: PromptPlace,
         known: GrownPrompt | None,
         options: Mapping[str, object],
-        context_tokens_max: int,
-        param: str,
+        bound: "_ContextBound",
+        trail: PromptTrail | None,
         cpu_s: float,
         tokenizing: Executor | None,
     ) -> Steps[EncodedPrompt]:
         template = self.calling_template if tools else self.template
+        if known is None:
+            known = self._restored(place, trail, messages, tools, options)
         if known is not None:
             more = template.continued(known.chat, messages, tools, options, cpu_s=cpu_s)
             if more is not None:
-                fit = partial(self.require_fit, context_tokens_max=context_tokens_max, param=param)
-                return (yield from self._encode_more(place, known, more, fit, tokenizing))
+                return (yield from self._encode_more(place, known, more, bound, trail, tokenizing))
             if cpu_s < CPU_S:
                 raise OutOfTimeError("all of it has to be written anew")
-        pieces, chat = template.written(messages, tools, options, cpu_s=cpu_s, param=param)
-        self.require_fit(sum(map(len, pieces)), context_tokens_max, param)
+        pieces, chat = template.written(messages, tools, options, cpu_s=cpu_s, param=bound.param)
+        bound.check(sum(map(len, pieces)))
         is_reasoning = self.dialect.opens_reasoning(pieces[-1][-ENDING_CHARACTERS:])
         if chat is not None and self._grown.can_keep(place, chat):
-            tokens = yield from self._grown.encode(place, chat, None, tokenizing)
+            tokens = yield from self._grown.encode(place, chat, None, tokenizing, trail)
             return _without_hashes(tokens, is_reasoning=is_reasoning)
         ids = yield from self._encoder.encode(pieces, place.root, tokenizing)
         return self._with_hashes(ids, place.root, is_reasoning=is_reasoning)
+
+    def _restored(
+        self,
+        place: PromptPlace,
+        trail: PromptTrail | None,
+        messages: Sequence[Message],
+        tools: Sequence[Tool],
+        options: Mapping[str, object],
+    ) -> GrownPrompt | None:
+        """Return the prompt that earlier turns have stored, if messages begin with theirs."""
+        latest = None if trail is None else trail.latest
+        if trail is None or latest is None or not 0 < latest.messages <= len(messages):
+            return None
+        template = self.calling_template if tools else self.template
+        chat = template.written_before(
+            messages[: latest.messages],
+            tools,
+            options,
+            opening=trail.opening,
+            given=latest.given,
+        )
+        return None if chat is None else self._grown.restored(place, trail, chat)
 
     def _encode_more(
         self,
         place: PromptPlace,
         known: GrownPrompt,
         chat: WrittenChat,
-        require_fit: Callable[[int], None],
+        bound: "_ContextBound",
+        trail: PromptTrail | None,
         tokenizing: Executor | None,
     ) -> Steps[EncodedPrompt]:
         """Return a conversation that goes on behind a known one."""
         new = "".join([*chat.texts, chat.behind])
-        require_fit(known.characters + len(new))
+        bound.check(known.characters + len(new))
         ending = (known.ending + new)[-ENDING_CHARACTERS:]
-        tokens = yield from self._grown.encode(place, chat, known, tokenizing)
+        tokens = yield from self._grown.encode(place, chat, known, tokenizing, trail)
         return _without_hashes(tokens, is_reasoning=self.dialect.opens_reasoning(ending))
 
     def _encode_text(
@@ -292,7 +342,8 @@ class BaseAssets:
 
 
 def _without_hashes(tokens: PromptTokens, *, is_reasoning: bool) -> EncodedPrompt:
-    return EncodedPrompt(tokens.ids, tokens.hashes, is_reasoning, PackedPrompt(tokens.packed))
+    packed = PackedPrompt(tokens.packed)
+    return EncodedPrompt(tokens.ids, tokens.hashes, is_reasoning, packed, record=tokens.record)
 
 
 def _size(messages: Sequence[Message], tools: Sequence[Tool]) -> int:
@@ -352,10 +403,21 @@ def load_base(directory: Path, threads: PromptThreads | None = None) -> BaseAsse
         _reasoning_table=marked[0],
         _tools_table=marked[1],
         _spans=spans,
-        _grown=GrownPrompts(encoder, spans),
+        _grown=GrownPrompts(encoder, spans, fingerprint=_fingerprint(directory, sources, config)),
         characters_per_token_max=characters_per_token_max(tokenizer),
         threads=threads,
     )
+
+
+def _fingerprint(directory: Path, sources: Sequence[str], config: Mapping[str, object]) -> bytes:
+    """Return a digest of all that turns messages into ids, the library among it."""
+    digest = hashlib.blake2b(digest_size=16)
+    tokenizer = (directory / "tokenizer.json").read_bytes()
+    written = orjson.dumps([_FORM, version("tokenizers"), *sources, config])
+    for part in (tokenizer, written):
+        digest.update(len(part).to_bytes(8, "little"))
+        digest.update(part)
+    return digest.digest()
 
 
 # The bases that a process needs to generate text.

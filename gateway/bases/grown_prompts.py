@@ -14,6 +14,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, NamedTuple
 
 from gateway.bases.encoder import PromptEncoder
+from gateway.bases.prompt_trail import PromptTrail, SaidDigest, record_of
 from gateway.bases.slices import Steps
 from gateway.bases.spans import PromptSpans
 from gateway.bases.templates import WrittenChat
@@ -50,6 +51,7 @@ class GrownPrompt(NamedTuple):
         characters: Characters of the text.
         hashes: Hashes of the full blocks of `ids`.
         packed: The ids of these blocks, as they go over the wire.
+        said: Digest of what was rendered; empty: none.
     """
 
     chat: WrittenChat
@@ -59,6 +61,7 @@ class GrownPrompt(NamedTuple):
     characters: int
     hashes: bytes
     packed: bytes
+    said: bytes = b""
 
     def begins(self, messages: Sequence[Message]) -> bool:
         """Return whether messages begin with those of the prompt."""
@@ -73,11 +76,19 @@ class GrownPrompt(NamedTuple):
 
 
 class PromptTokens(NamedTuple):
-    """All ids of a prompt, the hashes of its full blocks, and its ids as they go over the wire."""
+    """A prompt.
+
+    Attributes:
+        ids: All ids.
+        hashes: Hashes of its full blocks.
+        packed: Its ids as they go over the wire.
+        record: Part of it that its turn stores; empty: none.
+    """
 
     ids: "array[int]"
     hashes: bytes
     packed: bytes
+    record: bytes = b""
 
 
 class GrownPrompts:
@@ -89,10 +100,11 @@ class GrownPrompts:
         spans: PromptSpans,
         bytes_max: int = _BYTES_MAX,
         clock: Callable[[], float] = time.monotonic,
+        fingerprint: bytes = b"",
     ) -> None:
-        """Prepare without kept prompts."""
+        """Prepare without kept prompts; `fingerprint` names template and tokenizer."""
         self._encoder, self._spans, self._bytes_max = encoder, spans, bytes_max
-        self._clock = clock
+        self._clock, self._digest = clock, SaidDigest(fingerprint)
         # With the time of the last use; the oldest use is first.
         self._prompts: OrderedDict[PromptPlace, tuple[GrownPrompt, float]] = OrderedDict()
         self._lock = Lock()
@@ -112,6 +124,32 @@ class GrownPrompts:
             self._prompts.move_to_end(place)
             return known
 
+    def restored(
+        self, place: PromptPlace, trail: PromptTrail, chat: WrittenChat
+    ) -> GrownPrompt | None:
+        """Return a prompt that turns have stored; None: it is not the prompt of these messages.
+
+        Args:
+            place: Place of the prompt.
+            trail: The stored prompt.
+            chat: As many messages as it stands for, without texts.
+        """
+        latest = trail.latest
+        assert latest is not None, "there is a record"
+        said = self._said(place, None, chat)
+        if not said or said != latest.said:
+            return None
+        return GrownPrompt(
+            chat,
+            trail.ids(),
+            latest.tail,
+            latest.ending,
+            latest.characters,
+            trail.hashes,
+            trail.packed,
+            said,
+        )
+
     def forget_idle(self) -> None:
         """Drop prompts that no turn has continued for `IDLE_S`."""
         with self._lock:
@@ -130,8 +168,12 @@ class GrownPrompts:
         chat: WrittenChat,
         known: GrownPrompt | None,
         tokenizing: Executor | None,
+        trail: PromptTrail | None = None,
     ) -> Steps[PromptTokens]:
-        """Return the tokens of a conversation that is behind a known one, and keep them."""
+        """Return the tokens of a conversation that is behind a known one, and keep them.
+
+        With a `trail`, which turns before have stored, also the record that continues it.
+        """
         encoder, root = self._encoder, place.root
         before = chat.before if known is None else known.tail
         more = before + "".join(chat.texts[:-1])
@@ -152,11 +194,20 @@ class GrownPrompts:
             (0 if known is None else known.characters - len(known.tail)) + len(more),
             hashes,
             packed,
+            self._said(place, known, chat),
         )
         self._keep(place, grown)
+        record = b"" if trail is None else _record_of(grown, trail)
         behind = whole[end:]
         hashes += chained_hashes(behind, hashes[-HASH_BYTES:] or root)
-        return PromptTokens(whole, hashes, packed + packed_ids(behind))
+        return PromptTokens(whole, hashes, packed + packed_ids(behind), record)
+
+    def _said(self, place: PromptPlace, known: GrownPrompt | None, chat: WrittenChat) -> bytes:
+        """Return the digest of all messages; those of a known prompt are in its digest."""
+        if known is None:
+            begun = self._digest.begin(place.root, chat.tools, chat.options)
+            return self._digest.go_on(begun, chat.rows)
+        return self._digest.go_on(known.said, chat.rows[len(known.chat.messages) :])
 
     def _of_blocks(
         self, known: GrownPrompt | None, ids: "array[int]", root: bytes
@@ -184,3 +235,19 @@ class GrownPrompts:
     def _drop_oldest(self) -> None:
         _, (oldest, _) = self._prompts.popitem(last=False)
         self.held_bytes -= oldest.size
+
+
+def _record_of(grown: GrownPrompt, trail: PromptTrail) -> bytes:
+    chat = grown.chat
+    return record_of(
+        trail,
+        said=grown.said,
+        messages=len(chat.messages),
+        opening=chat.before,
+        ids=grown.ids,
+        hashes=grown.hashes,
+        tail=grown.tail,
+        ending=grown.ending,
+        characters=grown.characters,
+        given=chat.given,
+    )

@@ -211,6 +211,31 @@ class ChatTemplate:
                 param=param,
             ) from None
 
+    def written_before(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Tool],
+        options: Mapping[str, object],
+        *,
+        opening: str,
+        given: int,
+    ) -> WrittenChat | None:
+        """Return messages that were written elsewhere, for `continued`; None: it cannot go on.
+
+        Args:
+            messages: The messages.
+            tools: Tools that the model may call.
+            options: Further names for the template.
+            opening: Text before the first message.
+            given: Characters of all texts that the template was given.
+        """
+        if self._going_on is None:
+            return None
+        rows = [self._row(message) for message in messages]
+        listed = _listed(tools) if tools else []
+        kept = len(rows)
+        return WrittenChat(list(messages), rows, listed, options, given, kept, opening, (), "")
+
     def continued(
         self,
         known: WrittenChat,

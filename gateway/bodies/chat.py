@@ -4,18 +4,18 @@ No parameter is dropped silently: one without effect here is refused by its name
 means "no change". docs/parameters.md lists them all.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
+from gateway.bodies.chat_tools import ChatTools, RegisteredTool
 from gateway.bodies.fields import EntriesMax, Flag, Integer, Number, Only, Text
 from gateway.bodies.generation import GenerationFields, OutputTokens
 from gateway.bodies.guides import schema_text
 from gateway.bodies.messages import (
     MESSAGES_MAX,
     PARTS_MAX,
-    TOOLS_MAX,
     AllowedChoice,
     Message,
     NamedChoice,
@@ -25,8 +25,10 @@ from gateway.bodies.messages import (
     check_messages,
     in_order_of_calls,
 )
-from gateway.bodies.mistakes import bad_value
+from gateway.bodies.mistakes import bad_value, unsupported
 from gateway.bodies.parsing import Strict, parse
+from gateway.bodies.server_tools import McpServerTool
+from gateway.bodies.summaries import CompactionPolicy, ContextManagement
 
 TOP_LOGPROBS_MAX = 20
 
@@ -73,7 +75,8 @@ class ChatRequest(GenerationFields):
     max_completion_tokens: OutputTokens | None = None
     logprobs: Flag | None = None
     top_logprobs: Annotated[Integer, Field(ge=0, le=TOP_LOGPROBS_MAX)] | None = None
-    tools: Annotated[list[Tool], Field(fail_fast=True, max_length=TOOLS_MAX)] | None = None
+    tools: ChatTools | None = None
+    max_tool_calls: Annotated[Integer, Field(ge=1, le=1 << 30)] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: Flag | None = None
     reasoning_effort: Effort | None = None
@@ -90,6 +93,7 @@ class ChatRequest(GenerationFields):
     prompt_cache_retention: Annotated[Any, Only("in_memory")] = None
     store: Flag | None = None
     truncation: Literal["auto", "disabled"] | None = None
+    context_management: ContextManagement | None = None
     verbosity: Verbosity | None = None
     chat_template_kwargs: TemplateOptions | None = None
     chat_template: Annotated[Any, Only(instead="the base of a model sets it; leave it out")] = None
@@ -124,13 +128,48 @@ class ChatRequest(GenerationFields):
         return in_order_of_calls(self.messages)
 
     @property
+    def compaction_policy(self) -> CompactionPolicy | None:
+        """When the chat is summed up; None: never."""
+        return self.context_management[0] if self.context_management else None
+
+    @property
+    def functions_told(self) -> Sequence[Tool]:
+        """The functions that the model is told of, without tools that are still to be found."""
+        if not self.tools:
+            return ()  # as nearly always
+        return [it for it in self.tools if isinstance(it, Tool)]
+
+    @property
+    def server_functions(self) -> Mapping[str, str]:
+        """The names of registered tools, by the body's fields that name them."""
+        return {
+            f"tools[{index}].function": it.function.name
+            for index, it in enumerate(self.tools or ())
+            if isinstance(it, RegisteredTool)
+        }
+
+    @property
+    def servers(self) -> Mapping[str, McpServerTool]:
+        """The MCP servers, by the body's fields that name them."""
+        return {
+            f"tools[{index}]": it
+            for index, it in enumerate(self.tools or ())
+            if isinstance(it, McpServerTool)
+        }
+
+    @property
+    def has_server_tools(self) -> bool:
+        """Whether the server is to run tools of the request."""
+        return bool(self.tools) and not all(isinstance(it, Tool) for it in self.tools or ())
+
+    @property
     def shown_tools(self) -> Sequence[Tool]:
         """The tools in the prompt."""
         if self.tool_choice == "none":
             return ()
         if isinstance(self.tool_choice, AllowedChoice):
             return self.callable_tools
-        return self.tools or ()
+        return self.functions_told
 
     @property
     def callable_tools(self) -> Sequence[Tool]:
@@ -138,7 +177,7 @@ class ChatRequest(GenerationFields):
         if self.tool_choice == "none" or not self.tools:
             return ()
         names = self._chosen_names()
-        return [tool for tool in self.tools if not names or tool.function.name in names]
+        return [it for it in self.functions_told if not names or it.function.name in names]
 
     @property
     def must_call(self) -> bool:
@@ -196,13 +235,30 @@ class ChatRequest(GenerationFields):
             for name in _OWN_NAMES.intersection(self.chat_template_kwargs):
                 raise bad_value(f"chat_template_kwargs.{name}", "the server sets it; leave it out")
         check_messages(self.messages)
-        self.check_tools()
+        if self.has_server_tools:
+            self._check_server_tools()
+        else:
+            self.check_tools()
+
+    def _check_server_tools(self) -> None:
+        """Refuse what does not go together with tools that the server runs; BadRequestError.
+
+        `check_tools` comes when it is known which tools these are.
+        """
+        if self.choices > 1:
+            raise unsupported("n", "with tools that run here there is one answer; leave it out")
+        if self.counts_usage:
+            text = "with tools that run here the usage comes at the end; leave it out"
+            raise unsupported("stream_options.continuous_usage_stats", text)
+        labels = [it.server_label for it in self.servers.values()]
+        if len(set(labels)) < len(labels):
+            raise bad_value("tools", "two servers have the same label")
 
     def check_tools(self) -> None:
         """Raise BadRequestError when tools and `tool_choice` do not go together."""
         if not self.tools and self.tool_choice in (None, "none", "auto"):
             return
-        functions = [tool.function for tool in self.tools or ()]
+        functions = [tool.function for tool in self.functions_told]
         names = {function.name for function in functions}
         if len(names) < len(functions):
             raise bad_value("tools", "two functions have the same name; each needs its own")

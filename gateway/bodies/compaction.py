@@ -5,31 +5,12 @@ what was said.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Annotated, Literal, NamedTuple
+from typing import NamedTuple
 
-from pydantic import Field
-
-from gateway.bodies.fields import Integer, ModelName
-from gateway.bodies.parsing import Strict
 from gateway.bodies.response_items import CompactionItem, InputItem, MessageItem
+from gateway.bodies.summaries import behind_summary
 
-# Fixed, so that a summary says of a conversation what every other one says.
-SUMMARY_PROMPT = (
-    "Summarise our conversation so far for a reader who goes on with it and sees nothing else."
-    " Keep the goal, decisions, facts, names, numbers, open questions, and the results of calls."
-    " Leave out greetings and what is settled and not needed any more. Answer with the summary"
-    " alone."
-)
-_OPENING = "Summary of our conversation so far:\n"
 _INSTRUCTIONS = frozenset({"system", "developer"})
-
-
-class CompactionPolicy(Strict):
-    """When a conversation is summarised: a prompt with more tokens than that would come of it."""
-
-    type: Literal["compaction"]
-    compact_threshold: Annotated[Integer, Field(ge=1, le=1 << 30)] | None = None
-    model: ModelName | None = None
 
 
 class Compacted(NamedTuple):
@@ -102,9 +83,8 @@ def _with_summary(summary: str, items: Sequence[InputItem]) -> list[InputItem]:
 
     Templates of some models want user and assistant in turns.
     """
-    text = f"{_OPENING}{summary}"
     first = items[0] if items else None
     if isinstance(first, MessageItem) and first.role == "user":
-        said = MessageItem(role="user", content=f"{text}\n\n{first.text()}")
+        said = MessageItem(role="user", content=behind_summary(summary, first.text()))
         return [said, *items[1:]]
-    return [MessageItem(role="user", content=text), *items]
+    return [MessageItem(role="user", content=behind_summary(summary)), *items]

@@ -69,12 +69,21 @@ class ToolCall(_EchoedPart):
     function: FunctionCall
 
 
+class CompactedHistory(_EchoedPart):
+    """Stands for all messages before the answer that has it; sealed by the gateway."""
+
+    type: Literal["compaction"]
+    id: ShortText | None = None
+    encrypted_content: Text
+
+
 class Message(_EchoedPart):
     """A message of a chat.
 
     Attributes:
         reasoning_content: Reasoning of an assistant; a template that supports it may show it to the
             model.
+        compaction: Stands for the messages before an assistant's; None: nothing does.
     """
 
     role: Annotated[
@@ -87,6 +96,7 @@ class Message(_EchoedPart):
     name: ShortText | None = None
     tool_calls: Annotated[list[ToolCall], Field(fail_fast=True, max_length=PARTS_MAX)] | None = None
     tool_call_id: ShortText | None = None
+    compaction: CompactedHistory | None = None
     audio: Annotated[Any, Only()] = None
     function_call: Annotated[Any, Only(instead="use 'tool_calls'")] = None
 
@@ -120,6 +130,11 @@ class Tool(Strict):
     type: _FunctionType
     function: FunctionTool
     cache_control: Any = None  # of other servers; prefixes are cached by themselves
+    server: Annotated[
+        Any,
+        Only(False, instead="registered tools run in chat completions and responses"),
+        Field(exclude=True),  # models are not told
+    ] = None
 
 
 class FunctionReference(Strict):
@@ -173,7 +188,8 @@ def check_messages(messages: Sequence[Message]) -> None:
     """Raise BadRequestError when a message lacks a field of its role, or has another role's."""
     calls: set[str | None] = set()  # calls whose results may come next
     for index, message in enumerate(messages):
-        if message.role == "user" and type(message.content) is str and not message.tool_calls:
+        has_more = message.tool_calls or message.compaction
+        if message.role == "user" and type(message.content) is str and not has_more:
             calls = set()  # as most are: nothing else is to be looked at
             continue
         at = f"messages[{index}]"
@@ -222,6 +238,8 @@ def _check_message(at: str, message: Message) -> None:
             )
         if message.tool_calls:
             raise bad_value(f"{at}.tool_calls", "only messages of the assistant have calls")
+        if message.compaction is not None:
+            raise bad_value(f"{at}.compaction", "only messages of the assistant have one")
         parts = () if isinstance(message.content, str) else message.content
         for index, part in enumerate(parts):
             if isinstance(part, RefusalPart):

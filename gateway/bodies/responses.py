@@ -9,7 +9,6 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag
 
 from gateway.bodies.chat import TOP_LOGPROBS_MAX, Effort, TemplateOptions, Verbosity
-from gateway.bodies.compaction import CompactionPolicy
 from gateway.bodies.fields import (
     Elsewhere,
     Flag,
@@ -46,6 +45,7 @@ from gateway.bodies.mistakes import bad_value
 from gateway.bodies.parsing import Body, Strict
 from gateway.bodies.response_items import InputItem, InputItems, MessageItem
 from gateway.bodies.server_tools import McpServerTool
+from gateway.bodies.summaries import CompactionPolicy, ContextManagement
 from sluice.errors import BadRequestError, ErrorCode
 
 LOGPROBS = "message.output_text.logprobs"
@@ -213,9 +213,7 @@ class ResponseRequest(Body):
     background: Flag | None = None
     previous_response_id: ShortText | None = None
     conversation: ShortText | ConversationName | None = None
-    context_management: (
-        Annotated[list[CompactionPolicy], Field(fail_fast=True, max_length=1)] | None
-    ) = None
+    context_management: ContextManagement | None = None
     prompt: Annotated[Any, Only(instead="send its text as 'instructions' and 'input'")] = None
     moderation: Annotated[Any, Only()] = None
     image: Annotated[Any, Only()] = None

@@ -54,8 +54,15 @@ class TokenizeRequest(Body):
             raise bad_value("tools", "they need 'messages'")
         if self.messages is not None:
             check_messages(self.messages)
+            self._check_whole(self.messages)
             if self.add_special_tokens:
                 raise bad_value("add_special_tokens", "it needs 'prompt'")
+
+    def _check_whole(self, messages: Sequence[Message]) -> None:
+        for index, message in enumerate(messages):
+            if message.compaction is not None:
+                text = "a compacted chat is counted by its completion; leave it out"
+                raise bad_value(f"messages[{index}].compaction", text)
 
 
 class DetokenizeRequest(Body):

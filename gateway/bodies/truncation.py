@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from gateway.bodies.messages import Message
 
-_INSTRUCTIONS = frozenset({"system", "developer"})
+INSTRUCTIONS = frozenset({"system", "developer"})
 # Share of the context that is left for an answer without a bound of its own.
 _ROOM_PARTS = 8
 
@@ -16,6 +16,12 @@ _ROOM_PARTS = 8
 def turns_of(messages: Sequence[Message]) -> int:
     """Return the number of turns."""
     return len(_starts(messages))
+
+
+def last_turn_of(messages: Sequence[Message]) -> int:
+    """Return the index of the last turn's first message; 0: there is one turn, or none."""
+    starts = _starts(messages)
+    return starts[-1] if starts else 0
 
 
 def without_oldest(messages: Sequence[Message], turns: int) -> list[Message]:
@@ -26,7 +32,7 @@ def without_oldest(messages: Sequence[Message], turns: int) -> list[Message]:
     return [
         message
         for index, message in enumerate(messages)
-        if index < dropped_from or index >= kept_from or message.role in _INSTRUCTIONS
+        if index < dropped_from or index >= kept_from or message.role in INSTRUCTIONS
     ]
 
 
@@ -42,6 +48,6 @@ def _starts(messages: Sequence[Message]) -> list[int]:
     for index, message in enumerate(messages):
         if message.role == "user" and not is_behind_user:
             starts.append(index)
-        if message.role not in _INSTRUCTIONS:
+        if message.role not in INSTRUCTIONS:
             is_behind_user = message.role == "user"
     return starts

@@ -9,11 +9,13 @@ from aiohttp import web
 from gateway.bodies.conversations import MetadataChange
 from gateway.bodies.mistakes import bad_value
 from gateway.bodies.parsing import parse
+from gateway.chat_store.compactor import ChatCompactor
 from gateway.chat_store.keeper import KIND, CompletionKeeper
 from gateway.chat_store.task import KeptChatTask
+from gateway.chat_tools.planning import ChatToolPlanning
+from gateway.chat_tools.task import ToolChatTask
 from gateway.directory import Directory, Principal
 from gateway.endpoints.chat import ChatTask
-from gateway.endpoints.completer import Completer
 from gateway.endpoints.reading import read_parsed
 from gateway.records.client import missing
 from gateway.records.pages import listed, page_of
@@ -21,6 +23,7 @@ from gateway.records.sealed import SealedRecords
 from gateway.server.middleware import authenticate
 from gateway.server.routes import Routes, path_rest
 from gateway.server.unknown_urls import unknown_url
+from gateway.tools.answering import Answering
 from sluice.errors import ErrorCode, PlatformError
 from sluice.scopes import Scope
 from sluice.wire.state.v1 import state_pb2 as wire
@@ -34,11 +37,27 @@ _SETTLE_S = 1.0  # a client may ask for a new completion at once
 
 
 class KeptCompletions:
-    """Routes of stored chat completions in one worker."""
+    """Routes of chat completions, and of those that are stored, in one worker."""
 
-    def __init__(self, directory: Directory, completer: Completer, records: SealedRecords) -> None:
-        """Compose."""
-        self._directory, self._completer, self._records = directory, completer, records
+    def __init__(
+        self,
+        directory: Directory,
+        answering: Answering,
+        tools: ChatToolPlanning,
+        chats: ChatCompactor,
+        records: SealedRecords,
+    ) -> None:
+        """Compose.
+
+        Args:
+            directory: Keys and tenants.
+            answering: Makes answers.
+            tools: Finds the tools that run on the server.
+            chats: Sums up long chats.
+            records: Store of completions.
+        """
+        self._directory, self._answering, self._tools = directory, answering, tools
+        self._chats, self._records = chats, records
         self.keeper = CompletionKeeper(records)
 
     def add_to(self, routes: Routes) -> None:
@@ -53,19 +72,34 @@ class KeptCompletions:
         """POST /v1/chat/completions."""
         principal = self._authorise(request)
         # Not by a name: a stream keeps nothing of its body.
-        return await self._completer.answer(
+        return await self._answering.answer(
             request,
             principal,
-            self._kept(principal, await read_parsed(request, partial(parse, ChatTask))),
+            await self._task(
+                request, principal, await read_parsed(request, partial(parse, ChatTask))
+            ),
         )
 
-    def _kept(self, principal: Principal, task: ChatTask) -> ChatTask:
-        if not task.store:
-            return task
+    async def _task(self, request: web.Request, principal: Principal, wanted: ChatTask) -> ChatTask:
+        """Return the task of a request, with all that it needs beyond a model."""
+        tenant_id = principal.tenant.id
+        task = self._chats.expanded(tenant_id, wanted)
+        if task.has_server_tools:
+            task = await self._tools.task(principal, task)
+        task, compaction = await self._chats.shortened(request, principal, task)
+        keeper = self.keeper if wanted.store else None
+        more: dict[str, Any] = {
+            "keeper": keeper,
+            "tenant_id": tenant_id,
+            "sent": wanted.messages,
+            "compaction": compaction,
+        }
+        if isinstance(task, ToolChatTask):
+            return task.model_copy(update=more)
+        if keeper is None and compaction is None:
+            return task  # as nearly always
         fields = {name: getattr(task, name) for name in ChatTask.model_fields}
-        return KeptChatTask.model_construct(
-            **fields, keeper=self.keeper, tenant_id=principal.tenant.id
-        )
+        return KeptChatTask.model_construct(**fields, **more)
 
     async def list_all(self, request: web.Request) -> web.Response:
         """GET /v1/chat/completions: the stored ones, oldest first."""

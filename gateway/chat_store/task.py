@@ -1,13 +1,14 @@
-"""A chat completion that is stored: a usual one, with a record of it at its end."""
+"""A chat completion that is stored or compacted: a usual one, with more at its begin and end."""
 
 import time
 from collections.abc import Sequence
 from typing import Any
 
-import orjson
 from pydantic import ConfigDict
 
-from gateway.chat_store.keeper import KIND, CompletionKeeper
+from gateway.bodies.messages import CompactedHistory, Message
+from gateway.chat_store.keeper import CompletionKeeper
+from gateway.chat_store.record import completion_head, record_of
 from gateway.dialects.delta import AnswerDelta
 from gateway.dispatch.generation import GenerationSpec, WholeGeneration
 from gateway.dispatch.pace import AttemptPace
@@ -17,7 +18,6 @@ from gateway.endpoints.task import StreamEnd, StreamWriters
 from gateway.metrics import FastHistogram
 from gateway.text.sse import ChatChunks, ChunkWriter, StreamHead
 from sluice.errors import PlatformError
-from sluice.wire.state.v1 import state_pb2 as wire
 
 
 class KeptChatChunks(ChatChunks):
@@ -28,13 +28,21 @@ class KeptChatChunks(ChatChunks):
         ended: Whole answer and finish reason; None: the choice has not ended.
     """
 
-    __slots__ = ("call_ids", "ended")
+    __slots__ = ("_compaction", "call_ids", "ended")
 
-    def __init__(self, head: StreamHead, index: int = 0) -> None:
-        """Prepare."""
+    def __init__(
+        self, head: StreamHead, index: int, compaction: CompactedHistory | None = None
+    ) -> None:
+        """Prepare; `compaction` stands for earlier messages."""
         super().__init__(head, index)
+        self._compaction = compaction
         self.call_ids: list[str] = []
         self.ended: tuple[WholeGeneration, str] | None = None
+
+    def first(self) -> bytes:
+        """See `ChatChunks`; the first chunk has the compaction."""
+        told = self._compaction
+        return super().first() if told is None else self.opened({"compaction": told.model_dump()})
 
     def delta(self, delta: AnswerDelta, logprobs: dict[str, object] | None = None) -> bytes:
         """See `ChatChunks`."""
@@ -73,8 +81,9 @@ class _KeptEnd:
         self.chunks: Sequence[KeptChatChunks] = ()
 
     async def last(self, usage: dict[str, object], ended_unix_s: int) -> bytes:
-        choices = [_choice(self._task, it) for it in self.chunks if it.ended is not None]
-        self._task.keep(self._told, choices, usage)
+        if self._task.keeper is not None:
+            choices = [_choice(self._task, it) for it in self.chunks if it.ended is not None]
+            self._task.keep(self._told, choices, usage)
         return await self._inner.last(usage, ended_unix_s)
 
     def failure(self, error: PlatformError) -> bytes:
@@ -82,23 +91,35 @@ class _KeptEnd:
 
 
 class KeptChatTask(ChatTask):
-    """A chat completion that is stored; a stream holds its body until the end.
+    """A chat completion that is stored or compacted; a stream holds its body until the end.
 
     Attributes:
-        keeper: Writer to PostgreSQL.
+        keeper: Writer to PostgreSQL; None: it is not stored.
         tenant_id: Tenant that owns the completion.
+        sent: Messages of the request.
+        compaction: Stands for earlier messages; None: none were summed up.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
     streamed = KeptStreamedGeneration
 
-    keeper: CompletionKeeper
-    tenant_id: str
+    keeper: CompletionKeeper | None = None
+    tenant_id: str = ""
+    sent: Sequence[Message] = ()
+    compaction: CompactedHistory | None = None
 
     def chunks(self, head: StreamHead, index: int) -> KeptChatChunks:
         """See `TextTask`."""
-        return KeptChatChunks(head, index)
+        return KeptChatChunks(head, index, self.compaction)
+
+    def choice_of(self, generation: WholeGeneration, reason: str) -> dict[str, object]:
+        """See `TextTask`."""
+        choice = super().choice_of(generation, reason)
+        if self.compaction is not None:
+            message: Any = choice["message"]
+            message["compaction"] = self.compaction.model_dump()
+        return choice
 
     def stream_writers(
         self,
@@ -113,7 +134,9 @@ class KeptChatTask(ChatTask):
         writers = super().stream_writers(
             uid, model=model, created_unix_s=created_unix_s, fingerprint=fingerprint, specs=specs
         )
-        told = self._head(uid, model, created_unix_s, fingerprint)
+        told = completion_head(
+            self, uid, model=model, created_unix_s=created_unix_s, fingerprint=fingerprint
+        )
         end = _KeptEnd(self, writers.end, told)
         end.chunks = [it for it in writers.chunks if isinstance(it, KeptChatChunks)]
         return writers._replace(end=end)
@@ -130,8 +153,12 @@ class KeptChatTask(ChatTask):
         ended_unix_s: int,
     ) -> bytes:
         """See `TextTask`."""
-        choices = [self.choice_of(generation, reason) for generation, reason in answers]
-        self.keep(self._head(uid, model, created_unix_s, fingerprint), choices, usage)
+        if self.keeper is not None:
+            choices = [self.choice_of(generation, reason) for generation, reason in answers]
+            head = completion_head(
+                self, uid, model=model, created_unix_s=created_unix_s, fingerprint=fingerprint
+            )
+            self.keep(head, choices, usage)
         return await super().whole(
             uid,
             model=model,
@@ -149,34 +176,12 @@ class KeptChatTask(ChatTask):
         usage: dict[str, object],
     ) -> None:
         """Queue the completion for storage, with the messages that it answers."""
-        completion_id = str(head["id"])
-        record = wire.Record(
-            id=completion_id,
-            tenant_id=self.tenant_id,
-            kind=KIND,
-            created_at_unix_ms=time.time_ns() // 1_000_000,
-            metadata=self.metadata or {},
-            content=orjson.dumps(head | {"choices": [*choices], "usage": usage}),
-            model=str(head["model"]),
+        assert self.keeper is not None, "it is to be stored"
+        now_unix_ms = time.time_ns() // 1_000_000
+        record = record_of(
+            self.sent, self.metadata, self.tenant_id, head, choices, usage, now_unix_ms
         )
-        items = list[wire.RecordItem]()
-        for number, message in enumerate(self.messages):
-            message_id = f"{completion_id}-{number}"
-            told: dict[str, Any] = {"id": message_id, **message.model_dump(exclude_none=True)}
-            items.append(wire.RecordItem(id=message_id, content=orjson.dumps(told)))
-        self.keeper.offer(wire.CreateRecordRequest(record=record, items=items))
-
-    def _head(
-        self, uid: str, model: str, created_unix_s: int, fingerprint: str
-    ) -> dict[str, object]:
-        return {
-            "id": f"{self.id_prefix}-{uid}",
-            "object": self.kind,
-            "created": created_unix_s,
-            "model": model,
-            "system_fingerprint": fingerprint,
-            "service_tier": self.served_tier or "default",
-        }
+        self.keeper.offer(record)
 
 
 def _choice(task: KeptChatTask, chunks: KeptChatChunks) -> dict[str, object]:

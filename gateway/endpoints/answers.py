@@ -75,6 +75,27 @@ class ToolCallAnswer(Shape):
     function: CalledFunction
 
 
+class ExecutedTool(Shape):
+    """A call that ran on the server: `output` or `error`; or a server that listed no tools."""
+
+    index: Count
+    type: Literal["function", "mcp", "mcp_list_tools"]
+    id: str | None = None
+    server_label: str | None = None
+    name: str | None = None
+    arguments: str | None = None
+    output: str | None = None
+    error: str | None
+
+
+class ChatCompaction(Shape):
+    """Stands for all messages before an answer, but for instructions."""
+
+    type: Literal["compaction"]
+    id: str
+    encrypted_content: str
+
+
 class AssistantMessage(Shape):
     """The answer of a chat completion."""
 
@@ -82,6 +103,8 @@ class AssistantMessage(Shape):
     content: str | None
     refusal: str | None
     reasoning_content: str | None = None
+    compaction: ChatCompaction | None = None
+    executed_tools: list[ExecutedTool] | None = None
     tool_calls: list[ToolCallAnswer] | None = None
 
 
@@ -141,6 +164,12 @@ class PromptFilterResults(Shape):
     content_filter_results: FilterResults
 
 
+class UsedBudget(Shape):
+    """The budget of tools that run on the server, which has ended an answer."""
+
+    reason: Literal["max_tool_calls", "max_tool_tokens", "max_tool_seconds", "max_tool_cost"]
+
+
 class ChatChoice(Shape):
     """An answer."""
 
@@ -148,6 +177,7 @@ class ChatChoice(Shape):
     message: AssistantMessage
     logprobs: ChatLogprobs | None
     finish_reason: FinishReason
+    incomplete_details: UsedBudget | None = None
     content_filter_results: FilterResults | None = None
 
 

@@ -5,6 +5,7 @@ from functools import partial
 
 from gateway.auto.board import AskedPrompt
 from gateway.bases.assets import BaseAssets, EncodedPrompt
+from gateway.bases.prompt_trail import PromptTrail
 from gateway.bodies.chat import ChatRequest
 from gateway.bodies.guides import lark_of
 from gateway.bodies.messages import Message
@@ -36,6 +37,11 @@ class ChatTask(ChatRequest, TextTask):
     chunk_kind = "chat.completion.chunk"
     id_prefix = "chatcmpl"
 
+    @property
+    def trail(self) -> PromptTrail | None:
+        """The prompt that the turns before have stored; None: this one stores nothing."""
+        return None
+
     async def encoded(self, assets: BaseAssets, resolved: ResolvedModel) -> Sequence[EncodedPrompt]:
         """See `TextTask`; there is one prompt."""
         effort = self.reasoning_effort
@@ -51,6 +57,7 @@ class ChatTask(ChatRequest, TextTask):
             options=self.template_options,
             context_tokens_max=resolved.context_tokens_max,
             param=self.prompt_param(0),
+            trail=self.trail,
         )
         messages, other = self.shown_messages, encode
         encode = partial(encode, session=self.session)
@@ -85,7 +92,7 @@ class ChatTask(ChatRequest, TextTask):
         """See `TextTask`."""
         del table  # a chat has no tokens
         yield "messages", (it.model_dump(exclude_none=True) for it in self.messages)
-        yield "tools", (it.model_dump(exclude_none=True) for it in self.tools or ())
+        yield "tools", (it.model_dump(exclude_none=True) for it in self.functions_told)
 
     def enforced(self, assets: BaseAssets, prompt: EncodedPrompt) -> engine.Grammar | None:
         """See `TextTask`; grammars of calls, and of the text beside them."""

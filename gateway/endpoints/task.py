@@ -69,6 +69,7 @@ class TextTask(GenerationFields):
         chunk_kind: Object name of a chunk.
         id_prefix: Prefix of the completion's id.
         streamed: Class that sends the tokens of a choice.
+        has_rounds: Whether it is a `RoundTask`: tools run here between its rounds.
     """
 
     endpoint: ClassVar[str]
@@ -77,6 +78,7 @@ class TextTask(GenerationFields):
     chunk_kind: ClassVar[str]
     id_prefix: ClassVar[str]
     streamed: ClassVar[type[StreamedGeneration]] = StreamedGeneration
+    has_rounds: ClassVar[bool] = False
 
     # --- in ---------------------------------------------------------------------------------
 

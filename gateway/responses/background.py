@@ -16,9 +16,9 @@ from gateway.responses.events import EVENT_NUMBER, ResponseEvents, cut_at, writt
 from gateway.responses.keeping import Keeping
 from gateway.responses.store import ResponseStore, cannot_store
 from gateway.responses.task import ResponseTask
-from gateway.responses.tool_run import Answering
 from gateway.server.identity import CallerIdentity
 from gateway.server.in_process import BodySink, in_process_request
+from gateway.tools.answering import Answering
 from sluice.errors import ErrorCode, PlatformError, RejectedError
 from sluice.lifecycle import run_every
 from sluice.wire.state.v1 import state_pb2 as wire

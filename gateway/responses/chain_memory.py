@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import orjson
 from pydantic import TypeAdapter
 
+from gateway.bases.prompt_trail import NO_TRAIL, PromptTrail
 from gateway.bodies.compaction import has_compaction
 from gateway.bodies.response_items import InputItem, InputItems, ItemTurns
 from sluice.errors import BadRequestError
@@ -35,6 +36,7 @@ class KnownChain:
             what comes behind them.
         size: Bytes that it takes, about.
         conversation_id: Conversation of the newest response; empty: it belongs to none.
+        trail: Prompt that the turns have stored.
     """
 
     ids: Sequence[str] = ()
@@ -42,6 +44,7 @@ class KnownChain:
     turns: ItemTurns | None = None
     size: int = 0
     conversation_id: str = ""
+    trail: PromptTrail = NO_TRAIL
 
     def extended(self, turns: Sequence[wire.StoredResponse]) -> "KnownChain":
         """Return the chain with further turns."""
@@ -53,12 +56,14 @@ class KnownChain:
             items = _items_of(turn.input_items, response["output"])
             size += len(turn.input_items) + len(turn.response) + _ITEM_BYTES * len(items)
             made.append(items)
+        trail = self.trail.extended([turn.prompt for turn in turns])
         return KnownChain(
             [*self.ids, *(turn.id for turn in turns)],
             [*self.items, *(item for items in made for item in items)],
             self._turns_with(made),
-            size,
+            size + trail.size - self.trail.size,
             conversation_id,
+            trail,
         )
 
     def _turns_with(self, made: Sequence[Sequence[InputItem]]) -> ItemTurns | None:

@@ -5,8 +5,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import orjson
+from pydantic import TypeAdapter
 
+from gateway.bodies.chat_compaction import CompactedChat
 from gateway.bodies.compaction import Compacted
+from gateway.bodies.messages import CompactedHistory, Message
 from gateway.bodies.mistakes import bad_value
 from gateway.bodies.parsing import BODY_BYTES_MAX
 from gateway.bodies.response_items import CompactionItem, InputItem, read_items, stored_items
@@ -14,7 +17,9 @@ from gateway.content.seals import ContentGoneError, ContentSeals
 from sluice.sealing import Sealer, SealError
 from sluice.shared_secret import SharedSecret
 
-_TENANTS_OWN, _PLACE = "2.", "compaction"
+_TENANTS_OWN = "2."
+_ITEMS, _CHATS = "compaction", "chat compaction"  # neither opens as the other
+_MESSAGES: TypeAdapter[list[Message]] = TypeAdapter(list[Message])
 _SEALED_MAX = BODY_BYTES_MAX // 2
 
 
@@ -33,33 +38,48 @@ class CompactionSeals:
     ) -> CompactionItem:
         """Return an item; BadRequestError: what is kept is too large to be sent back."""
         content = {"summary": summary, "kept": stored_items(kept, item_id)}
-        sealed = self._sealed(tenant_id, orjson.dumps(content))
-        if len(sealed) > _SEALED_MAX:
-            text = "its last turn is too large to follow a summary; send less of it"
-            raise bad_value("input", text)
+        sealed = self._sealed(_ITEMS, tenant_id, content, "input")
         return CompactionItem(type="compaction", id=item_id, encrypted_content=sealed)
 
     def opened(self, tenant_id: str, item: CompactionItem, param: str) -> Compacted:
         """Return the content of an item, which `param` names; BadRequestError: not of ours."""
+        content = self._opened(_ITEMS, tenant_id, item.encrypted_content, param)
+        return Compacted(content["summary"], read_items(content["kept"]))
+
+    def sealed_chat(
+        self, tenant_id: str, item_id: str, summary: str, kept: Sequence[Message]
+    ) -> CompactedHistory:
+        """Return the compaction of a chat; BadRequestError: what is kept is too large."""
+        told = [it.model_dump(exclude_none=True) for it in kept]
+        sealed = self._sealed(_CHATS, tenant_id, {"summary": summary, "kept": told}, "messages")
+        return CompactedHistory(type="compaction", id=item_id, encrypted_content=sealed)
+
+    def opened_chat(self, tenant_id: str, item: CompactedHistory, param: str) -> CompactedChat:
+        """Return the content of a chat's compaction, see `opened`."""
+        content = self._opened(_CHATS, tenant_id, item.encrypted_content, param)
+        return CompactedChat(content["summary"], _MESSAGES.validate_python(content["kept"]))
+
+    def _sealed(self, place: str, tenant_id: str, content: dict[str, Any], param: str) -> str:
+        text = orjson.dumps(content)
+        if self._seals.encrypts(tenant_id):
+            data = self._seals.sealed(tenant_id, place, text)
+            sealed = _TENANTS_OWN + base64.urlsafe_b64encode(data).decode()
+        else:
+            sealed = self._sealer(place, tenant_id).seal(text.decode(), tenant_id)
+        if len(sealed) > _SEALED_MAX:
+            told = "its last turn is too large to follow a summary; send less of it"
+            raise bad_value(param, told)
+        return sealed
+
+    def _opened(self, place: str, tenant_id: str, sealed: str, param: str) -> dict[str, Any]:
         try:
-            text = self._opened(tenant_id, item.encrypted_content)
+            if sealed.startswith(_TENANTS_OWN):
+                data = base64.urlsafe_b64decode(sealed.removeprefix(_TENANTS_OWN).encode())
+                return orjson.loads(self._seals.opened_sealed(tenant_id, place, data))
+            return orjson.loads(self._sealer(place, tenant_id).opened(sealed, tenant_id))
         except (SealError, ContentGoneError, ValueError):
             text = "it is from another tenant or server, or its key has expired; send the items"
             raise bad_value(param, text) from None
-        content: dict[str, Any] = orjson.loads(text)
-        return Compacted(content["summary"], read_items(content["kept"]))
 
-    def _sealed(self, tenant_id: str, content: bytes) -> str:
-        if not self._seals.encrypts(tenant_id):
-            return self._sealer(tenant_id).seal(content.decode(), tenant_id)
-        sealed = self._seals.sealed(tenant_id, _PLACE, content)
-        return _TENANTS_OWN + base64.urlsafe_b64encode(sealed).decode()
-
-    def _opened(self, tenant_id: str, sealed: str) -> str | bytes:
-        if not sealed.startswith(_TENANTS_OWN):
-            return self._sealer(tenant_id).opened(sealed, tenant_id)
-        data = base64.urlsafe_b64decode(sealed.removeprefix(_TENANTS_OWN).encode())
-        return self._seals.opened_sealed(tenant_id, _PLACE, data)
-
-    def _sealer(self, tenant_id: str) -> Sealer:
-        return Sealer(self._secret, f"compaction of {tenant_id}")
+    def _sealer(self, place: str, tenant_id: str) -> Sealer:
+        return Sealer(self._secret, f"{place} of {tenant_id}")

@@ -13,28 +13,22 @@ import orjson
 from aiohttp import web
 
 from gateway.bases.assets import AssetCache
-from gateway.bodies.compaction import (
-    SUMMARY_PROMPT,
-    Compacted,
-    CompactionPolicy,
-    expanded,
-    is_instruction,
-    last_turn,
-)
+from gateway.bodies.compaction import Compacted, expanded, is_instruction, last_turn
 from gateway.bodies.messages import Message
 from gateway.bodies.parsing import parse
 from gateway.bodies.response_items import CompactionItem, InputItem, messages_of
 from gateway.bodies.responses import CompactRequest, ResponseRequest, ServiceTier
+from gateway.bodies.summaries import SUMMARY_PROMPT, CompactionPolicy
 from gateway.directory import Directory, Principal
 from gateway.endpoints.chat import ChatTask
 from gateway.endpoints.completer import Completer
 from gateway.endpoints.reading import read_parsed
+from gateway.limits.limiter import Limiter
 from gateway.responses.compaction_seal import CompactionSeals
 from gateway.responses.context import ResponseContext
 from gateway.responses.counted_contexts import CountedContexts
 from gateway.responses.document import compaction_item
 from gateway.responses.store import ResponseStore
-from gateway.responses.task import ResponseTask
 from gateway.server.identity import identity_of, identity_of_part
 from gateway.server.in_process import BodySink, in_process_request
 from gateway.server.middleware import authenticate, give_principal
@@ -53,6 +47,13 @@ class SummaryTask(ChatTask):
     endpoint = PATH
 
 
+class ModelSummary(NamedTuple):
+    """A summary in the model's words, and the usage of the model."""
+
+    text: str
+    usage: dict[str, Any]
+
+
 class ConversationSummary(NamedTuple):
     """A compaction item, what it says, and the usage of the model that summed up."""
 
@@ -64,29 +65,42 @@ class ConversationSummary(NamedTuple):
 class Compactor:
     """Makes compaction items, for one worker."""
 
-    def __init__(self, completer: Completer, assets: AssetCache, seals: CompactionSeals) -> None:
+    def __init__(
+        self, completer: Completer, assets: AssetCache, limiter: Limiter, seals: CompactionSeals
+    ) -> None:
         """Compose."""
-        self._completer, self._assets, self._seals = completer, assets, seals
+        self._completer, self._assets, self._limiter = completer, assets, limiter
+        self._seals = seals
 
     async def is_due(
         self,
         request: web.Request,
         principal: Principal,
         policy: CompactionPolicy,
-        task: ResponseTask,
+        task: ChatTask,
     ) -> bool:
-        """Return whether a prompt has more tokens than a policy lets it have."""
+        """Return whether a prompt has more tokens than a policy lets it have.
+
+        A request is counted meanwhile, since tokenizing is work in itself. LimitExceededError: no
+        further one fits.
+        """
         resolved = await self._completer.resolved(principal, task, identity_of(request))
         threshold = policy.compact_threshold or resolved.context_tokens_max * 3 // 4
         if not threshold:
             return False
-        assets = await self._assets.get(resolved.model.base_digest)
+        counted = await self._limiter.count(principal, resolved.model.id)
+        is_told = False
         try:
+            assets = await self._assets.get(resolved.model.base_digest)
             (prompt,) = await task.model_copy(update={"truncation": None}).encoded(assets, resolved)
+            is_told = True
         except BadRequestError as error:
             if error.code is not ErrorCode.CONTEXT_LENGTH_EXCEEDED:
                 raise
+            is_told = True
             return True
+        finally:
+            self._limiter.settle(counted, prompt_tokens=0, output_tokens=0, was_served=not is_told)
         return len(prompt.ids) > threshold
 
     async def shortened(
@@ -161,11 +175,32 @@ class Compactor:
         messages = messages_of(items)
         if instructions is not None:
             messages.insert(0, Message.model_construct(role="system", content=instructions))
-        messages.append(Message.model_construct(role="user", content=SUMMARY_PROMPT))
+        made = await self.summary_of(
+            request,
+            principal,
+            model=model,
+            messages=messages,
+            session=session,
+            service_tier=service_tier,
+        )
+        item = self._seals.sealed(principal.tenant.id, item_id, made.text, kept)
+        return ConversationSummary(item, made.text, made.usage)
+
+    async def summary_of(
+        self,
+        request: web.Request,
+        principal: Principal,
+        *,
+        model: str,
+        messages: Sequence[Message],
+        session: str,
+        service_tier: ServiceTier | None,
+    ) -> ModelSummary:
+        """Return what a model says of messages; PlatformError: the summary was refused."""
         identity = identity_of_part(request, 0)
         task = SummaryTask.model_construct(
             model=model,
-            messages=messages,
+            messages=[*messages, Message.model_construct(role="user", content=SUMMARY_PROMPT)],
             temperature=0.0,
             truncation="auto",
             session_id=session or None,
@@ -182,9 +217,7 @@ class Compactor:
         assert isinstance(answer, web.Response), "it is no stream"
         assert isinstance(answer.body, bytes)
         told: dict[str, Any] = orjson.loads(answer.body)
-        text: str = told["choices"][0]["message"]["content"] or ""
-        item = self._seals.sealed(principal.tenant.id, item_id, text, kept)
-        return ConversationSummary(item, text, told["usage"])
+        return ModelSummary(told["choices"][0]["message"]["content"] or "", told["usage"])
 
 
 class Compaction:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
+from gateway.bases.prompt_trail import NO_TRAIL, PromptTrail
 from gateway.bodies.compaction import expanded, has_compaction
 from gateway.bodies.mistakes import bad_value
 from gateway.bodies.response_items import InputItem, ItemReference, ItemTurns
@@ -34,6 +35,7 @@ class ResponseContext:
         is_local: Whether a continued response is stored nowhere, so that this one cannot be stored.
         shown: `before` and `items` as a model is shown them; None: as they are.
         begun: Turns of a chat that `before` comes to, where that is known.
+        trail: Prompt that the continued responses have stored.
     """
 
     before: Sequence[InputItem]
@@ -44,6 +46,7 @@ class ResponseContext:
     is_local: bool = False
     shown: tuple[Sequence[InputItem], Sequence[InputItem]] | None = None
     begun: ItemTurns | None = None
+    trail: PromptTrail = NO_TRAIL
 
     @property
     def all_shown(self) -> list[InputItem]:
@@ -152,6 +155,7 @@ class ContextReader:
             chain.ids[0],
             is_local=newest is not None,
             begun=chain.turns,
+            trail=chain.trail,
         )
 
     async def _stored_chain(self, tenant_id: str, response_id: str) -> KnownChain:

@@ -24,10 +24,10 @@ from gateway.responses.local_turns import LocalKeeping, LocalTurns
 from gateway.responses.store import ResponseStore, cannot_store
 from gateway.responses.task import ResponseTask, response_task
 from gateway.responses.tool_planning import ToolPlanning, over_summary, tool_task
-from gateway.responses.tool_run import Answering
 from gateway.responses.tool_task import ToolResponseTask
 from gateway.server.identity import identity_of
 from gateway.server.middleware import authenticate
+from gateway.tools.answering import Answering
 from sluice.errors import BadRequestError, PlatformError
 from sluice.scopes import Scope
 from sluice.wire.state.v1 import state_pb2 as wire

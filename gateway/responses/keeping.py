@@ -5,11 +5,14 @@ from collections.abc import Awaitable, Callable, Sequence
 import orjson
 
 from gateway.bodies.response_items import InputItem, stored_items
+from gateway.responses.durable import RECORD_BYTES_MAX
 from gateway.responses.events import ResponseEvents
 from gateway.responses.store import ResponseStore
 from sluice.errors import PlatformError
 from sluice.response_ids import created_unix_ms, item_stem
 from sluice.wire.state.v1 import state_pb2 as wire
+
+_WITH_PROMPT_MAX = RECORD_BYTES_MAX - (64 << 10)  # encryption takes some
 
 Publish = Callable[[wire.StoredResponse], Awaitable[bool]]
 
@@ -63,12 +66,18 @@ class Keeping:
         self._is_marked = True
         self._store.mark(self._turn.tenant_id, self._turn.id, events.under_way())
 
+    def note_prompt(self, record: bytes) -> None:
+        """Note the part of the prompt that the turn stores; a later one takes its place."""
+        self._turn.prompt = record
+
     def note_failure(self, response: bytes) -> None:
         """Note the failed response, as JSON; it is not stored."""
 
     async def keep(self, response: bytes) -> bool:
         """Store the response in the client's form, as JSON; return whether that was possible."""
         self._turn.response = response
+        if self._turn.ByteSize() > _WITH_PROMPT_MAX:
+            self._turn.prompt = b""  # it can be rendered anew
         if self._publish is None or await self._publish(self._turn):
             self.is_kept = await self._store.keep(self._turn)
         return self.is_kept

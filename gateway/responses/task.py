@@ -5,8 +5,10 @@ from functools import partial
 from typing import Any, ClassVar
 
 import orjson
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, InstanceOf
 
+from gateway.bases.assets import BaseAssets, EncodedPrompt
+from gateway.bases.prompt_trail import NO_TRAIL, PromptTrail
 from gateway.bodies.messages import Message
 from gateway.bodies.response_items import CompactionItem, InputItem, messages_of
 from gateway.bodies.responses import ResponseRequest, echo_of
@@ -14,6 +16,7 @@ from gateway.dispatch.generation import GenerationSpec, WholeGeneration
 from gateway.dispatch.tally import Tally
 from gateway.endpoints.chat import ChatTask
 from gateway.endpoints.task import StreamWriters
+from gateway.resolved import ResolvedModel
 from gateway.responses.context import ResponseContext
 from gateway.responses.document import (
     ResponseFrame,
@@ -43,6 +46,7 @@ class ResponseTask(ChatTask):
         response_id: Id of the response.
         keeping: Storage of the response; None: it is not stored.
         compaction: First item of the answer, which stands for earlier turns; None: there is none.
+        before: Prompt that the continued responses have stored.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
@@ -56,6 +60,19 @@ class ResponseTask(ChatTask):
     response_id: str = ""
     keeping: Keeping | None = None
     compaction: CompactionItem | None = None
+    before: InstanceOf[PromptTrail] = NO_TRAIL
+
+    @property
+    def trail(self) -> PromptTrail | None:
+        """See `ChatTask`."""
+        return self.before
+
+    async def encoded(self, assets: BaseAssets, resolved: ResolvedModel) -> Sequence[EncodedPrompt]:
+        """See `TextTask`; the turn stores its part of the prompt."""
+        prompts = await super().encoded(assets, resolved)
+        if self.keeping is not None:
+            self.keeping.note_prompt(prompts[0].record)
+        return prompts
 
     @property
     def guide_param(self) -> str | None:
@@ -189,6 +206,7 @@ def response_task(
         echo=dict(echo_of(request)),
         response_id=response_id,
         keeping=keeping,
+        before=context.trail,
     )
     if session and not task.session:
         task = task.model_copy(update={"session_id": session})

@@ -16,21 +16,7 @@ from gateway.responses.document import ResponseFrame
 from gateway.responses.events import OpenCall, ResponseEvents
 from gateway.text.detokenizer import json_fragment
 from gateway.tools.plan import ListedServer, PlannedTool
-
-
-@dataclass(frozen=True, slots=True)
-class RoundCall:
-    """A call by the model in a round.
-
-    Attributes:
-        item_id: Id of the call's item.
-        arguments: Arguments as the model wrote them.
-        tool: Server tool; None: the client runs the call.
-    """
-
-    item_id: str
-    arguments: str
-    tool: PlannedTool | None
+from gateway.tools.rounds import RoundCall
 
 
 class _OpenServerCall(OpenCall):

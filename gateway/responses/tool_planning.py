@@ -8,7 +8,6 @@ from typing import Any
 import orjson
 from pydantic import TypeAdapter
 
-from gateway.auto.decision import AUTO
 from gateway.bodies.mcp_items import ListedToolsItem
 from gateway.bodies.messages import Message
 from gateway.bodies.mistakes import bad_value
@@ -17,9 +16,10 @@ from gateway.bodies.responses import ResponseRequest
 from gateway.directory import Directory, Principal
 from gateway.responses.context import ResponseContext
 from gateway.responses.task import ResponseTask, messages_for
-from gateway.responses.tool_task import ApprovedCall, ToolResponseTask, ToolRounds
-from gateway.tools.catalog import ToolCatalog, WantedTools
+from gateway.responses.tool_task import ToolResponseTask, ToolRounds
+from gateway.tools.catalog import ToolCatalog, WantedTools, names_of_model
 from gateway.tools.plan import ToolPlan
+from gateway.tools.rounds import ApprovedCall
 
 _ITEMS: TypeAdapter[list[InputItem]] = TypeAdapter(InputItems)
 
@@ -45,9 +45,7 @@ class ToolPlanning:
         approvals = open_approvals(context.before, context.items)
         if tools.is_empty and not approvals:
             return None
-        names = {wanted.model}
-        if wanted.model != AUTO:
-            names.add(self._directory.model(principal, wanted.model).id)
+        names = names_of_model(self._directory, principal, wanted.model)
         plan = await self._catalog.plan(principal, names, tools)
         return ToolRounds(
             _untold(plan, context),
@@ -64,9 +62,8 @@ def tool_task(task: ResponseTask, wanted: ResponseRequest, rounds: ToolRounds) -
     fields: dict[str, Any] = {name: getattr(task, name) for name in type(task).model_fields}
     shown = [it.shown() for it in rounds.plan.tools.values()]
     fields["tools"] = [*(task.tools or ()), *shown] or None
-    made = ToolResponseTask.model_construct(
-        **fields, rounds=rounds, max_tool_calls=wanted.max_tool_calls
-    )
+    fields["max_tool_calls"] = wanted.max_tool_calls
+    made = ToolResponseTask.model_construct(**fields, rounds=rounds)
     made.check_tools()
     return made
 

@@ -1,35 +1,17 @@
 """A response with server tools: rounds of requests that write one lifecycle of events."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from gateway.bodies.messages import Message
 from gateway.dispatch.generation import GenerationSpec
 from gateway.endpoints.task import StreamWriters
 from gateway.responses.task import ResponseTask
 from gateway.responses.tool_events import ToolEvents
-from gateway.tools.loop import LoopCall
-from gateway.tools.plan import PlannedTool, ToolPlan
+from gateway.tools.plan import ToolPlan
+from gateway.tools.rounds import ApprovedCall
 from sluice.errors import PlatformError
 from sluice.wire.engine.v1 import engine_pb2 as engine
-
-
-class ApprovedCall:
-    """A call that a person has approved or refused.
-
-    Attributes:
-        request_id: Id of the approval request's item.
-        tool: The tool.
-        arguments: Arguments as the model wrote them.
-    """
-
-    __slots__ = ("arguments", "request_id", "tool")
-
-    def __init__(self, request_id: str, tool: PlannedTool, arguments: str) -> None:
-        self.request_id, self.tool, self.arguments = request_id, tool, arguments
-
-    def call(self, item_id: str) -> LoopCall:
-        """Return the call to run."""
-        return self.tool.call(item_id, self.arguments, is_approved=True)
 
 
 class ToolRounds:
@@ -51,11 +33,15 @@ class ToolRounds:
         approved: Sequence[ApprovedCall] = (),
     ) -> None:
         """Prepare; `render` returns the turns with the items that the response has so far."""
-        self.plan, self.render, self.approved = plan, render, approved
+        self.plan, self._render, self.approved = plan, render, approved
         self.events: ToolEvents
         self.usage: dict[str, object] | None = None
         self.error: PlatformError | None = None
         self._now: ToolEvents | None = None
+
+    def messages(self) -> list[Message]:
+        """See `TaskRounds`."""
+        return self._render(self.events.output())
 
     def writers(self, made: ToolEvents) -> StreamWriters:
         """Return the writers of a round."""
@@ -84,15 +70,21 @@ class ToolResponseTask(ResponseTask):
 
     Attributes:
         rounds: Rounds of the response.
-        max_tool_calls: Calls that the response may have; None: no bound.
     """
 
-    rounds: ToolRounds
-    max_tool_calls: int | None = None
+    has_rounds = True
 
-    def begin_rounds(self, model: str) -> None:
-        """Prepare the writers; no request is submitted yet."""
-        frame = self._frame(model, engine.Sampling(temperature=1.0, top_p=1.0))
+    rounds: ToolRounds
+
+    @property
+    def answer_id(self) -> str:
+        """See `RoundTask`."""
+        return self.response_id
+
+    def begin_rounds(self, uid: str) -> None:
+        """See `RoundTask`."""
+        del uid  # the response has an id
+        frame = self._frame(self.model, engine.Sampling(temperature=1.0, top_p=1.0))
         plan, keeping = self.rounds.plan, self.keeping
         self.rounds.events = ToolEvents(
             frame,
@@ -101,6 +93,38 @@ class ToolResponseTask(ResponseTask):
             will_be_stored=keeping is not None and keeping.is_storing,
             compaction=self.compaction,
         )
+
+    def next_round(
+        self, messages: Sequence[Message], tokens_left: int | None, *, is_first: bool
+    ) -> "ToolResponseTask":
+        """See `RoundTask`; a forced call is made once."""
+        changes: dict[str, Any] = {
+            "messages": messages,
+            "stream": True,
+            "max_completion_tokens": tokens_left,
+        }
+        if not is_first and self.must_call:
+            changes["tool_choice"] = "auto"
+        return self.model_copy(update=changes)
+
+    async def ended(self, usage: Mapping[str, Any], ended_unix_s: int) -> tuple[bytes, bytes]:
+        """See `RoundTask`; the response is stored before."""
+        events, keeping = self.rounds.events, self.keeping
+        response = events.response(usage, ended_unix_s)
+        if keeping is not None:
+            stored = events.response(usage, ended_unix_s, is_stored=True)
+            if await keeping.keep(stored):
+                response = stored
+        return events.last(response), response
+
+    def failed(self, error: PlatformError) -> tuple[bytes, bytes]:
+        """See `RoundTask`."""
+        events, keeping = self.rounds.events, self.keeping
+        is_stored = keeping is not None and keeping.keeps_failures
+        response = events.failed(error, is_stored=is_stored)
+        if keeping is not None:
+            keeping.note_failure(response)
+        return events.cut("failed", response), response
 
     def stream_writers(
         self,

@@ -25,6 +25,7 @@ class TurnSeals:
             turn,
             self._seals.sealed(tenant_id, f"{turn.id}/input", turn.input_items),
             self._seals.sealed(tenant_id, f"{turn.id}/response", turn.response),
+            self._seals.sealed(tenant_id, f"{turn.id}/prompt", turn.prompt),
         )
 
     def opened(self, turn: wire.StoredResponse) -> wire.StoredResponse | None:
@@ -35,9 +36,10 @@ class TurnSeals:
         try:
             input_items = open_(tenant_id, f"{turn.id}/input", turn.input_items)
             response = open_(tenant_id, f"{turn.id}/response", turn.response)
+            prompt = open_(tenant_id, f"{turn.id}/prompt", turn.prompt)
         except ContentGoneError:
             return None
-        return _with(turn, input_items, response)
+        return _with(turn, input_items, response, prompt)
 
     def found(self, tenant_id: str, response_id: str, it: Found) -> Found:
         """Return the state of a response, decrypted."""
@@ -80,7 +82,9 @@ class TurnSeals:
         return bool(horizon_ms) and any(created_unix_ms(it) < horizon_ms for it in ids)
 
 
-def _with(turn: wire.StoredResponse, input_items: bytes, response: bytes) -> wire.StoredResponse:
+def _with(
+    turn: wire.StoredResponse, input_items: bytes, response: bytes, prompt: bytes
+) -> wire.StoredResponse:
     return wire.StoredResponse(
         id=turn.id,
         tenant_id=turn.tenant_id,
@@ -88,4 +92,5 @@ def _with(turn: wire.StoredResponse, input_items: bytes, response: bytes) -> wir
         ancestors=turn.ancestors,
         input_items=input_items,
         response=response,
+        prompt=prompt,
     )

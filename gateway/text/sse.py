@@ -192,6 +192,10 @@ class ChatChunks:
         """Return the chunk that names the role."""
         return self._chunk(b'{"role":"assistant","content":""}')
 
+    def opened(self, fields: dict[str, object]) -> bytes:
+        """Return the chunk that names the role, with further fields of the message."""
+        return self._chunk(orjson.dumps({"role": "assistant", "content": "", **fields}))
+
     def delta(self, delta: AnswerDelta, logprobs: dict[str, object] | None = None) -> bytes:
         """Return a chunk with content, reasoning, pieces of calls, and log probabilities."""
         fields: dict[str, object] = {}

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 import orjson
 
+from gateway.auto.decision import AUTO
 from gateway.bodies.mistakes import bad_value
 from gateway.bodies.server_tools import McpServerTool
-from gateway.directory import Principal
+from gateway.directory import Directory, Principal
 from gateway.tools.failures import ToolCallError
 from gateway.tools.mcp_client import McpAddress, McpClient
 from gateway.tools.mcp_protocol import McpTool
@@ -48,6 +49,11 @@ class WantedTools:
     def is_empty(self) -> bool:
         """Whether the request names no server tools."""
         return not (self.functions or self.servers)
+
+
+def names_of_model(directory: Directory, principal: Principal, model: str) -> set[str]:
+    """Return the names by which tools may name the model of a request; PlatformError: no model."""
+    return {model} if model == AUTO else {model, directory.model(principal, model).id}
 
 
 class ToolCatalog:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import grpc.aio
 
+from sluice import channels
 from sluice.manifests import manifest_of_directory
 from sluice.wire.control.v1 import control_pb2 as control
 from sluice.wire.control.v1 import control_pb2_grpc
@@ -303,8 +304,8 @@ async def serve(
     | BatchServiceServicer,
     address: str = "127.0.0.1:0",
 ) -> AsyncGenerator[str]:
-    """Serve on a port of loopback; yield its address."""
-    server = grpc.aio.server(options=(("grpc.http2.min_ping_interval_without_data_ms", 5_000),))
+    """Serve on a port of loopback, as platform processes do; yield its address."""
+    server = channels.server((("grpc.http2.min_ping_interval_without_data_ms", 5_000),))
     for servicer in servicers:
         if isinstance(servicer, ScriptedRouter):
             router_pb2_grpc.add_RouterServiceServicer_to_server(servicer, server)
@@ -318,7 +319,7 @@ async def serve(
             add_RecordServiceServicer_to_server(servicer, server)
         else:
             control_pb2_grpc.add_ControlServiceServicer_to_server(servicer, server)
-    port = server.add_insecure_port(address)
+    port = channels.add_port(server, address)
     await server.start()
     try:
         yield f"127.0.0.1:{port}"

@@ -2,9 +2,11 @@
 
 from typing import Any
 
+import orjson
 import pytest
 
-from gateway.bodies.compaction import SUMMARY_PROMPT
+from gateway.bodies.summaries import SUMMARY_PROMPT
+from gateway.endpoints.answers import ChatCompletion
 from gateway.endpoints.response_answers import CompactedConversation, ResponseObject
 from sluice.wire.control.v1 import control_pb2 as control
 from tests.integration.gateway.conftest import OTHER_KEY
@@ -132,3 +134,64 @@ async def test_a_summary_comes_before_the_rounds(
         assert kinds(told["output"]) == ["compaction", "mcp_call", "message"]
         ids = [it["id"] for it in told["output"]]
         assert [it[-2:] for it in ids] == ["00", "01", "02"]
+
+
+async def chat(http: Any, messages: list[Any], **body: Any) -> Any:
+    asked = {"model": "tiny", "messages": messages, **body}
+    answer = await http.post("/v1/chat/completions", json=asked)
+    assert answer.status_code == 200, answer.text
+    return answer if body.get("stream") else answer.json()
+
+
+async def test_a_long_chat_is_summed_up_and_goes_on_with_its_compaction(
+    stateful: Any, eventually: Any
+) -> None:
+    async with stateful() as w, w.http() as http, w.http(OTHER_KEY) as other:
+        await lengthen_context(w, eventually)
+        policy = [{"type": "compaction", "compact_threshold": 12}]
+        short = await chat(http, [ASKED], context_management=policy)
+        assert "compaction" not in short["choices"][0]["message"], "there is one turn"
+        asked = len(w.router.submits)
+        whole = await chat(http, [*SAID, ASKED], context_management=policy, store=True)
+        ChatCompletion.model_validate(whole)
+        said = whole["choices"][0]["message"]
+        assert len(w.router.submits) == asked + 2, "a summary and an answer"
+        assert f"{OPENING}\n{w.text}\n\nwhat is my name?" in shown(w)
+        assert "hello Ada" not in shown(w)
+        stored = (await http.get(f"/v1/chat/completions/{whole['id']}/messages")).json()["data"]
+        assert [it["content"] for it in stored] == [it["content"] for it in [*SAID, ASKED]]
+        # The next turn sends the answer back, with or without what it stands for.
+        go_on = {"role": "user", "content": "and now?"}
+        for before in ([*SAID, ASKED], SAID[:1]):
+            await chat(http, [*before, said, go_on])
+            prompt = shown(w)
+            assert "hello Ada" not in prompt
+            assert prompt.index("be brief") < prompt.index(OPENING)
+            assert (
+                prompt.index(OPENING) < prompt.index("what is my name?") < prompt.index("and now?")
+            )
+        foreign = {"model": "tiny", "messages": [said, go_on]}
+        error = (await other.post("/v1/chat/completions", json=foreign)).json()["error"]
+        assert error["param"] == "messages[0].compaction.encrypted_content"
+        misplaced = {"model": "tiny", "messages": [go_on | {"compaction": said["compaction"]}]}
+        error = (await http.post("/v1/chat/completions", json=misplaced)).json()["error"]
+        assert error["param"] == "messages[0].compaction"
+        streamed = await chat(http, [*SAID, ASKED], context_management=policy, stream=True)
+        first = orjson.loads(streamed.text.split("\n\n")[0].removeprefix("data: "))
+        assert first["choices"][0]["delta"]["compaction"]["type"] == "compaction"
+
+
+async def test_the_summary_of_a_chat_comes_before_its_rounds(tools: Tools) -> None:
+    async with tools() as t, t.w.http() as http:
+        t.says("Ada said hello", BERN, "it is sunny")
+        named = {"type": "function", "server": True, "function": {"name": "weather"}}
+        policy = [{"type": "compaction", "compact_threshold": 1}]
+        asked = [*SAID, {"role": "user", "content": "weather in Bern?"}]
+        whole = await chat(http, asked, tools=[named], context_management=policy)
+        message = whole["choices"][0]["message"]
+        assert [it["name"] for it in message["executed_tools"]] == ["weather"]
+        assert message["compaction"]["type"] == "compaction"
+        assert len(t.w.router.submits) == 3
+        for number in (1, 2):
+            assert "hello Ada" not in t.prompt(number)
+            assert t.prompt(number).count("Ada said hello\n\nweather in Bern?") == 1

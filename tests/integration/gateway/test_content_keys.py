@@ -8,6 +8,7 @@ import pytest
 from sqlalchemy import text
 
 from control_plane.database import Database
+from gateway.bases.grown_prompts import GrownPrompt, GrownPrompts
 from sluice.response_ids import created_unix_ms
 from sluice.shared_secret import ours
 from tests.integration.gateway.test_response_store import created, second_gateway
@@ -31,7 +32,7 @@ async def _stored_bytes(w: Any, database: Database) -> bytes:
     async def rows(connection: Any) -> list[bytes]:
         parts = list[bytes]()
         for query in (
-            "SELECT input_items || response FROM responses",
+            "SELECT input_items || response || coalesce(prompt, '') FROM responses",
             "SELECT content FROM records",
             "SELECT content FROM record_items",
         ):
@@ -50,12 +51,26 @@ async def _read_elsewhere(
         second_gateway(w, home / "two", eventually) as url,
         openai.AsyncOpenAI(base_url=url, api_key="sk-one", max_retries=0) as far,
     ):
-        assert (await created(far, input="go on", previous_response_id=first)).store
+        more = {"previous_response_id": first, "instructions": WORD}
+        assert (await created(far, input="go on", **more)).store
         assert (await far.responses.retrieve(in_background)).output_text == said
         events = await far.responses.retrieve(in_background, stream=True)
         assert [it async for it in events][-1].type == "response.completed"
         page: Any = await far.conversations.items.list(talk)
         assert page.data[0].content[0].text == WORD
+
+
+def _restored_tokens(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list that gets the tokens of each prompt that is restored, 0: it was rendered."""
+    restored, restore = list[int](), GrownPrompts.restored
+
+    def note(*told: Any) -> GrownPrompt | None:
+        found = restore(*told)
+        restored.append(0 if found is None else len(found.ids))
+        return found
+
+    monkeypatch.setattr(GrownPrompts, "restored", note)
+    return restored
 
 
 async def _rotated(w: Any, objects: Any, eventually: Any) -> int:
@@ -70,7 +85,12 @@ async def _rotated(w: Any, objects: Any, eventually: Any) -> int:
 
 
 async def test_stored_content_needs_its_tenants_key(
-    stateful: Any, service: Any, database_url: str, tmp_path: Path, eventually: Any
+    stateful: Any,
+    service: Any,
+    database_url: str,
+    tmp_path: Path,
+    eventually: Any,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     database = Database(database_url)
     async with stateful() as w, w.sdk() as sdk, w.sdk("sk-two") as other:
@@ -95,7 +115,10 @@ async def test_stored_content_needs_its_tenants_key(
         assert b"sparrow" in stored, "a tenant without a key is stored in the clear"
 
         ids = first.id, in_background.id, talk.id
+        restored = _restored_tokens(monkeypatch)
         await _read_elsewhere(w, tmp_path, eventually, ids, said)
+        assert len(restored) == 1
+        assert restored[0], "the other gateway has appended to the stored tokens"
         assert await _rotated(w, objects, eventually) == 2
         second = await created(sdk, input=WORD, previous_response_id=first.id)
         assert second.store

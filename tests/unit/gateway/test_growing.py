@@ -1,6 +1,8 @@
 """A conversation that goes on comes to what all of it comes to, whatever its template does."""
 
 import asyncio
+from array import array
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +14,12 @@ from gateway.bases.assets import BaseAssets, load_base
 from gateway.bases.encoder import PromptEncoder
 from gateway.bases.files import read_tokenizer
 from gateway.bases.grown_prompts import IDLE_S, GrownPrompts, PromptPlace
+from gateway.bases.prompt_trail import PromptTrail
 from gateway.bases.slices import finished
 from gateway.bases.spans import PromptSpans
 from gateway.bases.templates import ChatTemplate
 from gateway.bodies.messages import Message, Tool
+from sluice.wire.router.v1.router_pb2 import Submit
 from tests.support.random_models import CHAT_TEMPLATE, write_random_model
 from training.chat import CHAT_TEMPLATE as SHIPPED
 
@@ -113,6 +117,12 @@ def assets(bases: dict[str, Path]) -> dict[str, BaseAssets]:
     return {name: load_base(directory) for name, directory in bases.items()}
 
 
+@pytest.fixture(scope="module")
+def others(bases: dict[str, Path]) -> dict[str, BaseAssets]:
+    """The assets of another worker."""
+    return {name: load_base(directory) for name, directory in bases.items()}
+
+
 def encoded(assets: BaseAssets, messages: list[Message], session: str, **more: Any) -> Any:
     tools = more.pop("tools", ())
     return asyncio.run(assets.encode_chat(messages, tools, b"r" * 16, session=session, **more))
@@ -157,6 +167,116 @@ def test_ids_equal_the_ids_of_a_full_rendering(
         assert found.ids == whole.ids
         assert found[1:3] == whole[1:3]
         messages = data.draw(st.sampled_from([messages, messages, messages[:-1] or messages]))
+
+
+@pytest.mark.parametrize("name", ["shipped", "neighbours"])
+@given(
+    turns=st.lists(st.lists(MESSAGES, min_size=1, max_size=4), min_size=2, max_size=5),
+    data=st.data(),
+)
+def test_ids_of_a_chain_are_the_same_at_any_worker(
+    assets: dict[str, BaseAssets],
+    others: dict[str, BaseAssets],
+    name: str,
+    turns: list[list[Message]],
+    data: st.DataObject,
+) -> None:
+    messages, trail = list[Message](), PromptTrail()
+    for turn in turns:
+        messages = [*messages, *turn]
+        worker = data.draw(st.sampled_from([assets, others]))[name]
+        tools = data.draw(st.sampled_from([(), (), (TOOL,)]))
+        cut = data.draw(st.sampled_from([0, 0, 0, 1]))
+        shown = messages[cut:] or messages
+        session = data.draw(st.sampled_from(["s", f"{len(messages)}"]))  # known here, or not
+        found = encoded(worker, shown, session, tools=tools, trail=trail)
+        whole = encoded(worker, shown, "", tools=tools)
+        assert found.ids == whole.ids
+        assert found[1:3] == whole[1:3]
+        trail = trail.extended([found.record] * data.draw(st.sampled_from([1, 1, 0])))
+
+
+LONG = [
+    message(role, f"{number}" + " tell me of the river" * 9)
+    for number, role in enumerate(["system", "user", "assistant", "user", "assistant", "user"])
+]
+
+
+def chained(worker: BaseAssets, counts: tuple[int, ...] = (4, 6), **more: Any) -> Any:
+    """Return the record of each turn of a chain, and what they come to."""
+    trail, records = PromptTrail(), list[bytes]()
+    for count in counts:
+        records.append(encoded(worker, LONG[:count], "s", trail=trail, **more).record)
+        trail = trail.extended(records[-1:])
+    return records, trail
+
+
+FURTHER = [*LONG, message("assistant", "fine"), message("user", "and now?")]
+
+
+def test_another_worker_appends_to_the_stored_tokens(
+    bases: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records, trail = chained(load_base(bases["chatml"]))
+    assert all(records)
+    assert len(records[1]) < len(records[0]), "a turn stores what it has brought"
+    other = load_base(bases["chatml"])
+    whole = encoded(other, FURTHER, "")
+
+    def refused(*_: object, **__: object) -> Any:
+        raise AssertionError("it is rendered as a whole")
+
+    monkeypatch.setattr(ChatTemplate, "written", refused)
+    found = encoded(other, FURTHER, "s", trail=trail)
+    assert (found.ids, found.block_hashes) == (whole.ids, whole.block_hashes)
+    assert trail.extended([found.record]).extended([b""]).latest is not None
+    packed = Submit.FromString(found.packed.data).prompt
+    assert array("I", packed) == whole.ids
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"messages": [message("system", "other"), *FURTHER[1:]]},
+        {"tools": (TOOL,)},
+        {"options": {"enable_thinking": False}},
+        {"base": "shipped"},
+        {"root": b"q" * 16},
+    ],
+    ids=["a message", "tools", "options", "a template", "a model"],
+)
+def test_a_stored_prompt_of_something_else_is_rendered_anew(
+    bases: dict[str, Path], changed: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, trail = chained(load_base(bases["chatml"]))
+    worker, more = load_base(bases[changed.get("base", "chatml")]), dict(changed)
+    messages, root = more.pop("messages", FURTHER), more.pop("root", b"r" * 16)
+    more.pop("base", None)
+    tools = more.pop("tools", ())
+    encode = partial(worker.encode_chat, messages, tools, root, **more)
+    restored, restore = list[Any](), GrownPrompts.restored
+
+    def note(*told: Any) -> Any:
+        restored.append(restore(*told))
+        return restored[-1]
+
+    monkeypatch.setattr(GrownPrompts, "restored", note)
+    whole = asyncio.run(encode(session=""))
+    found = asyncio.run(encode(session="s", trail=trail))
+    assert (found.ids, found.block_hashes) == (whole.ids, whole.block_hashes)
+    assert restored == [None]
+    assert found.record, "the turn stores its own"
+
+
+def test_records_that_do_not_follow_are_passed_over(bases: dict[str, Path]) -> None:
+    (first, second), trail = chained(load_base(bases["chatml"]))
+    assert PromptTrail().extended([second, b"", b"\xff garbage"]).latest is None
+    assert PromptTrail().extended([first]).extended([b"", second]) == trail
+    assert trail.extended([first]).extended([second]) == trail
+    assert (
+        list(trail.ids())
+        == list(encoded(load_base(bases["chatml"]), LONG, "").ids)[: len(trail.ids())]
+    )
 
 
 def test_a_prompt_is_dropped_an_hour_after_its_last_use(bases: dict[str, Path]) -> None:

@@ -7,20 +7,48 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class StoredResponse(_message.Message):
-    __slots__ = ("id", "tenant_id", "created_at_unix_ms", "ancestors", "input_items", "response")
+    __slots__ = ("id", "tenant_id", "created_at_unix_ms", "ancestors", "input_items", "response", "prompt")
     ID_FIELD_NUMBER: _ClassVar[int]
     TENANT_ID_FIELD_NUMBER: _ClassVar[int]
     CREATED_AT_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
     ANCESTORS_FIELD_NUMBER: _ClassVar[int]
     INPUT_ITEMS_FIELD_NUMBER: _ClassVar[int]
     RESPONSE_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_FIELD_NUMBER: _ClassVar[int]
     id: str
     tenant_id: str
     created_at_unix_ms: int
     ancestors: _containers.RepeatedScalarFieldContainer[str]
     input_items: bytes
     response: bytes
-    def __init__(self, id: _Optional[str] = ..., tenant_id: _Optional[str] = ..., created_at_unix_ms: _Optional[int] = ..., ancestors: _Optional[_Iterable[str]] = ..., input_items: _Optional[bytes] = ..., response: _Optional[bytes] = ...) -> None: ...
+    prompt: bytes
+    def __init__(self, id: _Optional[str] = ..., tenant_id: _Optional[str] = ..., created_at_unix_ms: _Optional[int] = ..., ancestors: _Optional[_Iterable[str]] = ..., input_items: _Optional[bytes] = ..., response: _Optional[bytes] = ..., prompt: _Optional[bytes] = ...) -> None: ...
+
+class StoredPrompt(_message.Message):
+    __slots__ = ("said", "messages", "after", "hashes", "packed", "rest", "opening", "tail", "ending", "characters", "given")
+    SAID_FIELD_NUMBER: _ClassVar[int]
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    HASHES_FIELD_NUMBER: _ClassVar[int]
+    PACKED_FIELD_NUMBER: _ClassVar[int]
+    REST_FIELD_NUMBER: _ClassVar[int]
+    OPENING_FIELD_NUMBER: _ClassVar[int]
+    TAIL_FIELD_NUMBER: _ClassVar[int]
+    ENDING_FIELD_NUMBER: _ClassVar[int]
+    CHARACTERS_FIELD_NUMBER: _ClassVar[int]
+    GIVEN_FIELD_NUMBER: _ClassVar[int]
+    said: bytes
+    messages: int
+    after: bytes
+    hashes: bytes
+    packed: bytes
+    rest: _containers.RepeatedScalarFieldContainer[int]
+    opening: str
+    tail: str
+    ending: str
+    characters: int
+    given: int
+    def __init__(self, said: _Optional[bytes] = ..., messages: _Optional[int] = ..., after: _Optional[bytes] = ..., hashes: _Optional[bytes] = ..., packed: _Optional[bytes] = ..., rest: _Optional[_Iterable[int]] = ..., opening: _Optional[str] = ..., tail: _Optional[str] = ..., ending: _Optional[str] = ..., characters: _Optional[int] = ..., given: _Optional[int] = ...) -> None: ...
 
 class KeepRequest(_message.Message):
     __slots__ = ("responses",)

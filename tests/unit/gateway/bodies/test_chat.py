@@ -332,3 +332,49 @@ def test_results_of_calls_with_one_id_or_none_are_taken_in_turn(
     told = [{"role": "tool", "tool_call_id": it[0], "content": it} for it in results.split()]
     request = parse(messages=[{"role": "assistant", "tool_calls": made}, *told])
     assert " ".join(message.text() for message in request.shown_messages[1:]) == shown
+
+
+REGISTERED = {"type": "function", "server": True, "function": {"name": "h"}}
+SERVER = {"type": "mcp", "server_label": "docs", "require_approval": "never"}
+
+
+def test_tools_of_the_server_stand_beside_functions() -> None:
+    request = parse(tools=[TOOLS[0], REGISTERED, SERVER], max_tool_calls=3)
+    assert request.has_server_tools
+    assert [it.function.name for it in request.functions_told] == ["f"]
+    assert dict(request.server_functions) == {"tools[1].function": "h"}
+    assert list(request.servers) == ["tools[2]"]
+    plain = parse(tools=[TOOLS[0] | {"server": False}])
+    assert not plain.has_server_tools
+    assert plain.functions_told[0].model_dump(exclude_none=True) == TOOLS[0] | {}
+    # The names of a server's tools are not known yet.
+    parse(tools=[SERVER], tool_choice=NAMED)
+
+
+@pytest.mark.parametrize(
+    ("extra", "param"),
+    [
+        ({"tools": [REGISTERED], "n": 2}, "n"),
+        ({"tools": [SERVER, SERVER]}, "tools"),
+        ({"tools": [REGISTERED | {"function": {"name": "h", "parameters": {}}}]},
+         "tools[0].function.parameters"),
+        ({"tools": [REGISTERED | {"function": {"name": "a b"}}]}, "tools[0].function.name"),
+        ({"tools": [SERVER | {"server_label": "a b"}]}, "tools[0].server_label"),
+        ({"tools": [TOOLS[0] | {"server": "yes"}]}, "tools[0].server"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"max_tool_calls": 0}, "max_tool_calls"),
+        ({"context_management": [{"type": "other"}]}, "context_management[0].type"),
+    ],
+)  # fmt: skip
+def test_tools_of_the_server_are_refused_by_name(extra: dict[str, object], param: str) -> None:
+    assert refused(**extra).param == param
+
+
+def test_only_an_answer_has_a_compaction() -> None:
+    compaction = {"type": "compaction", "encrypted_content": "x"}
+    user = {"role": "user", "content": "hi"}
+    answer = {"role": "assistant", "content": "hello", "compaction": compaction}
+    assert parse(messages=[answer, user]).messages[0].compaction is not None
+    for message in (user, {"role": "system", "content": "x"}):
+        error = refused(messages=[answer, message | {"compaction": compaction}])
+        assert error.param == "messages[1].compaction"

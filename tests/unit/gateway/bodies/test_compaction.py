@@ -4,7 +4,14 @@ from typing import Any
 
 import pytest
 
+from gateway.bodies.chat_compaction import (
+    CompactedChat,
+    expanded_chat,
+    split_chat,
+    summed_up,
+)
 from gateway.bodies.compaction import Compacted, expanded, has_compaction, last_turn
+from gateway.bodies.messages import CompactedHistory, Message
 from gateway.bodies.response_items import messages_of, read_items
 from gateway.content.seals import ContentSeals
 from gateway.responses.compaction_seal import CompactionSeals
@@ -104,3 +111,64 @@ def test_an_item_of_a_tenant_with_a_key_goes_with_the_key() -> None:
     for text in ("2.", "2.AAAA", "2.%"):
         with pytest.raises(BadRequestError):
             seals.opened("one", compaction(text), "p")
+
+
+def chat(*pairs: tuple[str, str], **last: Any) -> list[Message]:
+    messages = [Message(role=role, content=text) for role, text in pairs]
+    return [*messages[:-1], messages[-1].model_copy(update=last)]
+
+
+STOOD_FOR = CompactedHistory(type="compaction", encrypted_content="x")
+
+
+def test_a_chat_is_cut_before_its_last_turn_and_keeps_instructions() -> None:
+    turns = [("user", "one"), ("assistant", "a"), ("user", "two"), ("user", "more")]
+    messages = chat(("system", "rules"), *turns)
+    split = split_chat(messages)
+    assert split is not None
+    assert texts(split.said) == [("system", "rules"), ("user", "one"), ("assistant", "a")]
+    assert texts(split.kept) == [("user", "two"), ("user", "more")]
+    shown = summed_up(messages, "short", split.kept)
+    assert texts(shown) == [
+        ("system", "rules"),
+        ("user", "Summary of our conversation so far:\nshort\n\ntwo"),
+        ("user", "more"),
+    ]
+    for bare in ([("user", "one")], [("system", "rules"), ("user", "one")]):
+        assert split_chat(chat(*bare)) is None
+
+
+def test_a_chat_begins_with_its_last_compaction() -> None:
+    first = chat(("system", "rules"), ("user", "one"), ("assistant", "a"), compaction=STOOD_FOR)
+    later = chat(("user", "two"), ("assistant", "b"), compaction=STOOD_FOR)
+    opened: list[int] = []
+
+    def open_one(index: int, _: CompactedHistory) -> CompactedChat:
+        opened.append(index)
+        return CompactedChat("short", chat(("user", "two")))
+
+    messages = [*first, *later, *chat(("user", "three"))]
+    shown = expanded_chat(messages, open_one)
+    assert opened == [4]
+    assert texts(shown) == [
+        ("system", "rules"),
+        ("user", "Summary of our conversation so far:\nshort\n\ntwo"),
+        ("assistant", "b"),
+        ("user", "three"),
+    ]
+    # What it stands for may be left out.
+    assert texts(expanded_chat([*later[1:], *chat(("user", "three"))], open_one))[0][0] == "user"
+    plain = chat(("user", "one"))
+    assert expanded_chat(plain, open_one) is plain
+
+
+def test_a_compaction_of_a_chat_opens_for_its_tenant_alone_and_is_no_item() -> None:
+    seals = seals_of(SECRET)
+    kept = chat(("user", "two"))
+    item = seals.sealed_chat("one", "cmp_1", "short", kept)
+    content = seals.opened_chat("one", item, "x")
+    assert (content.summary, texts(content.kept)) == ("short", texts(kept))
+    as_item = compaction(item.encrypted_content)
+    for tenant_id, opened in (("two", seals.opened_chat), ("one", seals.opened)):
+        with pytest.raises(BadRequestError):
+            opened(tenant_id, item if tenant_id == "two" else as_item, "x")  # pyright: ignore[reportArgumentType]

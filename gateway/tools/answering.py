@@ -1,4 +1,4 @@
-"""Runs the loop of a response and its server tools: rounds of the model, and calls of tools.
+"""Runs the loop of an answer and its server tools: rounds of the model, and calls of tools.
 
 Each round is a request of its own, with its limits, its event and its place in the trace. It is
 made in this process, and writes into the client's response.
@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 import structlog
 from aiohttp import web
@@ -17,14 +17,12 @@ from aiohttp import web
 from gateway.directory import Principal
 from gateway.endpoints.reply import STREAM_HEADERS
 from gateway.endpoints.task import TextTask
-from gateway.responses.approval_leases import ApprovalLeases, ApprovedWork, KnownOutcome
-from gateway.responses.tool_events import RoundCall, ToolEvents
-from gateway.responses.tool_task import ToolResponseTask
 from gateway.server.identity import CallerIdentity, further_identity, identity_of, new_uid
 from gateway.server.in_process import in_process_request
 from gateway.server.middleware import note_outcome
 from gateway.server.relayed import RelayedResponse
 from gateway.text.sse import KEEP_ALIVE
+from gateway.tools.approval_leases import ApprovalLeases, ApprovedWork, KnownOutcome
 from gateway.tools.call_events import CallFacts, event_of
 from gateway.tools.failures import ToolCallError
 from gateway.tools.loop import (
@@ -41,6 +39,7 @@ from gateway.tools.loop import (
     ToolLoop,
 )
 from gateway.tools.plan import PlannedTool
+from gateway.tools.rounds import RoundCall, RoundEvents, RoundTask, output_tokens_of
 from gateway.tools.runner import ToolRunner
 from sluice.errors import PlatformError
 
@@ -61,7 +60,7 @@ class Answering(Protocol):
 
 
 class ToolAnswering:
-    """Answers the responses of one worker; those with server tools take several rounds."""
+    """Answers the requests of one worker; those with server tools take several rounds."""
 
     def __init__(
         self,
@@ -80,7 +79,7 @@ class ToolAnswering:
             answering: Answers single rounds.
             runner: Calls tools.
             leases: Leases of approved calls.
-            budget: Budget of one response; a request may ask for less.
+            budget: Budget of one answer; a request may ask for less.
             keep_alive_s: Longest silence of a stream, in seconds.
             emit: Takes one event per call and never blocks.
             gateway_id: Id of this worker.
@@ -93,11 +92,14 @@ class ToolAnswering:
         self, request: web.Request, principal: Principal, task: TextTask
     ) -> web.StreamResponse:
         """Answer one body."""
-        if not isinstance(task, ToolResponseTask):
+        if not task.has_rounds:
             return await self._answering.answer(request, principal, task)
-        calls = min(self._budget.calls, task.max_tool_calls or self._budget.calls)
+        rounds = cast("RoundTask", task)
+        calls = min(self._budget.calls, rounds.max_tool_calls or self._budget.calls)
         budget = LoopBudget(calls, self._budget.tokens, self._budget.seconds, self._budget.micros)
-        run = _ToolRun(self._answering, self._runner, self._leases, request, principal, task)
+        run = _ToolRun(
+            self._answering, self._runner, self._leases, request, principal, task.endpoint, rounds
+        )
         run.tell = partial(self._send_event, run.caller)
         try:
             return await run.answer(ToolLoop(budget, time.monotonic()), self._keep_alive_s)
@@ -132,7 +134,7 @@ class _Caller(NamedTuple):
 
 
 class _ToolRun:
-    """The loop of one response."""
+    """The loop of one answer."""
 
     def __init__(
         self,
@@ -141,7 +143,8 @@ class _ToolRun:
         leases: ApprovalLeases,
         request: web.Request,
         principal: Principal,
-        task: ToolResponseTask,
+        endpoint: str,
+        task: RoundTask,
     ) -> None:
         self._answering, self._runner, self._leases = answering, runner, leases
         self._request, self._principal, self._task = request, principal, task
@@ -156,16 +159,16 @@ class _ToolRun:
         self._known: dict[str, KnownOutcome] = {}
         self._error: PlatformError | None = None
         self._began = dict[str, tuple[int, float]]()  # Unix time in ms, and monotonic time
-        self.caller = _Caller(self._identity, principal, task.model, task.endpoint)
+        self.caller = _Caller(self._identity, principal, task.model, endpoint)
         self.tell: Callable[[PlannedTool, CallFacts], None] = _drop
 
     @property
-    def _events(self) -> ToolEvents:
+    def _events(self) -> RoundEvents:
         return self._rounds.events
 
     async def answer(self, loop: ToolLoop, keep_alive_s: float) -> web.StreamResponse:
         """Run the loop; return the response, or raise as any other request does."""
-        self._task.begin_rounds(self._task.model)
+        self._task.begin_rounds(self._identity.uid)
         actions = loop.begin(await self._approved(loop.budget.seconds), time.monotonic())
         while True:
             last = await self._run_calls(loop, actions, keep_alive_s)
@@ -197,7 +200,7 @@ class _ToolRun:
                 self._principal.tenant.id,
             )
             work = ApprovedWork(tenant_id, it.request_id, named, it.tool.is_idempotent)
-            known = await self._leases.claim(work, self._task.response_id, seconds)
+            known = await self._leases.claim(work, self._task.answer_id, seconds)
             item_id = self._events.begin_approved(it.request_id, it.tool, it.arguments)
             if known is None:
                 self._leased[item_id] = work
@@ -334,9 +337,12 @@ class _ToolRun:
         Raises:
             PlatformError: The round was refused before anything was written or run.
         """
-        is_first, task = not self._rounds_begun, self._round_task()
+        is_first = not self._rounds_begun
+        task = self._task.next_round(
+            self._rounds.messages(), self._tokens_left(), is_first=is_first
+        )
         identity = self._identity if is_first else further_identity(self._identity)
-        request = in_process_request(task.endpoint, b"", self._client.sink(), identity)
+        request = in_process_request(self.caller.endpoint, b"", self._client.sink(), identity)
         self._rounds_begun += 1
         try:
             await self._answering.answer(request, self._principal, task)
@@ -353,21 +359,10 @@ class _ToolRun:
         self._usage = _sum(self._usage, rounds.usage)
         return self._events.round_calls
 
-    def _round_task(self) -> ToolResponseTask:
-        """Return the task of the next round."""
-        changes: dict[str, Any] = {
-            "messages": self._rounds.render(self._events.output()),
-            "stream": True,
-            "max_completion_tokens": self._tokens_left(),
-        }
-        if self._rounds_begun and self._task.must_call:
-            changes["tool_choice"] = "auto"  # the forced call was made
-        return self._task.model_copy(update=changes)
-
     def _tokens_left(self) -> int | None:
         """Return the tokens that the output may still have; None: no bound besides the context."""
-        wanted = self._task.max_completion_tokens
-        return None if wanted is None else max(0, wanted - self._usage.get("output_tokens", 0))
+        wanted = self._task.output_tokens_max
+        return None if wanted is None else max(0, wanted - output_tokens_of(self._usage))
 
     def _round_tokens(self) -> int:
         usage: dict[str, Any] = self._rounds.usage or {}
@@ -376,22 +371,14 @@ class _ToolRun:
     # --- the end ----------------------------------------------------------------------------
 
     async def _end(self, reason: str) -> web.StreamResponse:
-        events, keeping, error = self._events, self._task.keeping, self._error
+        events, error = self._events, self._error
         if error is not None:
-            response = events.failed(
-                error, is_stored=keeping is not None and keeping.keeps_failures
-            )
-            if keeping is not None:
-                keeping.note_failure(response)
-            return await self._sent(events.cut("failed", response), response, str(error.code))
-        events.end_as(reason or events.round_reason)
-        ended_unix_s = int(time.time())
-        response = events.response(self._usage, ended_unix_s)
-        if keeping is not None:
-            stored = events.response(self._usage, ended_unix_s, is_stored=True)
-            if await keeping.keep(stored):
-                response = stored
-        return await self._sent(events.last(response), response, reason or events.round_reason)
+            last, whole = self._task.failed(error)
+            return await self._sent(last, whole, str(error.code))
+        outcome = reason or events.round_reason
+        events.end_as(outcome)
+        last, whole = await self._task.ended(self._usage, int(time.time()))
+        return await self._sent(last, whole, outcome)
 
     async def _sent(self, last: bytes, response: bytes, outcome: str) -> web.StreamResponse:
         note_outcome(self._request, outcome)

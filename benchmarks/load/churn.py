@@ -1,0 +1,171 @@
+"""Chains of stored responses while servers are killed: no response that was told as stored is lost.
+
+One operation: a turn of a chain of responses, over the gateway of a whole stack on the `sim`
+driver. Gateway, control plane, Valkey and PostgreSQL get a SIGKILL, one after the other. Each
+answer that is complete says whether it was stored. In the end every stored one is read. Not
+counted: turns that no answer came to.
+Run: `python -m benchmarks.load.churn [--turns 200] [--seconds 600]`.
+"""
+
+import argparse
+import asyncio
+import os
+import signal
+import time
+from collections import Counter
+from typing import Any
+
+import aiohttp
+import psutil
+
+from benchmarks.load.stack import BenchmarkStack, started
+from benchmarks.results import write_result
+from cli.stack.home import Home
+from cli.stack.state import read_state
+
+_KILLED = ("gateway", "control-plane", "valkey", "postgres")
+_CHAIN_TURNS = 20
+_PAUSE_S, _TURN_S, _READ_S = 0.2, 30.0, 120.0
+_READERS = 32
+_BODY: dict[str, Any] = {
+    "model": "sluice-tiny",
+    "input": "And then?",
+    "max_output_tokens": 8,
+    "ignore_eos": True,
+}
+
+
+class ChurnLoad:
+    """Chains of turns at a rate, and their outcomes.
+
+    Attributes:
+        counts: Outcomes of turns, by name.
+        stored: Ids of responses that were told as stored.
+    """
+
+    def __init__(self, http: aiohttp.ClientSession, url: str, *, turns_per_s: float) -> None:
+        """Prepare; `url` is that of responses."""
+        self._http, self._url = http, url
+        self._every_s = 1 / turns_per_s
+        self.counts: Counter[str] = Counter()
+        self.stored: list[str] = []
+
+    async def run(self, seconds: float) -> None:
+        """Begin a chain whenever the rate of turns has room for one; return when all have ended."""
+        end_s = time.monotonic() + seconds
+        next_s = time.monotonic()
+        async with asyncio.TaskGroup() as tasks:
+            while next_s < end_s:
+                await asyncio.sleep(max(0.0, next_s - time.monotonic()))
+                tasks.create_task(self._chain(end_s))
+                next_s += self._every_s * _CHAIN_TURNS
+
+    async def _chain(self, end_s: float) -> None:
+        previous: str | None = None
+        for _ in range(_CHAIN_TURNS):
+            if time.monotonic() > end_s:
+                return
+            response = await self._turn(previous)
+            if response is None:
+                await asyncio.sleep(_PAUSE_S)
+            elif response["store"]:
+                previous = response["id"]
+                self.stored.append(response["id"])
+
+    async def _turn(self, previous: str | None) -> dict[str, Any] | None:
+        """Return the answer of a turn; None: none came, and the chain stays where it was."""
+        body = _BODY if previous is None else _BODY | {"previous_response_id": previous}
+        try:
+            async with asyncio.timeout(_TURN_S), self._http.post(self._url, json=body) as answer:
+                told = await answer.json()
+        except (aiohttp.ClientError, TimeoutError, ConnectionError):
+            self.counts["no_answer"] += 1
+            return None
+        if answer.status != 200:
+            self.counts[f"status_{answer.status}"] += 1
+            return None
+        self.counts["stored" if told["store"] else "told_as_not_stored"] += 1
+        return told
+
+    async def lost(self) -> int:
+        """Return how many stored responses cannot be read."""
+        left, lost = list(self.stored), 0
+
+        async def read() -> None:
+            nonlocal lost
+            while left:
+                lost += not await self._is_there(left.pop())
+
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(_READERS):
+                tasks.create_task(read())
+        return lost
+
+    async def _is_there(self, response_id: str) -> bool:
+        async with asyncio.timeout(_READ_S):
+            while True:
+                try:
+                    async with self._http.get(f"{self._url}/{response_id}") as answer:
+                        if answer.status in {200, 404}:
+                            return answer.status == 200
+                except (aiohttp.ClientError, ConnectionError):
+                    pass  # a server has not come back yet
+                await asyncio.sleep(_PAUSE_S)
+
+
+async def _killing(stack: BenchmarkStack, seconds: float) -> None:
+    """Kill each server once, spread over the time of the load."""
+    for name in _KILLED:
+        await asyncio.sleep(seconds / (len(_KILLED) + 1))
+        os.kill(_pids(stack)[name], signal.SIGKILL)
+
+
+def _pids(stack: BenchmarkStack) -> dict[str, int]:
+    state = read_state(Home(stack.home))
+    assert state is not None, "the stack runs"
+    return {it.name: it.pid for it in state.processes}
+
+
+def _resident_mb(stack: BenchmarkStack) -> dict[str, float]:
+    pids = _pids(stack)
+    return {
+        name: round(psutil.Process(pids[name]).memory_info().rss / 1e6, 1)
+        for name in ("gateway", "control-plane")
+    }
+
+
+async def measured(stack: BenchmarkStack, *, turns_per_s: float, seconds: float) -> dict[str, Any]:
+    """Return outcomes of turns, lost responses, and memory after the load."""
+    headers = {"authorization": f"Bearer {stack.env['OPENAI_API_KEY']}"}
+    url = f"{stack.env['OPENAI_BASE_URL']}/responses"
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(headers=headers, connector=connector) as http:
+        load = ChurnLoad(http, url, turns_per_s=turns_per_s)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(load.run(seconds))
+            tasks.create_task(_killing(stack, seconds))
+        resident = _resident_mb(stack)
+        lost = await load.lost()
+    return {"turns": dict(sorted(load.counts.items())), "lost": lost, "resident_mb": resident}
+
+
+def main() -> None:
+    """Run the load; a whole one writes `benchmarks/results/churn.json`."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--turns", type=float, default=200.0, help="Turns per second.")
+    parser.add_argument("--seconds", type=float, default=600.0)
+    given = parser.parse_args()
+    with started("sim", "--no-embeddings") as stack:
+        work = measured(stack, turns_per_s=given.turns, seconds=given.seconds)
+        figures = asyncio.run(work)
+    record = {"turns_per_s": given.turns, "seconds": given.seconds, **figures}
+    if given.seconds < parser.get_default("seconds") or given.turns < parser.get_default("turns"):
+        print(record)
+        return
+    assert __doc__ is not None
+    operation = __doc__.split("\n\n")[1].strip().replace("\n", " ")
+    print(write_result("churn", operation, record).read_text())
+
+
+if __name__ == "__main__":
+    main()

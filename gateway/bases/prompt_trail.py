@@ -1,0 +1,167 @@
+"""Prompts of a chain as its turns have stored them, so that a further turn appends anywhere. Pure.
+
+Each turn stores the ids and the block hashes that it has brought, behind the last block of the
+turns before it: hashes are chained, so an equal one has equal ids before it. A digest of
+template, tokenizer, model, tools, options and messages names the prompt. A prompt of other ones is
+rendered anew.
+"""
+
+import hashlib
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+from google.protobuf.message import DecodeError
+
+from gateway.text.packed_prompt import packed_ids
+from sluice.hashing import BLOCK_TOKENS, HASH_BYTES
+from sluice.wire.router.v1 import router_pb2 as router
+from sluice.wire.state.v1 import state_pb2 as wire
+
+_DIGEST_BYTES = 16
+_RECORD_BYTES_MAX = 1 << 20  # a turn that brings more is rendered anew elsewhere
+_TAIL_MAX = 4096  # characters
+
+
+@dataclass(frozen=True, slots=True)
+class PromptTrail:
+    """The prompt that the turns of a chain have stored.
+
+    Attributes:
+        latest: Record of the latest turn that has one; None: there is none.
+        opening: Text before the first message.
+        hashes: Hashes of all full blocks.
+        packed: Ids of these blocks, as they go over the wire.
+    """
+
+    latest: wire.StoredPrompt | None = None
+    opening: str = ""
+    hashes: bytes = b""
+    packed: bytes = b""
+
+    @property
+    def size(self) -> int:
+        """Bytes that it takes, about."""
+        return len(self.hashes) + len(self.packed) + len(self.opening)
+
+    def extended(self, records: Iterable[bytes]) -> "PromptTrail":
+        """Return the trail with the records of further turns, oldest first; empty: a turn has none.
+
+        A record that does not continue the trail is passed over.
+        """
+        latest, opening, last = self.latest, self.opening, self.hashes[-HASH_BYTES:]
+        hashes, packed = [self.hashes], [self.packed]
+        for data in records:
+            record = _read(data)
+            if record is None:
+                continue
+            if not record.after:
+                opening, hashes, packed = record.opening, [], []
+            elif record.after != last:
+                continue
+            latest = record
+            hashes.append(record.hashes)
+            packed.append(record.packed)
+            last = record.hashes[-HASH_BYTES:] or record.after
+        return PromptTrail(latest, opening, b"".join(hashes), b"".join(packed))
+
+    def ids(self) -> "array[int]":
+        """Return all stored ids."""
+        assert self.latest is not None, "there is a record"
+        ids = array("I", router.Submit.FromString(self.packed).prompt)
+        ids.extend(self.latest.rest)
+        return ids
+
+
+NO_TRAIL = PromptTrail()
+
+
+class SaidDigest:
+    """A digest of what is rendered, message by message; empty bytes: there is none."""
+
+    def __init__(self, fingerprint: bytes) -> None:
+        """Prepare; `fingerprint` names template and tokenizer."""
+        self._fingerprint = fingerprint
+
+    def begin(
+        self, root: bytes, tools: Sequence[Mapping[str, Any]], options: Mapping[str, object]
+    ) -> bytes:
+        """Return the digest without messages; `root` names the model and the tenant."""
+        return _chained(self._fingerprint + root, [{"tools": tools, "options": dict(options)}])
+
+    @staticmethod
+    def go_on(digest: bytes, rows: Iterable[Mapping[str, Any]]) -> bytes:
+        """Return the digest with further messages, as templates take them."""
+        return _chained(digest, rows) if digest else b""
+
+
+def record_of(
+    trail: PromptTrail,
+    *,
+    said: bytes,
+    messages: int,
+    opening: str,
+    ids: "array[int]",
+    hashes: bytes,
+    tail: str,
+    ending: str,
+    characters: int,
+    given: int,
+) -> bytes:
+    """Return what a turn stores of its prompt; empty: it stores nothing.
+
+    Args:
+        trail: Prompt that the turns before have stored.
+        said: Digest of all messages.
+        messages: Number of messages.
+        opening: Text before the first message.
+        ids: Ids of the text before `tail`.
+        hashes: Hashes of the full blocks of `ids`.
+        tail: Text whose tokens may change with more text.
+        ending: Last characters of the text.
+        characters: Characters of the text.
+        given: Characters of all texts that the template was given.
+    """
+    if not said or len(tail) > _TAIL_MAX:
+        return b""
+    known = len(trail.hashes)
+    is_further = bool(known) and hashes[:known] == trail.hashes and opening == trail.opening
+    start = known if is_further else 0
+    end = len(hashes) // HASH_BYTES * BLOCK_TOKENS
+    record = wire.StoredPrompt(
+        said=said,
+        messages=messages,
+        after=trail.hashes[-HASH_BYTES:] if is_further else b"",
+        hashes=hashes[start:],
+        packed=packed_ids(ids[start // HASH_BYTES * BLOCK_TOKENS : end]),
+        rest=ids[end:],
+        opening="" if is_further else opening,
+        tail=tail,
+        ending=ending,
+        characters=characters,
+        given=given,
+    )
+    data = record.SerializeToString()
+    return data if len(data) <= _RECORD_BYTES_MAX else b""
+
+
+def _read(data: bytes) -> wire.StoredPrompt | None:
+    if not data:
+        return None
+    try:
+        return wire.StoredPrompt.FromString(data)
+    except DecodeError:  # of another release
+        return None
+
+
+def _chained(digest: bytes, parts: Iterable[Mapping[str, Any]]) -> bytes:
+    """Return a digest of a digest and further parts; empty: a part is no JSON of 64 bits."""
+    for part in parts:
+        try:
+            text = orjson.dumps(part, option=orjson.OPT_SORT_KEYS)
+        except TypeError:
+            return b""
+        digest = hashlib.blake2b(text, key=digest[:64], digest_size=_DIGEST_BYTES).digest()
+    return digest

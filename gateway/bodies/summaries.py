@@ -1,0 +1,33 @@
+"""Summaries that stand for what was said: when they are due, and how models see them. Pure."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from gateway.bodies.fields import Integer, ModelName
+from gateway.bodies.parsing import Strict
+
+# Fixed, so that a summary says of a conversation what every other one says.
+SUMMARY_PROMPT = (
+    "Summarise our conversation so far for a reader who goes on with it and sees nothing else."
+    " Keep the goal, decisions, facts, names, numbers, open questions, and the results of calls."
+    " Leave out greetings and what is settled and not needed any more. Answer with the summary"
+    " alone."
+)
+_OPENING = "Summary of our conversation so far:\n"
+
+
+class CompactionPolicy(Strict):
+    """When a conversation is summarised: a prompt with more tokens than that would come of it."""
+
+    type: Literal["compaction"]
+    compact_threshold: Annotated[Integer, Field(ge=1, le=1 << 30)] | None = None
+    model: ModelName | None = None
+
+
+ContextManagement = Annotated[list[CompactionPolicy], Field(fail_fast=True, max_length=1)]
+
+
+def behind_summary(summary: str, said: str = "") -> str:
+    """Return what a user says first, behind a summary of what was said before."""
+    return f"{_OPENING}{summary}\n\n{said}" if said else f"{_OPENING}{summary}"
