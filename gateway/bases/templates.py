@@ -232,7 +232,7 @@ class ChatTemplate:
         if self._going_on is None:
             return None
         rows = [self._row(message) for message in messages]
-        listed = _listed(tools) if tools else []
+        listed = _template_tools(tools) if tools else []
         kept = len(rows)
         return WrittenChat(list(messages), rows, listed, options, given, kept, opening, (), "")
 

@@ -252,7 +252,7 @@ class ChatRequest(GenerationFields):
             raise unsupported("stream_options.continuous_usage_stats", text)
         labels = [it.server_label for it in self.servers.values()]
         if len(set(labels)) < len(labels):
-            raise bad_value("tools", "two servers have the same label")
+            raise bad_value("tools", "two servers have the same label; each needs its own")
 
     def check_tools(self) -> None:
         """Raise BadRequestError when tools and `tool_choice` do not go together."""
