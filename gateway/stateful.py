@@ -12,7 +12,7 @@ from gateway.batches.routes import Batches
 from gateway.batches.worker import BatchWorker
 from gateway.chat_store.compactor import ChatCompactor
 from gateway.chat_store.routes import KeptCompletions
-from gateway.chat_tools.planning import ChatToolPlanning
+from gateway.chat_store.tool_planning import ChatToolPlanning
 from gateway.content.seals import ContentSeals
 from gateway.conversations.routes import Conversations
 from gateway.conversations.store import ConversationStore

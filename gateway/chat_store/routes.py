@@ -12,8 +12,8 @@ from gateway.bodies.parsing import parse
 from gateway.chat_store.compactor import ChatCompactor
 from gateway.chat_store.keeper import KIND, CompletionKeeper
 from gateway.chat_store.task import KeptChatTask
-from gateway.chat_tools.planning import ChatToolPlanning
-from gateway.chat_tools.task import ToolChatTask
+from gateway.chat_store.tool_planning import ChatToolPlanning
+from gateway.chat_store.tool_task import ToolChatTask
 from gateway.directory import Directory, Principal
 from gateway.endpoints.chat import ChatTask
 from gateway.endpoints.reading import read_parsed

@@ -3,7 +3,7 @@
 from typing import Any
 
 from gateway.bodies.mistakes import unsupported
-from gateway.chat_tools.task import ChatRounds, ToolChatTask
+from gateway.chat_store.tool_task import ChatRounds, ToolChatTask
 from gateway.directory import Directory, Principal
 from gateway.endpoints.chat import ChatTask
 from gateway.tools.catalog import ToolCatalog, WantedTools, names_of_model

@@ -10,7 +10,7 @@ from pydantic import ConfigDict
 from gateway.bodies.messages import CompactedHistory, Message
 from gateway.chat_store.keeper import CompletionKeeper
 from gateway.chat_store.record import completion_head, record_of
-from gateway.chat_tools.events import ToolChatChunks
+from gateway.chat_store.tool_events import ToolChatChunks
 from gateway.dispatch.generation import GenerationSpec
 from gateway.dispatch.pace import AttemptPace
 from gateway.dispatch.streamed import StreamedGeneration
