@@ -166,6 +166,10 @@ class Directory:
             tier.ttft_deadline_ms = _BATCH_DEADLINE_MS
         return replace(principal, tier=tier)
 
+    def is_highest(self, tier: wire.Tier) -> bool:
+        """Return whether no tier has a higher priority."""
+        return all(it.priority <= tier.priority for it in self._state.tiers.values())
+
     @staticmethod
     def require_scope(principal: Principal, scope: Scope) -> None:
         """Raise PlatformError 403 unless the caller's key has a scope."""

@@ -232,6 +232,11 @@ class GatewayMetrics:
             " session), wait (no session), none (no pool serves)",
             ("pool", "reason"),
         )
+        self.gate_refusals = Counter(
+            "gateway_gate_refusals_total",
+            "Requests of lower tiers refused before any work, because routers have no room",
+            registry=self.registry,
+        )
 
     def _declare_texts(self) -> None:
         self.guard_matches = Counter(

@@ -28,6 +28,7 @@ from sluice.wire.router.v1 import router_pb2 as wire
 
 log = structlog.get_logger(__name__)
 
+_TURNED_AWAY_MAX = 1_000_000  # of one tier in a message
 COUNTED_S = 10.0  # between two reports of what was counted
 _HAND_ON_S = 0.02  # between two parts of what is closed, and handed to gateways
 _LOGGED = 4  # replicas of a decision
@@ -108,6 +109,9 @@ class Hub:
                 self._counts.mix(time.time_ns() // 1_000_000)
             if not link.takes_closings:  # older than what Hello says of it
                 link.takes_closings = any(submit.closing for submit in message.submits)
+        for turned in message.turned_away:
+            requests = min(turned.requests, _TURNED_AWAY_MAX)
+            self.core.turned_away(turned.cell_id, turned.priority, requests, now)
         link.accounts.cancelled(message)
         for handle in message.cancels:
             self.core.cancel(link.key, handle)

@@ -142,9 +142,9 @@ class RouterWorld:
 
     # --- what is to happen ------------------------------------------------------------------
 
-    def load(self, workload: Workload) -> None:
-        """Plan the arrivals, and the cancels, of a workload."""
-        at_s = 0.0
+    def load(self, workload: Workload, begin_s: float = 0.0) -> None:
+        """Plan the arrivals, and the cancels, of a workload from a time on."""
+        at_s = begin_s
         for _ in range(workload.requests):
             at_s += self.random.expovariate(workload.rate_per_s)
             prompt_tokens = self._length(workload.prompt_tokens, self.limits.prompt_tokens_max)

@@ -30,6 +30,7 @@ class Terms:
         replicas_max: Replicas that a policy may not go above.
         objective_s: First-token objective in seconds.
         sleepers_share: Sleepers per replica of the busiest minute so far; they are paid for.
+        sleepers_min: Sleepers in any case; a run begins with them.
         wake_s: Least and greatest seconds that a sleeper takes to wake.
         tiers: Shares of the demand by tier, the highest first; together 1.
         batch_deadline_s: Seconds that work of the lowest of several tiers may wait.
@@ -40,6 +41,7 @@ class Terms:
     replicas_max: int = 400
     objective_s: float = TTFT_OBJECTIVE_S
     sleepers_share: float = 0.0
+    sleepers_min: int = 0
     wake_s: tuple[float, float] = (1.0, 6.0)
     tiers: tuple[float, ...] = (1.0,)
     batch_deadline_s: float = 900.0
@@ -188,7 +190,7 @@ class _Pool:
     def __init__(self, first: int, terms: Terms, seed: int) -> None:
         self.terms = terms
         self._random = random.Random(seed)  # noqa: S311 -- boot times, no secrets
-        self.ready, self.sleeping = first, 0
+        self.ready, self.sleeping = first, terms.sleepers_min
         self._boots: list[float] = []
         self._wakes: list[float] = []
 
@@ -289,6 +291,7 @@ def _decide(
         return False
     want = int(max(terms.replicas_min, min(terms.replicas_max, rule.target(t, sight))))
     share = round(terms.sleepers_share * max(most_ready, pool.ready))
+    share = max(share, terms.sleepers_min)
     pool.scale(t, want, share if sleeping is None else sleeping.sleepers)
     return want != sight.provisioned
 

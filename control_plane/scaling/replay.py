@@ -15,6 +15,7 @@ from control_plane.scaling.plan import plan, remember, urgent
 QUARTER_S = 900
 QUARTERS_MIN = 4  # less says nothing
 _POOL = "pool"
+_BOOTS = 8  # that a pool has measured; with fewer, usual times count as well
 
 
 class PlanRule:
@@ -23,8 +24,11 @@ class PlanRule:
     every_s = int(BUCKET_S)
 
     def __init__(self, settings: ScalingSettings, terms: Terms) -> None:
-        """Begin with a pool without memory."""
+        """Begin with a pool that has measured its boots, and remembers nothing else."""
         self._state = PoolState(settings, PoolFacts(0, 0, 0.0))
+        least_s, greatest_s = terms.boot_s
+        for part in range(_BOOTS):
+            self._state.booted(least_s + (greatest_s - least_s) * part / (_BOOTS - 1))
         self._terms = terms
         self.sleepers = 0
 

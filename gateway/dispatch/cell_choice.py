@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple, Protocol
 
+from gateway.dispatch.tier_gate import NO_GATES, ToldGates
 from sluice.hashing import HASH_BYTES
 
 # The block whose hash is the affinity of a prompt: its first 2,048 tokens. Conversations that only
@@ -46,6 +47,8 @@ class CellView:
         is_refusing: Whether the cell's router is shutting down.
         queued: Requests that wait in the router.
         running: Requests at the replicas.
+        gates: Gates of tiers, as its router told of them.
+        told_at_s: Time of the router's last message about the cell, on the monotonic clock.
         seed: Hash of the cell's id.
     """
 
@@ -57,6 +60,8 @@ class CellView:
     is_refusing: bool = False
     queued: int = 0
     running: int = 0
+    gates: ToldGates = field(default_factory=lambda: NO_GATES)
+    told_at_s: float = 0.0
     seed: int = field(init=False, repr=False)
 
     def __post_init__(self) -> None:

@@ -8,6 +8,7 @@ from gateway.dispatch.answers import Answers
 from gateway.dispatch.generation import EndKind, Generation, GenerationEnd
 from gateway.dispatch.retry_budget import RetryBudget
 from gateway.dispatch.routers import RouterLinks
+from gateway.dispatch.tier_gate import GateAsk
 from gateway.stopping import STOPPING_RETRY_S, STOPPING_TEXT
 from sluice.errors import ErrorCode
 
@@ -38,6 +39,15 @@ class GatewayDispatcher:
     def serves(self, pool_id: str) -> bool:
         """Return whether a replica of the pool takes requests."""
         return self._links.serves(pool_id)
+
+    @property
+    def is_gated(self) -> bool:
+        """Whether any router refuses most requests of a tier."""
+        return self._links.is_gated
+
+    def refused_for_s(self, pool_id: str, ask: GateAsk, now_s: float) -> float | None:
+        """Return for how long a pool's routers refuse a request; None: it goes to one of them."""
+        return self._links.refused_for_s(pool_id, ask, now_s)
 
     async def drain(self, timeout_s: float) -> int:
         """Take no new request, wait for the open ones; return how many are left at the deadline."""

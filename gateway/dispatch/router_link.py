@@ -6,7 +6,7 @@ they are handed out in one synchronous loop, with no task switch per request or 
 
 import asyncio
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,7 @@ from google.protobuf.message import DecodeError
 from gateway.dispatch.cell_choice import CellView
 from gateway.dispatch.generation import EndKind, Generation, GenerationEnd
 from gateway.dispatch.pace import AttemptPace
+from gateway.dispatch.tier_gate import NO_GATES, told_gates
 from sluice.channels import channel_to
 from sluice.errors import ErrorCode
 from sluice.identity import CertificateRole
@@ -71,6 +72,7 @@ class RouterLink:
         cells: Router's last report on each of its cells. A router reports at once which cells it
             owns: a cell that moves may have a new owner already, which would refuse requests for it
             until then.
+        is_gated: Whether any of these reports has a gate of a tier.
     """
 
     def __init__(
@@ -95,6 +97,7 @@ class RouterLink:
         self.address = address
         self.router_id = ""
         self.is_up = False
+        self.is_gated = False
         self.cells: dict[str, CellView] = {}
         self._gateway_id = gateway_id
         self._on_change = on_change
@@ -109,6 +112,7 @@ class RouterLink:
         self._cancels: list[int] = []
         self._cancel_took: list[int] = []
         self._cancel_placed: list[bool] = []
+        self._turned_away: Counter[tuple[str, int]] = Counter()
         self._has_outgoing = asyncio.Event()
         self._received_at_s = 0.0
         self._writes = 0
@@ -142,6 +146,12 @@ class RouterLink:
             cell.tokens_owed += len(submit.prompt)
         self._has_outgoing.set()
         return self._last_handle
+
+    def turned_away(self, cell_id: str, priority: int) -> None:
+        """Tell the router of a request that was refused by what it had said: it is demand."""
+        if self.is_up:
+            self._turned_away[cell_id, priority] += 1
+            self._has_outgoing.set()
 
     def _open_batch(self) -> wire.ConnectRequest:
         if not self._batches or self._batch_tokens >= _BATCH_TOKENS:
@@ -229,7 +239,11 @@ class RouterLink:
             batch.cancel_took.extend(self._cancel_took)
             batch.cancel_placed.extend(self._cancel_placed)
             self._clear_cancels()
-        return batch if batch.submits or batch.cancels else None
+        if self._turned_away and not self._batches:
+            for (cell_id, priority), requests in self._turned_away.items():
+                batch.turned_away.add(cell_id=cell_id, priority=priority, requests=requests)
+            self._turned_away.clear()
+        return batch if batch.submits or batch.cancels or batch.turned_away else None
 
     def _clear_cancels(self) -> None:
         self._cancels.clear()
@@ -277,7 +291,7 @@ class RouterLink:
         for closing in message.closings:
             self._emit(closing)
         if message.cells:
-            self._learn_cells(message.cells)
+            self._learn_cells(message.cells, now_s)
 
     def _hand_out_tokens(
         self, handles: list[int], counts: list[int], tokens: list[int], now_s: float
@@ -322,7 +336,7 @@ class RouterLink:
                 generation.learn_logprobs(logprob, top[start : start + count])
             start += count
 
-    def _learn_cells(self, states: Iterable[wire.CellState]) -> None:
+    def _learn_cells(self, states: Iterable[wire.CellState], now_s: float) -> None:
         has_news = False
         for state in states:
             before = self.cells.get(state.cell_id)
@@ -334,8 +348,11 @@ class RouterLink:
                 is_refusing=state.is_draining,
                 queued=state.queued,
                 running=state.running,
+                gates=told_gates(state) if state.tier_gates else NO_GATES,
+                told_at_s=now_s,
             )
             has_news = has_news or before is None
+        self.is_gated = any(view.gates for view in self.cells.values())
         if has_news and self.is_up:
             self._on_change()
 
@@ -354,8 +371,10 @@ class RouterLink:
         self._batches.clear()
         self._unsent = 0
         self._clear_cancels()
+        self._turned_away.clear()
         self._has_outgoing.clear()
         self.cells.clear()
+        self.is_gated = False
         generations, self._generations = self._generations, {}
         for generation in generations.values():
             generation.end(

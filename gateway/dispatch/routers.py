@@ -8,6 +8,7 @@ from gateway.directory import Directory
 from gateway.dispatch.cell_choice import CellView, Wishing, choose
 from gateway.dispatch.pace import AttemptPace
 from gateway.dispatch.router_link import RouterLink
+from gateway.dispatch.tier_gate import EarlyGate, GateAsk
 
 _SWEEP_S = 1.0
 
@@ -59,6 +60,7 @@ class RouterLinks:
         self._directory = directory
         self._gateway_id = gateway_id
         self._links: dict[str, RouterLink] = {}
+        self._gate = EarlyGate()
         self._waiting: set[Callable[[], None]] = set()
         self._wanted_changed = asyncio.Event()
         self.is_stopping = False
@@ -126,6 +128,24 @@ class RouterLinks:
         return min(
             [it.wait_ms for it in views if it.replicas_ready and not it.is_refusing], default=None
         )
+
+    @property
+    def is_gated(self) -> bool:
+        """Whether any router refuses most requests of a tier."""
+        return any(link.is_gated for link in self._links.values())
+
+    def refused_for_s(self, pool_id: str, ask: GateAsk, now_s: float) -> float | None:
+        """Return after how many seconds a request may come again; None: it goes to a router.
+
+        A router hears of each refused request, which is demand.
+        """
+        reachable = self._reachable(pool_id)
+        found = self._gate.refusal([view for view, _ in reachable], ask, now_s)
+        if found is None:
+            return None
+        link = next(link for view, link in reachable if view.cell_id == found.cell_id)
+        link.turned_away(found.cell_id, ask.priority)
+        return found.retry_after_s
 
     def find(self, pool_id: str, of: Wishing) -> Found | None:
         """Return a connected owner of a cell of the pool, with the cell's id; None without any.

@@ -15,6 +15,7 @@ from gateway.directory import Directory, Principal
 from gateway.dispatch.dispatcher import GatewayDispatcher
 from gateway.dispatch.generation import GenerationSpec
 from gateway.dispatch.tally import Tally
+from gateway.dispatch.tier_gate import GateAsk
 from gateway.endpoints.copies import Copies
 from gateway.endpoints.exchange import HttpExchange, Lost, flaws_in
 from gateway.endpoints.guards import GuardBoard
@@ -132,8 +133,7 @@ class Completer:
         resolved = self._resolve(task, identity, principal, name, received_at_unix_ms)
         counted: Reservation | None = None
         try:
-            if takes_work(request):
-                counted = await self._limiter.count(principal, resolved.model.id)
+            counted = await self._entered(request, principal, task, resolved, auto)
             specs = await self._specs(task, request, principal, resolved)
             if auto is not None or principal.tenant.fallbacks:
                 specs = self._with_patience(specs, task, principal, auto)
@@ -169,6 +169,45 @@ class Completer:
             if counted is not None:  # still so, if no answer was begun
                 self._limiter.settle(counted, prompt_tokens=0, output_tokens=0, was_served=True)
             self._open.discard(identity.uid)
+
+    async def _entered(
+        self,
+        request: web.Request,
+        principal: Principal,
+        task: TextTask,
+        resolved: ResolvedModel,
+        auto: AutoDecision | None,
+    ) -> Reservation | None:
+        """Refuse a request that can be refused before any work; count one that takes much work."""
+        if self._dispatcher.is_gated and self._may_be_gated(principal, task, auto):
+            self._require_open_gate(principal, task, resolved.model.pool_id)
+        if not takes_work(request):
+            return None
+        return await self._limiter.count(principal, resolved.model.id)
+
+    def _may_be_gated(
+        self, principal: Principal, task: TextTask, auto: AutoDecision | None
+    ) -> bool:
+        """Return whether a gate of a lower tier holds for a request.
+
+        Routers decide about deadlines of callers, and where another model may stand in.
+        """
+        if task.deadline_ms or self._auto.other(principal, task.model, auto) is not None:
+            return False
+        return task.is_lowered or not self._directory.is_highest(principal.tier)
+
+    def _require_open_gate(self, principal: Principal, task: TextTask, pool_id: str) -> None:
+        ask = GateAsk(task.queue_priority(principal.tier.priority), principal.tenant.id)
+        retry_s = self._dispatcher.refused_for_s(pool_id, ask, time.monotonic())
+        if retry_s is None:
+            return
+        self._metrics.gate_refusals.inc()
+        raise RejectedError(
+            ErrorCode.OVERLOADED,
+            "More requests of your tier come than this model has room for. "
+            f"Try again in {retry_s:.1f} s.",
+            retry_after_s=retry_s,
+        )
 
     async def _accepted(
         self,

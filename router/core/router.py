@@ -95,6 +95,7 @@ class RouterCore:
             code = rejection.code
             if cell is not None and code is not None and code.policy.is_demand:
                 cell.work.came(request, is_refused=True)
+                self._cell_news.refused(cell, request, rejection.retry_after_s, now)
             gateway.batch.outcomes.append(rejection.outcome(request.handle))
             count(rejection, self.lifecycle.stats)
             return
@@ -102,6 +103,15 @@ class RouterCore:
         for victim, ending in admission.room_for(request, cell, self.config, now):
             self.lifecycle.withdraw(victim, ending)
         self.lifecycle.accept(request, cell, now)
+        self._cell_news.fitted(request)
+
+    def turned_away(self, cell_id: str, priority: int, requests: int, now: float) -> None:
+        """Count requests that a gateway refused by what it heard of a cell: they are demand."""
+        cell = self.cells.get(cell_id)
+        if cell is None:
+            return
+        cell.work.turned_away(priority, requests, cell.uncached_mean, cell.answers.mean)
+        self._cell_news.turned_away(cell, priority, requests, now)
 
     def cancel(self, key: int, handle: int) -> None:
         """End a request on its gateway's wish; an unknown handle has already ended."""
@@ -250,7 +260,7 @@ class RouterCore:
         if is_sign_of_life:
             self._alive_at = now
         self._cell_news.tell(
-            self.cells.values(),
+            self.cells,
             self.gateways.values(),
             now,
             may_recite=is_sign_of_life,

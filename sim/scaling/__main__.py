@@ -9,10 +9,12 @@ import gzip
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from control_plane.scaling.fluid import ScalingOutcome, Terms, play
+from sim.scaling import ramp
 from sim.scaling.rules import RULES, rule_of
 
 _LADDER_TIERS = (0.4, 0.3, 0.3)
@@ -32,9 +34,9 @@ def read_curve(path: Path) -> list[float]:
     return curve
 
 
-def _record(path: Path, policy: str, seed: int, outcome: ScalingOutcome) -> dict[str, Any]:
+def _record(name: str, policy: str, seed: int, outcome: ScalingOutcome) -> dict[str, Any]:
     return {
-        "demand": path.name,
+        "demand": name,
         "policy": policy,
         "seed": seed,
         "violation_minutes": outcome.violation_minutes,
@@ -73,7 +75,10 @@ def _plot(path: Path, demand: Sequence[float], outcomes: dict[str, ScalingOutcom
 
 def _terms(options: argparse.Namespace) -> Terms:
     ladder = options.ladder
+    if options.ramp:
+        return replace(ramp.TERMS, sleepers_min=options.sleepers)
     return Terms(
+        sleepers_min=options.sleepers,
         boot_s=tuple(options.boot_s),
         replicas_min=options.replicas_min,
         replicas_max=options.replicas_max,
@@ -85,8 +90,13 @@ def _terms(options: argparse.Namespace) -> Terms:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m sim.scaling", description=__doc__)
-    parser.add_argument(
-        "--demand", type=Path, nargs="+", required=True, help="curves, *.gz or text"
+    curves = parser.add_mutually_exclusive_group(required=True)
+    curves.add_argument("--demand", type=Path, nargs="+", help="curves, *.gz or text")
+    curves.add_argument(
+        "--ramp",
+        action="store_true",
+        help="llm-d's staircase of 2 to 10 and 1 requests per second, with its own terms: "
+        "3 to 8 replicas, ready in 100 s, 3 s to the first token",
     )
     parser.add_argument(
         "--policy",
@@ -101,6 +111,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--boot-s", type=float, nargs=2, default=(180.0, 300.0), metavar=("MIN", "MAX")
+    )
+    parser.add_argument(
+        "--sleepers", type=int, default=0, help="replicas that sleep in any case; paid for"
     )
     parser.add_argument("--replicas-min", type=int, default=1)
     parser.add_argument("--replicas-max", type=int, default=400)
@@ -121,15 +134,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     records: list[dict[str, Any]] = []
     outcomes: dict[str, ScalingOutcome] = {}
     demand: list[float] = []
-    for path in options.demand:
+    for path in options.demand or [None]:
         try:
-            demand = read_curve(path)
+            demand = ramp.curve() if path is None else read_curve(path)
         except (OSError, ValueError) as error:
             parser.error(str(error))
         for policy in policies:
             for seed in range(options.seeds):
+                if path is None:
+                    demand = ramp.curve(seed)
                 outcomes[policy] = play(demand, rule_of(policy, terms, demand), terms, seed)
-                records.append(_record(path, policy, seed, outcomes[policy]))
+                name = "ramp" if path is None else path.name
+                records.append(_record(name, policy, seed, outcomes[policy]))
+                if path is None:
+                    records[-1]["replicas_mean"] = round(ramp.replicas_mean(outcomes[policy]), 2)
                 print(json.dumps(records[-1]), flush=True)
     if options.json:
         options.json.write_text(json.dumps(records, indent=1) + "\n")

@@ -22,7 +22,10 @@ def _percentile(values: Sequence[float], share: float) -> float:
 
 def _sluice(terms: Terms) -> PlanRule:
     settings = ScalingSettings(
-        terms.replicas_min, terms.replicas_max, sleepers_share=terms.sleepers_share
+        terms.replicas_min,
+        terms.replicas_max,
+        sleepers_share=terms.sleepers_share,
+        sleepers_min=terms.sleepers_min,
     )
     return PlanRule(settings, terms)
 

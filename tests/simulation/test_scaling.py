@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from control_plane.scaling.fluid import Terms, play
+from sim.scaling import ramp
 from sim.scaling.__main__ import main
 from sim.scaling.rules import RULES, rule_of
 
@@ -58,6 +59,20 @@ def test_sleepers_and_tiers_shorten_the_violation_of_the_upper_tiers() -> None:
     after = play(curve, rule_of("sluice", ladder, curve), ladder)
     assert after.violation_minutes <= before.violation_minutes
     assert after.batch_late_share <= 0.05
+
+
+def test_on_the_staircase_of_llm_d_fewer_requests_are_late_than_by_its_own_rule() -> None:
+    """docs/scaling.md has what is reached, what is published, and the goal that is not met."""
+    assert 10 / ramp.requests_s() < ramp.TERMS.replicas_max, "the last step can be served"
+    assert ramp.token_s() < 0.1, "a full replica meets the objective per token"
+    curve = ramp.curve()
+    outcomes = {
+        name: play(curve, rule_of(name, ramp.TERMS, curve), ramp.TERMS)
+        for name in ("sluice", "slo")
+    }
+    late = {name: outcome.violated_work_share for name, outcome in outcomes.items()}
+    assert late["sluice"] < 0.07 < late["slo"]
+    assert 3.0 < ramp.replicas_mean(outcomes["sluice"]) < 6.1
 
 
 def test_the_command_writes_a_list_and_refuses_unreadable_input(

@@ -68,6 +68,7 @@ class ScriptedRouter(router_pb2_grpc.RouterServiceServicer):
         submits: Everything that was submitted.
         cancelled: Request ids whose cancel came.
         is_frozen: Says nothing, not even that it lives.
+        turned_away: Requests that gateways refused by its gates.
         cells: What it tells of the cells that it owns; told when a gateway connects.
     """
 
@@ -86,6 +87,7 @@ class ScriptedRouter(router_pb2_grpc.RouterServiceServicer):
         self.step_s = step_s
         self.submits: list[wire.Submit] = []
         self.cancelled: list[str] = []
+        self.turned_away = 0
         self.is_frozen = False
         self._break = asyncio.Event()
 
@@ -131,6 +133,7 @@ class _Session:
 
     async def read(self, requests: AsyncIterator[wire.ConnectRequest]) -> None:
         async for request in requests:
+            self._router.turned_away += sum(it.requests for it in request.turned_away)
             for submit in request.submits:
                 self._router.submits.append(submit)
                 plan = self._router.plan(submit)

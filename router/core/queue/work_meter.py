@@ -44,6 +44,23 @@ class WorkMeter:
         weight = max(_SMOOTHING, 1 / self._seen)
         self.prompt_mean += weight * (request.prompt_tokens - self.prompt_mean)
 
+    def turned_away(
+        self, priority: int, requests: int, prompt_tokens: float, output_tokens: float
+    ) -> None:
+        """Count requests that gateways refused. Their tokens are unknown, so usual ones count.
+
+        Args:
+            priority: Priority of the queue, see `came`.
+            requests: Number of requests.
+            prompt_tokens: Uncached prompt tokens of a usual request.
+            output_tokens: Output tokens of a usual request.
+        """
+        tier = self._tier(priority // CLASSES)
+        tier.requests += requests
+        tier.prompt_tokens += round(requests * prompt_tokens)
+        tier.output_tokens += round(requests * output_tokens)
+        tier.refused += requests
+
     def _tier(self, priority: int) -> TierWork:
         tier = self.tiers.get(priority)
         if tier is None:

@@ -9,6 +9,7 @@ import time
 import openai
 import pytest
 
+from sluice.priority import queue_priority
 from tests.support.scripted_router import Plan
 
 pytestmark = pytest.mark.real
@@ -86,6 +87,33 @@ def padded(**body) -> bytes:
     return json.dumps({"model": "tiny", "messages": HELLO, "max_tokens": 1} | body).encode() + (
         b" " * (17 << 10)
     )
+
+
+async def test_a_gate_refuses_before_any_work_and_never_the_highest_tier(world, eventually) -> None:
+    async with world() as w, w.http() as http, w.http("sk-two") as top:
+        objects = w.feed.objects
+        objects.tiers.add(id="top", priority=5)
+        next(it for it in objects.tenants if it.id == "two").tier_id = "top"
+        w.feed.replace(objects)
+        await eventually(lambda: "top" in w.gateway.watcher.state.tiers)
+        for priority in (1, 5):
+            w.router.cells[0].tier_gates.add(
+                priority=queue_priority(priority), passing_permille=250, retry_ms=4000
+            )
+        await eventually(lambda: w.gateway.links.is_gated)
+        path, body = "/v1/chat/completions", {"model": "tiny", "messages": HELLO}
+        answers = [await http.post(path, json=body) for _ in range(8)]
+        assert [it.status_code for it in answers] == [200, 503, 503, 503] * 2
+        assert answers[1].json()["error"]["code"] == "overloaded"
+        assert 1 <= int(answers[1].headers["retry-after"]) <= 4
+        assert (await http.post(path, json=body)).status_code == 200
+        too_long = {**body, "messages": [{"role": "user", "content": "word " * 1000}]}
+        assert (await http.post(path, json=too_long)).status_code == 503, "it is not tokenized"
+        patient = [await http.post(path, json={**body, "deadline_ms": 30_000}) for _ in range(4)]
+        others = [await top.post(path, json=body) for _ in range(4)]
+        assert {it.status_code for it in (*patient, *others)} == {200}
+        await eventually(lambda: w.router.turned_away == 7)
+        assert len(w.router.submits) == 11
 
 
 async def test_a_large_body_is_one_request_and_used_when_it_is_refused(world) -> None:

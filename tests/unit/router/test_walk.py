@@ -10,12 +10,18 @@ from router.core import router as core_module
 
 CORE = Path(core_module.__file__).parent
 RETURNS_MAX = 8  # router/README.md shows the longest walk
-SHORT = ["router", "lifecycle", "cell", "fleet", "queue", "decide", "lifecycle", "cell", "queue"]
+SHORT = [
+    *("router", "lifecycle", "cell", "fleet", "queue", "decide"),
+    *("lifecycle", "cell", "queue", "cell_news"),
+]
 LONG = [
     *("router", "lifecycle", "cell", "fleet", "queue", "decide"),
     *("cell", "decide", "cell", "queue", "decide"),
-    *("lifecycle", "cell", "queue"),
+    *("lifecycle", "cell", "queue", "cell_news"),
 ]
+
+
+REFUSED = ("cell", "decide", "queue", "cell_news", "tier_gates")
 
 
 def floors_entered(action) -> list[str]:
@@ -43,7 +49,7 @@ def floors_entered(action) -> list[str]:
     [
         pytest.param(0, 30.0, SHORT, id="with nothing before it"),
         pytest.param(20, 1e6, [*SHORT[:6], "cell", "decide", *SHORT[6:]], id="in time for sure"),
-        pytest.param(20, 1e-3, [*LONG[:11], "cell", "decide", "queue"], id="refused"),
+        pytest.param(20, 1e-3, [*LONG[:11], *REFUSED], id="refused"),
         pytest.param(2, 1e6, LONG, id="predicted"),
     ],
 )

@@ -70,18 +70,30 @@ class PingResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class ConnectRequest(_message.Message):
-    __slots__ = ("hello", "submits", "cancels", "cancel_took", "cancel_placed")
+    __slots__ = ("hello", "submits", "cancels", "cancel_took", "cancel_placed", "turned_away")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     SUBMITS_FIELD_NUMBER: _ClassVar[int]
     CANCELS_FIELD_NUMBER: _ClassVar[int]
     CANCEL_TOOK_FIELD_NUMBER: _ClassVar[int]
     CANCEL_PLACED_FIELD_NUMBER: _ClassVar[int]
+    TURNED_AWAY_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     submits: _containers.RepeatedCompositeFieldContainer[Submit]
     cancels: _containers.RepeatedScalarFieldContainer[int]
     cancel_took: _containers.RepeatedScalarFieldContainer[int]
     cancel_placed: _containers.RepeatedScalarFieldContainer[bool]
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., submits: _Optional[_Iterable[_Union[Submit, _Mapping]]] = ..., cancels: _Optional[_Iterable[int]] = ..., cancel_took: _Optional[_Iterable[int]] = ..., cancel_placed: _Optional[_Iterable[bool]] = ...) -> None: ...
+    turned_away: _containers.RepeatedCompositeFieldContainer[TurnedAway]
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., submits: _Optional[_Iterable[_Union[Submit, _Mapping]]] = ..., cancels: _Optional[_Iterable[int]] = ..., cancel_took: _Optional[_Iterable[int]] = ..., cancel_placed: _Optional[_Iterable[bool]] = ..., turned_away: _Optional[_Iterable[_Union[TurnedAway, _Mapping]]] = ...) -> None: ...
+
+class TurnedAway(_message.Message):
+    __slots__ = ("cell_id", "priority", "requests")
+    CELL_ID_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    cell_id: str
+    priority: int
+    requests: int
+    def __init__(self, cell_id: _Optional[str] = ..., priority: _Optional[int] = ..., requests: _Optional[int] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("gateway_id", "takes_closings", "counts_prompts")
@@ -266,7 +278,7 @@ class Outcome(_message.Message):
     def __init__(self, handle: _Optional[int] = ..., kind: _Optional[_Union[OutcomeKind, str]] = ..., code: _Optional[str] = ..., message: _Optional[str] = ..., retry_after_ms: _Optional[int] = ..., output_tokens: _Optional[int] = ..., prefill_us: _Optional[int] = ..., decision: _Optional[_Union[Explanation, _Mapping]] = ..., before: _Optional[_Iterable[_Union[Interruption, _Mapping]]] = ..., param: _Optional[str] = ..., drafts: _Optional[_Union[_engine_pb2.Drafts, _Mapping]] = ..., score: _Optional[_Union[_engine_pb2.Score, _Mapping]] = ...) -> None: ...
 
 class CellState(_message.Message):
-    __slots__ = ("cell_id", "queued", "running", "replicas_ready", "tokens_owed", "kv_free_permille", "wait_ms", "is_draining")
+    __slots__ = ("cell_id", "queued", "running", "replicas_ready", "tokens_owed", "kv_free_permille", "wait_ms", "is_draining", "tier_gates")
     CELL_ID_FIELD_NUMBER: _ClassVar[int]
     QUEUED_FIELD_NUMBER: _ClassVar[int]
     RUNNING_FIELD_NUMBER: _ClassVar[int]
@@ -275,6 +287,7 @@ class CellState(_message.Message):
     KV_FREE_PERMILLE_FIELD_NUMBER: _ClassVar[int]
     WAIT_MS_FIELD_NUMBER: _ClassVar[int]
     IS_DRAINING_FIELD_NUMBER: _ClassVar[int]
+    TIER_GATES_FIELD_NUMBER: _ClassVar[int]
     cell_id: str
     queued: int
     running: int
@@ -283,7 +296,22 @@ class CellState(_message.Message):
     kv_free_permille: int
     wait_ms: int
     is_draining: bool
-    def __init__(self, cell_id: _Optional[str] = ..., queued: _Optional[int] = ..., running: _Optional[int] = ..., replicas_ready: _Optional[int] = ..., tokens_owed: _Optional[int] = ..., kv_free_permille: _Optional[int] = ..., wait_ms: _Optional[int] = ..., is_draining: _Optional[bool] = ...) -> None: ...
+    tier_gates: _containers.RepeatedCompositeFieldContainer[TierGate]
+    def __init__(self, cell_id: _Optional[str] = ..., queued: _Optional[int] = ..., running: _Optional[int] = ..., replicas_ready: _Optional[int] = ..., tokens_owed: _Optional[int] = ..., kv_free_permille: _Optional[int] = ..., wait_ms: _Optional[int] = ..., is_draining: _Optional[bool] = ..., tier_gates: _Optional[_Iterable[_Union[TierGate, _Mapping]]] = ...) -> None: ...
+
+class TierGate(_message.Message):
+    __slots__ = ("priority", "tenant_id", "passing_permille", "retry_ms", "service_us")
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    TENANT_ID_FIELD_NUMBER: _ClassVar[int]
+    PASSING_PERMILLE_FIELD_NUMBER: _ClassVar[int]
+    RETRY_MS_FIELD_NUMBER: _ClassVar[int]
+    SERVICE_US_FIELD_NUMBER: _ClassVar[int]
+    priority: int
+    tenant_id: str
+    passing_permille: int
+    retry_ms: int
+    service_us: int
+    def __init__(self, priority: _Optional[int] = ..., tenant_id: _Optional[str] = ..., passing_permille: _Optional[int] = ..., retry_ms: _Optional[int] = ..., service_us: _Optional[int] = ...) -> None: ...
 
 class ExplainRequest(_message.Message):
     __slots__ = ("request_id", "submit")
