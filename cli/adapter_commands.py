@@ -50,7 +50,7 @@ def list_adapters(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """List the adapters: base, size, releases, whose they are, and on how many nodes' disks.
+    """List the adapters: base, size, releases, owner, and the number of nodes with a copy.
 
     promoted: the models that serve it now. nodes: those with a complete copy on disk.
     """
@@ -67,7 +67,7 @@ def list_adapters(
 
 @adapters.command("show")
 def show_adapter(adapter: Adapter, *, as_json: AsJson = False) -> None:
-    """Show an adapter: its configuration, who uses it, and the nodes that have it."""
+    """Show an adapter: its configuration, its releases, and the nodes that have it."""
 
     async def work(api: ApiClient) -> Json:
         digest = await _digest(api, adapter)
@@ -101,7 +101,7 @@ def remove_adapter(
         str, typer.Option(help="Owner of a DIGEST; default: the key's tenant, else all tenants.")
     ] = "",
 ) -> None:
-    """Remove a version of a model, or what was uploaded once no version uses it.
+    """Remove a version of a model, or an uploaded adapter that no version uses.
 
     Refused while a model serves the version, an alias names it or it is in a rollout. The bytes
     go when no object needs them; see: sluice artifacts gc.

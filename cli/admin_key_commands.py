@@ -37,7 +37,7 @@ def list_keys(*, as_json: AsJson = False) -> None:
 
 @admin_keys.command("show")
 def show_key(key: KeyId, *, as_json: AsJson = False) -> None:
-    """Show what an admin key is for."""
+    """Show an admin key: its role, holder and tenant."""
     show_one(f"/v1/admin-keys/{key}", as_json=as_json, readable=readable)
 
 

@@ -46,7 +46,7 @@ def list_alerts(
 
 @alerts.command("show")
 def show_alert(alert: AlertId, *, as_json: AsJson = False) -> None:
-    """Show an alert with its labels, what it means, and where its runbook is."""
+    """Show an alert with its labels, its meaning and its runbook."""
     show_one(f"/v1/alerts/{alert}", as_json=as_json)
 
 
@@ -73,7 +73,7 @@ def silence(
     reason: Annotated[str, typer.Option(help="Reason, shown to others.")],
     as_json: AsJson = False,
 ) -> None:
-    """Let alerts tell nobody for a while, e.g. during planned work."""
+    """Silence alerts for a while, e.g. during planned work."""
     body = {
         "matchers": [matcher_of(word) for word in matchers],
         "duration_s": seconds_of(for_),
@@ -85,7 +85,7 @@ def silence(
 
 @alerts.command("silences")
 def list_silences(*, as_json: AsJson = False) -> None:
-    """List silences, the newest first; those that are over too."""
+    """List silences, the newest first, with ended ones."""
     show_objects(ask(lambda api: api.list("/v1/alert-silences")), _SILENCES, as_json=as_json)
 
 
@@ -103,7 +103,7 @@ def try_receivers(
         str, typer.Option(help="Rank, which decides the receivers: P1, P2 or P3.")
     ] = "P3",
 ) -> None:
-    """Let an alert fire for five minutes, to see whom it reaches; `sluice alerts told` shows that.
+    """Let an alert fire for five minutes, to test its receivers; `sluice alerts told` shows them.
 
     One of severity P1 is a page, and opens an incident.
     """
@@ -137,7 +137,7 @@ def list_incidents(
 
 @incidents.command("show")
 def show_incident(incident: IncidentId, *, as_json: AsJson = False) -> None:
-    """Show an incident and what happened, in order."""
+    """Show an incident and its events, in order."""
     found = ask(lambda api: api.call("GET", f"/v1/incidents/{incident}"))
     if as_json:
         show_json(found)
@@ -157,7 +157,7 @@ def note(incident: IncidentId, text: Text) -> None:
 
 @incidents.command("close")
 def close(incident: IncidentId, text: Text) -> None:
-    """Close an incident with its cause and what was done."""
+    """Close an incident with its cause and its repair."""
     ask(lambda api: api.call("POST", f"/v1/incidents/{incident}/close", {"text": text}))
     typer.echo(f"closed {incident}")
 

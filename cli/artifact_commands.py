@@ -75,7 +75,7 @@ def push_artifact(
     jobs: Annotated[int, typer.Option(min=1, max=16, help="Chunks sent at once.")] = _JOBS,
     as_json: AsJson = False,
 ) -> None:
-    """Upload a directory; what is there already is not sent, and an upload that broke goes on."""
+    """Upload a directory; stored chunks are not sent again, and a broken upload goes on."""
     manifest = _manifest(directory)
     body = _subject(base, tenant, signature) | {"manifest": manifest.document()}
 

@@ -84,7 +84,7 @@ def set_policy(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Let a tenant ask for `auto`, or change what is given; gateways follow within a second."""
+    """Let a tenant ask for `auto`, or change the given fields; gateways follow within a second."""
     changes = given(
         price_max=price_max,
         quality_min=quality_min,
@@ -162,7 +162,7 @@ def evaluate_table(
     since: Since = "30d",
     as_json: AsJson = False,
 ) -> None:
-    """Estimate what a table would have done with logged requests; nothing is changed."""
+    """Estimate the choices of a table on logged requests; the policy stays."""
     known = ask(lambda api: api.call("GET", f"{_PATH}/{tenant}"))
     read = _table(table)
     priors = {

@@ -34,7 +34,7 @@ def backup(
 ) -> None:
     """Write tenants, keys, models, rollouts, audit and all artifacts into a directory.
 
-    Again into the same directory: only what is new is copied. Usage and traces are the trace
+    Again into the same directory, it copies only new chunks. Usage and traces are the trace
     store's, and not in it. Keep it like a secret: it holds the fleet's.
     """
     import asyncio

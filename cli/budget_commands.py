@@ -84,7 +84,7 @@ def set_budget(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Create a budget, or change what is given of it; a larger one opens within a second."""
+    """Create a budget, or change its given fields; a larger one opens within a second."""
     if tokens is not None and requests is not None:
         raise typer.BadParameter("choose one of --tokens and --requests")
     amount, unit = (requests, "requests") if tokens is None else (tokens, "tokens")
@@ -137,7 +137,7 @@ def show_budgets(
 
 @budget.command("remove")
 def remove_budget(tenant: Tenant, name: Name) -> None:
-    """Remove a budget; what it stopped goes on within a second."""
+    """Remove a budget; stopped requests go on within a second."""
     ask(lambda api: api.call("DELETE", f"/v1/tenants/{tenant}/budgets/{name}"))
     typer.echo(f"removed budget {name} of tenant {tenant}")
 

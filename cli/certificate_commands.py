@@ -26,7 +26,7 @@ def create(
         typer.Option(help="Further DNS name or address in all certificates; may be repeated."),
     ] = None,
 ) -> None:
-    """Make a CA for our processes, one for those who may call engines, and a certificate per role.
+    """Make a CA for Sluice's processes, one for callers of engines, and a certificate per role.
 
     Run it again to renew: the CAs stay, certificates are replaced, and running processes take the
     new ones with their next connections. Keys of CAs are in DIR/private: keep them apart.

@@ -31,7 +31,7 @@ EnvFile = Annotated[
 
 @config.command("check")
 def check(services: Services = None, *, env_file: EnvFile = None) -> None:
-    """Say what is unknown, missing or wrong, and what to write; exit status 2 if anything is.
+    """Report unknown, missing and wrong settings, each with its fix; exit status 2 for any.
 
     Values are never printed.
     """
@@ -50,7 +50,7 @@ def check(services: Services = None, *, env_file: EnvFile = None) -> None:
 
 @config.command("show")
 def show(services: Services = None, *, env_file: EnvFile = None) -> None:
-    """Print what services would run with, defaults included; secrets as asterisks."""
+    """Print the settings of services, defaults included; secrets as asterisks."""
     with _environment(env_file):
         for name, owner in _chosen(services).items():
             settings, problems = owner.check()

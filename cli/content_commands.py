@@ -21,7 +21,7 @@ def show_keys(tenant: Tenant, *, as_json: AsJson = False) -> None:
 
 @content.command("rotate")
 def rotate_key(tenant: Tenant, *, as_json: AsJson = False) -> None:
-    """Encrypt what a tenant stores with a new key from now on; the first one begins it."""
+    """Encrypt a tenant's content with a new key from now on; the first key begins encryption."""
     made = ask(lambda api: api.call("POST", _path(tenant)))
     show_objects([made], _SHOWN, as_json=as_json)
 

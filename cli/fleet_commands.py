@@ -79,7 +79,7 @@ def list_replicas(
 
 @fleet.command("routers")
 def list_routers(*, as_json: AsJson = False) -> None:
-    """List the routers, those that left included."""
+    """List the routers, with ended ones."""
     _list("routers", as_json=as_json)
 
 
@@ -116,7 +116,7 @@ def create_pool(
     is_dedicated: Dedicated = None,
     as_json: AsJson = False,
 ) -> None:
-    """Create a pool, or change what is given of it."""
+    """Create a pool, or change its given fields."""
     changes = given(replicas_wanted=replicas, cell_replicas_max=cell_replicas)
     changes |= {"base_digest": base, "engine": engine}
     parts = {

@@ -86,7 +86,7 @@ def list_prompts(
     *,
     as_json: AsJson = False,
 ) -> None:
-    """List the golden prompts; every base has one more, which nobody has to write."""
+    """List the golden prompts; every base has one more, made by the platform."""
     path = "/v1/golden-prompts" if model is None else f"/v1/models/{model}/golden-prompts"
     found = ask(lambda api: api.list(path))
     show_objects(found, _SHOWN, as_json=as_json)
@@ -114,7 +114,7 @@ def list_results(
     pool: Annotated[str | None, typer.Option(help="Only answers of this pool.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what replicas answered last, and what of it is not what it should be.
+    """Show the last answers of replicas, and the wrong ones among them.
 
     Token ids become text through the gateway: OPENAI_BASE_URL and OPENAI_API_KEY.
     """
@@ -133,7 +133,7 @@ def list_results(
 
 @golden.command("forget")
 def forget_answers(pool: Annotated[str, typer.Argument(help="Id of a pool.")]) -> None:
-    """Forget what a pool answered so far: what it answers from now on is right.
+    """Forget the answers of a pool so far: its next answers count as right.
 
     For a pool whose engine was replaced by one that rounds otherwise.
     """

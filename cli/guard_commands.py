@@ -53,7 +53,7 @@ def set_rules(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Send rules: they are counted and do nothing until they are promoted; those before go on."""
+    """Send rules, in shadow until they are promoted; the earlier version goes on acting."""
     try:
         rules = json.loads(file.read_text())
     except ValueError as error:

@@ -79,7 +79,7 @@ def list_keys(tenant: Tenant, *, as_json: AsJson = False) -> None:
 
 @keys.command("show")
 def show_key(tenant: Tenant, key: KeyId, *, as_json: AsJson = False) -> None:
-    """Show what a key may do; the key itself is kept nowhere."""
+    """Show the rights of a key; the key itself is not stored."""
     show_one(f"/v1/tenants/{tenant}/keys/{key}", as_json=as_json, readable=readable)
 
 

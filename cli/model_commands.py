@@ -39,7 +39,7 @@ AliasName = Annotated[str, typer.Argument(metavar="NAME", help="The public name.
 
 @models.command("list")
 def list_models(*, as_json: AsJson = False) -> None:
-    """List the models and what serves them."""
+    """List the models with their pools and artifacts."""
     show_objects(ask(lambda api: api.list("/v1/models")), _SHOWN, as_json=as_json)
 
 
@@ -109,7 +109,7 @@ def list_releases(
     *,
     as_json: AsJson = False,
 ) -> None:
-    """List what models have stood for; each can be asked for by this name."""
+    """List the releases of models; each can be requested by this name."""
     only = {"model_id": model} if model else {}
     found = ask(lambda api: api.list("/v1/releases", **only))
     columns = ("id", "pool_id", "adapter_digest", "base_digest")
@@ -125,7 +125,7 @@ def list_aliases(*, as_json: AsJson = False) -> None:
 
 @alias.command("show")
 def show_alias(name: AliasName, *, as_json: AsJson = False) -> None:
-    """Show what an alias names."""
+    """Show the target of an alias."""
     show_one(f"/v1/aliases/{name}", as_json=as_json)
 
 

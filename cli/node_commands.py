@@ -45,7 +45,7 @@ def show_node(node: Node, *, as_json: AsJson = False) -> None:
 
 @nodes.command("cordon")
 def cordon_node(node: Node, *, reason: Reason = "", as_json: AsJson = False) -> None:
-    """Let nothing new come to a node; what runs there goes on."""
+    """Send no new work to a node; running work goes on."""
     _order(node, {"is_unschedulable": True, "reason": reason}, as_json=as_json)
 
 
@@ -64,7 +64,7 @@ def drain_node(
     wait: Annotated[bool, typer.Option(help="Wait until the node is empty.")] = True,
     as_json: AsJson = False,
 ) -> None:
-    """Empty a node: what it serves is made elsewhere first, then it finishes what it runs.
+    """Empty a node: its replicas start elsewhere first, then it finishes its running requests.
 
     It stays out of service until it is uncordoned. Ending this command does not end the drain.
     """

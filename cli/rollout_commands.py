@@ -70,7 +70,7 @@ def list_rollouts(
 
 @rollouts.command("show")
 def show_rollout(rollout: Id, *, as_json: AsJson = False) -> None:
-    """Show a rollout: where it is, and what each gate has counted in its stage."""
+    """Show a rollout: its stage, and the counts of each gate."""
 
     async def work(api: ApiClient) -> Json:
         return await api.call("GET", await _path(api, rollout))
@@ -93,7 +93,7 @@ def list_events(rollout: Id, *, as_json: AsJson = False) -> None:
 def watch_rollout(rollout: Id, *, as_json: AsJson = False) -> None:
     """Follow a rollout to its end.
 
-    Exit status 0: it took over; 1: it did not; 3: nobody could say for a minute.
+    Exit status 0: it took over; 1: it did not; 3: its state was unknown for a minute.
     """
     found = ask(lambda api: _follow(api, rollout, as_json=as_json), status=_UNKNOWN_STATUS)
     if found["phase"] != "done":
@@ -154,7 +154,7 @@ def plan_rollouts(
     default: Annotated[bool, typer.Option("--default", help="Back to the default.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show or set the plan of a model's rollouts; those under way keep theirs."""
+    """Show or set the plan of a model's rollouts; running ones keep theirs."""
     path = f"/v1/models/{model}/rollout-plan"
     if file is not None and default:
         raise typer.BadParameter("exclude each other: choose one", param_hint="--set, --default")

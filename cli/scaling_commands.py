@@ -78,7 +78,7 @@ def set_bounds(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Scale a pool within bounds, or change what is given of them."""
+    """Scale a pool within bounds, or change the given ones."""
     changes = given(
         replicas_min=least,
         replicas_max=most,
@@ -131,7 +131,7 @@ def plan(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Plan now, with other bounds if given, and say what would come of it."""
+    """Plan now, with other bounds if given, and show the result."""
     if not is_dry:
         message = "give --dry-run; `sluice scaling set` changes the bounds"
         raise typer.BadParameter(message)
@@ -203,7 +203,7 @@ def history(
 
 @scaling.command("actuators")
 def show_actuators(*, as_json: AsJson = False) -> None:
-    """List those who are asked for nodes, and how that goes."""
+    """List the actuators of nodes, and the state of their requests."""
     show_objects(
         ask(lambda api: api.list("/v1/scaling/actuators")), _ACTUATOR_FIELDS, as_json=as_json
     )
@@ -221,7 +221,7 @@ def budget(
     is_unlimited: Annotated[bool, typer.Option("--unlimited", help="Lift both.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show the bounds over all pools together, or set what is given of them."""
+    """Show the bounds over all pools together, or set the given ones."""
     changes: Json = given(accelerators=accelerators, price=price)
     if is_unlimited:
         changes = {"accelerators": None, "price": None}

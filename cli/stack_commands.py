@@ -89,7 +89,7 @@ def up(
 ) -> None:
     """Start the platform on this machine.
 
-    Prints what runs where, and a request that works. Without --detach it runs until Ctrl-C (a
+    Prints the addresses, and a request that works. Without --detach it runs until Ctrl-C (a
     second Ctrl-C kills at once); with it, until `sluice down`. Data, keys and ports survive from
     start to start in $SLUICE_HOME.
     """
@@ -211,7 +211,7 @@ def _start_in_background(home: Home, arguments: list[str]) -> None:
 
 
 def print_summary(home: Home, began_unix_s: float) -> None:
-    """Print what runs where, and a request that works."""
+    """Print the addresses, and a request that works."""
     from cli.stack.health import build_rows
     from cli.stack.seed import MODEL
 
@@ -239,7 +239,7 @@ def _age_s() -> float:
 def down() -> None:
     """Stop the platform, leaving nothing.
 
-    Also ends what an earlier, half-dead run left. Data stay in $SLUICE_HOME.
+    Also ends processes that an earlier, broken run left. Data stay in $SLUICE_HOME.
     """
     from cli.stack.teardown import end_leftovers
 

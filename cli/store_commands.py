@@ -87,7 +87,7 @@ def pin_artifact(digest: Digest, *, as_json: AsJson = False) -> None:
 
 
 def unpin_artifact(digest: Digest, *, as_json: AsJson = False) -> None:
-    """Let an artifact go once nobody needs it; for admins."""
+    """Let an artifact go once no object needs it; for admins."""
     _pin(digest, is_pinned=False, as_json=as_json)
 
 
@@ -108,7 +108,7 @@ def collect_garbage(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show what will be removed because nobody needs it, and why the rest is kept.
+    """Show unneeded artifacts, which will be removed, and the reasons to keep the rest.
 
     state: noticed (the next sweep starts its grace time), grace (retired at goes_at), due (the next
     sweep goes on with it), retired (invisible, removed at goes_at), kept (needed_by names one of
@@ -158,7 +158,7 @@ def _pin(digest: str, *, is_pinned: bool, as_json: bool) -> None:
 
 @uploads.command("list")
 def list_uploads(*, as_json: AsJson = False) -> None:
-    """List uploads and imports, newest first; those that ended for a week."""
+    """List uploads and imports, newest first; ended ones for a week."""
     show_objects(ask(lambda api: api.list("/v1/artifacts/uploads")), _UPLOADS, as_json=as_json)
 
 
@@ -175,7 +175,7 @@ def show_upload(upload: UploadId, *, as_json: AsJson = False) -> None:
 
 @uploads.command("cancel")
 def cancel_upload(upload: UploadId, *, as_json: AsJson = False) -> None:
-    """Cancel an upload or import that is under way; what was sent is forgotten."""
+    """Cancel an upload or import that is under way; its chunks are removed."""
     ended = ask(lambda api: api.call("POST", f"/v1/artifacts/uploads/{upload}/cancel"))
     show_objects([ended], _UPLOADS, as_json=as_json)
 

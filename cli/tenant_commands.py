@@ -91,7 +91,7 @@ def create_tenant(
     fallback: Fallback = None,
     as_json: AsJson = False,
 ) -> None:
-    """Create a tenant (by default of tier `standard`), or change what is given of it."""
+    """Create a tenant (by default of tier `standard`), or change its given fields."""
     changes = given(tier_id=tier, name=name, weight=weight)
     fallbacks = _fallbacks(fallback or [])
     new = {"name": tenant, "tier_id": "standard"}

@@ -45,7 +45,7 @@ def set_policy(
     no_words: Annotated[bool, typer.Option("--no-words", help="Remove no words.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Opt a tenant in or out, or change what is given; gateways follow within a second."""
+    """Opt a tenant in or out, or change the given fields; gateways follow within a second."""
     if (redact and no_redact) or (word and no_words):
         raise fail("give only one of --redact and --no-redact, and of --word and --no-words")
     changes = given(
@@ -71,7 +71,7 @@ def show_policies(*, as_json: AsJson = False) -> None:
 
 @texts.command("remove")
 def remove_policy(tenant: Tenant) -> None:
-    """Remove a tenant's policy: nothing more is kept; what is there goes when its time is over."""
+    """Remove a tenant's policy: no more texts are kept; stored ones expire."""
     ask(lambda api: api.call("DELETE", f"/v1/text-policies/{tenant}"))
     typer.echo(f"removed the text policy of tenant {tenant}")
 

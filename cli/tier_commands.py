@@ -73,7 +73,7 @@ def create_tier(
     is_preemptible: Preemptible = None,
     as_json: AsJson = False,
 ) -> None:
-    """Create a tier, or change what is given of it."""
+    """Create a tier, or change its given fields."""
     changes = given(
         priority=priority,
         ttft_deadline_ms=ttft_deadline_ms,

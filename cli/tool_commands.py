@@ -68,7 +68,7 @@ def set_tool(
     price_micros: Annotated[int | None, typer.Option(help="Price per call, in millionths.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Create a tool, or change what is given of it; gateways follow within a second."""
+    """Create a tool, or change its given fields; gateways follow within a second."""
     changes = given(
         owner_tenant_id=tenant,
         kind=kind,
