@@ -17,6 +17,7 @@ from cli.stack.listeners import LISTENERS, Secret, StackListener
 from cli.stack.postgres import locate
 from sluice.kafka import KafkaSettings
 from sluice.process import marked_processes
+from sluice.triton import messages
 from tests.e2e.conftest import Stack
 
 TIMEOUT_S = 20
@@ -34,6 +35,43 @@ PATHS = {
     "chunks": f"/v1/artifacts/{'0' * 64}/chunks/0",
     "tracestore": "/?query=SELECT%201",
 }
+
+
+# Triton's routes, and how a process that speaks HTTP/1.1 or HTTP/2 is found among the ports.
+_MODEL = "/v2/models/llm"
+ROUTES = [
+    *(("GET", f"/v2{path}") for path in ("", "/health/live", "/health/ready", "/models/stats")),
+    *(("GET", _MODEL + path) for path in ("", "/ready", "/config", "/stats", "/trace/setting")),
+    *(("POST", _MODEL + path) for path in ("/infer", "/generate", "/generate_stream")),
+    *(("POST", _MODEL + path) for path in ("/versions/1/infer", "/trace/setting")),
+    ("POST", "/v2/repository/index"),
+    *(("POST", f"/v2/repository/models/llm/{verb}") for verb in ("load", "unload")),
+    *(
+        (method, f"/v2/{kind}sharedmemory{path}")
+        for kind in ("system", "cuda")
+        for method, path in (
+            ("GET", "/status"),
+            ("POST", "/region/r/register"),
+            ("POST", "/region/r/unregister"),
+            ("POST", "/unregister"),
+        )
+    ),
+    *(
+        (method, f"/v2/{name}")
+        for name in ("logging", "trace/setting")
+        for method in ("GET", "POST")
+    ),
+]
+HTTP1 = b"GET /v2 HTTP/1.1\r\nHost: x\r\n\r\n"
+HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+SETTINGS = b"\4"  # type of the first frame of an HTTP/2 server
+SILENT_S = 2
+HEALTH = "/grpc.health.v1.Health/Check"
+NOT_SERVED = {"UNAUTHENTICATED", "UNIMPLEMENTED", "PERMISSION_DENIED"}
+_loads = messages.RepositoryModelLoadRequest(model_name="own")
+_loads.parameters["config"].string_param = '{"backend": "python"}'
+_loads.parameters["file:1/model.py"].bytes_param = b"import os"
+LOADS_CODE = _loads.SerializeToString()
 
 
 def process_of(name: str) -> str:
@@ -96,6 +134,68 @@ def test_grpc_answers_no_stranger(it: StackListener, ports: dict[str, int]):
 def test_http_answers_no_stranger(it: StackListener, ports: dict[str, int]):
     answer = httpx.get(f"http://127.0.0.1:{ports[it.name]}{PATHS[it.name]}", timeout=TIMEOUT_S)
     assert str(answer.status_code) == it.stranger
+
+
+def first_bytes(port: int, sent: bytes) -> bytes:
+    """Return how a socket begins its answer; empty: it closes, or is silent."""
+    with socket.create_connection(("127.0.0.1", port), TIMEOUT_S) as link:
+        link.settimeout(SILENT_S)
+        try:
+            link.sendall(sent)
+            return link.recv(16)
+        except OSError:
+            return b""
+
+
+@pytest.fixture(scope="module")
+def listening(stack: Stack) -> set[int]:
+    """Every port on which a process of the stack listens."""
+    _only_engine(stack)
+    return {port for places in stack.listening().values() for _, port in places}
+
+
+def refused_call(channel: grpc.Channel, method: str, *, is_stream: bool) -> str:
+    """Call without a secret; return the code of the refusal."""
+    request = LOADS_CODE if method.endswith("RepositoryModelLoad") else b""
+    try:
+        if is_stream:
+            next(channel.stream_stream(method)(iter([request]), timeout=TIMEOUT_S))
+        else:
+            channel.unary_unary(method)(request, timeout=TIMEOUT_S)
+    except grpc.RpcError as error:
+        return error.code().name  # type: ignore[attr-defined]
+    return "it answers"
+
+
+def test_no_call_of_triton_is_answered_on_any_port(listening: set[int], ports: dict[str, int]):
+    service = messages.DESCRIPTOR.services_by_name["GRPCInferenceService"]
+    methods = {f"/{service.full_name}/{it.name}": it.client_streaming for it in service.methods}
+    assert len(methods) >= 20
+    called = {port for port in listening if first_bytes(port, HTTP2)[3:4] == SETTINGS}
+    grpc_ports = {ports[it.name] for it in INET if it.protocol == "gRPC"}
+    assert grpc_ports <= called, "each of them speaks HTTP/2"
+    for port in sorted(called):
+        with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+            found = {
+                method: refused_call(channel, method, is_stream=is_stream)
+                for method, is_stream in (methods | {HEALTH: False}).items()
+            }
+        allowed = {"UNAVAILABLE"} if port == ports["inference"] else NOT_SERVED
+        assert set(found.values()) <= allowed, (port, found)
+
+
+def test_no_route_of_triton_is_answered_on_any_port(listening: set[int], ports: dict[str, int]):
+    asked = {port for port in listening if first_bytes(port, HTTP1).startswith(b"HTTP/1.")}
+    assert {ports[it.name] for it in INET if it.protocol == "HTTP"} <= asked
+    for port in sorted(asked):
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=TIMEOUT_S) as client:
+            for method, path in ROUTES:
+                body = None if method == "GET" else {}
+                answer = client.request(method, path, json=body)
+                is_refused = answer.status_code in {401, 403, 404, 405}
+                # Triton's port of metrics answers a GET of any other path with nothing.
+                is_empty = port == ports["metrics"] and method == "GET" and not answer.content
+                assert is_refused or is_empty, (port, method, path, answer.text[:200])
 
 
 def test_valkey_answers_no_stranger(ports: dict[str, int]):
