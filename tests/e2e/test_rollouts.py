@@ -20,6 +20,8 @@ import httpx
 import numpy as np
 import pytest
 
+from replica.engine.safetensors import read_safetensors, write_safetensors
+
 pytestmark = pytest.mark.real
 
 BASE = "sluice-tiny"
@@ -70,7 +72,46 @@ def _refused(folder: Path) -> None:
     file.write_bytes(content[:-2] + np.array([np.inf], "<f2").tobytes())
 
 
-CASES = {"identical": _identical, "wrong": _wrong, "refused": _refused}
+def _loud(folder: Path) -> None:
+    """B x 50: one token for ever."""
+    _scale_b(folder, 50.0)
+
+
+def _inert(folder: Path) -> None:
+    """B = 0: the base's own answers."""
+    _scale_b(folder, 0.0)
+
+
+def _scale_b(folder: Path, factor: float) -> None:
+    file = folder / "adapter_model.safetensors"
+    tensors = read_safetensors(file, is_mapped=False)
+    scaled = {
+        name: np.array(value) * np.float16(factor if "lora_B" in name else 1.0)
+        for name, value in tensors.items()
+    }
+    write_safetensors(file, scaled)
+
+
+CASES = {
+    "inert": _inert,  # its scores take the longest
+    "loud": _loud,
+    "identical": _identical,
+    "wrong": _wrong,
+    "refused": _refused,
+}
+# The default gates send these back, without a prompt of their own. The base answers these questions
+# in fewer words, so the lengths of answers may tell before their scores do.
+GARBAGE = {
+    "roll-loud": {"repetitive_answers", "cut_answers", "long_answers"},
+    "roll-inert": {"base_like_answers", "short_answers"},
+}
+# The first stage of these goes on until there is a verdict.
+PATIENT = {
+    "stages": [
+        {"share_percent": 10, "duration_min_s": 5, "sample_min": 5000},
+        {"share_percent": 100},
+    ],
+}
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +126,8 @@ def models(real_stack, tmp_path_factory) -> dict[str, str]:
             spoil(folder)
             folders[model] = str(folder)
             _publish(real_stack, model, "1", str(CONTROL), "--promote")
-            plan = PLAN | ({"gates": GOLDEN} if case == "wrong" else {})
+            plan = PATIENT if model in GARBAGE else PLAN
+            plan = plan | ({"gates": GOLDEN} if case == "wrong" else {})
             admin.put(f"/v1/models/{model}/rollout-plan", json=plan).raise_for_status()
         _until_served(public, folders)
         for question in GOLDEN_QUESTIONS:
@@ -112,9 +154,15 @@ def test_a_good_release_takes_over_and_bad_ones_go_back(real_stack, models) -> N
     assert [it["code"] for it in ended["roll-identical"]["trials"]] == [""]
     assert ended["roll-wrong"]["phase"] == "rolled_back"
     assert ended["roll-wrong"]["verdict"]["metric"] == "golden"
+    for model, metrics in GARBAGE.items():
+        verdict = ended[model]["verdict"]
+        print(model, ended[model]["explanation"], dict(served[model]))  # noqa: T201 - for -s
+        assert (ended[model]["phase"], verdict["stage"]) == ("rolled_back", 0)
+        assert verdict["metric"] in metrics
+        assert verdict["suspect"]["total"] <= 20, "so many of its answers were judged"
     with real_stack.admin() as admin:
         stands_for = {model: admin.get(f"/v1/models/{model}").json()["release"] for model in models}
-    assert stands_for == {"roll-identical": "2", "roll-refused": "1", "roll-wrong": "1"}
+    assert stands_for == {model: "2" if model == "roll-identical" else "1" for model in models}
     for model, counts in served.items():
         print(model, dict(counts), ended[model]["verdict"])  # noqa: T201 - for -s
         assert not counts["none error"], "a release that cannot be loaded gets no requests"
