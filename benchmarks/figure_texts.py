@@ -100,6 +100,11 @@ def auto(result: Result) -> str:
     return " / ".join(f"{it / 1000:.2f}" for it in times) + " ms"
 
 
+def chains_elsewhere(result: Result) -> str:
+    times = (result[name]["total_us"] for name in ("other_worker_renders", "other_worker"))
+    return " / ".join(f"{it / 1000:.0f}" for it in times) + " ms"
+
+
 def chains(result: Result) -> str:
     return f"{result['turn_50']['total_us'] / result['turn_2']['total_us']:.1f} x"
 

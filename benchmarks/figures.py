@@ -91,6 +91,11 @@ _DATA_PLANE = (
         texts.chains,
     ),
     FigureRow(
+        "the same turn 50 at a worker that has not seen the chain: without / with stored tokens",
+        "chains",
+        texts.chains_elsewhere,
+    ),
+    FigureRow(
         "chat with a tool, p50: alone / beside refused prompts of 4 MB over 3 connections",
         "refused_prompts",
         lambda it: (
