@@ -312,6 +312,10 @@ class Directory:
         """Return the cells of a pool that have an owner now."""
         return self._cells.get(pool_id, ())
 
+    def celled_pools(self) -> Sequence[str]:
+        """Return the pools with cells that have an owner now."""
+        return tuple(self._cells)
+
     def router_addresses(self) -> set[str]:
         """Return the addresses of all routers that own a cell."""
         return {cell.router_address for cells in self._cells.values() for cell in cells}

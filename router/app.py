@@ -71,9 +71,7 @@ async def run(settings: Settings, stop: asyncio.Event) -> None:
         tasks = await stack.enter_async_context(asyncio.TaskGroup())
         fleet = _fleet(hub, tasks, settings, CanaryAsker(watcher.state))
         hub.transfer_by(Transfers(tasks, fleet.target, _open_stream, hub.transferred).start)
-        prefetch = Prefetch(
-            tasks, partial(_load, fleet), hub.note_host_adapters, router_id=settings.instance_id
-        )
+        prefetch = _prefetch(hub, tasks, fleet, settings.instance_id)
         peers = PoolPeers(hub, tasks, reports, router_id=settings.instance_id)
         metrics.follow_peers(peers.age_s)
         watcher.on_change(lambda _: fleet.follow(watcher.state))
@@ -110,6 +108,13 @@ def _fleet(
     return ReplicaAttachments(
         hub, tasks, _open_stream, canaries.ask, router_id=router_id, silence_s=silence_s
     )
+
+
+def _prefetch(
+    hub: Hub, tasks: asyncio.TaskGroup, fleet: ReplicaAttachments, router_id: str
+) -> Prefetch:
+    load, held, plan = partial(_load, fleet), hub.note_host_adapters, hub.adapter_loads
+    return Prefetch(tasks, load, held, plan, router_id=router_id)
 
 
 def _demand(hub: Hub, settings: Settings) -> DemandReports:

@@ -1,6 +1,7 @@
 """From the control plane's state to cells, plans and attachments."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
@@ -74,7 +75,7 @@ class ReplicaAttachments:
             )
             for entry in live
         ]
-        self._hub.plan(cells, plans)
+        self._hub.plan(cells, plans, _with_siblings(state))
         wanted = {
             entry.id: Target(entry.grpc_address, entry.triton_model, _base(state, entry.pool_id))
             for entry in live
@@ -121,6 +122,12 @@ def _stop(attachment: Attachment, task: "asyncio.Task[None]") -> None:
     attachment.stop()
     if not attachment.is_attached:
         task.cancel()  # it waits for a connection or for its next attempt
+
+
+def _with_siblings(state: ControlState) -> set[str]:
+    """Return the cells whose pool has several."""
+    counts = Counter(cell.pool_id for cell in state.cells.values())
+    return {cell.id for cell in state.cells.values() if counts[cell.pool_id] > 1}
 
 
 def _base(state: ControlState, pool_id: str) -> str:

@@ -5,7 +5,7 @@ Everything here is synchronous and runs on the event loop; tasks belong to the c
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 
 import structlog
@@ -157,9 +157,12 @@ class Hub:
 
     # --- replicas ---------------------------------------------------------------------------
 
-    def plan(self, cells: list[str], replicas: list[ReplicaPlan]) -> None:
-        """Take over the control plane's assignment."""
+    def plan(
+        self, cells: list[str], replicas: list[ReplicaPlan], siblings: Collection[str] = ()
+    ) -> None:
+        """Take over the control plane's assignment; `siblings` have others in their pool."""
         self.core.on_cells(cells, replicas, self.next_epoch())
+        self.core.on_siblings(siblings)
         self._tick_soon()
 
     def attached(self, replica_id: str, outbox: HostOutbox, limits: EngineLimits) -> None:
@@ -213,7 +216,11 @@ class Hub:
         """Note which adapters a replica holds in host memory."""
         book = self.core.replicas.get(replica_id)
         if book is not None and book.limits is not None:
-            self.core.cells[book.cell_id].fleet.residency.held(replica_id, digests)
+            self.core.cells[book.cell_id].fleet.residency.reported(replica_id, digests)
+
+    def adapter_loads(self, known: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
+        """Return the adapters that each replica should load, of those known by cell."""
+        return self.core.adapter_loads(known)
 
     def transfer_by(self, start: Callable[[Transfer], None]) -> None:
         """Set the carrier of KV blocks between replicas; without one they are computed again."""

@@ -1,12 +1,13 @@
 """Loads adapters into engines' host memory before their first requests.
 
-The adapters are those of running rollouts, and of models that changed their release a moment ago.
-All other adapters are loaded by their first request; so a failed prefetch is only logged.
+The adapters are those of running rollouts, of models that changed their release a moment ago, and
+those that the router's plan gives a replica by demand. All other adapters are loaded by their first
+request; so a failed prefetch is only logged.
 """
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import structlog
@@ -23,9 +24,12 @@ ADAPTERS_MAX = 64  # per pool; more would evict adapters in use from memory
 AT_ONCE_MAX = 16  # replicas
 _LOAD_S = 60.0
 _RETRY_S = 10.0  # after a load that failed
+PLAN_S = 5.0  # between two plans; loads of one should be done by the next
 
 # Loads adapters into a replica and returns what it holds then; FailedError.
 Load = Callable[[str, list[str], float], Awaitable[engine.AdapterList]]
+# From the adapters that may be asked for, by cell, to those that each replica should load.
+Plan = Callable[[Mapping[str, Sequence[str]]], Mapping[str, Sequence[str]]]
 
 
 class Promotions:
@@ -77,6 +81,7 @@ class Prefetch:
         tasks: asyncio.TaskGroup,
         load: Load,
         held: Callable[[str, Iterable[str]], None],
+        plan: Plan = lambda _: {},
         *,
         router_id: str,
     ) -> None:
@@ -86,12 +91,16 @@ class Prefetch:
             tasks: TaskGroup in which loads run.
             load: Loads adapters into the replica of an id, within a deadline.
             held: Called with the adapters that a replica holds in memory.
+            plan: Plans for the adapters of models by cell; the most wanted come first.
             router_id: Id of this router.
         """
         self._tasks = tasks
         self._load = load
         self._held = held
         self._router_id = router_id
+        self._plan = plan
+        self._planned: Mapping[str, Sequence[str]] = {}
+        self._planned_at_s = float("-inf")
         self._promotions = Promotions()
         self._orders: dict[str, _PrefetchOrder] = {}
         self._places = asyncio.Semaphore(AT_ONCE_MAX)
@@ -110,7 +119,9 @@ class Prefetch:
         """Send the load orders that replicas did not get yet; call at intervals."""
         now_s = asyncio.get_running_loop().time()
         wanted = self._promotions.urgent(state, now_s)
-        ready = self._ready(state, wanted) if wanted else {}
+        if now_s - self._planned_at_s >= PLAN_S:
+            self._planned, self._planned_at_s = self._plan(self._known(state)), now_s
+        ready = self._ready(state, wanted) if wanted or self._planned else {}
         for replica_id in self._orders.keys() - ready.keys():
             if not self._orders[replica_id].is_busy:
                 del self._orders[replica_id]
@@ -120,13 +131,25 @@ class Prefetch:
                 told = self._orders[replica_id] = _PrefetchOrder(replica.grpc_address)
             if told.is_busy or now_s < told.not_before_s:
                 continue
-            told.digests &= wanted[replica.pool_id]
-            missing = sorted(wanted[replica.pool_id] - told.digests)
+            urgent = wanted.get(replica.pool_id, set())
+            planned = self._planned.get(replica_id, ())
+            told.digests &= urgent.union(planned)
+            missing = sorted(urgent - told.digests)
+            missing += [it for it in planned if it not in told.digests and it not in urgent]
             if missing:
                 told.is_busy = True
                 task = self._tasks.create_task(self._order(replica_id, told, missing))
                 self._loads.add(task)
                 task.add_done_callback(self._loads.discard)
+
+    def _known(self, state: ControlState) -> dict[str, list[str]]:
+        """Return the adapters of all models, by our cells of their pools."""
+        of_pool: dict[str, set[str]] = {}
+        for model in state.models.values():
+            if model.adapter_digest:
+                of_pool.setdefault(model.pool_id, set()).add(model.adapter_digest)
+        cells = [cell for cell in state.cells.values() if cell.router_id == self._router_id]
+        return {cell.id: sorted(of_pool.get(cell.pool_id, ())) for cell in cells}
 
     def _ready(
         self, state: ControlState, wanted: Mapping[str, set[str]]
@@ -136,7 +159,7 @@ class Prefetch:
             replica.id: replica
             for replica in state.replicas.values()
             if replica.cell_id in cells
-            and replica.pool_id in wanted
+            and (replica.pool_id in wanted or replica.id in self._planned)
             and replica.state == control.REPLICA_STATE_READY
         }
 

@@ -120,4 +120,6 @@ def connect_response(batch: GatewayBatch) -> wire.ConnectResponse:
         message.outcomes.extend(batch.outcomes)
     if batch.cells:
         message.cells.extend(batch.cells)
+    if batch.sketches:
+        message.sketches.extend(batch.sketches)
     return message

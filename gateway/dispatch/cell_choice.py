@@ -1,10 +1,12 @@
 """Chooses the cell of a pool for a request; pure.
 
 Three rules, in this order. A session stays in its cell, where its conversation is cached, unless
-that cell is so busy that another one would compute the prompt anew sooner. Requests that share a
-long beginning go to the same cell as long as it is not much fuller than the others. The rest go to
-the cell that owes the least work per replica. Both kinds of keys are placed by rendezvous hashing:
-when a cell comes or goes, only its own keys move.
+that cell is so busy that another one would compute the prompt anew sooner. A prompt goes to the
+cells that cache most of it by their sketches, as long as they are not much fuller than the others.
+Of several, the first block that none of them has decides: later turns of the same conversation
+begin with it, other conversations do not. Other requests for an adapter go together, so that few
+cells load it. The rest go to the cell that owes the least work per replica. Keys are placed by
+rendezvous hashing: when a cell comes or goes, only its own keys move.
 """
 
 import hashlib
@@ -13,17 +15,19 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple, Protocol
 
+from gateway.dispatch.prefix_board import PrefixBoard
 from gateway.dispatch.tier_gate import NO_GATES, ToldGates
 from sluice.hashing import HASH_BYTES
+from sluice.prefix_marks import DEPTH_MIN, following
 
-# The block whose hash is the affinity of a prompt: its first 2,048 tokens. Conversations that only
-# have a system prompt in common mostly differ before it and spread; the same document, or the same
-# long conversation, agrees beyond it. On the Mooncake conversation trace in 8 cells 0.371 of the
-# prompt tokens can be hit with this depth, of 0.374 in one cell; 0.138 without affinity.
+# The block whose hash is the affinity of a prompt while no router tells sketches: its first 2,048
+# tokens. Conversations that only have a system prompt in common mostly differ before it and spread;
+# the same document, or the same long conversation, agrees beyond it.
 AFFINITY_BLOCKS = 64
 # A cell takes requests by affinity while it owes at most this many times the pool's mean.
 LOAD_FACTOR = 1.25
-# Tokens owed per replica below which a cell counts as idle: about a fifth of a second of work.
+# Tokens owed per replica below which a cell counts as idle, at most those of the prompt: about a
+# fifth of a second of work.
 IDLE_TOKENS = 2048
 # A session leaves its cell when that makes it wait more than so many times as long as the best one,
 # plus a time that grows with what would have to be computed anew.
@@ -73,15 +77,17 @@ class Wish(NamedTuple):
 
     Attributes:
         session: Hash of the session; 0 without one.
-        prefix: Hash from `prefix_key`; 0 without one.
+        hashes: First eight bytes of the hash of each full block of the prompt.
         prompt_tokens: Tokens of the prompt.
         salt: Number of the request; decides between equal cells.
+        adapter: Hash of the adapter; 0 without one.
     """
 
     session: int
-    prefix: int
+    hashes: Sequence[int]
     prompt_tokens: int
     salt: int
+    adapter: int = 0
 
 
 class Wishing(Protocol):
@@ -93,44 +99,83 @@ class Wishing(Protocol):
         ...
 
 
-def prefix_key(block_hashes: bytes) -> int:
-    """Return the key that prompts with the same long beginning share; 0 for short prompts."""
-    end = AFFINITY_BLOCKS * HASH_BYTES
-    if len(block_hashes) < end:
-        return 0
-    return int.from_bytes(block_hashes[end - 8 : end], "little") or 1
+def hashes_of(block_hashes: bytes) -> "memoryview[int]":
+    """Return a view of a prompt's concatenated hashes: the first eight bytes of each."""
+    return memoryview(block_hashes).cast("Q")[:: HASH_BYTES // 8]
 
 
-def choose(cells: Sequence[CellView], wish: Wish) -> CellView:
+class CellChoice(NamedTuple):
+    """The cell for a request.
+
+    Attributes:
+        cell: The cell.
+        known: Leading blocks of the prompt that the cell is known to have; 0 with a session.
+    """
+
+    cell: CellView
+    known: int = 0
+
+
+def choose(cells: Sequence[CellView], wish: Wish, board: PrefixBoard | None = None) -> CellChoice:
     """Return the cell for a request.
 
     Args:
         cells: Cells of the pool that can be reached; at least one.
         wish: The request's traits.
+        board: Sketches of the pool's cells; None: no router tells any.
     """
     if len(cells) == 1:
-        return cells[0]
+        return CellChoice(cells[0])
     fit = _fittest(cells)
     if wish.session:
         limit_ms = min([cell.wait_ms for cell in fit]) * WAIT_FACTOR + WAIT_SLACK_MS
         limit_ms += WAIT_SLACK_MS_PER_TOKEN * wish.prompt_tokens
-        return _heaviest([cell for cell in fit if cell.wait_ms <= limit_ms], wish.session)
-    if wish.prefix:
-        bound = load_bound(fit)
-        free = [c for c in fit if c.tokens_owed <= bound * (c.replicas_ready or 1)]
-        return _heaviest(free, wish.prefix)
-    owed = [cell.tokens_owed / (cell.replicas_ready or 1) for cell in fit]
+        near = [cell for cell in fit if cell.wait_ms <= limit_ms]
+        return CellChoice(_heaviest(near, wish.session))
+    if len(wish.hashes) >= DEPTH_MIN:
+        if board is not None and len(board):
+            return _by_sketches(fit, wish, board)
+        if len(wish.hashes) >= AFFINITY_BLOCKS:
+            free = _free(fit, wish)
+            return CellChoice(_heaviest(free, wish.hashes[AFFINITY_BLOCKS - 1]))
+    if wish.adapter:
+        return CellChoice(_heaviest(_free(fit, wish), wish.adapter))
+    return CellChoice(_idlest(fit, wish))
+
+
+def _by_sketches(fit: Sequence[CellView], wish: Wish, board: PrefixBoard) -> CellChoice:
+    """Return the cell that has most of a prompt, among those that are not too full."""
+    free = _free(fit, wish)
+    depth, names = board.holders(wish.hashes, [cell.cell_id for cell in free])
+    held = set(names)
+    holders = [cell for cell in free if cell.cell_id in held] if depth else free
+    if not depth and wish.adapter:
+        return CellChoice(_heaviest(free, wish.adapter))
+    new = following(depth)
+    if len(wish.hashes) < new:
+        return CellChoice(_idlest(holders, wish), depth)
+    return CellChoice(_heaviest(holders, wish.hashes[new - 1]), depth)
+
+
+def _free(cells: Sequence[CellView], wish: Wish) -> list[CellView]:
+    bound = load_bound(cells, wish.prompt_tokens)
+    return [cell for cell in cells if cell.tokens_owed <= bound * (cell.replicas_ready or 1)]
+
+
+def _idlest(cells: Sequence[CellView], wish: Wish) -> CellView:
+    owed = [cell.tokens_owed / (cell.replicas_ready or 1) for cell in cells]
     least = min(owed)
-    return _heaviest([cell for cell, it in zip(fit, owed, strict=True) if it == least], wish.salt)
+    return _heaviest([cell for cell, it in zip(cells, owed, strict=True) if it == least], wish.salt)
 
 
-def load_bound(cells: Sequence[CellView]) -> float:
-    """Return how many tokens per replica a cell may owe to be chosen by affinity.
+def load_bound(cells: Sequence[CellView], prompt_tokens: int) -> float:
+    """Return how many tokens per replica a cell may owe to be chosen for what it caches.
 
     At least one cell is below the bound: the mean lies above the smallest.
     """
     replicas = sum([cell.replicas_ready or 1 for cell in cells])
-    return max(IDLE_TOKENS, LOAD_FACTOR * sum([cell.tokens_owed for cell in cells]) / replicas)
+    idle = min(IDLE_TOKENS, prompt_tokens)
+    return max(idle, LOAD_FACTOR * sum([cell.tokens_owed for cell in cells]) / replicas)
 
 
 def _fittest(cells: Sequence[CellView]) -> Sequence[CellView]:

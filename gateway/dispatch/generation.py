@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from gateway.dialects.delta import NOTHING, AnswerDelta, joined
 from gateway.dispatch.attempts import Attempt, AttemptPlacement, begun, detached, placement_of
-from gateway.dispatch.cell_choice import Wish, prefix_key
+from gateway.dispatch.cell_choice import Wish, hashes_of
 from gateway.dispatch.endings import EndKind, GenerationEnd, ending_of
 from gateway.guard.answer import AnswerGuard
 from gateway.guard.judged_answer import JudgedAnswer
@@ -97,9 +97,9 @@ class GenerationSpec(NamedTuple):
     @property
     def wish(self) -> Wish:
         """The traits of the request that decide its cell."""
-        prefix = prefix_key(self.block_hashes)
-        salt = zlib.crc32(self.request_id.encode())
-        return Wish(self.session_hash, prefix, len(self.prompt), salt)
+        salt, adapter = (zlib.crc32(it.encode()) for it in (self.request_id, self.adapter_digest))
+        hashes = hashes_of(self.block_hashes)
+        return Wish(self.session_hash, hashes, len(self.prompt), salt, adapter)
 
 
 class Generation(ABC):

@@ -7,7 +7,7 @@ they are handed out in one synchronous loop, with no task switch per request or 
 import asyncio
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import grpc.aio
@@ -83,6 +83,7 @@ class RouterLink:
         pace: AttemptPace,
         emit: Callable[[bytes], None] = lambda _: None,
         on_lost: Callable[[], None] = lambda: None,
+        learn: Callable[[wire.CellSketch], None] = lambda _: None,
     ) -> None:
         """Prepare.
 
@@ -93,6 +94,7 @@ class RouterLink:
             pace: Pace of this worker; told where steps begin and end.
             emit: Takes the router's closings of requests whose gateway was lost.
             on_lost: Called when the router is gone, and with it its knowledge of ended requests.
+            learn: Takes the parts of cells' sketches.
         """
         self.address = address
         self.router_id = ""
@@ -104,6 +106,7 @@ class RouterLink:
         self._pace = pace
         self._emit = emit
         self._on_lost = on_lost
+        self._learn = learn
         self._generations: dict[int, Generation] = {}
         self._last_handle = 0
         self._batches: deque[wire.ConnectRequest] = deque()
@@ -290,8 +293,8 @@ class RouterLink:
                 generation.learn_outcome(outcome)
         for closing in message.closings:
             self._emit(closing)
-        if message.cells:
-            self._learn_cells(message.cells, now_s)
+        if message.cells or message.sketches:
+            self._learn_cells(message, now_s)
 
     def _hand_out_tokens(
         self, handles: list[int], counts: list[int], tokens: list[int], now_s: float
@@ -336,9 +339,11 @@ class RouterLink:
                 generation.learn_logprobs(logprob, top[start : start + count])
             start += count
 
-    def _learn_cells(self, states: Iterable[wire.CellState], now_s: float) -> None:
+    def _learn_cells(self, message: wire.ConnectResponse, now_s: float) -> None:
+        for sketch in message.sketches:
+            self._learn(sketch)
         has_news = False
-        for state in states:
+        for state in message.cells:
             before = self.cells.get(state.cell_id)
             self.cells[state.cell_id] = CellView(
                 cell_id=state.cell_id,

@@ -5,8 +5,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from gateway.directory import Directory
-from gateway.dispatch.cell_choice import CellView, Wishing, choose
+from gateway.dispatch.cell_choice import CellView, Wishing
 from gateway.dispatch.pace import AttemptPace
+from gateway.dispatch.prefix_boards import PrefixBoards
 from gateway.dispatch.router_link import RouterLink
 from gateway.dispatch.tier_gate import EarlyGate, GateAsk
 
@@ -61,6 +62,7 @@ class RouterLinks:
         self._gateway_id = gateway_id
         self._links: dict[str, RouterLink] = {}
         self._gate = EarlyGate()
+        self._prefixes = PrefixBoards(directory.cells)
         self._waiting: set[Callable[[], None]] = set()
         self._wanted_changed = asyncio.Event()
         self.is_stopping = False
@@ -77,6 +79,7 @@ class RouterLinks:
 
     def update(self) -> None:
         """Read the owners of cells again; call after each change of the directory."""
+        self._prefixes.follow(self._directory.celled_pools())
         self._wanted_changed.set()
         self._announce()
 
@@ -99,6 +102,7 @@ class RouterLinks:
                         self._pace,
                         self._emit,
                         self._on_lost,
+                        self._prefixes.learn,
                     )
                     self._links[address] = link
                     tasks[address] = group.create_task(link.run())
@@ -160,7 +164,7 @@ class RouterLinks:
         if len(reachable) == 1:  # as of most pools
             only, link = reachable[0]
             return link, only.cell_id
-        chosen = choose([view for view, _ in reachable], of.wish)
+        chosen = self._prefixes.choose(pool_id, [view for view, _ in reachable], of.wish)
         links = [link for view, link in reachable if view is chosen]
         return links[0], chosen.cell_id
 

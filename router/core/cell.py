@@ -250,9 +250,9 @@ class CellBook:
             now=now,
         )
 
-    def dispatched(self, book: ReplicaBook, request: Request, now: float) -> None:
-        """Note the blocks, adapter and session of a dispatch."""
-        self.fleet.dispatched(book, request, now)
+    def dispatched(self, book: ReplicaBook, request: Request, cached: int, now: float) -> None:
+        """Note the blocks, adapter and session of a dispatch; `cached` tokens are there."""
+        self.fleet.dispatched(book, request, cached, now)
         self.is_dirty = True
 
     # --- forecasts --------------------------------------------------------------------------

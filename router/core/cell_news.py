@@ -1,6 +1,6 @@
 """Decides when gateways get the states of cells: after changes, and all of them at intervals."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from router.core.cell import CellBook
 from router.core.tier_gates import TierGates
@@ -67,6 +67,7 @@ class CellNews:
             if cell.is_dirty or everything:
                 cell.is_dirty = False
                 self._told_at = now
+                _report_sketch(cell, gateways)
                 state = cell.state(now, is_draining=is_draining)
                 if (gates := self._gates.get(cell.cell_id)) is not None:
                     state.tier_gates.extend(gates.told(cell, len(gateways), now))
@@ -77,3 +78,9 @@ class CellNews:
                 cell.told = state
                 for gateway in gateways:
                     gateway.batch.cells.append(state)
+
+
+def _report_sketch(cell: CellBook, gateways: Iterable[ConnectedGateway]) -> None:
+    for part in cell.fleet.sketch.news(cell.cell_id, cell.epoch):
+        for gateway in gateways:
+            gateway.batch.sketches.append(part)

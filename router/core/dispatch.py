@@ -158,8 +158,8 @@ class QueueDispatcher:
         if choice.is_split:
             dispatch.is_prefill = True
             dispatch.output_max = 1
-        cell.dispatched(book, request, now)
         cached = choice.cached_tokens
+        cell.dispatched(book, request, cached, now)
         if request.prefilled_on and self._handovers.begin(cell, dispatch, cached, now):
             return None
         return dispatch

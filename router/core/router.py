@@ -8,7 +8,7 @@ exactly once; no replica is sent more than it holds; queues stay within their bo
 replica are its dispatches that have not been reported as ended.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from router.core import frames
 from router.core.cell import CellBook
@@ -60,11 +60,10 @@ class RouterCore:
     def on_gateway(self, key: int, now: float) -> None:
         """Begin a gateway connection; `key` is never used again."""
         gateway = self.gateways[key] = ConnectedGateway(key)
-        gateway.batch.cells.extend(
-            cell.state(now, is_draining=self.is_draining)
-            for cell in self.cells.values()
-            if cell.is_owned
-        )
+        for cell in self.cells.values():
+            if cell.is_owned:
+                gateway.batch.cells.append(cell.state(now, is_draining=self.is_draining))
+                gateway.batch.sketches.extend(cell.fleet.sketch.whole(cell.cell_id, cell.epoch))
 
     def on_gateway_gone(self, key: int) -> None:
         """End a connection: its answers are not wanted any more."""
@@ -128,6 +127,11 @@ class RouterCore:
         Requests that wait for a cell that moved away are evicted, those that run there end here.
         """
         self._ownership.adopt(owned, plans, epoch)
+
+    def on_siblings(self, cells: Collection[str]) -> None:
+        """Take which cells have others in their pool: gateways hear of the prefixes of these."""
+        for cell in self.cells.values():
+            cell.fleet.sketch.is_wanted = cell.cell_id in cells
 
     def has_ended(self, dispatch: Dispatch) -> bool:
         """Return whether an engine has said its last word about a sequence, or is gone."""
@@ -205,6 +209,20 @@ class RouterCore:
         cell = self.cells.get(cell_id)
         if cell is not None:
             cell.queue.hear(report, now)
+
+    # --- adapters ---------------------------------------------------------------------------
+
+    def adapter_loads(self, known: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
+        """Return the adapters that each replica should load for requests to come.
+
+        Args:
+            known: Adapters that may be asked for, by cell.
+        """
+        loads: dict[str, list[str]] = {}
+        for cell in self.cells.values():
+            if cell.is_owned:
+                loads |= cell.fleet.adapter_loads(known.get(cell.cell_id, ()))
+        return loads
 
     # --- canary probes ----------------------------------------------------------------------
 

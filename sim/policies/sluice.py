@@ -9,9 +9,11 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from zlib import crc32
 
-from gateway.dispatch.cell_choice import AFFINITY_BLOCKS, CellView, Wish, choose
+from gateway.dispatch.cell_choice import CellView, Wish, choose
 from router.core.fleet.prefix_index import BlockHashes
+from router.core.fleet.prefix_sketch import MARKS_MAX
 from router.core.router import RouterCore
 from router.core.types.actions import Actions
 from router.core.types.canary import CanaryAnswer
@@ -20,9 +22,9 @@ from router.core.types.plan import EngineLimits, ReplicaPlan
 from router.core.types.request import Request
 from router.core.types.service import ServiceReport
 from sim.engines import Engine, Job, StepRecord
+from sim.policies.cell_knowledge import CellKnowledge, board_of
 from sim.pool import SimPool
 from sluice.detector.consensus import Text
-from sluice.hashing import BLOCK_TOKENS
 from sluice.wire.engine.v1 import engine_pb2 as engine
 from sluice.wire.router.v1 import router_pb2 as wire
 
@@ -58,6 +60,8 @@ class RouterSettings:
         output_max: Tokens that clients allow; None: twice the longest answer of the trace.
         service_age_s: Age of the oldest service that cells know of one another, at most; None: each
             counts by itself.
+        knowledge: How gateways know what cells have cached.
+        marks_max: Marks of a generation of a cell's sketch.
     """
 
     report_age_s: float = 0.1
@@ -66,9 +70,11 @@ class RouterSettings:
     config: CoreConfig = STUDY_CONFIG
     output_max: int | None = None
     service_age_s: float | None = None
+    knowledge: CellKnowledge = CellKnowledge.SKETCHES
+    marks_max: int = MARKS_MAX
 
 
-class _Link:
+class SluiceLink:
     """A replica as the router is attached to it.
 
     Attributes:
@@ -141,12 +147,14 @@ class Sluice:
             for number in range(self.settings.cells)
         ]
         self.cores = [cell.core for cell in self._cells]
+        cells = [cell.cell_id for cell in self._cells]
+        self._board = board_of(self.settings.knowledge, pool, cells)
         self._links = [
-            _Link(number, self._cells[number % len(self._cells)])
+            SluiceLink(number, self._cells[number % len(self._cells)])
             for number in range(pool.replicas_max)
         ]
         self._by_id = {link.replica_id: link for link in self._links}
-        self._limits = self._engine_limits(pool.engines[0])
+        self._limits = self.engine_limits(pool.engines[0])
         for cell in self._cells:
             cell.core.on_gateway(_GATEWAY, pool.now)
         for replica in pool.alive:
@@ -169,7 +177,8 @@ class Sluice:
             if cell is not teller:
                 cell.core.on_service_elsewhere(cell.cell_id, report, self.pool.now)
 
-    def _engine_limits(self, replica: Engine) -> EngineLimits:
+    def engine_limits(self, replica: Engine) -> EngineLimits:
+        """Return what an engine tells of itself."""
         cache = replica.cache.capacity
         return EngineLimits(
             context_tokens_max=cache * replica.block_tokens,
@@ -195,7 +204,7 @@ class Sluice:
         link.is_up = False
         self._after(self.settings.report_age_s, self._detach, link)
 
-    def _detach(self, link: _Link) -> None:
+    def _detach(self, link: SluiceLink) -> None:
         link.jobs.clear()
         core = link.cell.core
         core.on_replica_lost(link.replica_id, _EPOCH, self.pool.now)
@@ -208,6 +217,9 @@ class Sluice:
             ReplicaPlan(self._links[number].replica_id, cell.cell_id) for number in cell.members
         ]
         cell.core.on_cells([cell.cell_id], plans)
+        sketch = cell.core.cells[cell.cell_id].fleet.sketch
+        sketch.is_wanted = len(self._cells) > 1
+        sketch.marks_max = self.settings.marks_max
 
     def _after(self, delay_s: float, action: Callable[..., None], *args: object) -> None:
         self.pool.timeline.at(self.pool.now + delay_s, action, *args)
@@ -235,9 +247,14 @@ class Sluice:
             output_max=self._output_max() - job.emitted,
             priority=job.request.priority,
             deadline_s=_NO_DEADLINE_S,
-            hashes=_hashes(job.blocks),
+            hashes=hashes_of(job.blocks),
             session=max(0, job.request.session + 1),
+            adapter=self.adapter_of(job),
         )
+
+    def adapter_of(self, job: Job) -> str:  # noqa: ARG002 - for those that have some
+        """Return the digest of the adapter that a job asks for; empty: the base."""
+        return ""
 
     def _output_max(self) -> int:
         if self.settings.output_max is not None:
@@ -250,14 +267,16 @@ class Sluice:
         """Return the number of the cell that gateways choose."""
         if len(self._cells) == 1:
             return 0
-        shared = AFFINITY_BLOCKS * BLOCK_TOKENS // self.pool.block_tokens
         wish = Wish(
             session=max(0, job.request.session + 1),
-            prefix=job.blocks[shared - 1] + 1 if len(job.blocks) >= shared else 0,
+            hashes=hashes_of(job.blocks),
             prompt_tokens=job.prompt_tokens,
             salt=job.number,
+            adapter=crc32(self.adapter_of(job).encode()),
         )
-        view = choose([cell.view for cell in self._cells], wish)
+        view, known = choose([cell.view for cell in self._cells], wish, self._board)
+        if self._board is not None and not wish.session:
+            self._board.sent(view.cell_id, wish.hashes, known)
         view.tokens_owed += job.prompt_tokens
         return next(n for n, cell in enumerate(self._cells) if cell.view is view)
 
@@ -282,12 +301,14 @@ class Sluice:
             for dispatch in dispatches:
                 job = self._jobs[dispatch.handle]
                 link.jobs[dispatch.sequence] = job
-                self._after(LINK_S, self._deliver_job, link, dispatch.sequence, job)
+                self._after(LINK_S, self.deliver_job, link, dispatch.sequence, job)
         for replica_id, sequences in actions.cancels.items():
             self._after(LINK_S, self._cancel, self._by_id[replica_id], sequences)
         for replica_id in actions.probes:
             self._after(_PROBE_S, self._probe, self._by_id[replica_id])
         for _, batch in actions.batches:
+            for part in batch.sketches:
+                self._learn_sketch(part)
             for state in batch.cells:
                 cell.view = CellView(
                     cell.cell_id,
@@ -298,13 +319,18 @@ class Sluice:
             for outcome in batch.outcomes:
                 self._end(cell, outcome)
 
-    def _deliver_job(self, link: _Link, sequence: int, job: Job) -> None:
+    def _learn_sketch(self, part: wire.CellSketch) -> None:
+        if self._board is not None:
+            self._board.learn(part.cell_id, part.epoch, part.generation, part.marks[:])
+
+    def deliver_job(self, link: SluiceLink, sequence: int, job: Job) -> None:
+        """Give an engine a job that is still wanted there."""
         if link.is_up and link.jobs.get(sequence) is job:
             job.restart(self.pool.block_tokens)
             job.sequence = sequence
             self.pool.dispatch(job, link.number)
 
-    def _cancel(self, link: _Link, sequences: Sequence[int]) -> None:
+    def _cancel(self, link: SluiceLink, sequences: Sequence[int]) -> None:
         if not link.is_up:
             return
         for sequence in sequences:
@@ -312,7 +338,7 @@ class Sluice:
             if job is not None and job.sequence == sequence:
                 self.pool.engines[job.replica].cancel(job)
 
-    def _probe(self, link: _Link) -> None:
+    def _probe(self, link: SluiceLink) -> None:
         now, core = self.pool.now, link.cell.core
         if link.is_up:
             core.on_probe(link.replica_id, _CANARY, now)
@@ -347,20 +373,21 @@ class Sluice:
         frame = frame_of(serving, record)
         for job in (*record.finished, *record.cancelled):
             del link.jobs[job.sequence]
-        self._send(link, frame)
+        self.send_frame(link, frame)
 
-    def _send(self, link: _Link, frame: engine.StepFrame) -> None:
+    def send_frame(self, link: SluiceLink, frame: engine.StepFrame) -> None:
+        """Send a frame to the router."""
         link.frames += 1
         self._after(self.settings.report_age_s, self._deliver, link, frame)
         if not link.is_heartbeat_planned:
             self._plan_heartbeat(link)
 
-    def _plan_heartbeat(self, link: _Link) -> None:
+    def _plan_heartbeat(self, link: SluiceLink) -> None:
         link.is_heartbeat_planned = self._jobs != {} or len(link.events) > 0
         if link.is_heartbeat_planned:
             self._after(HEARTBEAT_S, self._heartbeat, link, link.frames)
 
-    def _heartbeat(self, link: _Link, frames: int) -> None:
+    def _heartbeat(self, link: SluiceLink, frames: int) -> None:
         """Let a silent engine send a heartbeat."""
         if not link.is_up:
             return
@@ -368,10 +395,10 @@ class Sluice:
         if link.frames == frames and serving.is_idle:
             frame = engine.StepFrame(step=serving.steps)
             frame.state.CopyFrom(state_of(serving, 0.0, 0))
-            self._send(link, frame)
+            self.send_frame(link, frame)
         self._plan_heartbeat(link)
 
-    def _deliver(self, link: _Link, frame: engine.StepFrame) -> None:
+    def _deliver(self, link: SluiceLink, frame: engine.StepFrame) -> None:
         events = link.events
         known_by = self.pool.now - self.settings.index_delay_s
         if events and events[0][0] <= known_by:
@@ -427,7 +454,7 @@ def state_of(serving: Engine, step_s: float, prompt_tokens: int) -> engine.Engin
     )
 
 
-def _hashes(blocks: Sequence[int]) -> BlockHashes:
+def hashes_of(blocks: Sequence[int]) -> BlockHashes:
     """Return block ids as hashes: eight bytes of the id, eight of nothing."""
     data = array("Q", bytes(16 * len(blocks)))
     data[::2] = array("Q", blocks)

@@ -5,7 +5,7 @@ while, and learns how long a load from either place takes; both are predictions.
 """
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from enum import IntEnum
 
 # Priors by place, from a rank-16 adapter of an 8-billion-parameter base (about 80 MB): nothing, a
@@ -33,11 +33,13 @@ class _Replica:
         memory: Digests of adapters in host memory or on their way; the least recently used first.
         used: Digest -> living sequences.
         loading: Digest -> place of the adapter when a sequence first needed it.
+        memory_max: Adapters that its memory holds beside the loaded ones, as far as is known.
     """
 
-    __slots__ = ("loaded", "loading", "memory", "used")
+    __slots__ = ("loaded", "loading", "memory", "memory_max", "used")
 
     def __init__(self) -> None:
+        self.memory_max = IN_MEMORY_MAX
         self.loaded: frozenset[str] = frozenset()
         self.memory: OrderedDict[str, None] = OrderedDict()
         self.used: Counter[str] = Counter()
@@ -53,8 +55,19 @@ class _Replica:
         """Note that an adapter is in host memory and used."""
         self.memory[digest] = None
         self.memory.move_to_end(digest)
-        while len(self.memory) > IN_MEMORY_MAX + len(self.loaded) + len(self.used):
+        while len(self.memory) > self.memory_max + len(self.loaded) + len(self.used):
             self.memory.popitem(last=False)
+
+    def report(self, digests: Iterable[str]) -> None:
+        """Take all adapters in memory; a memory that has lost unused ones is full."""
+        reported = dict.fromkeys(digests)
+        gone = self.memory.keys() - reported.keys() - self.used.keys() - self.loaded
+        beside = len(reported.keys() - self.loaded)
+        self.memory_max = beside if gone else max(self.memory_max, beside)
+        for digest in gone:
+            del self.memory[digest]
+        for digest in reported:
+            self.keep(digest)
 
 
 class AdapterResidency:
@@ -71,11 +84,9 @@ class AdapterResidency:
         for digest in sorted(replica.loaded):
             replica.keep(digest)
 
-    def held(self, replica_id: str, digests: Iterable[str]) -> None:
+    def reported(self, replica_id: str, digests: Iterable[str]) -> None:
         """Take an engine's report of adapters in host memory."""
-        replica = self._replicas.setdefault(replica_id, _Replica())
-        for digest in digests:
-            replica.keep(digest)
+        self._replicas.setdefault(replica_id, _Replica()).report(digests)
 
     def forget(self, replica_id: str) -> None:
         """Drop a replica: its engine is gone."""
@@ -116,6 +127,16 @@ class AdapterResidency:
     def load_s(self, replica_id: str, digest: str) -> float:
         """Return the predicted seconds until an adapter is loaded, if there is room for it."""
         return self._load_s[self.place(replica_id, digest)]
+
+    def held(self, replica_id: str) -> Collection[str]:
+        """Return the adapters that a replica has loaded or in memory, or is loading."""
+        replica = self._replicas.get(replica_id)
+        return () if replica is None else replica.memory
+
+    def room(self, replica_id: str, adapter_slots: int) -> int:
+        """Return how many adapters a replica can hold, in slots or in memory."""
+        replica = self._replicas.get(replica_id)
+        return adapter_slots + (IN_MEMORY_MAX if replica is None else replica.memory_max)
 
     def is_cold(self, digest: str) -> bool:
         """Return whether no replica has an adapter loaded or in memory."""

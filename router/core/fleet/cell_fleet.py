@@ -4,11 +4,13 @@ Health, adapters, cached blocks, homes of sessions and the mean speed are kept h
 decisions see replicas only through this class.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
+from router.core.fleet.adapter_plan import AdapterDemand, missing_copies
 from router.core.fleet.adapters import AdapterResidency
 from router.core.fleet.health import CellHealth
 from router.core.fleet.prefix_index import BlockHashes, PrefixIndex
+from router.core.fleet.prefix_sketch import PrefixSketch
 from router.core.fleet.replica import ReplicaBook
 from router.core.fleet.sessions import Sessions
 from router.core.fleet.speed import MeanSpeed, Speed
@@ -36,7 +38,7 @@ class CellFleet:
 
     __slots__ = (
         *("replicas", "open_replicas", "owed_until", "open_prefillers", "absent_since"),
-        *("index", "residency", "sessions", "health", "mean_speed"),
+        *("index", "sketch", "residency", "adapter_demand", "sessions", "health", "mean_speed"),
         *("prompt_tokens_max", "has_adapters", "_fastest", "_mean_speed_until"),
     )
 
@@ -47,7 +49,9 @@ class CellFleet:
         self.open_prefillers: dict[str, ReplicaBook] = {}
         self.absent_since: float | None = None
         self.index = PrefixIndex()
+        self.sketch = PrefixSketch()
         self.residency = AdapterResidency()
+        self.adapter_demand = AdapterDemand()
         self.sessions = Sessions()
         self.health = CellHealth()
         self.mean_speed = MeanSpeed()
@@ -126,16 +130,28 @@ class CellFleet:
         if events.removed:
             self.index.removed(replica_id, BlockHashes(events.removed), now)
 
-    def dispatched(self, book: ReplicaBook, request: Request, now: float) -> None:
+    def dispatched(
+        self, book: ReplicaBook, request: Request, cached_tokens: int, now: float
+    ) -> None:
         """Note the blocks, the adapter and the session that a dispatch brings to a replica."""
         if request.hashes:
+            if self.sketch.is_wanted and not request.session:
+                self._sketch(book, request, cached_tokens, now)
             self.index.dispatched(book.replica_id, request.hashes, now)
+        self.adapter_demand.came(request.adapter, now)
         if request.adapter:
             self.residency.acquire(book.replica_id, request.adapter)
         if request.session:
             self.sessions.seen(request.session, book.replica_id, now)
         book.recount(is_healthy=self.health.may_take(book.replica_id, len(book.dispatches)))
         self._file(book)
+
+    def _sketch(self, book: ReplicaBook, request: Request, cached_tokens: int, now: float) -> None:
+        """Mark a prompt that gateways may not find by its session."""
+        limits, index = book.limits, self.index
+        assert limits is not None, "only attached replicas get requests"
+        self.sketch.use(request.hashes, cached_tokens // limits.block_tokens, now)
+        self.sketch.age(index.evicted, len(index))
 
     def released(self, dispatch: Dispatch) -> None:
         """Note that an engine has ended a sequence."""
@@ -217,6 +233,26 @@ class CellFleet:
         if not self.residency.has_room(book.replica_id, adapter, room):
             return float("inf")
         return self.residency.load_s(book.replica_id, adapter)
+
+    def adapter_loads(self, known: Iterable[str]) -> dict[str, list[str]]:
+        """Return the adapters that each replica should load for requests to come.
+
+        Args:
+            known: Adapters that may be asked for; those without a request yet come last.
+        """
+        rooms = {
+            book.replica_id: self.residency.room(book.replica_id, book.limits.adapter_slots)
+            for book in self.ready()
+            if book.limits is not None and book.limits.adapter_slots
+        }
+        room = sum(rooms.values())
+        shares = self.adapter_demand.shares(room)
+        for adapter in known:
+            if len(shares) >= room:
+                break
+            shares.setdefault(adapter, 0.0)
+        held = {replica_id: self.residency.held(replica_id) for replica_id in rooms}
+        return missing_copies(shares, rooms, held) if shares else {}
 
     def cold_load_s(self, adapter: str) -> float:
         """Return the seconds until an adapter could be loaded anywhere; 0.0: it is warm."""

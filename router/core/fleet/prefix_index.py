@@ -67,9 +67,14 @@ class BlockHashes(Sequence[int]):
 
 
 class PrefixIndex:
-    """The blocks of all replicas of a cell; calls about unknown replicas change nothing."""
+    """The blocks of all replicas of a cell; calls about unknown replicas change nothing.
+
+    Attributes:
+        evicted: Number of times that a replica has lost a block.
+    """
 
     def __init__(self) -> None:
+        self.evicted = 0
         self._heads: dict[Hashable, BlockRun] = {}  # first block -> run
         # Blocks of loose runs -> the bits of their holders there; in the midst of such a run may
         # be what continues a prompt.
@@ -265,6 +270,7 @@ class PrefixIndex:
 
     def _forget(self, held: HeldBlocks, run: BlockRun, keys: list[Hashable]) -> None:
         """Note that a replica does not hold some blocks of a run any more."""
+        self.evicted += len(keys)
         held.forget(keys)
         if run.is_loose:
             bit = held.bit

@@ -19,11 +19,12 @@ class GatewayBatch:
         logprobs: Log probabilities of the tokens of requests that asked for them, by handle; None:
             no request did.
         prompt_logprobs: Log probabilities of parts of prompts, of requests that asked for them.
+        sketches: Parts of cells' sketches of cached prefixes.
     """
 
     __slots__ = (
         *("cells", "counts", "handles", "logprobs", "outcomes", "placed", "prompt_logprobs"),
-        "tokens",
+        *("sketches", "tokens"),
     )
 
     def __init__(self) -> None:
@@ -35,6 +36,7 @@ class GatewayBatch:
         self.placed: list[wire.Placed] = []
         self.outcomes: list[wire.Outcome] = []
         self.cells: list[wire.CellState] = []
+        self.sketches: list[wire.CellSketch] = []
 
     def merge(self, later: "GatewayBatch") -> None:
         """Append a later batch; outcomes still stand behind all tokens."""
@@ -49,6 +51,7 @@ class GatewayBatch:
         self.placed += later.placed
         self.outcomes += later.outcomes
         self.cells += later.cells
+        self.sketches += later.sketches
 
     @property
     def entries(self) -> int:
@@ -60,7 +63,12 @@ class GatewayBatch:
     def __bool__(self) -> bool:
         """Whether the batch holds any news."""
         return bool(
-            self.handles or self.outcomes or self.placed or self.cells or self.prompt_logprobs
+            self.handles
+            or self.outcomes
+            or self.placed
+            or self.cells
+            or self.sketches
+            or self.prompt_logprobs
         )
 
 

@@ -1,6 +1,6 @@
 """A request, its dispatches to replicas, and its gateway."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from enum import IntEnum
 from typing import Protocol
 
@@ -116,7 +116,7 @@ class Request:
         deadline_s: float = 0.0,
         admission_s: float = 0.0,
         absence_s: float = 0.0,
-        hashes: Sequence[Hashable] = (),
+        hashes: Sequence[int] = (),
         session: int = 0,
         adapter: str = "",
         payload: wire.Submit | None = None,

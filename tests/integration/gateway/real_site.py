@@ -182,7 +182,7 @@ async def _stop_all(routers: dict[str, ChildProcess]) -> None:
 def all_serve(site: Site) -> bool:
     """Whether both replicas can be reached through the routers of their cells."""
     links = site.gateway.links
-    found = links.find("pool", SimpleNamespace(wish=Wish(0, 0, 1, 1)))
+    found = links.find("pool", SimpleNamespace(wish=Wish(0, (), 1, 1)))
     views = [view for link in links._links.values() for view in link.cells.values()]
     return found is not None and sum(view.replicas_ready for view in views) == 2
 

@@ -13,13 +13,13 @@ from gateway.dispatch.cell_choice import (
     LOAD_FACTOR,
     CellView,
     Wish,
-    choose,
     load_bound,
-    prefix_key,
 )
-from sluice.hashing import BLOCK_TOKENS, chained_hashes
+from gateway.dispatch.cell_choice import choose as choice_of
+from gateway.dispatch.prefix_board import PrefixBoard
+from sluice.prefix_marks import DEPTH_MIN, marks_of
 
-NOTHING = Wish(session=0, prefix=0, prompt_tokens=100, salt=1)
+NOTHING = Wish(session=0, hashes=(), prompt_tokens=100, salt=1)
 _KEYS = st.integers(1, 2**64 - 1)
 _CELLS = st.lists(
     st.builds(
@@ -35,8 +35,22 @@ _CELLS = st.lists(
     unique_by=lambda cell: cell.cell_id,
 )
 _WISHES = st.builds(
-    Wish, st.one_of(st.just(0), _KEYS), st.one_of(st.just(0), _KEYS), st.integers(1, 50_000), _KEYS
+    Wish,
+    st.one_of(st.just(0), _KEYS),
+    st.one_of(st.just(()), st.integers(0, 9).map(lambda key: document(key))),
+    st.integers(1, 50_000),
+    _KEYS,
+    st.one_of(st.just(0), _KEYS),
 )
+
+
+def document(key: int, blocks: int = AFFINITY_BLOCKS) -> tuple[int, ...]:
+    """Return hashes of a long prompt; those of the same key have the same beginning."""
+    return tuple((key + block * 0x9E3779B97F4A7C15) % 2**64 for block in range(blocks))
+
+
+def choose(cells: list[CellView], wish: Wish, board: PrefixBoard | None = None) -> CellView:
+    return choice_of(cells, wish, board).cell
 
 
 def _idle(number: int) -> list[CellView]:
@@ -74,9 +88,10 @@ def test_affinity_never_makes_a_cell_much_fuller_than_the_others(
     ]
     chosen = choose(fit, wish._replace(session=0))
     mean = sum(cell.tokens_owed for cell in fit) / sum(cell.replicas_ready for cell in fit)
-    assert load_bound(fit) == pytest.approx(max(IDLE_TOKENS, LOAD_FACTOR * mean))
-    assert _owed(chosen) <= load_bound(fit)
-    if not wish.prefix:
+    idle = min(IDLE_TOKENS, wish.prompt_tokens)
+    assert load_bound(fit, wish.prompt_tokens) == pytest.approx(max(idle, LOAD_FACTOR * mean))
+    assert _owed(chosen) <= load_bound(fit, wish.prompt_tokens)
+    if not wish.hashes and not wish.adapter:
         assert _owed(chosen) == min(map(_owed, fit))
 
 
@@ -86,7 +101,7 @@ def test_a_flood_of_one_document_fills_the_cells_evenly(arrivals, number: int) -
     cells = _idle(number)
     largest = 0
     for key, tokens in arrivals:
-        wish = Wish(0, prefix=7 if key % 4 else key, prompt_tokens=tokens, salt=key)
+        wish = Wish(0, document(7 if key % 4 else key), prompt_tokens=tokens, salt=key)
         choose(cells, wish).tokens_owed += tokens
         largest = max(largest, tokens)
         bound = max(IDLE_TOKENS, LOAD_FACTOR * sum(c.tokens_owed for c in cells) / (8 * number))
@@ -96,7 +111,7 @@ def test_a_flood_of_one_document_fills_the_cells_evenly(arrivals, number: int) -
 @given(_KEYS, st.integers(2, 12))
 def test_a_key_moves_only_with_the_cell_that_comes_or_goes(key: int, number: int) -> None:
     cells = _idle(number)
-    for wish in (Wish(key, 0, 10, 1), Wish(0, key, 10, 1)):
+    for wish in (Wish(key, (), 10, 1), Wish(0, document(key), 10, 1), Wish(0, (), 10, 1, key)):
         home = choose(cells, wish)
         for gone in cells:
             left = [cell for cell in cells if cell is not gone]
@@ -109,7 +124,7 @@ def test_a_key_moves_only_with_the_cell_that_comes_or_goes(key: int, number: int
 
 
 def test_keys_are_spread_and_about_one_in_n_moves() -> None:
-    keys = [Wish(0, key * 0x9E3779B97F4A7C15 % 2**64, 10, 1) for key in range(1, 4001)]
+    keys = [Wish(0, document(key * 0x9E3779B97F4A7C15), 10, 1) for key in range(1, 4001)]
     homes = [choose(_idle(8), wish).cell_id for wish in keys]
     shares = Counter(homes)
     assert len(shares) == 8
@@ -120,7 +135,7 @@ def test_keys_are_spread_and_about_one_in_n_moves() -> None:
 
 
 def test_a_session_stays_until_waiting_costs_more_than_computing_anew() -> None:
-    wish = Wish(session=5, prefix=9, prompt_tokens=10_000, salt=1)
+    wish = Wish(session=5, hashes=document(9), prompt_tokens=10_000, salt=1)
     cells = _idle(4)
     home = choose(cells, wish)
     home.tokens_owed, home.wait_ms = 10**9, 1200
@@ -142,16 +157,72 @@ def test_short_and_equal_ones_are_spread_by_their_salt() -> None:
     assert len(chosen) == 4
 
 
-def test_the_affinity_is_that_of_a_long_beginning() -> None:
-    system, root = list(range(1500)), b"r" * 16
-    one, other = ([*system, *[n] * 4000] for n in (1, 2))
-    keys = [prefix_key(chained_hashes(prompt, root)) for prompt in (one, other)]
-    assert keys[0] != keys[1], "a system prompt in common is not enough"
-    document = list(range(AFFINITY_BLOCKS * BLOCK_TOKENS))
-    assert prefix_key(chained_hashes([*document, 5], root)) == prefix_key(
-        chained_hashes([*document, *[6] * 999], root)
-    )
-    assert prefix_key(chained_hashes(document, root)) != prefix_key(
-        chained_hashes(document, b"s" * 16)
-    )
-    assert prefix_key(chained_hashes(document[:-1], root)) == 0
+def test_the_affinity_without_sketches_is_that_of_a_long_beginning() -> None:
+    cells = _idle(64)
+    system = document(1, 50)
+    one, other = (system + document(key) for key in (2, 3))
+    homes = {choose(cells, Wish(0, hashes, 10, 1)).cell_id for hashes in (one, other)}
+    assert len(homes) == 2, "a system prompt in common is not enough"
+    longer = Wish(0, one + document(4), 10, 2)
+    assert choose(cells, longer) is choose(cells, Wish(0, one, 10, 1))
+    short = {choose(cells, Wish(0, one[:63], 10, salt)).cell_id for salt in range(64)}
+    assert len(short) > 16, "prompts below it are spread by their salt"
+
+
+def _with_sketches(cells: list[CellView]) -> PrefixBoard:
+    board = PrefixBoard()
+    for cell in cells:
+        board.learn(cell.cell_id, 1, 1, [])
+    return board
+
+
+def test_a_prompt_goes_to_the_cell_that_has_most_of_it() -> None:
+    cells = _idle(8)
+    board = _with_sketches(cells)
+    whole = document(1, 40)
+    board.learn("pool-3", 1, 1, marks_of(whole[:10]))
+    board.learn("pool-5", 1, 1, marks_of(whole[:20]))
+    for blocks, home in ((40, "pool-5"), (20, "pool-5")):
+        wish = Wish(0, whole[:blocks], 32 * blocks, 1)
+        assert choice_of(cells, wish, board).cell.cell_id == home
+        assert choice_of(cells, wish, board).known == 20
+    full = [replace(cell, tokens_owed=10**6 * (cell.cell_id == "pool-5")) for cell in cells]
+    assert choose(full, Wish(0, whole, 1280, 1), board).cell_id == "pool-3", "the fuller one waits"
+
+
+def test_conversations_stay_where_their_first_own_block_sends_them() -> None:
+    """All cells have the system prompt; none remembers any of the conversations."""
+    cells = _idle(8)
+    board = _with_sketches(cells)
+    system = document(1, 13)
+    for cell in cells:
+        board.learn(cell.cell_id, 1, 1, marks_of(system))
+    homes: list[str] = []
+    for key in range(200):
+        turn = system + document(2 + key, 30)
+        blocks = (15, 22, 43)
+        chosen = {
+            choose(cells, Wish(0, turn[:end], 32 * end, end), board).cell_id for end in blocks
+        }
+        assert len(chosen) == 1
+        homes += chosen
+    assert max(Counter(homes).values()) < 50
+
+
+def test_short_prompts_ignore_sketches() -> None:
+    cells = _idle(4)
+    board = _with_sketches(cells)
+    hashes = document(1, DEPTH_MIN - 1)
+    chosen = {choose(cells, Wish(0, hashes, 90, salt), board).cell_id for salt in range(64)}
+    assert len(chosen) == 4
+
+
+@given(_KEYS, st.lists(_KEYS, min_size=8, max_size=8, unique=True))
+def test_requests_for_an_adapter_share_a_cell_until_one_caches_more(adapter: int, keys) -> None:
+    cells = _idle(8)
+    board = _with_sketches(cells)
+    prompts = [(), *(document(key, 20) for key in keys)]
+    homes = {choose(cells, Wish(0, it, 640, 1, adapter), board).cell_id for it in prompts}
+    assert len(homes) == 1
+    board.learn("pool-1", 1, 1, marks_of(prompts[1]))
+    assert choose(cells, Wish(0, prompts[1], 640, 1, adapter), board).cell_id == "pool-1"

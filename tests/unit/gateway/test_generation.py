@@ -46,7 +46,7 @@ def test_the_tier_is_told_and_the_session_decides_about_the_cell() -> None:
     spec = SPEC._replace(tier_reserved_permille=250, is_preemptible=True, session_hash=7)
     submit = _generation(spec).submit_message(1, "c", 0)
     assert (submit.tier_reserved_permille, submit.is_preemptible) == (250, True)
-    assert (spec.wish.session, spec.wish.prefix, spec.wish.prompt_tokens) == (7, 0, 1)
+    assert (spec.wish.session, len(spec.wish.hashes), spec.wish.prompt_tokens) == (7, 0, 1)
 
 
 def test_sent_tokens_count_until_the_routers_next_report() -> None:

@@ -26,8 +26,10 @@ class RecordingHub:
 
     def __init__(self) -> None:
         self.planned: dict[str, ReplicaPlan] = {}
+        self.siblings: set[str] = set()
 
-    def plan(self, cells, plans) -> None:
+    def plan(self, cells, plans, siblings) -> None:
+        self.siblings = siblings
         self.planned = {plan.replica_id: plan for plan in plans}
 
 
@@ -49,13 +51,18 @@ async def test_only_replicas_that_speak_frames_are_attached_to() -> None:
             ("foreign", "theirs", "frames", "decode"),
         )
     ]
-    cells = [wire.Cell(id="ours", router_id="me"), wire.Cell(id="theirs", router_id="other")]
+    cells = [
+        wire.Cell(id="ours", pool_id="p", router_id="me"),
+        wire.Cell(id="theirs", pool_id="p", router_id="other"),
+        wire.Cell(id="alone", pool_id="q", router_id="me"),
+    ]
     snapshot = wire.Objects(cells=cells, replicas=replicas)
     assert state.apply(wire.WatchResponse(version=1, is_snapshot=True, upserts=snapshot))
     async with asyncio.TaskGroup() as group:
         fleet = ReplicaAttachments(hub, group, open_stream, probe, router_id="me", silence_s=1.0)
         fleet.follow(state)
         assert hub.planned.keys() == fleet._attachments.keys() == {"chat", "older"}
+        assert hub.siblings == {"ours", "theirs"}
         assert hub.planned["chat"].role is ReplicaRole.PREFILL
         assert hub.planned["older"].role is ReplicaRole.BOTH
         for _, _, task in fleet._attachments.values():

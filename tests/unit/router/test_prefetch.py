@@ -147,3 +147,21 @@ def test_promotions_are_forgotten_and_bounded_and_rollouts_come_first(monkeypatc
     assert promotions.urgent(state, 1.0) == {"p": {A, f"{4:064x}", f"{3:064x}"}}
     assert promotions.urgent(state, PROMOTED_S) == {"p": {A}}
     assert promotions.urgent(site(), PROMOTED_S) == {}
+
+
+async def test_replicas_load_planned_adapters_after_adapters_of_rollouts() -> None:
+    replicas, state = Replicas(), in_rollout(site())
+    state.models["m"] = control.Model(id="m", pool_id="p", adapter_digest=B)
+    asked: list[object] = []
+
+    def plan(known: object) -> dict[str, list[str]]:
+        asked.append(known)
+        return {"r0": [B, A], "r1": [B]}
+
+    async with asyncio.TaskGroup() as tasks:
+        prefetch = Prefetch(tasks, replicas.load, replicas.note, plan, router_id="me")
+        for _ in range(3):
+            prefetch.follow(state)
+            await settle()
+    assert asked == [{"c0": [B]}], "it plans now and then, for our cells"
+    assert replicas.loads == [("r0", [A, B])]

@@ -184,7 +184,7 @@ class PackedSequence(_message.Message):
     def __init__(self, prompt: _Optional[bytes] = ...) -> None: ...
 
 class ConnectResponse(_message.Message):
-    __slots__ = ("welcome", "handle", "count", "token", "placed", "outcomes", "cells", "logprobs", "prompt_logprobs", "closings")
+    __slots__ = ("welcome", "handle", "count", "token", "placed", "outcomes", "cells", "logprobs", "prompt_logprobs", "closings", "sketches")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     COUNT_FIELD_NUMBER: _ClassVar[int]
@@ -195,6 +195,7 @@ class ConnectResponse(_message.Message):
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     CLOSINGS_FIELD_NUMBER: _ClassVar[int]
+    SKETCHES_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     handle: _containers.RepeatedScalarFieldContainer[int]
     count: _containers.RepeatedScalarFieldContainer[int]
@@ -205,7 +206,8 @@ class ConnectResponse(_message.Message):
     logprobs: _engine_pb2.Logprobs
     prompt_logprobs: _containers.RepeatedCompositeFieldContainer[_engine_pb2.PromptLogprobs]
     closings: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., handle: _Optional[_Iterable[int]] = ..., count: _Optional[_Iterable[int]] = ..., token: _Optional[_Iterable[int]] = ..., placed: _Optional[_Iterable[_Union[Placed, _Mapping]]] = ..., outcomes: _Optional[_Iterable[_Union[Outcome, _Mapping]]] = ..., cells: _Optional[_Iterable[_Union[CellState, _Mapping]]] = ..., logprobs: _Optional[_Union[_engine_pb2.Logprobs, _Mapping]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[_engine_pb2.PromptLogprobs, _Mapping]]] = ..., closings: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    sketches: _containers.RepeatedCompositeFieldContainer[CellSketch]
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., handle: _Optional[_Iterable[int]] = ..., count: _Optional[_Iterable[int]] = ..., token: _Optional[_Iterable[int]] = ..., placed: _Optional[_Iterable[_Union[Placed, _Mapping]]] = ..., outcomes: _Optional[_Iterable[_Union[Outcome, _Mapping]]] = ..., cells: _Optional[_Iterable[_Union[CellState, _Mapping]]] = ..., logprobs: _Optional[_Union[_engine_pb2.Logprobs, _Mapping]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[_engine_pb2.PromptLogprobs, _Mapping]]] = ..., closings: _Optional[_Iterable[bytes]] = ..., sketches: _Optional[_Iterable[_Union[CellSketch, _Mapping]]] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("router_id", "epoch")
@@ -312,6 +314,18 @@ class TierGate(_message.Message):
     retry_ms: int
     service_us: int
     def __init__(self, priority: _Optional[int] = ..., tenant_id: _Optional[str] = ..., passing_permille: _Optional[int] = ..., retry_ms: _Optional[int] = ..., service_us: _Optional[int] = ...) -> None: ...
+
+class CellSketch(_message.Message):
+    __slots__ = ("cell_id", "epoch", "generation", "marks")
+    CELL_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    MARKS_FIELD_NUMBER: _ClassVar[int]
+    cell_id: str
+    epoch: int
+    generation: int
+    marks: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, cell_id: _Optional[str] = ..., epoch: _Optional[int] = ..., generation: _Optional[int] = ..., marks: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ExplainRequest(_message.Message):
     __slots__ = ("request_id", "submit")

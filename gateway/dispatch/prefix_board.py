@@ -1,0 +1,196 @@
+"""The sketches of the cells of one pool, and the cells that cache most of a prompt; pure.
+
+Routers tell marks of the prompts that their cells have placed of late (`sluice.prefix_marks`). All
+cells share one table: a Bloom filter for each generation of each cell, turned on its side. A row is
+the bits of all filters at one position. So a few rows tell of all cells whether they have a mark.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from sluice.prefix_marks import floored, mark_at, rungs
+
+# With 2,048 marks per generation one in 170,000 that a filter lacks seems to be there.
+_ROWS_BITS = 16
+_ROWS_MASK = (1 << _ROWS_BITS) - 1
+_AT_SHIFT = 64 - _ROWS_BITS
+_PROBES = 8
+_COLUMNS = 4  # of a cell; two are in use, so that those that went are cleared in one pass
+_MARKS_MAX = 4096  # per generation, with our own; routers tell at most half
+_MIX = 0x9E3779B97F4A7C15
+_MASK = (1 << 64) - 1
+
+
+@dataclass(slots=True)
+class SketchSlot:
+    """The place of a cell's sketch in the table.
+
+    Attributes:
+        shift: First column of the cell.
+        epoch: Book of the cell's owner that told the sketch.
+        generation: Number of the younger generation.
+        turns: Number of generations that have come; says which column is the younger one's.
+        marks: Marks added to the younger generation.
+    """
+
+    shift: int
+    epoch: int = 0
+    generation: int = 0
+    turns: int = 0
+    marks: int = 0
+
+    def column(self, turns: int) -> int:
+        """Return the bit of a generation, by the number of turns when it came."""
+        return 1 << (self.shift + turns % _COLUMNS)
+
+    @property
+    def columns(self) -> int:
+        """The bits of all columns."""
+        return ((1 << _COLUMNS) - 1) << self.shift
+
+
+class PrefixBoard:
+    """The sketches of one pool's cells."""
+
+    def __init__(self) -> None:
+        self._rows: list[int] = []
+        self._slots: dict[str, SketchSlot] = {}
+        self._living = 0  # columns in use
+        self._retired = 0  # columns that hold marks of the past
+
+    def __len__(self) -> int:
+        """Return the number of cells whose sketches are here."""
+        return len(self._slots)
+
+    # --- what cells have --------------------------------------------------------------------
+
+    def learn(self, cell_id: str, epoch: int, generation: int, marks: Sequence[int]) -> None:
+        """Add what a router tells of a cell.
+
+        A new owner of the cell knows only what it has placed itself. Earlier marks stay as the
+        older generation: the replicas still have their blocks.
+        """
+        slot = self._slots.get(cell_id)
+        if slot is None:
+            slot = self._add(cell_id, epoch, generation)
+        elif (epoch, generation) == (slot.epoch, slot.generation - 1):
+            return  # told again from the beginning, and known already
+        elif (epoch, generation) != (slot.epoch, slot.generation):
+            self._turn(slot)
+            slot.epoch, slot.generation = epoch, generation
+        self._mark(slot, marks)
+
+    def sent(self, cell_id: str, hashes: Sequence[int], known: int) -> None:
+        """Note a prompt that goes to a cell; its router tells of it later.
+
+        Args:
+            cell_id: The cell; an unknown one is ignored.
+            hashes: See `holders`.
+            known: Leading blocks that the cell was known to have.
+        """
+        slot = self._slots.get(cell_id)
+        if slot is not None:
+            depths = [it for it in (*rungs(len(hashes)), floored(len(hashes))) if it > known]
+            self._mark(slot, [mark_at(hashes, depth) for depth in depths])
+
+    def retain(self, cell_ids: Iterable[str]) -> None:
+        """Drop the sketches of all other cells."""
+        for cell_id in self._slots.keys() - set(cell_ids):
+            columns = self._slots.pop(cell_id).columns
+            self._living &= ~columns
+            self._retired |= columns
+
+    def _add(self, cell_id: str, epoch: int, generation: int) -> SketchSlot:
+        if not self._rows:
+            self._rows = [0] * (1 << _ROWS_BITS)
+        taken = {slot.shift for slot in self._slots.values()}
+        shifts = range(0, _COLUMNS * len(taken) + 1, _COLUMNS)
+        shift = next(it for it in shifts if it not in taken)
+        slot = self._slots[cell_id] = SketchSlot(shift, epoch, generation)
+        self._use(slot)
+        return slot
+
+    def _turn(self, slot: SketchSlot) -> None:
+        oldest = slot.column(slot.turns - 1)
+        self._living &= ~oldest
+        self._retired |= oldest
+        slot.turns += 1
+        slot.marks = 0
+        self._use(slot)
+
+    def _use(self, slot: SketchSlot) -> None:
+        """Take the column of a slot's younger generation into use, empty."""
+        column = slot.column(slot.turns)
+        if column & self._retired:
+            keep = ~self._retired
+            self._rows = [row & keep for row in self._rows]
+            self._retired = 0
+        self._living |= column
+
+    def _mark(self, slot: SketchSlot, marks: Sequence[int]) -> None:
+        room = _MARKS_MAX - slot.marks
+        rows, bit = self._rows, slot.column(slot.turns)
+        slot.marks += min(room, len(marks))
+        for mark in marks[:room]:
+            for position in _positions(mark):
+                rows[position] |= bit
+
+    # --- questions --------------------------------------------------------------------------
+
+    def holders(self, hashes: Sequence[int], cell_ids: Sequence[str]) -> tuple[int, list[str]]:
+        """Return how many leading blocks of a prompt some cells have cached, and which cells.
+
+        Args:
+            hashes: First eight bytes of the hash of each block.
+            cell_ids: The cells that may be chosen.
+
+        Returns:
+            The depth, and the cells that have as much; 0 and all of them: none has any.
+        """
+        slots = self._slots
+        cells = {1 << slots[it].shift: it for it in cell_ids if it in slots}
+        depth, left = self._search(hashes, sum(cells)) if cells else (0, 0)
+        if not depth:
+            return 0, list(cell_ids)
+        found: list[str] = []
+        while left:
+            bit = left & -left
+            found.append(cells[bit])
+            left ^= bit
+        return depth, found
+
+    def _search(self, hashes: Sequence[int], left: int) -> tuple[int, int]:
+        """Return the greatest depth of any of the cells, and the bits of the cells with it."""
+        depth, blocks = 0, len(hashes)
+        for rung in rungs(blocks):
+            found = left & self._having(mark_at(hashes, rung))
+            if not found:
+                break
+            depth, left = rung, found
+        end = floored(min(blocks, 2 * depth - 1)) if depth else 0
+        while end > depth:
+            found = left & self._having(mark_at(hashes, end))
+            if found:
+                return end, found
+            end = floored(end - 1)
+        return depth, left
+
+    def _having(self, mark: int) -> int:
+        """Return the first bits of all cells that have a mark."""
+        rows = self._rows
+        mixed = mark * _MIX & _MASK
+        at, step = mixed >> _AT_SHIFT, mixed >> 16 & _ROWS_MASK | 1
+        found = rows[at] & self._living
+        probes = 1
+        while found and probes < _PROBES:
+            at = at + step & _ROWS_MASK
+            found &= rows[at]
+            probes += 1
+        found |= found >> 1
+        return found | found >> 2  # true at the first column of each cell
+
+
+def _positions(mark: int) -> list[int]:
+    mixed = mark * _MIX & _MASK
+    at, step = mixed >> _AT_SHIFT, mixed >> 16 & _ROWS_MASK | 1
+    return [at + step * probe & _ROWS_MASK for probe in range(_PROBES)]

@@ -1,0 +1,51 @@
+"""The boards of all pools with several cells, by what routers tell of them."""
+
+from collections.abc import Callable, Iterable, Sequence
+
+from gateway.dispatch.cell_choice import CellView, Wish, choose
+from gateway.dispatch.prefix_board import PrefixBoard
+from sluice.wire.control.v1 import control_pb2 as control
+from sluice.wire.router.v1 import router_pb2 as wire
+
+_MARKS_MAX = 8192  # of one message; a router tells a quarter of it at most
+
+
+class PrefixBoards:
+    """The boards by pool; pools with one cell have none."""
+
+    def __init__(self, cells_of: Callable[[str], Sequence[control.Cell]]) -> None:
+        """Prepare.
+
+        Args:
+            cells_of: Returns the cells of a pool.
+        """
+        self._cells_of = cells_of
+        self._boards: dict[str, PrefixBoard] = {}
+        self._pools: dict[str, str] = {}  # of cells with siblings
+
+    def follow(self, pool_ids: Iterable[str]) -> None:
+        """Adopt the present cells."""
+        self._pools.clear()
+        for pool_id in pool_ids:
+            cells = self._cells_of(pool_id)
+            if len(cells) > 1:
+                self._pools.update((cell.id, pool_id) for cell in cells)
+        for pool_id in self._boards.keys() - set(self._pools.values()):
+            del self._boards[pool_id]
+        for pool_id, board in self._boards.items():
+            board.retain([cell.id for cell in self._cells_of(pool_id)])
+
+    def learn(self, sketch: wire.CellSketch) -> None:
+        """Take a part of a cell's sketch; cells that are alone or unknown are ignored."""
+        pool_id = self._pools.get(sketch.cell_id)
+        if pool_id is not None and len(sketch.marks) <= _MARKS_MAX:
+            board = self._boards.setdefault(pool_id, PrefixBoard())
+            board.learn(sketch.cell_id, sketch.epoch, sketch.generation, sketch.marks[:])
+
+    def choose(self, pool_id: str, cells: Sequence[CellView], wish: Wish) -> CellView:
+        """Return the cell of a pool for a request, and note what it will have cached."""
+        board = self._boards.get(pool_id)
+        cell, known = choose(cells, wish, board)
+        if board is not None and not wish.session:
+            board.sent(cell.cell_id, wish.hashes, known)
+        return cell

@@ -1,0 +1,108 @@
+"""The sketch of a cell's cached prefixes that gateways of a pool with several cells hear of.
+
+A sketch holds marks of the prompts that the cell has placed of late, in two generations. The older
+one leaves when the younger one is full, or when the replicas have evicted as many blocks as they
+hold: least recently used blocks go first, so the older generation's are gone by then. A mark that
+is used again moves to the younger one. A sketch may be wrong; then a request finds less in a cache.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from sluice.prefix_marks import marks_of
+from sluice.wire.router.v1 import router_pb2 as wire
+
+MARKS_MAX = 2048  # per generation: 8 KiB on the wire, for a gateway that comes
+MARKS_PER_S = 200.0  # told at most, to each gateway: 800 bytes
+_BURST_MARKS = 400.0
+_LONG_AGO = float("-inf")
+
+
+class PrefixSketch:
+    """The sketch of one cell, and the marks that gateways have not heard.
+
+    Attributes:
+        generation: Number of the younger generation.
+        is_wanted: Whether the pool has other cells, so that gateways have a choice.
+        marks_max: Marks of a generation.
+    """
+
+    __slots__ = (
+        *("generation", "is_wanted", "marks_max"),
+        *("_older", "_younger", "_news", "_allowance", "_allowed_at", "_evicted"),
+    )
+
+    def __init__(self) -> None:
+        self.generation = 1
+        self.is_wanted = True
+        self.marks_max = MARKS_MAX
+        self._older: dict[int, None] = {}
+        self._younger: dict[int, None] = {}
+        self._news: list[tuple[int, list[int]]] = []  # generation and marks
+        self._allowance = _BURST_MARKS
+        self._allowed_at = _LONG_AGO
+        self._evicted = 0
+
+    def __len__(self) -> int:
+        """Return the number of marks."""
+        return len(self._older.keys() | self._younger.keys())
+
+    def use(self, hashes: Sequence[int], cached: int, now: float) -> None:
+        """Mark a prompt that is placed on a replica.
+
+        Marks beyond the allowance are left out, first those of prompts that share nothing.
+
+        Args:
+            hashes: First eight bytes of the hash of each block.
+            cached: Leading blocks that the replica has cached.
+            now: Time in seconds.
+        """
+        younger = self._younger
+        fresh = [mark for mark in marks_of(hashes, cached) if mark not in younger]
+        if not fresh:
+            return
+        grown = self._allowance + (now - self._allowed_at) * MARKS_PER_S
+        self._allowance, self._allowed_at = min(_BURST_MARKS, grown), now
+        left = self._allowance - len(fresh)
+        if left < (0.0 if cached else _BURST_MARKS / 2):
+            return
+        self._allowance = left
+        if len(younger) + len(fresh) > self.marks_max:
+            self._begin()
+        self._younger.update(dict.fromkeys(fresh))
+        if self._news and self._news[-1][0] == self.generation:
+            self._news[-1][1].extend(fresh)
+        else:
+            self._news.append((self.generation, fresh))
+
+    def age(self, evicted: int, held: int) -> None:
+        """Let a generation go whose blocks the replicas have evicted.
+
+        Args:
+            evicted: Blocks that the cell's replicas have ever evicted.
+            held: Blocks that they hold.
+        """
+        if evicted - self._evicted > held:
+            self._evicted = evicted
+            self._begin()
+            self._news.append((self.generation, []))
+
+    def _begin(self) -> None:
+        self._older, self._younger = self._younger, {}
+        self.generation += 1
+
+    def news(self, cell_id: str, epoch: int) -> Iterator[wire.CellSketch]:
+        """Yield what gateways have not heard; it counts as told."""
+        news, self._news = self._news, []
+        for generation, marks in news:
+            yield wire.CellSketch(cell_id=cell_id, epoch=epoch, generation=generation, marks=marks)
+
+    def whole(self, cell_id: str, epoch: int) -> Iterator[wire.CellSketch]:
+        """Yield all of it, for a gateway that comes."""
+        for generation, marks in (
+            (self.generation - 1, self._older),
+            (self.generation, self._younger),
+        ):
+            if marks:
+                yield wire.CellSketch(
+                    cell_id=cell_id, epoch=epoch, generation=generation, marks=marks
+                )
