@@ -10,7 +10,10 @@ from typing import NamedTuple
 
 _KEY_BYTES = 12
 # Beginnings that have keys: the turns of a conversation add two or three messages each.
-_BEGINNINGS_MAX = 64
+_BEGINNINGS_MAX = 32
+# Texts of a beginning that its key depends on, besides its length: the first and the last ones. So
+# a key costs the same in a talk of any length.
+_FIRST, _LAST = 8, 16
 _WHOLE = 64  # characters of a text that is hashed as a whole
 _END = _WHOLE // 2
 
@@ -54,14 +57,28 @@ class PromptHasher:
             begun_session = begun.copy()
             begun_session.update(_bytes(of_session))
             session_key = begun_session.digest()
-        # Encoded at once: of hundreds of texts this is a third of the time.
-        parts = _parts(texts)
-        begun.update(_bytes("".join(parts[:-_BEGINNINGS_MAX])))
-        found = list[bytes]()
-        for part in parts[-_BEGINNINGS_MAX:]:
-            begun.update(_bytes(part))
-            found.append(begun.copy().digest())
-        return PromptKeys(session_key, found)
+        return PromptKeys(session_key, _beginnings(begun, texts))
+
+
+def _beginnings(begun: blake2b, texts: Sequence[str]) -> list[bytes]:
+    """Return the keys of the longest beginnings; each depends on its own texts alone."""
+    count = len(texts)
+    since = max(0, count - _BEGINNINGS_MAX - _LAST)
+    parts = [_bytes(it) for it in _parts(texts[since:])]
+    first = [_bytes(it) for it in _parts(texts[:_FIRST])] if since else parts[:_FIRST]
+    begun_first = begun.copy()
+    begun_first.update(b"".join(first))
+    found = list[bytes]()
+    for end in range(max(1, count - _BEGINNINGS_MAX + 1), count + 1):
+        if end < len(first):
+            key = begun.copy()
+            key.update(b"".join(first[:end]))
+        else:
+            key = begun_first.copy()
+        last = parts[max(_FIRST, end - _LAST) - since : end - since]
+        key.update(b"".join(last) + b"%d" % end)
+        found.append(key.digest())
+    return found
 
 
 def _parts(texts: Sequence[str]) -> list[str]:

@@ -45,10 +45,22 @@ def test_a_session_is_known_though_its_history_was_rewritten() -> None:
 def test_keys_are_the_installations_own_and_of_any_length_of_a_talk() -> None:
     said = [f"message {number}" for number in range(200)]
     keys = HASHER.keys("t", "", said)
-    assert HASHER.keys("t", "", said[:150]).whole[0] in keys.longest_first
+    assert HASHER.keys("t", "", said[:170]).whole[0] in keys.longest_first
     assert not set(PromptHasher(b"other").keys("t", "", said).longest_first) & set(
         keys.longest_first
     )
+
+
+@given(st.integers(1, 120), st.integers(1, 31))
+def test_a_longer_talk_has_the_keys_of_its_beginnings(known: int, added: int) -> None:
+    said = [f"message {number}" for number in range(known + added)]
+    whole, keys = HASHER.keys("t", "", said[:known]).whole[0], HASHER.keys("t", "", said)
+    assert keys.beginnings[-1 - added] == whole
+    assert len(set(keys.beginnings)) == len(keys.beginnings) == min(32, known + added)
+    # Each of the last texts counts, and so does each of the first.
+    for at in {0, known - 1, max(0, known - 8)}:
+        other = [*said[:at], "another one", *said[at + 1 :]]
+        assert HASHER.keys("t", "", other[:known]).whole[0] != whole
 
 
 @given(prompts=st.lists(st.lists(st.text(max_size=5), max_size=5), max_size=40))
