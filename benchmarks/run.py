@@ -42,7 +42,6 @@ MODULES = {
     "agent": "benchmarks.load.agent_faults",
     "stack": "benchmarks.load.stack",
     "idle": "benchmarks.load.idle",
-    "wake": "benchmarks.load.wake",
     "edge": "benchmarks.load.gateway",
     "refused": "benchmarks.load.refused_prompts",
     "sockets": "benchmarks.load.sockets",
