@@ -1,0 +1,1 @@
+"""The simulation of a whole fleet over a day."""
