@@ -71,7 +71,7 @@ async def run(settings: Settings, stop: asyncio.Event) -> None:
         tasks = await stack.enter_async_context(asyncio.TaskGroup())
         fleet = _fleet(hub, tasks, settings, CanaryAsker(watcher.state))
         hub.transfer_by(Transfers(tasks, fleet.target, _open_stream, hub.transferred).start)
-        prefetch = _prefetch(hub, tasks, fleet, settings.instance_id)
+        prefetch = _prefetch(hub, tasks, fleet, settings)
         peers = PoolPeers(hub, tasks, reports, router_id=settings.instance_id)
         metrics.follow_peers(peers.age_s)
         watcher.on_change(lambda _: fleet.follow(watcher.state))
@@ -111,10 +111,11 @@ def _fleet(
 
 
 def _prefetch(
-    hub: Hub, tasks: asyncio.TaskGroup, fleet: ReplicaAttachments, router_id: str
+    hub: Hub, tasks: asyncio.TaskGroup, fleet: ReplicaAttachments, settings: Settings
 ) -> Prefetch:
-    load, held, plan = partial(_load, fleet), hub.note_host_adapters, hub.adapter_loads
-    return Prefetch(tasks, load, held, plan, router_id=router_id)
+    load, held = partial(_load, fleet), hub.note_host_adapters
+    prefetch = partial(Prefetch, tasks, load, held, router_id=settings.instance_id)
+    return prefetch(hub.adapter_loads) if settings.plans_adapters else prefetch()
 
 
 def _demand(hub: Hub, settings: Settings) -> DemandReports:

@@ -34,6 +34,7 @@ class Settings(ServiceSettings):
             requests that are traced, late, or were placed before. Explaining looks at every
             replica. For other slow or interrupted requests the end carries the kept figures, at the
             same rate.
+        plans_adapters: Whether replicas load adapters ahead of their requests, by demand.
         silence_s: Seconds without a frame after which a replica is lost. Busy engines send a frame
             with every step, idle ones every 0.2 s.
         drain_s: Seconds that running requests may take after SIGTERM.
@@ -58,5 +59,6 @@ class Settings(ServiceSettings):
     overtake_factor: Annotated[float, Field(ge=1)] = 48.0
     decision_sample: Annotated[int, Field(ge=0)] = 0
     decision_pause_s: Annotated[float, Field(gt=0)] = 0.05
+    plans_adapters: bool = False
     silence_s: Annotated[float, Field(ge=0.5)] = 1.0
     drain_s: Annotated[float, Field(ge=0)] = 30.0

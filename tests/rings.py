@@ -63,6 +63,7 @@ _TWO = frozenset(
         "tests/integration/test_triton_embed.py",
         "tests/integration/test_wheel.py",
         "tests/integration/triton/test_wire.py",
+        "tests/simulation/test_tier_gate.py",
         "tests/unit/test_extras.py",
         "tests/unit/test_images.py",
         "tests/unit/training/test_chat.py",
