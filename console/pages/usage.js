@@ -112,7 +112,8 @@ export function Costs({ query }) {
     ${
       found
         ? html`<p>
-          ${time(found.from)} to ${time(found.to)} UTC, as of ${time(found.as_of)}: ${money(found.total_micros, found.currency)} in all.</p>
+          ${time(found.from)} to ${time(found.to)} UTC, as of ${time(found.as_of)}:
+          ${" "}${money(found.total_micros, found.currency)} in all.</p>
           <${Table} name="Cost" rows=${found.data} columns=${[
             [by, (it) => it.name || NONE],
             ["of", (it) => it.kind],

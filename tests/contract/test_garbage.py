@@ -27,7 +27,7 @@ async def test_bytes_that_are_no_frame() -> None:
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:
-        with pytest.raises(FailedError, match="no frame"):
+        with pytest.raises(FailedError, match="invalid frame"):
             await probe(f"127.0.0.1:{port}", "llm", [1], 1, timeout_s=60)
     finally:
         await server.stop(None)

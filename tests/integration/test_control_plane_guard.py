@@ -65,7 +65,7 @@ async def test_rules_act_only_after_they_were_in_shadow(plane, eventually) -> No
         ({"action": "rewrite", "expression": "(?=a)b"}, "look-around"),
         ({"action": "rewrite", "named": "hair"}, "not one of"),
         ({"action": "rewrite"}, "exactly one of"),
-        ({"action": "rewrite", "words": ["a"], "targets": ["prompt"]}, "what is asked"),
+        ({"action": "rewrite", "words": ["a"], "targets": ["prompt"]}, "block or count prompts"),
         ({"action": "melt", "words": ["a"]}, "block"),
         ({"action": "rewrite", "classifier": "shipped"}, "judges whole sentences"),
         ({"action": "block", "classifier": "shipped", "words": ["a"]}, "exactly one of"),

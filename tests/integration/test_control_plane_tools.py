@@ -118,7 +118,7 @@ async def test_two_tools_of_a_tenant_have_two_names(plane) -> None:
         ({"kind": "mcp"}, "lists its tools itself"),
         ({"timeout_ms": 1}, "100"),
         ({"result_bytes_max": 1 << 30}, "1048576"),
-        ({"owner_tenant_id": "nobody-of-ours"}, "no such object"),
+        ({"owner_tenant_id": "nobody-of-ours"}, "does not exist"),
     ],
 )
 async def test_invalid_tools_are_refused(plane, changes, message: str) -> None:

@@ -74,7 +74,7 @@ async def test_a_call_of_unknown_outcome_is_not_made_again(tools: Tools) -> None
         found = None
         while found is None:  # until the gateway knows that the client has left
             found = await again()
-        assert "is not known" in found["output"][0]["error"]
+        assert "is unknown" in found["output"][0]["error"]
         assert len(t.http.calls) == 1
         # With one that may be repeated there is no doubt.
         t.http.barrier = None
