@@ -1,4 +1,4 @@
-"""The ledger under kill -9 of everything that an event passes, in turn, twice over, under load.
+"""The ledger under kill -9 of everything that an event passes, in turn, under load.
 
 Every answer that was begun is in the ledger once, with the tokens that it had; and the ledger has
 the tokens that the engine says it made. The local broker forgets what it holds when it is killed
@@ -167,7 +167,7 @@ class Ledger:
 
 async def until_told(load: Load, ledger: Ledger) -> None:
     """Wait until what was begun is in the ledger; to read all of it takes a while of a core."""
-    await until(lambda: ledger.has(load.begun), "what was begun is told", every_s=1.0)
+    await until(lambda: ledger.has(load.begun), "what was begun is told", every_s=2.0)
 
 
 def made(stack) -> int:
@@ -230,8 +230,7 @@ async def test_every_answer_is_in_the_ledger_once_with_its_tokens(stack) -> None
         async with asyncio.TaskGroup() as tasks:
             running = tasks.create_task(load.run())
             await until(lambda: load.whole, "the key is known")
-            for _ in range(2):
-                await one_round(stack, load, ledger)
+            await one_round(stack, load, ledger)
             await load.pause()
             running.cancel()
         await until_told(load, ledger)
@@ -240,5 +239,5 @@ async def test_every_answer_is_in_the_ledger_once_with_its_tokens(stack) -> None
     assert load.begun <= set(names) | ledger.lost <= load.sent
     assert {name: ledger.tokens[name] for name in load.whole} == load.whole
     assert set(load.whole.values()) == {TOKENS, LONG_TOKENS}
-    assert 0 < len(ledger.lost | (load.begun - load.whole.keys())) <= 2 * CLIENTS, "two gateways"
+    assert 0 < len(ledger.lost | (load.begun - load.whole.keys())) <= CLIENTS, "one gateway"
     assert ledger.settled_tokens <= made(stack) - made_before
