@@ -391,6 +391,7 @@ UNSEEN = {
     "control_plane_quality_deviations_total",
     "control_plane_rollbacks_total",
     "llm_adapter_tokens_total",
+    "llm_release_judged_drop_ratio",  # no answer of `auto` was judged
     "llm_request_aborts_total",
     "gateway_copies_total",
     "sluice_pool_replicas_late_seconds",  # no pool was given more replicas that do not come
