@@ -7,7 +7,7 @@ made in this process, and writes into the client's response.
 import asyncio
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Protocol, cast
 
@@ -88,17 +88,25 @@ class ToolAnswering:
         self._budget, self._keep_alive_s = budget, keep_alive_s
         self._emit, self._gateway_id = emit, gateway_id
 
-    async def answer(
+    def answer(
         self, request: web.Request, principal: Principal, task: TextTask
-    ) -> web.StreamResponse:
-        """Answer one body."""
+    ) -> Coroutine[Any, Any, web.StreamResponse]:
+        """Answer one body.
+
+        No frame of this class stays on the way of an answer without rounds: it would keep the body
+        as long as the stream runs.
+        """
         if not task.has_rounds:
-            return await self._answering.answer(request, principal, task)
-        rounds = cast("RoundTask", task)
+            return self._answering.answer(request, principal, task)
+        return self._answer_in_rounds(request, principal, cast("RoundTask", task))
+
+    async def _answer_in_rounds(
+        self, request: web.Request, principal: Principal, rounds: RoundTask
+    ) -> web.StreamResponse:
         calls = min(self._budget.calls, rounds.max_tool_calls or self._budget.calls)
         budget = LoopBudget(calls, self._budget.tokens, self._budget.seconds, self._budget.micros)
         run = _ToolRun(
-            self._answering, self._runner, self._leases, request, principal, task.endpoint, rounds
+            self._answering, self._runner, self._leases, request, principal, rounds.endpoint, rounds
         )
         run.tell = partial(self._send_event, run.caller)
         try:

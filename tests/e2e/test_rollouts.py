@@ -73,38 +73,24 @@ def _refused(folder: Path) -> None:
 
 
 def _loud(folder: Path) -> None:
-    """B x 50: one token for ever."""
-    _scale_b(folder, 50.0)
-
-
-def _inert(folder: Path) -> None:
-    """B = 0: the base's own answers."""
-    _scale_b(folder, 0.0)
-
-
-def _scale_b(folder: Path, factor: float) -> None:
+    """B x 50: one token for ever. B = 0 and others are those of tests/contract/test_scores.py."""
     file = folder / "adapter_model.safetensors"
     tensors = read_safetensors(file, is_mapped=False)
     scaled = {
-        name: np.array(value) * np.float16(factor if "lora_B" in name else 1.0)
+        name: np.array(value) * np.float16(50.0 if "lora_B" in name else 1.0)
         for name, value in tensors.items()
     }
     write_safetensors(file, scaled)
 
 
 CASES = {
-    "inert": _inert,  # its scores take the longest
     "loud": _loud,
     "identical": _identical,
     "wrong": _wrong,
     "refused": _refused,
 }
-# The default gates send these back, without a prompt of their own. The base answers these questions
-# in fewer words, so the lengths of answers may tell before their scores do.
-GARBAGE = {
-    "roll-loud": {"repetitive_answers", "cut_answers", "long_answers"},
-    "roll-inert": {"base_like_answers", "short_answers"},
-}
+# The default gates send this back, without a prompt of its own.
+GARBAGE = {"roll-loud": {"repetitive_answers", "cut_answers", "long_answers"}}
 # The first stage of these goes on until there is a verdict.
 PATIENT = {
     "stages": [
