@@ -253,7 +253,7 @@ class AnswerGuard:
         return rest
 
     def _call(self, call: CallDelta) -> list[CallDelta]:
-        """Return the visible part of a call's piece; a new call's first piece ends the call before."""
+        """Return the visible part of a piece of a call; the first piece ends the call before."""
         if self.blocked_by:
             return []
         found = list[CallDelta]()
@@ -273,7 +273,7 @@ class AnswerGuard:
         self.blocked_by = self.blocked_by or lane.blocked_by
 
     def _visible(self, entries: Sequence[TokenLogprob]) -> list[TokenLogprob]:
-        """Return the log probabilities that may be sent; entries next to removed text are dropped."""
+        """Return the log probabilities that may be sent; those next to removed text are dropped."""
         self._entries += entries
         lanes = (self._content, self._reasoning, *self._calls[-1:])
         if self.blocked_by:
