@@ -85,7 +85,7 @@ class MessageEvents:
         return events
 
     def finish(self, reason: str) -> bytes:
-        """Return the events that close the open block; a message without blocks gets an empty one."""
+        """Return the events that close the open block; a message has at least one block."""
         self._reason = reason
         begun = b"" if self._next else self.begin_text()
         return begun + self._closed()

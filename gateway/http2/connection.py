@@ -148,7 +148,7 @@ class Http2Connection(asyncio.Protocol):
         self._outflow.wake()
 
     def acknowledge(self, number: int, size: int) -> None:
-        """Return flow-control credit to the client, so that it may send `size` further body bytes."""
+        """Let the client send `size` further body bytes of a stream, by flow-control credit."""
         if not self._is_closed:
             self._state.acknowledge_received_data(size, number)
             self._outflow.wake()
@@ -178,7 +178,7 @@ class Http2Connection(asyncio.Protocol):
             self.say_goodbye()
 
     def _note_moved(self, stream: Http2Stream, has_moved: bool) -> None:
-        """Set a deadline for a stream that waits for flow control; forget a stream that has ended."""
+        """Set a deadline for a stream that waits for flow control; drop an ended stream."""
         stalled = self._server.stalled
         if stream.is_behind and has_moved:
             stalled.end(stream)

@@ -179,7 +179,7 @@ class Http2Stream(HeadTransport):
         return self.task is None and (self.is_gone or (self.is_sent and self.is_heard))
 
     def begin(self, work: Coroutine[None, None, None]) -> None:
-        """Run the task that answers; `finish` is called even if it is cancelled before its start."""
+        """Run the task that answers; `finish` is called even if the task never starts."""
         self.task = asyncio.get_running_loop().create_task(work)
         self.task.add_done_callback(self._end)
 

@@ -17,7 +17,7 @@ class Lanes(Generic[_Wanted]):
     """The running and queued requests of one socket."""
 
     def __init__(self, budget: BodyBudget) -> None:
-        """Start empty; `budget` bounds the bytes of queued requests of all sockets of the worker."""
+        """Start empty; `budget` bounds the queued bytes of all sockets of the worker."""
         self._budget = budget
         self._lanes: dict[str | None, deque[tuple[_Wanted, int]]] = {}
         self._waiting = self._bytes = 0
