@@ -1,7 +1,7 @@
-"""Counts of both arms of a rollout, window by window, read from the trace store.
+"""Reads the counts of a rollout's control and canary from the trace store, by time window.
 
-`control_plane.rollouts.evidence` defines the counts; this module is their SQL. Windows are
-multiples of their length in Unix time, by the time when requests were *received*.
+`control_plane.rollouts.evidence` defines the counts; this module has their SQL. Windows are
+multiples of their length in Unix time. A request is in the window in which it was *received*.
 """
 
 from collections.abc import Iterable, Mapping

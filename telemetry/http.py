@@ -217,7 +217,7 @@ class TelemetryApi:
         )
 
     async def _totals(self, request: web.Request) -> web.Response:
-        """Return the usage of many tenants; the query is in the body, as it is too long for a URL."""
+        """Return the usage of many tenants; the query is in the body, as URLs are too short."""
         self._check_key(request)
         query = await totals_query(request)
         # Read before the query, so that the time is not too late.

@@ -23,7 +23,7 @@ async def _migrate(settings: MigrateSettings) -> None:
 
 
 def main() -> None:
-    """Apply missing migrations; status 1 and one line when that is impossible."""
+    """Apply missing migrations; exit with status 1 and one line of text if that fails."""
     settings = MigrateSettings.from_environment()
     configure_logs("telemetry-migrate")
     try:

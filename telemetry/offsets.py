@@ -1,4 +1,4 @@
-"""Next offsets and gaps of partitions: the broker's retention can outrun the sink. Pure."""
+"""Tracks next offsets, to detect messages that the broker deleted before they were read. Pure."""
 
 from collections.abc import Iterable, Mapping
 
@@ -12,7 +12,7 @@ class OffsetTracker:
         self._next: dict[int, int] = {}
 
     def assign(self, committed: Mapping[int, int]) -> None:
-        """Take assigned partitions; a negative offset means that none was committed."""
+        """Set the offsets of assigned partitions; a negative offset means that none was committed."""
         for partition, offset in committed.items():
             self._next.pop(partition, None)
             if offset >= 0:

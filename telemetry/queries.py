@@ -34,7 +34,7 @@ class TenantScope:
 
     @property
     def sql(self) -> str:
-        """The SQL condition; it stands alone so that ClickHouse can seek tenants by the primary key."""
+        """The SQL condition, without OR, so that ClickHouse can seek by the primary key."""
         return "1" if self.tenant_ids is None else "tenant_id IN {tenants:Array(String)}"
 
     @property
