@@ -33,7 +33,7 @@ _PASSING = {
     KafkaError.LEADER_NOT_AVAILABLE,
     KafkaError.NOT_LEADER_FOR_PARTITION,
     KafkaError.TOPIC_AUTHORIZATION_FAILED,
-    KafkaError._MAX_POLL_EXCEEDED,  # the client's own codes have this form
+    KafkaError._MAX_POLL_EXCEEDED,  # noqa: SLF001 - the client's own codes have this form
     KafkaError._TRANSPORT,  # noqa: SLF001
     KafkaError._ALL_BROKERS_DOWN,  # noqa: SLF001
     KafkaError._TIMED_OUT,  # noqa: SLF001

@@ -1,8 +1,8 @@
-"""`python -m telemetry.migrate`: migrate ClickHouse's schema and exit.
+"""`python -m telemetry.migrate`: migrates ClickHouse's schema and exits.
 
-The service does the same when it first reaches ClickHouse; this is for deployments that migrate in
-a step of their own. Retention is left to the service: a migration step may not have the operator's
-settings, and defaults would delete rows.
+The service does the same when it first connects to ClickHouse. This command is for deployments with
+a separate migration step. Only the service applies retention settings, because a migration step may
+lack the operator's settings, and the defaults would delete rows.
 """
 
 import asyncio

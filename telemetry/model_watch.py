@@ -1,7 +1,7 @@
-"""Watches how the busiest models fare, and how answers are judged, for alert rules by model.
+"""Updates the metrics of the busiest models and of judged answers, for alert rules by model.
 
-It reads some rows of rollups per minute and model, however many requests there were. Judgements
-come slowly, and are read once in five minutes.
+Each update reads a few rollup rows per minute and model, however many requests there were.
+Judgements arrive slowly, so they are read only once in five minutes.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
-"""Tracks the progress of the whole consumer group, and so the time up to which events are ingested.
+"""Tracks the consumer group's progress, and so the time up to which events are ingested.
 
-Each member of the group, of which this process is one, reads some of the partitions; the broker
-knows the offsets of all. A client that never joins the group reads them.
+Each member of the group, of which this process is one, reads some of the partitions. Offsets of all
+partitions are read from the broker by a client that never joins the group.
 """
 
 import asyncio
@@ -73,7 +73,7 @@ class SinkObserver:
     # The functions below run in the observer's thread.
 
     def _read_offsets(self) -> None:
-        """Read the ends of partitions and the group's offsets; KafkaException if they are unknown."""
+        """Read the ends of partitions and the group's offsets; KafkaException if unknown."""
         if self._client is None:
             self._client = Consumer({**self._config, "group.id": f"{self._group}.probe"})
         known = self._client.list_topics(self._topic, timeout=_CALL_S)

@@ -1,7 +1,7 @@
-"""Service levels of the last minutes: TTFT, time per token, queue and goodput, from rollups.
+"""Service levels of the last minutes from rollups: TTFT, TPOT, queue time and goodput.
 
-A view makes the sums while events are inserted (`migrations/clickhouse/0012_slo.sql`), so a query
-reads some rows per minute and model, however many requests there were.
+A view computes the sums when events are inserted (`migrations/clickhouse/0012_slo.sql`), so a query
+reads a few rows per minute and model, however many requests there were.
 """
 
 from collections.abc import Mapping
