@@ -73,7 +73,7 @@ async def find_texts(store: Store, tenant_id: str, request_id: str) -> list[dict
 
 
 async def erase_texts(store: Store, tenant_id: str) -> str:
-    """Hide all texts of a tenant permanently; return the time of receipt up to which, as ISO 8601.
+    """Hide a tenant's texts permanently; return the receipt time up to which they are hidden.
 
     Raises:
         BadRequestError: The tenant's id is not valid.

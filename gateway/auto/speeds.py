@@ -10,7 +10,7 @@ from gateway.dispatch.tally import Tally
 
 # Weight of a new measurement, so that an estimate reflects about twenty requests.
 _NEW = 0.05
-_UNCACHED_LEAST = 32  # tokens; a shorter prefill takes about as long as the step around it
+_UNCACHED_LEAST = 32  # tokens; the time of a shorter prefill is mostly that of its step
 _OUTPUT_LEAST = 8
 _POOLS_MAX = 4096
 

@@ -43,7 +43,7 @@ def record_of(
         head: Identifying fields of the completion, from `completion_head`.
         choices: Choices of the completion.
         usage: Usage of the completion.
-        created_at_unix_ms: Time of its storage.
+        created_at_unix_ms: Time at which the completion is stored.
     """
     completion_id = str(head["id"])
     record = wire.Record(

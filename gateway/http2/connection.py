@@ -310,7 +310,9 @@ class Http2Connection(asyncio.Protocol):
         if stream is not None and stream.size:
             self.note_due(
                 stream
-            )  # without one, the window is that of all, and streams behind it are due
+            # Without a stream, the update is for the whole connection, whose waiting streams are
+            # due already.
+            )
 
     def _settings(self, event: RemoteSettingsChanged) -> None:
         del event

@@ -77,7 +77,7 @@ class TurnSeals:
             return []
 
     def is_over(self, tenant_id: str, ids: Sequence[str]) -> bool:
-        """Return whether any of these responses is older than its tenant's retention time."""
+        """Return whether the tenant's retention or last erasure covers any of these responses."""
         horizon_ms = self._seals.horizon_unix_ms(tenant_id, time.time_ns() // 1_000_000)
         return bool(horizon_ms) and any(created_unix_ms(it) < horizon_ms for it in ids)
 
