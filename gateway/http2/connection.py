@@ -308,11 +308,8 @@ class Http2Connection(asyncio.Protocol):
     def _window(self, event: WindowUpdated) -> None:
         stream = self.streams.get(event.stream_id)
         if stream is not None and stream.size:
-            self.note_due(
-                stream
-            # Without a stream, the update is for the whole connection, whose waiting streams are
-            # due already.
-            )
+            # Without a stream, the update is for the connection, whose waiting streams are due.
+            self.note_due(stream)
 
     def _settings(self, event: RemoteSettingsChanged) -> None:
         del event

@@ -18,7 +18,7 @@ class FailurePause:
         return now_s >= self._until_s
 
     def note(self, now_s: float, *, has_failed: bool) -> None:
-        """Record the outcome of a request; after a pause, a single failure starts the next pause."""
+        """Record the outcome of a request; after a pause, one failure starts the next pause."""
         if not has_failed:
             self._failures, self._until_s = 0, 0.0
             return

@@ -9,7 +9,7 @@ NAME_CHARACTERS_MAX = 100
 
 
 class ClassifierError(Exception):
-    """A classifier gave no usable answer; the message states the reason without quoting the text."""
+    """A classifier gave no usable answer; the message has the reason but not the text."""
 
 
 class Classifier(Protocol):
