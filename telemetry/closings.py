@@ -110,7 +110,7 @@ class Closer:
         )
 
     async def step(self) -> None:
-        """Write rows for closings whose waiting time has ended; STORE_ERRORS to try again."""
+        """Write rows for closings whose waiting time has ended; STORE_ERRORS if that fails."""
         [row] = await self._store.query(_NOW, {})  # all times are by the store's clock
         to_ms = row["now_ms"] - self._settle_ms
         span = {"from_ms": self._from_ms, "to_ms": to_ms}

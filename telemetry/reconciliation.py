@@ -153,7 +153,7 @@ class Compared:
 
 
 def difference(ledger: int, engines: int, uncertain: int) -> int:
-    """Return the tokens by which the ledger certainly differs; negative if it has fewer."""
+    """Return by how many tokens the ledger certainly differs; negative if it has fewer."""
     return max(0, ledger - engines - uncertain) - max(0, engines - ledger)
 
 

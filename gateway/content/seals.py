@@ -87,7 +87,7 @@ class ContentSeals:
         return self.opened_sealed(tenant_id, place, content)
 
     def opened_sealed(self, tenant_id: str, place: str, content: bytes) -> bytes:
-        """Return a content that has to be encrypted; ContentGoneError if it cannot be decrypted."""
+        """Decrypt a content that must be encrypted; ContentGoneError if it cannot be decrypted."""
         behind = _HEAD.size + _NONCE_BYTES
         if len(content) < behind or not is_sealed(content):
             raise ContentGoneError

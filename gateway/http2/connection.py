@@ -41,8 +41,7 @@ class Http2Connection(asyncio.Protocol):
     """One HTTP/2 connection of a client.
 
     Attributes:
-        is_surplus: Whether the worker has its maximum number of connections without this
-            connection.
+        is_surplus: Whether this connection exceeds the worker's maximum number of connections.
         streams: Streams that have not ended, by stream number.
     """
 

@@ -100,7 +100,7 @@ class Http2Stream(HeadTransport):
 
     @property
     def is_surplus(self) -> bool:
-        """Whether the worker has its maximum number of connections without this connection."""
+        """Whether the connection exceeds the worker's maximum number of connections."""
         return self._connection.is_surplus
 
     @property
