@@ -33,7 +33,7 @@ SETTINGS max_execution_time = 20, join_use_nulls = 0
 async def logged_turns(
     store: Store, tenant_id: str, since_ms: int, limit: int
 ) -> list[dict[str, Any]]:
-    """Return choices of a tenant, first those with feedback, and newest first.
+    """Return choices of a tenant: first those with feedback, then the others, newest first.
 
     Raises:
         STORE_ERRORS: ClickHouse cannot be reached.

@@ -86,7 +86,10 @@ class HotStore:
         await self.run(_KEEP, keys, (value, _WAITING_MS, at, member))
 
     async def settle(self, response_id: str) -> None:
-        """Let a response that PostgreSQL has expire; ValkeyDownError without Valkey."""
+        """Note that PostgreSQL has a response, so that Valkey may drop it.
+
+        Raises ValkeyDownError without Valkey.
+        """
         await self._commands.call((b"ZREM", _WAITING, response_id.encode()))
         await self._commands.call((b"PEXPIRE", key_of(response_id), self._idle_ms))
 
