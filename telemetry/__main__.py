@@ -1,4 +1,4 @@
-"""`python -m telemetry`: request events from the broker into ClickHouse, and queries on them."""
+"""`python -m telemetry`: writes the broker's request events to ClickHouse, and answers queries."""
 
 import sys
 

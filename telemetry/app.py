@@ -1,4 +1,4 @@
-"""The composition root: store, sink and HTTP of one telemetry process."""
+"""The composition root of the telemetry service: its store, sinks, loops and HTTP server."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -34,19 +34,24 @@ log = structlog.get_logger(__name__)
 
 _SHUTDOWN_S = 5.0
 _DRAIN_S = 5.0
-_TEXTS_DRAIN_S = 0.5  # beyond that; usage must not wait for them
-_TEXTS_AT_ONCE = 200  # messages; one may have a few hundred kilobytes
+_TEXTS_DRAIN_S = 0.5  # seconds for texts after the events are drained; texts must not delay usage
+_TEXTS_AT_ONCE = 200  # messages per batch of texts; one message may have a few hundred kilobytes
 
 
 def make_runner(app: web.Application) -> web.AppRunner:
-    """Return the runner for production and tests."""
+    """Return the HTTP runner that production and tests share."""
     return web.AppRunner(app, handler_cancellation=True, access_log=None)
 
 
 async def run(settings: Settings, stop: asyncio.Event, prices: Prices | None = None) -> None:
-    """Run until `stop`; then write the broker's remaining messages, for at most 5 s, and end.
+    """Run until `stop` is set; then write the broker's remaining messages, for at most 5 s.
 
-    Messages that are not written by then are read again by the next process.
+    Messages that are not written within that time are read again by the next process.
+
+    Args:
+        settings: Settings of the service.
+        stop: Event that ends the service.
+        prices: Price list of the fleet; None without costs.
     """
     metrics = TelemetryMetrics()
     if prices is not None:
@@ -101,7 +106,7 @@ async def run(settings: Settings, stop: asyncio.Event, prices: Prices | None = N
 def _sinks(
     settings: Settings, store: Store, metrics: TelemetryMetrics, spans: "SpanExport | None"
 ) -> tuple[Sink, Sink]:
-    """Return the sinks of events and of texts."""
+    """Return the sink of request events and the sink of texts."""
     events = Sink(
         partial(_reader, settings, settings.topic),
         store,
@@ -132,7 +137,7 @@ def _reader(settings: Settings, topic: str) -> EventConsumer:
 
 
 async def _serving(api: TelemetryApi, address: str) -> Callable[[], Awaitable[None]]:
-    """Begin to answer at host:port, and return the function that ends it."""
+    """Start the HTTP server at a host:port, and return the function that stops it."""
     runner = make_runner(api.application())
     await runner.setup()
     try:
@@ -149,7 +154,8 @@ async def _serving(api: TelemetryApi, address: str) -> Callable[[], Awaitable[No
 def _span_export(settings: Settings, metrics: TelemetryMetrics) -> "SpanExport | None":
     if not settings.otlp_endpoint:
         return None
-    from telemetry.otlp import SpanExport, http_exporter  # a second of CPU, mostly for nothing
+    # The import takes a second of CPU and is rarely needed.
+    from telemetry.otlp import SpanExport, http_exporter
 
     exporter = partial(http_exporter, settings.otlp_endpoint)
     return SpanExport(exporter, metrics, slow_us=round(settings.otlp_slow_s * 1e6))

@@ -1,4 +1,4 @@
-"""The places where answers ran: from events to rows of `attempts`, and back for one request."""
+"""Converts the placements of answers from events to rows of `attempts`, and back to JSON."""
 
 from base64 import b64decode
 from collections.abc import Sequence
@@ -10,8 +10,8 @@ from google.protobuf.message import DecodeError
 from sluice.wire.router.v1.router_pb2 import Explanation
 from sluice.wire.telemetry.v1.telemetry_pb2 import Attempt, RequestEvent
 
-ATTEMPTS_MAX = 64  # per event; gateways tell of 16
-# Column -> type, in the order of the insert; the first three are the event's.
+ATTEMPTS_MAX = 64  # attempts stored per event; gateways report at most 16
+# Types by column, in the order of the insert. The first three columns are those of the event.
 _OF_EVENT = {
     "event_id": "String",
     "received_at": "DateTime64(3, 'UTC')",
@@ -34,7 +34,7 @@ COLUMNS: dict[str, str] = _OF_EVENT | _COPIED | {"decision": "String"}  # bytes,
 
 
 def columns(events: Sequence[RequestEvent]) -> list[list[Any]]:
-    """Return one list per column of `COLUMNS`, empty ones when no event has attempts."""
+    """Return the values by column of `COLUMNS`; the lists are empty without attempts."""
     found: list[list[Any]] = [[] for _ in COLUMNS]
     for event in events:
         for attempt in event.attempts[:ATTEMPTS_MAX]:
@@ -52,12 +52,12 @@ def _row(event: RequestEvent, attempt: Attempt) -> list[Any]:
 
 
 def shown(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a row of `attempts`, its decision in base64, in the API's form."""
+    """Return a row of `attempts` in the form of the API; its decision is given in base64."""
     return {name: row[name] for name in _COPIED} | {"decision": _decision(row["decision"])}
 
 
 def _decision(text: str) -> dict[str, Any] | None:
-    """Return a router's explanation as JSON; None when it is missing or unreadable."""
+    """Return a router's explanation as JSON; None if it is missing or cannot be decoded."""
     if not text:
         return None
     try:

@@ -1,12 +1,12 @@
-"""Choices of `auto` and judgements of answers: from events to rows. Pure."""
+"""Converts choices of `auto` and feedback on answers from events to rows. Pure."""
 
 from collections.abc import Sequence
 from typing import Any
 
 from sluice.wire.telemetry.v1.telemetry_pb2 import RequestEvent
 
-OPTIONS_MAX = 16  # per choice; policies have no more
-# Column -> type, in the order of the insert.
+OPTIONS_MAX = 16  # options stored per choice; policies have no more
+# Types by column, in the order of the insert.
 CHOICE_COLUMNS: dict[str, str] = {
     **dict.fromkeys(("event_id", "request_id"), "String"),
     "received_at": "DateTime64(3, 'UTC')",
@@ -24,7 +24,7 @@ FEEDBACK_COLUMNS: dict[str, str] = {
 
 
 def choice_columns(events: Sequence[RequestEvent]) -> list[list[Any]]:
-    """Return one list per column of `CHOICE_COLUMNS`; times as integer milliseconds."""
+    """Return the values by column of `CHOICE_COLUMNS`; times are integer milliseconds."""
     found: list[list[Any]] = [[] for _ in CHOICE_COLUMNS]
     for event in events:
         if not event.HasField("auto"):
@@ -35,7 +35,7 @@ def choice_columns(events: Sequence[RequestEvent]) -> list[list[Any]]:
 
 
 def feedback_columns(events: Sequence[RequestEvent]) -> list[list[Any]]:
-    """Return one list per column of `FEEDBACK_COLUMNS`; times as integer milliseconds."""
+    """Return the values by column of `FEEDBACK_COLUMNS`; times are integer milliseconds."""
     return [
         [event.tenant_id for event in events],
         [event.feedback.answer for event in events],

@@ -1,11 +1,12 @@
-"""Logged choices of `auto` with the judgements of their answers, for tables and estimates."""
+"""Reads logged choices of `auto` with the feedback on their answers, for quality tables."""
 
 from typing import Any
 
 from telemetry.store import Store
 
 TURNS_MAX = 50_000
-# Judged ones first: the others tell of costs alone. A judgement names the event or the request.
+# Choices with feedback come first, because the others only show costs. The `answer` of feedback is
+# an event id or a request id.
 _TURNS = """
 SELECT
     toUnixTimestamp64Milli(received_at) AS received_at_unix_ms,
@@ -32,10 +33,10 @@ SETTINGS max_execution_time = 20, join_use_nulls = 0
 async def logged_turns(
     store: Store, tenant_id: str, since_ms: int, limit: int
 ) -> list[dict[str, Any]]:
-    """Return choices of a tenant, those with a judgement first, then the latest.
+    """Return choices of a tenant: first those with feedback, then the others, newest first.
 
     Raises:
-        STORE_ERRORS: ClickHouse is away.
+        STORE_ERRORS: ClickHouse cannot be reached.
     """
     found = await store.query(_TURNS, {"tenant": tenant_id, "since_ms": since_ms, "limit": limit})
     for row in found:

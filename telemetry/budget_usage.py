@@ -1,4 +1,4 @@
-"""Sums of the ledger for many tenants at once, for the control plane's budgets."""
+"""Token sums of many tenants in one query, for the control plane's budgets."""
 
 import asyncio
 from typing import Annotated, Any
@@ -18,7 +18,7 @@ _ROWS_MAX = 100_000
 _SPAN_MS_MAX = 31 * 86_400_000
 _BODY_TIMEOUT_S = 5.0
 
-# As in `telemetry.usage`: no copies.
+# Without copies for shadow stages, as in `telemetry.usage`.
 _TOTALS = """
 SELECT
     tenant_id,
@@ -40,10 +40,10 @@ _Moment = Annotated[int, Field(ge=0, le=UNIX_MS_MAX)]
 
 
 class TotalsQuery(BaseModel):
-    """A query for token sums: tenants, and a span of Unix ms that excludes its end.
+    """A query for token sums of tenants in a time range of Unix ms, end exclusive.
 
-    At most 31 days, `TENANTS_MAX` tenants, and as many models with sums of their own; all other
-    models are one sum.
+    The range has at most 31 days. At most `TENANTS_MAX` tenants and as many models are named. Each
+    named model has a sum of its own; all other models share one sum.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
@@ -61,7 +61,7 @@ class TotalsQuery(BaseModel):
 
 
 async def totals_query(request: web.Request) -> TotalsQuery:
-    """Return the query in a body; BadRequestError names its first mistake."""
+    """Return the query in a request's body; BadRequestError names the first invalid field."""
     try:
         async with asyncio.timeout(_BODY_TIMEOUT_S):
             return TotalsQuery.model_validate_json(await request.read())
@@ -76,10 +76,10 @@ async def totals_query(request: web.Request) -> TotalsQuery:
 
 
 async def totals(store: Store, query: TotalsQuery) -> list[dict[str, Any]]:
-    """Return a row per tenant and named model; the sum of the other models has no name.
+    """Return a row per tenant and named model; the row of all other models has an empty name.
 
     Raises:
-        STORE_ERRORS: ClickHouse is away, or there are more than 100,000 rows.
+        STORE_ERRORS: ClickHouse cannot be reached, or the result has more than 100,000 rows.
     """
     scope = TenantScope.tenants(*query.tenant_ids)
     rows = await summed(store, (query.from_unix_ms, query.to_unix_ms), scope)

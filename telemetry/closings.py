@@ -1,16 +1,18 @@
-"""Rows of requests whose gateway was killed, from routers' closings, where no event came.
+"""Writes the missing events of requests whose gateway was killed, from routers' closings.
 
-A router closes a request when its gateway's stream is cut, dead or not, so:
+A router sends a closing for each request of a gateway when the gateway's stream breaks, whether or
+not the gateway is dead. So:
 
-* the gateway's own event wins, whenever it comes: before, then no row is made; later, then it
-  replaces the row, because it is ingested later;
-* of several closings of one answer (it was resumed on another router) the highest number of tokens
-  counts, for they only grow, and else the latest that had a place; the tokens of a request are
-  those of all its answers, but prompts that had no place are left out where another one had one.
+* The gateway's own event has precedence. If it arrives first, no row is written. If it arrives
+  later, it replaces the row, because it is ingested later.
+* If one answer has several closings, because it was resumed on another router, the closing with the
+  most tokens is used, since token counts only grow; among equals the latest with a placement. The
+  tokens of a request are the sum over its answers; prompts of answers without a placement are left
+  out if another answer was placed.
 
-A closing waits for a while (`closing_settle_s`): most gateways that live tell in that time. A row
-carries the time at which the closing was ingested. So it is older than whatever its gateway told
-meanwhile, although it may be written after that, and late exactly if the closing was.
+A closing is held for `closing_settle_s`, in which most gateways that are alive send their events. A
+row gets the ingestion time of its closing. So it is older than any event that the gateway sent
+meanwhile, even if it is written later, and it counts as late exactly if the closing was late.
 """
 
 from collections.abc import Iterable
@@ -22,7 +24,7 @@ from telemetry.store import STORE_ERRORS, Store
 
 OUTCOME = "gateway_lost"
 _EVERY_S = 10.0
-_WRITTEN_MS = 30_000  # an insert may show its rows so long after the time that they carry
+_WRITTEN_MS = 30_000  # longest time between an insert's timestamp and its visibility
 _STEP_S = 120.0
 
 _KEY = "tenant_id, received_at, event_id"
@@ -37,7 +39,7 @@ def _each(form: str, columns: Iterable[str]) -> str:
 
 _LATEST = "argMax({0}, (replica_id != '', output_tokens, ingested_at)) AS {0}"
 
-# With `prefer_column_name_to_alias` a name means the column, also where an aggregate is called so.
+# With `prefer_column_name_to_alias`, a name means the column even if an aggregate has that alias.
 _CLOSE = f"""
 INSERT INTO requests ({", ".join(COLUMNS)}, ingested_at)
 SELECT {", ".join(COLUMNS)}, last_at
@@ -73,9 +75,9 @@ WHERE ({_KEY}) NOT IN (
 )
 SETTINGS prefer_column_name_to_alias = 1, max_execution_time = 60
 """  # noqa: S608 - constants of the code; values are parameters
-# A view marks rows for the rollups when they are inserted, but a server that dies in the middle may
-# have written the row alone, and then `_CLOSE` makes it no second time. So whatever may be a row is
-# marked again.
+# A view marks rows for the rollups when they are inserted. A server that dies during the insert may
+# have written only the row, and `_CLOSE` does not write it again. So all intervals that may have
+# got such a row are marked here once more.
 _MARK = """
 INSERT INTO rollup_marks (marked_at, tenant_id, minute)
 SELECT DISTINCT now64(3, 'UTC'), tenant_id, toStartOfMinute(received_at, 'UTC')
@@ -88,11 +90,11 @@ _NOW = "SELECT toUnixTimestamp64Milli(now64(3)) AS now_ms"
 
 
 class Closer:
-    """Turns closings into rows; `run` belongs into a TaskGroup.
+    """Writes rows for closings; `run` has to run in a TaskGroup.
 
     Attributes:
-        until_ms: Unix milliseconds of ingestion before which all closings have their rows; 0:
-            unknown.
+        until_ms: Ingestion time in Unix milliseconds before which all closings have their rows; 0
+            if unknown.
     """
 
     def __init__(self, store: Store, metrics: TelemetryMetrics, *, settle_s: float) -> None:
@@ -102,14 +104,14 @@ class Closer:
         self.until_ms = 0
 
     async def run(self) -> None:
-        """Check at intervals until cancelled."""
+        """Process closings at intervals until cancelled."""
         await run_every(
             _EVERY_S, self.step, name="closings", expected=STORE_ERRORS, step_timeout_s=_STEP_S
         )
 
     async def step(self) -> None:
-        """Make rows of newly settled closings; STORE_ERRORS: try again later."""
-        [row] = await self._store.query(_NOW, {})  # times are those of the store
+        """Write rows for closings whose waiting time has ended; STORE_ERRORS if that fails."""
+        [row] = await self._store.query(_NOW, {})  # all times are by the store's clock
         to_ms = row["now_ms"] - self._settle_ms
         span = {"from_ms": self._from_ms, "to_ms": to_ms}
         rows = await self._store.write(_CLOSE, span)

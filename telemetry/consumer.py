@@ -1,12 +1,12 @@
-"""The broker side: one membership in a consumer group, driven from one thread of its own.
+"""The consumer of the broker: one member of a consumer group, driven from a thread of its own.
 
-Offsets are stored only when the caller reports that messages are written; the client commits stored
-offsets in the background and on `close`. A message is therefore read again, never skipped, after
-any crash.
+Offsets are stored only after the caller reports that the messages were written. The client commits
+stored offsets in the background and on `close`. So after any crash a message is read again and
+never skipped.
 
-The group's name ends with the id of the Kafka cluster: offsets mean nothing in another cluster. A
-broker that lost its data (the local stack's does, when it restarts) is a new cluster. Its topic is
-then read from the beginning instead of from an old offset.
+The group's name ends with the id of the Kafka cluster, because offsets mean nothing in another
+cluster. A broker that has lost its data, like the local stack's after a restart, is a new cluster.
+Its topic is then read from the beginning instead of from an old offset.
 """
 
 import asyncio
@@ -26,14 +26,14 @@ log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
 
-# Errors that pass by themselves while the membership goes on: the topic does not exist yet, a
-# leader moves, a poll came late.
+# Errors that resolve themselves without a new membership: the topic does not exist yet, a leader
+# moves, a poll came too late.
 _PASSING = {
     KafkaError.UNKNOWN_TOPIC_OR_PART,
     KafkaError.LEADER_NOT_AVAILABLE,
     KafkaError.NOT_LEADER_FOR_PARTITION,
     KafkaError.TOPIC_AUTHORIZATION_FAILED,
-    KafkaError._MAX_POLL_EXCEEDED,  # noqa: SLF001 - the client's own codes are spelt so
+    KafkaError._MAX_POLL_EXCEEDED,  # noqa: SLF001 - the client's own codes have this form
     KafkaError._TRANSPORT,  # noqa: SLF001
     KafkaError._ALL_BROKERS_DOWN,  # noqa: SLF001
     KafkaError._TIMED_OUT,  # noqa: SLF001
@@ -43,15 +43,17 @@ _CLOSE_S = 10.0
 
 
 class ConsumerLostError(RuntimeError):
-    """The membership has ended; open a new one."""
+    """The membership in the consumer group has ended, and a new one has to be opened."""
 
 
 class EventConsumer:
-    """A member of the group. Open, then call `read` and `written` in turn, then `close`.
+    """A member of the consumer group.
+
+    Call `open` first, then `read` and `written` in turn, and `close` at the end.
 
     Attributes:
-        is_assigned: Whether the group has assigned partitions to this member (perhaps none).
-        missing: Messages that the broker deleted before they were read, since `open`.
+        is_assigned: Whether the group has sent this member its partitions, possibly none.
+        missing: Number of messages since `open` that the broker deleted before they were read.
     """
 
     def __init__(
@@ -91,15 +93,15 @@ class EventConsumer:
         await self._call(self._open)
 
     async def read(self, batch_max: int) -> list[BrokerMessage]:
-        """Return the next messages; an empty list when there are none for a while.
+        """Return the next messages; empty if none arrive within the batch's waiting time.
 
         Raises:
-            ConsumerLostError: Partitions were lost or the client failed for good.
+            ConsumerLostError: Partitions were lost, or the client failed permanently.
         """
         return await self._call(self._read, batch_max)
 
     async def written(self, messages: Sequence[BrokerMessage]) -> None:
-        """Note that these messages are written and must not be read again."""
+        """Note that messages were written to the store and must not be read again."""
         ends: dict[int, int] = {}
         for message in messages:
             ends[message.partition] = max(ends.get(message.partition, 0), message.offset + 1)
@@ -110,7 +112,7 @@ class EventConsumer:
         return await self._call(self._lag)
 
     async def is_drained(self) -> bool:
-        """Return whether all present messages of the broker were read.
+        """Return whether all messages that the broker has now were read.
 
         Raises:
             KafkaException: The broker does not answer.
@@ -129,7 +131,7 @@ class EventConsumer:
     async def _call(self, function: Callable[..., T], *arguments: object) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
 
-    # From here on: in the consumer's thread.
+    # The functions below run in the consumer's thread.
 
     def _open(self) -> None:
         probe = Consumer({**self._config, "group.id": f"{self._group}.probe"})
@@ -176,7 +178,8 @@ class EventConsumer:
                     offsets=[TopicPartition(self._topic, partition, offset)]
                 )
             except KafkaException as error:
-                # Given to another member meanwhile: it reads these messages again.
+                # The partition was assigned to another member meanwhile, which reads these
+                # messages again.
                 log.info("offset_not_stored", partition=partition, error=str(error))
 
     def _lag(self) -> int:
@@ -197,9 +200,9 @@ class EventConsumer:
         positions = self._consumer.position(partitions)
         committed = self._consumer.committed(partitions, timeout=_METADATA_S)
         for position, kept in zip(positions, committed, strict=True):
-            # As of the last answer to a fetch; asking anew would wait for the fetch under way.
+            # The mark from the last fetch; requesting it anew would wait for the running fetch.
             _, high = self._consumer.get_watermark_offsets(position, cached=True)
-            # Negative: not known yet.
+            # A negative mark is not known yet.
             if high < 0 or (high > 0 and max(position.offset, kept.offset) < high):
                 return False
         return True
@@ -221,5 +224,5 @@ class EventConsumer:
 
 
 def group_in_cluster(group: str, cluster_id: str | None) -> str:
-    """Return the name of the consumer group in one Kafka cluster."""
+    """Return the name of the consumer group for one Kafka cluster."""
     return f"{group}.{cluster_id}"

@@ -1,4 +1,4 @@
-"""Makes sums for pages, a day at a time; `usage_sums` and `costs.sums` read them."""
+"""Computes sums for web pages, a day at a time; `usage_sums` and `costs.sums` read them."""
 
 import asyncio
 from collections.abc import Sequence
@@ -41,12 +41,12 @@ FROM usage_hours
 
 @dataclass(frozen=True, slots=True)
 class DayStatements:
-    """The statements that sum a day.
+    """The statements that compute one kind of sums for a day.
 
     Attributes:
-        name: Name of the sums, in the progress and in metrics.
-        statements: Write the sums of the day at `day_ms`, as of `now_ms`.
-        reach_minutes: Minutes after its arrival up to which an event counts in hours.
+        name: Name of the sums in the stored progress and in metrics.
+        statements: INSERT statements for the day at `day_ms`, with the version `now_ms`.
+        reach_minutes: Minutes after its arrival in which an event may still count in an hour.
     """
 
     name: str
@@ -60,7 +60,7 @@ USAGE_BY_HOUR = DayStatements(HOUR_SUMS, (_ROLL_HOURS,))
 
 
 class DaySums:
-    """Sums days anew after hours of them were."""
+    """Recomputes the sums of days whose hourly rollups have changed."""
 
     def __init__(
         self, store: Store, metrics: TelemetryMetrics, statements: DayStatements = USAGE
@@ -72,9 +72,10 @@ class DaySums:
         self._until_ms = 0
 
     async def step(self) -> bool:
-        """Sum all days of which hours changed; False: the time was over, it goes on later.
+        """Recompute all days with changed hours; return False if the time ran out before the end.
 
-        A step that is killed is done again: progress is noted after the last day.
+        The next call continues. Progress is stored only after the last day, so a step of a killed
+        process is repeated.
         """
         clock = asyncio.get_running_loop().time
         end_s = clock() + _STEP_S
@@ -93,12 +94,13 @@ class DaySums:
             }
             is_known = made_ms is not None
             days = await self._store.query(_MARKED if is_known else _ALL, span if is_known else {})
-            # The newest first: pages look there.
+            # Sorted so that the newest day is computed first, because pages mostly show it.
             self._todo = sorted(row["day_ms"] for row in days)
         while self._todo:
             if clock() >= end_s:
                 return False
-            # The store's time before its hours are read: a later round replaces this row.
+            # The version is the store's time before its hours are read, so that later rounds
+            # replace the row.
             known = await progress(self._store)
             for statement in self._statements.statements:
                 await self._store.write(

@@ -1,7 +1,7 @@
-"""Counts of both arms of a rollout, window by window, read from the trace store.
+"""Reads the counts of a rollout's control and canary from the trace store, by time window.
 
-`control_plane.rollouts.evidence` defines the counts; this module is their SQL. Windows are
-multiples of their length in Unix time, by the time when requests were *received*.
+`control_plane.rollouts.evidence` defines the counts; this module has their SQL. Windows are
+multiples of their length in Unix time. A request is in the window in which it was *received*.
 """
 
 from collections.abc import Iterable, Mapping
@@ -15,20 +15,20 @@ from telemetry.scores import ScoreCounts, score_counts
 from telemetry.store import Store
 
 WINDOWS_MAX = 1_000
-SESSION_QUIET_S = 300  # after this long without a request a session is counted as a new one
+SESSION_QUIET_S = 300  # seconds without a request after which a session counts as a new session
 WINDOW_MS_MIN, WINDOW_MS_MAX = 1_000, 3_600_000
 
 
-# The first token came when it was sent; a client that does not stream is sent nothing before the
-# end, but how long the stages before the first token took is known.
+# The TTFT of a stream is the time at which its first token was sent. Without streaming nothing is
+# sent before the end, so the durations of the stages up to the first token are summed instead.
 #
-# LIMIT 1 BY keeps the first request of each session in each window and arm, and with it one row per
-# event although duplicates may not be merged yet. Requests without a session each count.
+# LIMIT 1 BY keeps the first request of each session per window and arm. So it also keeps one row
+# per event, although duplicates may not be merged yet. Each request without a session is kept.
 #
-# Properties of answers count once per session: not where the session's answer before lies in
-# an earlier window and not long back. So the rows begin earlier than the windows.
+# Properties of answers are counted once per session: an answer does not count if the session had
+# another request shortly before, in an earlier window. So the rows start earlier than the windows.
 #
-# A failure with a code that this version does not know counts by its status.
+# A failure whose code this version does not know is counted by its HTTP status.
 _WINDOWS = f"""
 SELECT
     window,
@@ -93,21 +93,21 @@ _CODES = [str(code) for code in ErrorCode]
 
 @dataclass(frozen=True, slots=True)
 class ArmCounts:
-    """The counts of one arm in one window; histograms as bucket -> count, without empty buckets.
+    """The counts of one arm in one window; histograms map buckets to counts, without empty ones.
 
     Attributes:
-        requests: Requests that count.
+        requests: Number of requests.
         errors: Failed requests, by error code.
-        first_answers: First answers of sessions, and answers without a session: the following
-            counts are of these, except for times.
+        first_answers: Number of first answers of sessions, and of answers without a session. All
+            following counts, except for times, only include these answers.
         refusals: Answers in which the model declined.
         empty_answers: Answers without content.
         repetitive_answers: Answers that repeat themselves.
-        cut_answers: Answers that were cut at the limit of their length.
-        ttft_ms: TTFT in milliseconds, of requests that got a first token.
-        tpot_us: Microseconds between tokens, the mean of each complete answer.
+        cut_answers: Answers that were cut at their maximum length.
+        ttft_ms: TTFT in milliseconds, of requests with a first token.
+        tpot_us: TPOT in microseconds, of each complete answer.
         output_tokens: Output tokens of complete first answers.
-        scores: Likelihoods of scored answers, whenever the answers were given.
+        scores: Likelihoods of the answers that were scored in this window.
     """
 
     requests: int = 0
@@ -128,7 +128,7 @@ _NO_COUNTS = ArmCounts()
 
 @dataclass(frozen=True, slots=True)
 class WindowCounts:
-    """Both arms of a rollout in one window, in Unix milliseconds; the end is exclusive."""
+    """The counts of both arms of a rollout in one window, in Unix milliseconds; end exclusive."""
 
     start_ms: int
     end_ms: int
@@ -136,12 +136,12 @@ class WindowCounts:
     canary: ArmCounts
 
     def as_json(self) -> dict[str, Any]:
-        """Return it as an object of JSON."""
+        """Return the counts as a JSON object."""
         return asdict(self)
 
 
 def complete_windows(after_ms: int, until_ms: int, window_ms: int) -> range:
-    """Return the starts of the windows that lie in a span, the first `WINDOWS_MAX`."""
+    """Return the starts of the first `WINDOWS_MAX` windows that are within a time range."""
     first = -(-after_ms // window_ms)
     last = min(until_ms // window_ms, first + WINDOWS_MAX)
     return range(first * window_ms, last * window_ms, window_ms)
@@ -154,11 +154,11 @@ async def rollout_windows(
 
     Args:
         store: The trace store with the requests.
-        rollout_id: The rollout; an unknown one has no requests.
-        starts_ms: Begins of windows, from `complete_windows`.
+        rollout_id: Id of the rollout; an unknown rollout has no requests.
+        starts_ms: Starts of the windows, from `complete_windows`.
 
     Raises:
-        STORE_ERRORS: ClickHouse is away.
+        STORE_ERRORS: ClickHouse cannot be reached.
     """
     if not starts_ms:
         return ()

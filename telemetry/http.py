@@ -1,4 +1,4 @@
-"""The HTTP side: queries for holders of the admin key, health, metrics."""
+"""The HTTP API: queries for holders of the admin key, health and metrics."""
 
 import asyncio
 import hashlib
@@ -46,7 +46,7 @@ _EXPORTS = {"csv": Export.CSV, "parquet": Export.PARQUET}
 
 
 class TelemetryApi:
-    """Routes of the service."""
+    """The routes of the telemetry service."""
 
     def __init__(
         self,
@@ -105,11 +105,12 @@ class TelemetryApi:
         return web.json_response({"data": rows})
 
     async def _trace(self, request: web.Request) -> web.Response:
-        """Return all data on a request; with `tenant`, only on that tenant's."""
+        """Return all data on a request; with `tenant`, only if the request is that tenant's."""
         self._check_key(request)
         request_id = params.ident(request.match_info, "request_id")
         tenant_id = params.ident(request.query, "tenant")
-        until_ms = self._progress.until_ms  # before the query, as for windows
+        # Read before the query, so that the time is not too late.
+        until_ms = self._progress.until_ms
         trace = await _result_of(traces.find_trace(self._store, request_id, tenant_id=tenant_id))
         until = params.iso(until_ms) if until_ms else None
         if trace is None:
@@ -117,7 +118,7 @@ class TelemetryApi:
         return web.json_response(trace.as_json() | {"ingested_until": until})
 
     async def _texts(self, request: web.Request) -> web.Response:
-        """Return the stored texts of a tenant's request; the tenant must be named."""
+        """Return the stored texts of a tenant's request; `tenant` is required."""
         self._check_key(request)
         request_id = params.ident(request.match_info, "request_id")
         tenant_id = params.required(request.query, "tenant")
@@ -125,7 +126,7 @@ class TelemetryApi:
         return web.json_response({"data": rows}, headers={"Cache-Control": "no-store"})
 
     async def _erase_texts(self, request: web.Request) -> web.Response:
-        """Erase all texts of a tenant: hidden from now on, deleted a little later."""
+        """Erase all texts of a tenant: they are hidden at once and deleted a little later."""
         self._check_key(request)
         tenant_id = params.required(request.query, "tenant")
         return web.json_response(
@@ -133,14 +134,14 @@ class TelemetryApi:
         )
 
     async def _windows(self, request: web.Request) -> web.Response:
-        """Return the completely ingested windows of a rollout, the first 1,000 of them."""
+        """Return the first 1,000 windows of a rollout that are completely ingested."""
         self._check_key(request)
         query = request.query
         least, most = evidence.WINDOW_MS_MIN, evidence.WINDOW_MS_MAX
         window_ms = params.number(query, "window_ms", least, most, default=10_000)
         after_ms = params.number(query, "after_ms", 0, params.UNIX_MS_MAX)
         until_ms = params.number(query, "until_ms", 0, params.UNIX_MS_MAX)
-        # Before the query: rows written while it runs may or may not be counted.
+        # Read before the query, because rows written during the query may or may not be counted.
         ingested_ms = self._progress.until_ms
         starts_ms = evidence.complete_windows(after_ms, min(until_ms, ingested_ms), window_ms)
         rollout_id = params.ident(request.match_info, "rollout_id")
@@ -154,13 +155,13 @@ class TelemetryApi:
         )
 
     async def _slo(self, request: web.Request) -> web.Response:
-        """Return the service levels of the last minutes: in total, by model and over time."""
+        """Return the service levels of the last minutes: in total, by model, and by minute."""
         self._check_key(request)
         minutes = params.number(request.query, "minutes", 1, slo.MINUTES_MAX, default=60)
         return web.json_response(await _result_of(slo.fared(self._store, minutes)))
 
     async def _auto_turns(self, request: web.Request) -> web.Response:
-        """Return a tenant's choices of `auto`, with the judgements of their answers."""
+        """Return a tenant's choices of `auto`, with the feedback on their answers."""
         self._check_key(request)
         tenant_id = params.required(request.query, "tenant")
         since_ms = params.moment_ms(request.query, "since", default_ms=0)
@@ -169,7 +170,7 @@ class TelemetryApi:
         return web.json_response({"data": rows})
 
     async def _usage(self, request: web.Request) -> web.Response:
-        """Return usage, as JSON or as a file."""
+        """Return usage, as JSON or as an exported file."""
         self._check_key(request)
         query = usage_query(request.query, int(time.time() * 1000))
         names = ("json", *_EXPORTS)
@@ -192,7 +193,7 @@ class TelemetryApi:
         )
 
     async def _sums(self, request: web.Request) -> web.Response:
-        """Return the sums of whole days by tenant, key, model or day, for pages."""
+        """Return usage summed over whole days by tenant, key, model or day, for web pages."""
         self._check_key(request)
         query = usage_query({"granularity": "day", **request.query}, int(time.time() * 1000))
         by = params.choice(request.query, "by", tuple(UsageGroup), default=UsageGroup.TENANT)
@@ -201,7 +202,7 @@ class TelemetryApi:
         return web.json_response({"from": params.iso(from_ms), "to": params.iso(to_ms), **found})
 
     async def _tools(self, request: web.Request) -> web.Response:
-        """Return the usage of server tools: calls, seconds and prices."""
+        """Return the usage of server tools: their calls, seconds and prices."""
         self._check_key(request)
         query = usage_query(request.query, int(time.time() * 1000))
         rows = await _result_of(tool_usage(self._store, query))
@@ -216,15 +217,16 @@ class TelemetryApi:
         )
 
     async def _totals(self, request: web.Request) -> web.Response:
-        """Return the usage of many tenants; the query is the body, too long for a URL."""
+        """Return the usage of many tenants; the query is in the body, as URLs are too short."""
         self._check_key(request)
         query = await totals_query(request)
-        ingested_ms = self._progress.until_ms  # before the query, as for windows
+        # Read before the query, so that the time is not too late.
+        ingested_ms = self._progress.until_ms
         rows = await _result_of(totals(self._store, query))
         return web.json_response({"ingested_until_unix_ms": ingested_ms, "data": rows})
 
     async def _reconciliation(self, request: web.Request) -> web.Response:
-        """Return the differences between ledger and engines, by hour and model."""
+        """Return the differences between the ledger and the engines, by hour and model."""
         self._check_key(request)
         query = usage_query(request.query, int(time.time() * 1000))
         if query.tenant_id or query.key_id:
@@ -245,7 +247,7 @@ class TelemetryApi:
         )
 
     async def _costs(self, request: web.Request) -> web.Response:
-        """Return costs, or only the work for callers with prices of their own."""
+        """Return costs, or only the measured work for callers that have their own prices."""
         self._check_key(request)
         query = cost_query(request.query, int(time.time() * 1000))
         form = params.choice(request.query, "format", ("costs", "work"), default="costs")
@@ -255,7 +257,7 @@ class TelemetryApi:
         if form == "costs" and self._prices is None:
             message = "no price list: set TELEMETRY__PRICES_FILE, or give your own with --prices"
             raise BadRequestError(ErrorCode.INVALID_REQUEST, message, param="format")
-        # For pages: whole hours, from sums that are some minutes old.
+        # For web pages: whole hours, from sums that are a few minutes old.
         is_summed = params.choice(request.query, "sums", ("false", "true"), default="false")
         if is_summed == "true" and (query.tenant_id or form == "work"):
             message = "sums are of the whole fleet, and of costs: leave the tenant and the form out"
@@ -274,7 +276,7 @@ class TelemetryApi:
         if form == "work" or self._prices is None:
             from_ms, to_ms = query.span_ms
             return web.json_response({"span_ms": [from_ms, to_ms], **found.as_json()})
-        # Up to 100,000 rows in Python: not on the event loop.
+        # In a thread, because up to 100,000 rows are processed in Python.
         told = await asyncio.to_thread(answer, self._prices, found, query)
         return web.json_response(as_of | told)
 
@@ -305,7 +307,7 @@ class TelemetryApi:
 
 
 async def _result_of(query: Coroutine[Any, Any, T]) -> T:
-    """Return the result of a query; RejectedError: the store is away or busy."""
+    """Return the result of a query; RejectedError if the store cannot be reached or is busy."""
     try:
         return await query
     except STORE_ERRORS as error:
@@ -317,7 +319,7 @@ async def _result_of(query: Coroutine[Any, Any, T]) -> T:
 
 @web.middleware
 async def _problems(request: web.Request, handler: _Handler) -> web.StreamResponse:
-    """Answer failures as problem details (RFC 9457) with the platform's code."""
+    """Answer errors as problem details (RFC 9457) with the platform's error code."""
     try:
         return await handler(request)
     except PlatformError as error:

@@ -1,7 +1,7 @@
-"""How answers of `auto` were judged, by model and release, and by how much that has dropped.
+"""The judged quality of `auto`'s answers by model and release, and any drop of that quality.
 
-Judgements are thumbs, and a model's verdicts on kept answers (`sluice auto judge`). The tables are
-small: they hold choices of `auto` and judgements alone.
+Judgements are users' thumbs, and verdicts of a model on stored answers (`sluice auto judge`). The
+tables are small, because they only have choices of `auto` and judgements.
 """
 
 from collections import defaultdict
@@ -13,10 +13,10 @@ from telemetry.store import Store
 
 _DAYS_BEFORE = 14
 _RELEASES_MAX = 200
-_JUDGED_LEAST = 20  # answers of either time, below which no drop is told
-_CERTAIN = 1.96  # standard errors: 95 %
+_JUDGED_LEAST = 20  # judged answers required in each period to report a drop
+_CERTAIN = 1.96  # standard errors of a difference that is significant at 95 %
 
-# A judgement names the event or the request.
+# The `answer` of a judgement is an event id or a request id.
 _JUDGED = """
 SELECT model, release, is_recent, sum(good) AS good, count() AS judged
 FROM (
@@ -42,15 +42,15 @@ SETTINGS max_execution_time = 8, join_use_nulls = 0
 
 @dataclass(frozen=True, slots=True)
 class JudgedRelease:
-    """The judgements of a release's answers.
+    """The judged quality of a release's answers.
 
     Attributes:
-        model: Public name.
-        release: Release that answered.
+        model: Public name of the model.
+        release: Release that gave the answers.
         judged: Number of judged answers to requests of the last day.
-        good: Share of good ones among them.
-        drop: Points by which that is below the share of the model's answers, of any release, in the
-            14 days before; 0 where it may be chance (95 %), or where too few were judged.
+        good: Share of these answers that were judged good.
+        drop: Points by which `good` is below the share of all the model's releases in the 14 days
+            before; 0 if the difference is not significant (95 %), or too few answers were judged.
     """
 
     model: str
@@ -61,16 +61,17 @@ class JudgedRelease:
 
 
 async def judged_releases(store: Store) -> list[JudgedRelease]:
-    """Return how the answers of the last day were judged; STORE_ERRORS: ClickHouse is away."""
+    """Return the judged quality of the last day; STORE_ERRORS if ClickHouse cannot be reached."""
     parameters = {"days": _DAYS_BEFORE, "limit": _RELEASES_MAX}
     return compared(await store.query(_JUDGED, parameters))
 
 
 def compared(rows: Iterable[dict[str, Any]]) -> list[JudgedRelease]:
-    """Return the releases of the last day, compared with the days before.
+    """Return the releases of the last day, compared with the 14 days before.
 
     Args:
-        rows: Sums by `model`, `release` and `is_recent`: `good`, of values of 0 to 1, and `judged`.
+        rows: Sums by `model`, `release` and `is_recent`: the number of answers `judged`, and the
+            sum `good` of their judgements from 0 to 1.
     """
     before: dict[str, tuple[float, int]] = defaultdict(lambda: (0.0, 0))
     recent = list[dict[str, Any]]()
@@ -93,7 +94,7 @@ def compared(rows: Iterable[dict[str, Any]]) -> list[JudgedRelease]:
 
 
 def _drop(before: tuple[float, int], now: tuple[float, int]) -> float:
-    """Return the drop of the share of good ones, or 0 where it may be chance."""
+    """Return the drop of the share of good answers, or 0 if it is not significant."""
     if min(before[1], now[1]) < _JUDGED_LEAST:
         return 0.0
     shares = before[0] / before[1], now[0] / now[1]

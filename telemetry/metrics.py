@@ -1,4 +1,4 @@
-"""All metrics of the service; a test fixes their names."""
+"""All metrics of the telemetry service; a test checks their names."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -36,15 +36,17 @@ _OF_TEXTS = {
 
 
 class SinkMetrics:
-    """Metrics of one sink; events and texts have one each, since lost texts are no lost usage.
+    """Metrics of one sink.
+
+    Events and texts have separate metrics, because a lost text is not lost usage.
 
     Attributes:
         lag: Number of unread messages.
-        is_ready: 1 while broker and ClickHouse are reached.
+        is_ready: 1 while the broker and ClickHouse can be reached.
     """
 
     def __init__(self, registry: CollectorRegistry, names: Mapping[str, str], of: str) -> None:
-        """Register metrics under these names; `of` begins their descriptions."""
+        """Register metrics under `names`; each description begins with `of`."""
         counter = partial(Counter, registry=registry)
         self.duplicates = counter(
             names["duplicates"],
@@ -82,7 +84,7 @@ class SinkMetrics:
 
 
 class TelemetryMetrics:
-    """The metrics of one service, in a registry of their own."""
+    """The metrics of the telemetry service, in a registry of their own."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -190,7 +192,7 @@ class TelemetryMetrics:
         )
 
     def show_judged(self, releases: Sequence[JudgedRelease]) -> None:
-        """Show how answers were judged; other releases are forgotten."""
+        """Set the quality metrics of releases from feedback; other releases are removed."""
         for gauge in (self.release_good, self.release_judged, self.release_drop):
             gauge.clear()
         for it in releases:
@@ -199,7 +201,7 @@ class TelemetryMetrics:
             self.release_drop.labels(it.model, it.release).set(it.drop)
 
     def show_models(self, models: Sequence[Mapping[str, Any]]) -> None:
-        """Show how models fared, as `telemetry.slo` tells; others are forgotten."""
+        """Set the service levels of models, from `telemetry.slo`; other models are removed."""
         for gauge in (self.model_ttft_s, self.model_goodput, self.model_requests):
             gauge.clear()
         for it in models:

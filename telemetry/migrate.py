@@ -1,8 +1,8 @@
-"""`python -m telemetry.migrate`: migrate ClickHouse's schema and exit.
+"""`python -m telemetry.migrate`: migrates ClickHouse's schema and exits.
 
-The service does the same when it first reaches ClickHouse; this is for deployments that migrate in
-a step of their own. Retention is left to the service: a migration step may not have the operator's
-settings, and defaults would delete rows.
+The service does the same when it first connects to ClickHouse. This command is for deployments with
+a separate migration step. Only the service applies retention settings, because a migration step may
+lack the operator's settings, and the defaults would delete rows.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ async def _migrate(settings: MigrateSettings) -> None:
 
 
 def main() -> None:
-    """Apply missing migrations; status 1 and one line when that is impossible."""
+    """Apply missing migrations; exit with status 1 and one line of text if that fails."""
     settings = MigrateSettings.from_environment()
     configure_logs("telemetry-migrate")
     try:

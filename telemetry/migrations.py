@@ -1,7 +1,7 @@
-"""Schema migrations of ClickHouse: numbered SQL files, each applied once and remembered.
+"""Schema migrations of ClickHouse: numbered SQL files, each applied once and recorded.
 
-ClickHouse has no transactional DDL: every statement is written so that repeating it is harmless,
-and a migration is remembered after its last statement.
+ClickHouse has no transactional DDL. So every statement is written such that repeating it is
+harmless, and a migration is recorded only after its last statement.
 """
 
 import hashlib
@@ -26,12 +26,12 @@ ENGINE = {{engine_prefix}}ReplacingMergeTree(applied_at) ORDER BY version
 
 
 class MigrationError(RuntimeError):
-    """The files and the database's history do not match."""
+    """The migration files do not match the database's history."""
 
 
 @dataclass(frozen=True, slots=True)
 class Migration:
-    """A migration file. `checksum` is taken before variables are filled in."""
+    """A migration file; `checksum` is that of the file, before variables are filled in."""
 
     version: int
     name: str
@@ -40,27 +40,27 @@ class Migration:
 
 
 class TraceDatabase(Protocol):
-    """The part of a ClickHouse client that migrations use."""
+    """The methods of a ClickHouse client that migrations use."""
 
     async def command(self, sql: str) -> object:
-        """Run a statement without rows."""
+        """Run a statement that returns no rows."""
         ...
 
     async def rows(self, sql: str) -> Sequence[Sequence[object]]:
-        """Run a query."""
+        """Return the rows of a query."""
         ...
 
 
 def fill(template: str, variables: Mapping[str, str]) -> str:
-    """Replace every `{{name}}`; KeyError for an unknown one."""
+    """Replace every `{{name}}` by the variable's value; KeyError for an unknown name."""
     return _VARIABLE.sub(lambda found: variables[found[1]], template)
 
 
 def parse(file_name: str, text: str) -> Migration:
-    """Read `NNNN_name.sql`; statements end with a semicolon at the end of a line.
+    """Parse a migration file, whose statements end with a semicolon at the end of a line.
 
     Raises:
-        MigrationError: The name is not of that form.
+        MigrationError: The file is not named `NNNN_name.sql`.
     """
     found = _FILE_NAME.fullmatch(file_name)
     if found is None:
@@ -74,8 +74,8 @@ def pending(files: Sequence[Migration], applied: Mapping[int, str]) -> list[Migr
     """Return the migrations to apply, in order.
 
     Args:
-        files: All that exist.
-        applied: Version -> checksum, from the database.
+        files: All migrations that exist.
+        applied: Checksums of applied migrations by version, from the database.
 
     Raises:
         MigrationError: A version exists twice, or an applied file was changed afterwards.
@@ -94,7 +94,7 @@ def pending(files: Sequence[Migration], applied: Mapping[int, str]) -> list[Migr
 
 
 def migrations_folder() -> Path:
-    """Return the directory of the SQL files: beside the packages, or inside the installed wheel."""
+    """Return the directory of the SQL files, beside the packages or in the installed wheel."""
     root = Path(__file__).resolve().parents[1]
     candidates = (
         root / "migrations" / "clickhouse",
@@ -107,14 +107,14 @@ def migrations_folder() -> Path:
 
 
 def load(folder: Path) -> list[Migration]:
-    """Read every migration of a folder."""
+    """Parse all migrations of a folder."""
     return [parse(path.name, path.read_text()) for path in sorted(folder.glob("*.sql"))]
 
 
 async def apply(
     database: TraceDatabase, migrations: Sequence[Migration], variables: Mapping[str, str]
 ) -> list[int]:
-    """Migrate the database and return the versions applied now."""
+    """Apply pending migrations; return the versions that were applied by this call."""
     await database.command(fill(_HISTORY, variables))
     history = await database.rows("SELECT version, checksum FROM schema_migrations FINAL")
     applied = {int(str(version)): str(checksum) for version, checksum in history}

@@ -1,7 +1,7 @@
-"""Watches how the busiest models fare, and how answers are judged, for alert rules by model.
+"""Updates the metrics of the busiest models and of judged answers, for alert rules by model.
 
-It reads some rows of rollups per minute and model, however many requests there were. Judgements
-come slowly, and are read once in five minutes.
+Each update reads a few rollup rows per minute and model, however many requests there were.
+Judgements arrive slowly, so they are read only once in five minutes.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ _JUDGED_EVERY_S = 300.0
 
 
 class ModelWatch:
-    """Owns the loop."""
+    """Updates the metrics of models at intervals."""
 
     def __init__(self, store: Store, metrics: TelemetryMetrics) -> None:
         self._store = store
@@ -26,13 +26,13 @@ class ModelWatch:
         self._judged_at_s = float("-inf")
 
     async def run(self) -> None:
-        """Look every 15 s, until cancelled; while ClickHouse is away the last figures stay."""
+        """Update every 15 s until cancelled; while ClickHouse is down, the last values remain."""
         await run_every(
             _EVERY_S, self.step, name="models", expected=STORE_ERRORS, step_timeout_s=_STEP_S
         )
 
     async def step(self) -> None:
-        """Show the figures of the last five minutes."""
+        """Set the metrics to the values of the last five minutes."""
         self._metrics.show_models(await slo.busiest(self._store))
         now_s = asyncio.get_running_loop().time()
         if now_s - self._judged_at_s >= _JUDGED_EVERY_S:

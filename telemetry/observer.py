@@ -1,7 +1,7 @@
-"""Tracks the progress of the whole consumer group, and so the time up to which events are ingested.
+"""Tracks the consumer group's progress, and so the time up to which events are ingested.
 
-Each member of the group, of which this process is one, reads some of the partitions; the broker
-knows the offsets of all. A client that never joins the group reads them.
+Each member of the group, of which this process is one, reads some of the partitions. Offsets of all
+partitions are read from the broker by a client that never joins the group.
 """
 
 import asyncio
@@ -25,10 +25,10 @@ _STEP_S = 60.0
 
 
 class SinkObserver:
-    """Updates `progress`; one thread of its own talks to the broker.
+    """Updates `progress` from the broker's offsets, in a thread of its own.
 
     Attributes:
-        progress: Progress of ingestion; unchanged while the broker is away.
+        progress: Progress of ingestion; unchanged while the broker cannot be reached.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class SinkObserver:
         self.progress = IngestProgress()
 
     async def run(self) -> None:
-        """Query once a second, until cancelled."""
+        """Read the offsets once a second until cancelled."""
         try:
             await run_every(
                 _EVERY_S,
@@ -70,10 +70,10 @@ class SinkObserver:
         await asyncio.get_running_loop().run_in_executor(self._thread, self._read_offsets)
         self._metrics.ingested_until.set(self.progress.until_ms / 1000)
 
-    # From here on: in the thread.
+    # The functions below run in the observer's thread.
 
     def _read_offsets(self) -> None:
-        """Note the ends of partitions, and the group's offsets; KafkaException: unknown."""
+        """Read the ends of partitions and the group's offsets; KafkaException if unknown."""
         if self._client is None:
             self._client = Consumer({**self._config, "group.id": f"{self._group}.probe"})
         known = self._client.list_topics(self._topic, timeout=_CALL_S)
@@ -82,7 +82,7 @@ class SinkObserver:
             raise KafkaException(topic.error)
         group = group_in_cluster(self._group, known.cluster_id)
         if group != self._client_group:
-            # Another cluster took its place, or it is the first one.
+            # This is the first cluster, or another cluster has replaced it.
             self.progress.forget()
             self._leave()
             self._client = Consumer({**self._config, "group.id": group})
@@ -98,7 +98,7 @@ class SinkObserver:
         for one in self._client.committed(partitions, timeout=_CALL_S):
             if one.error is not None:
                 raise KafkaException(one.error)
-            # The broker has deleted earlier messages; they need not be read.
+            # The broker may have deleted earlier messages, which then need not be read.
             written[one.partition] = max(one.offset, bounds[one.partition][0])
         self.progress.written(written)
 

@@ -1,4 +1,4 @@
-"""Next offsets and gaps of partitions: the broker's retention can outrun the sink. Pure."""
+"""Tracks next offsets, to detect messages that the broker deleted before they were read. Pure."""
 
 from collections.abc import Iterable, Mapping
 
@@ -12,17 +12,17 @@ class OffsetTracker:
         self._next: dict[int, int] = {}
 
     def assign(self, committed: Mapping[int, int]) -> None:
-        """Take assigned partitions; a negative offset means that none was committed."""
+        """Set the offsets of assigned partitions; a negative offset means none committed."""
         for partition, offset in committed.items():
             self._next.pop(partition, None)
             if offset >= 0:
                 self._next[partition] = offset
 
     def missing(self, messages: Iterable[BrokerMessage]) -> int:
-        """Note messages and return the number of missing ones between them.
+        """Advance the offsets past messages; return the number of messages missing in between.
 
-        Request topics have neither transactions nor compaction, so their offsets have no gaps: a
-        jump means that the broker deleted messages before they were read.
+        Request topics have neither transactions nor compaction, so their offsets have no gaps. A
+        jump therefore means that the broker deleted messages before they were read.
         """
         count = 0
         for message in messages:

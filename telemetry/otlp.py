@@ -1,10 +1,10 @@
-"""Sends spans to an OpenTelemetry collector, without delaying the sink.
+"""Exports spans to an OpenTelemetry collector without delaying the sink.
 
-Events are offered after they were written. Sampled events wait in a bounded queue; when the
-collector is away or slow the oldest are dropped and counted. Events sampled by their callers are
-dropped before those of failed or slow requests. Spans are made and sent in one daemon thread at a
-time: a hanging send takes no thread from the ledger, and does not delay the process's end. A replay
-of the broker offers events again: the same spans with the same ids.
+Events are offered after they were written to ClickHouse, and wait in a bounded queue. If the
+collector is too slow, the oldest events are dropped and counted: first sampled ones, then those of
+failed or slow requests. Spans are built and sent in one daemon thread at a time, so that a hanging
+export delays neither the ledger nor the end of the process. If the broker delivers events again,
+identical spans with the same ids are sent again.
 """
 
 import asyncio
@@ -33,20 +33,20 @@ log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
 
-_QUEUE_MAX = 20_000  # events; about 1 kB each
-_BATCH = 256  # events per message, some six spans each
-_SEND_S = 10.0  # with the exporter's own retries
-_GATHER_S = 1.0  # how long spans may wait for company
+_QUEUE_MAX = 20_000  # events in the queue, about 1 kB each
+_BATCH = 256  # events per export, with about six spans each
+_SEND_S = 10.0  # seconds per export, including the exporter's own retries
+_GATHER_S = 1.0  # seconds that spans may wait for a batch to fill
 _STOP_S = 2.0
 _RESOURCE = Resource({"service.name": "sluice", "telemetry.sdk.language": "python"})
 _SCOPE = InstrumentationScope("sluice.telemetry")
 
 
 class Exporter(Protocol):
-    """Sends spans; blocks (`opentelemetry`'s exporters)."""
+    """Sends spans and blocks while sending; `opentelemetry`'s exporters have this interface."""
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """Send all spans or report a failure."""
+        """Send all spans, or report a failure."""
         ...
 
     def shutdown(self) -> None:
@@ -55,12 +55,12 @@ class Exporter(Protocol):
 
 
 def http_exporter(endpoint: str) -> Exporter:
-    """Return an exporter for OTLP over HTTP; OpenTelemetry's variables set headers and TLS."""
+    """Return an exporter for OTLP over HTTP; OpenTelemetry's variables set its headers and TLS."""
     return OTLPSpanExporter(endpoint, timeout=_SEND_S, compression=Compression.Gzip)
 
 
 class SpanExport:
-    """Exports spans of sampled events from a bounded queue; `run` belongs into a TaskGroup."""
+    """Exports spans of events from a bounded queue; `run` has to run in a TaskGroup."""
 
     def __init__(
         self, exporter: Callable[[], Exporter], metrics: TelemetryMetrics, *, slow_us: int
@@ -70,12 +70,12 @@ class SpanExport:
         self._metrics = metrics
         self._slow_us = slow_us
         self._notable: deque[RequestEvent] = deque()
-        self._sampled: deque[RequestEvent] = deque()  # and not notable
+        self._sampled: deque[RequestEvent] = deque()  # events that are sampled but not notable
         self._sending: asyncio.Future[int] | None = None
         self._has_some = asyncio.Event()
 
     def offer(self, events: Sequence[RequestEvent]) -> None:
-        """Queue notable and sampled events; never waits."""
+        """Queue the events that are notable or sampled, without waiting."""
         for event in events:
             if is_notable(event, self._slow_us):
                 self._notable.append(_small(event))
@@ -90,7 +90,7 @@ class SpanExport:
             self._has_some.set()
 
     async def run(self) -> None:
-        """Send queued events until cancelled; then the rest, for two seconds."""
+        """Export queued events until cancelled; then export the rest for up to two seconds."""
         exporter = await _in_thread(self._make)
         try:
             while True:
@@ -106,14 +106,14 @@ class SpanExport:
                 while self._waiting and (self._sending is None or self._sending.done()):
                     await self._send(exporter, self._take())
         self._metrics.spans_dropped.labels(reason="stopped").inc(self._waiting)
-        exporter.shutdown()  # also ends a retry that a thread still waits for
+        exporter.shutdown()  # also ends a retry that a thread is still waiting for
 
     @property
     def _waiting(self) -> int:
         return len(self._notable) + len(self._sampled)
 
     def _take(self) -> list[RequestEvent]:
-        """Take the events of one message; notable ones first."""
+        """Remove the events of one batch from the queue, notable events first, and return them."""
         taken = [
             (self._notable or self._sampled).popleft() for _ in range(min(_BATCH, self._waiting))
         ]
@@ -122,10 +122,10 @@ class SpanExport:
         return taken
 
     async def _send(self, exporter: Exporter, events: list[RequestEvent]) -> None:
-        """Send the spans of some events; a failing collector loses them.
+        """Export the spans of some events, which are lost if the collector fails.
 
-        Returns when the thread has ended, so that there is only one. Events that come meanwhile
-        wait in the queue or are dropped there.
+        Returns only when the export's thread has ended, so that there is one thread at a time.
+        Events that arrive meanwhile are queued, or dropped if the queue is full.
         """
         self._sending = sending = _in_thread(partial(_export, exporter, events))
         try:
@@ -142,7 +142,8 @@ class SpanExport:
         if not sending.done():
             problem = "late"
         elif (error := sending.exception()) is not None:
-            log.error("spans_not_built", exc_info=error)  # a bug here must not end the sink
+            # A bug in span building must not end the sink.
+            log.error("spans_not_built", exc_info=error)
         elif spans := sending.result():
             self._metrics.spans_exported.inc(spans)
             return
@@ -156,7 +157,7 @@ def _in_thread(function: Callable[[], T]) -> asyncio.Future[T]:
     told: asyncio.Future[T] = loop.create_future()
 
     def tell(set_it: Callable[[], None]) -> None:
-        if not told.done():  # cancelled with its waiter
+        if not told.done():  # the waiter may have been cancelled
             set_it()
 
     def call() -> None:
@@ -172,7 +173,7 @@ def _in_thread(function: Callable[[], T]) -> asyncio.Future[T]:
 
 
 def _small(event: RequestEvent) -> RequestEvent:
-    """Return a copy of an event without routers' explanations, which no span contains."""
+    """Return an event without the routers' explanations, which spans do not include."""
     if not any(attempt.decision for attempt in event.attempts):
         return event
     copied = RequestEvent()
@@ -183,13 +184,13 @@ def _small(event: RequestEvent) -> RequestEvent:
 
 
 def _export(exporter: Exporter, events: Sequence[RequestEvent]) -> int:
-    """Return the number of accepted spans; 0: none."""
+    """Return the number of spans that the collector accepted; 0 if it refused them."""
     spans = [readable(span) for event in events for span in spans_of(event)]
     return len(spans) if exporter.export(spans) is SpanExportResult.SUCCESS else 0
 
 
 def readable(span: Span) -> ReadableSpan:
-    """Return a span in the form for OpenTelemetry's exporters."""
+    """Return a span as an object for OpenTelemetry's exporters."""
     context = _context(span, span.span_id)
     status = Status(StatusCode.ERROR, span.error) if span.error else Status(StatusCode.UNSET)
     return ReadableSpan(

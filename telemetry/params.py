@@ -1,4 +1,4 @@
-"""Parameters of queries: read, checked against their bounds, named when they are wrong; pure."""
+"""Parses query parameters and checks their bounds; errors name the parameter. Pure."""
 
 import re
 from collections.abc import Collection, Mapping
@@ -21,7 +21,7 @@ def number(query: Query, name: str, least: int, most: int, *, default: int | Non
 
 
 def choice(query: Query, name: str, choices: Collection[str], *, default: str) -> str:
-    """Return one of several words."""
+    """Return one of several words; BadRequestError for any other word."""
     text = query.get(name, default)
     if text not in choices:
         raise _wrong(name, f"{name} must be one of {', '.join(choices)}")
@@ -29,7 +29,7 @@ def choice(query: Query, name: str, choices: Collection[str], *, default: str) -
 
 
 def moment_ms(query: Query, name: str, *, default_ms: int) -> int:
-    """Return a time in Unix milliseconds; the text is ISO 8601, in UTC by default."""
+    """Return a time in Unix milliseconds; its text is ISO 8601, and UTC without an offset."""
     text = query.get(name)
     if text is None:
         return default_ms
@@ -44,7 +44,7 @@ def moment_ms(query: Query, name: str, *, default_ms: int) -> int:
 
 
 def statuses(query: Query, name: str) -> tuple[int, int]:
-    """Return the least and the largest HTTP status of `404`, `5xx` or `200-399`; all by default."""
+    """Return the lowest and highest HTTP status of `404`, `5xx` or `200-399`; default: all."""
     text = query.get(name)
     if text is None:
         return 0, 65535
@@ -57,7 +57,7 @@ def statuses(query: Query, name: str) -> tuple[int, int]:
 
 
 def ident(query: Query, name: str) -> str:
-    """Return an id; empty when none is given."""
+    """Return an id; empty if the parameter is missing."""
     text = query.get(name, "")
     if len(text) > _ID_CHARS_MAX:
         raise _wrong(name, f"{name} is no id")
@@ -65,14 +65,14 @@ def ident(query: Query, name: str) -> str:
 
 
 def required(query: Query, name: str) -> str:
-    """Return a mandatory id."""
+    """Return an id; BadRequestError if it is missing."""
     if not (text := ident(query, name)):
         raise _wrong(name, f"say {name}")
     return text
 
 
 def iso(unix_ms: int) -> str:
-    """Return a time in ISO 8601, to the second."""
+    """Return a time as ISO 8601 text with seconds."""
     return datetime.fromtimestamp(unix_ms // 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 

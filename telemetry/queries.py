@@ -1,4 +1,4 @@
-"""Queries on the trace tables: SQL in one place, each query with a name and one line."""
+"""SQL queries on the trace tables that several modules share."""
 
 import datetime
 from dataclasses import dataclass
@@ -12,29 +12,29 @@ from telemetry.store import Store
 class TenantScope:
     """The tenants whose rows a query may read: some tenants, or the whole fleet.
 
-    Every query on rows of tenants takes one, and puts `sql` among its conditions.
+    Every query on tenants' rows requires a scope, and has `sql` among its conditions.
 
     Attributes:
-        tenant_ids: Tenants; None: the whole fleet, for operators only.
+        tenant_ids: Ids of the tenants; None for the whole fleet, which only operators may read.
     """
 
     tenant_ids: tuple[str, ...] | None
 
     @classmethod
     def tenants(cls, *tenant_ids: str) -> Self:
-        """Return the scope of some tenants; ValueError: an id is empty."""
+        """Return the scope of some tenants; ValueError if an id is empty."""
         if not all(tenant_ids):
             raise ValueError("a tenant's scope needs a tenant")
         return cls(tenant_ids)
 
     @classmethod
     def asked(cls, tenant_id: str) -> Self:
-        """Return the scope of an operator's query; an empty id is the whole fleet."""
+        """Return the scope of an operator's query; an empty id means the whole fleet."""
         return cls((tenant_id,) if tenant_id else None)
 
     @property
     def sql(self) -> str:
-        """The condition; alone, it lets ClickHouse seek the tenants by the primary key."""
+        """The SQL condition, without OR, so that ClickHouse can seek by the primary key."""
         return "1" if self.tenant_ids is None else "tenant_id IN {tenants:Array(String)}"
 
     @property
@@ -43,10 +43,10 @@ class TenantScope:
         return {} if self.tenant_ids is None else {"tenants": list(self.tenant_ids)}
 
 
-# One row per event although duplicates may not be merged yet. Newest first without a tenant has
-# no matching key order in `requests`: `recent_requests` has, and the time window keeps the rest
-# from reading everything.
-# Keys first: all columns are then read for the shown rows alone, not for each row of the window.
+# Returns one row per event, although duplicates may not be merged yet. The key order of `requests`
+# does not fit a query of the newest requests of all tenants; that of `recent_requests` does, and
+# otherwise the time window bounds the rows to read. The inner query selects only keys, so that
+# the other columns are read only for the returned rows.
 _RECENT = """
 SELECT * EXCEPT (ingested_at)
 FROM requests
@@ -81,24 +81,24 @@ ORDER BY received_at DESC, event_id, ingested_at DESC
 LIMIT 1 BY event_id
 LIMIT {limit:UInt32}
 """
-# Wider and wider until there are enough rows; the last one holds everything there can be.
+# Time windows in hours that are tried until one has enough rows; the last one has all rows.
 _WINDOWS_HOURS = (1, 24, 24 * 31, 24 * 366 * 100)
-_BY_TIME_HOURS_MAX = 24  # that `recent_requests` surely has, once it is there for so long
+_BY_TIME_HOURS_MAX = 24  # hours of rows that `recent_requests` always keeps
 LIMIT_MAX = 1000
 _ARMS = {wire.ARM_CONTROL: "control", wire.ARM_CANARY: "canary"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestFilter:
-    """Conditions on the requests of a list; an empty text is no condition.
+    """Conditions on the requests of a list; an empty string means no condition.
 
     Attributes:
         tenant_id: Tenant of the requests.
         key_id: API key of the requests.
-        model: Model name in the request.
-        statuses: The least and the largest HTTP status.
-        since_ms: Unix milliseconds of the earliest arrival.
-        are_copies: Whether to list copies for shadow stages of rollouts, in place of clients'
+        model: Name of the model in the request.
+        statuses: Lowest and highest HTTP status.
+        since_ms: Earliest arrival, in Unix milliseconds.
+        are_copies: Whether to list copies for shadow stages of rollouts instead of clients'
             requests.
     """
 
@@ -113,10 +113,10 @@ class RequestFilter:
 async def recent_requests(
     store: Store, wanted: RequestFilter, *, limit: int
 ) -> list[dict[str, Any]]:
-    """Return the newest requests first, at most `limit`; times in ISO 8601.
+    """Return at most `limit` requests, newest first; times are ISO 8601.
 
     Raises:
-        STORE_ERRORS: ClickHouse is away.
+        STORE_ERRORS: ClickHouse cannot be reached.
     """
     scope = TenantScope.asked(wanted.tenant_id)
     sql = _RECENT.replace("__scope__", scope.sql)
@@ -140,17 +140,17 @@ async def recent_requests(
 
 
 def readable(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a row of an event in JSON's form."""
+    """Return the row of an event with values that JSON can represent."""
     return row | {
         "received_at": iso(row["received_at"]),
-        # JavaScript would round a 64-bit number.
+        # As text, because JavaScript would round a 64-bit number.
         "session_hash": f"{row['session_hash']:016x}",
         "arm": _ARMS.get(row["arm"], ""),
     }
 
 
 def iso(moment: datetime.datetime) -> str:
-    """Return a time of the store in ISO 8601, to the millisecond."""
+    """Return a time from the store as ISO 8601 with milliseconds."""
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=datetime.UTC)
     return moment.isoformat(timespec="milliseconds")

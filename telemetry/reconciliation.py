@@ -1,8 +1,9 @@
-"""Checks the ledger against engines: the token counts of requests, by hour and model.
+"""Reconciliation: checks the ledger against the engines' token counts, by hour and model.
 
-The ledger is made from the gateways' events. Routers count the engines' tokens independently, by
-the hour in which the request was received (`router.counting`). So both sides count a token in the
-same hour, however long its request ran, and a lost or doubled event is a difference.
+The ledger is the sum of the gateways' events. Independently, routers count the tokens that engines
+generate, by the hour in which a request was received (`router.counting`). So both sides count a
+token in the same hour, however long its request ran. A lost or doubled event appears as a
+difference.
 """
 
 import time
@@ -21,16 +22,17 @@ from telemetry.rollups_worker import SETTLE_MS
 from telemetry.store import STORE_ERRORS, Store
 from telemetry.usage import Granularity, closed_until_ms
 
-OTHER = "*"  # the model of what a router counts without saying of which model it is
+OTHER = "*"  # model name of tokens that a router counts without knowing their model
 _EVERY_S = 60.0
 _STEP_S = 60.0
 _WATCHED_MS = 2 * 86_400_000
-# Routers report every 10 s. One that has not for so long, nor said that it ends, was killed.
+# Seconds. Routers report every 10 s; a router without a report for this long and without a final
+# report was killed.
 _SILENT_S = 120
 _SPAN = """BETWEEN fromUnixTimestamp64Milli({from_ms:Int64}, 'UTC')
             AND fromUnixTimestamp64Milli({to_ms:Int64} - 1, 'UTC')"""
-# Copies for shadow stages are in: engines made their tokens, too. So is what a model had used when
-# another one stood in for it. Embeddings go past routers.
+# Copies for shadow stages are included, because engines generated their tokens, too. Also included
+# are the tokens that a model had used before a stand-in answered. Embeddings bypass the routers.
 _LEDGER = f"""
 SELECT hour_ms, told.1 AS model, sum(told.2) AS ledger, sum(told.3) AS ledger_prompt
 FROM (
@@ -56,8 +58,8 @@ FROM token_counts FINAL
 WHERE model != '' AND hour {_SPAN}
 GROUP BY hour_ms, model
 """  # noqa: S608 - constants of the code
-# The last hours of routers that ended without a last word: counts after their last report are lost,
-# mostly of requests received then.
+# The last two hours of killed routers: the counts after their last report are lost, mostly those of
+# requests received in these hours.
 _KILLED = f"""
 SELECT DISTINCT arrayJoin([last_ms, last_ms - 3600000]) AS hour_ms
 FROM (
@@ -70,24 +72,24 @@ FROM (
 """  # noqa: S608 - constants of the code
 
 
-# Hours that got rows: a view marks each (`telemetry.rollups`).
+# Hours that got new rows; a view marks them (`telemetry.rollups`).
 _TOUCHED = f"""
 SELECT DISTINCT toUnixTimestamp(toStartOfHour(minute, 'UTC')) * 1000 AS hour_ms
 FROM rollup_marks
 WHERE marked_at >= fromUnixTimestamp64Milli({{since_ms:Int64}}, 'UTC') AND minute {_SPAN}
 """  # noqa: S608 - constants of the code
 _NOW = "SELECT toUnixTimestamp64Milli(now64(3)) AS now_ms"
-# Everything anew, however little came: a store that lost rows marks none.
+# Milliseconds after which everything is read again, because lost rows leave no marks.
 _WHOLE_EVERY_MS = 3_600_000
 
 
 class ReconciliationState(StrEnum):
-    """The result of comparing one hour and model."""
+    """The result of the comparison of one hour and model."""
 
     EQUAL = "equal"
     DIFFERS = "differs"
-    OPEN = "open"  # events may still come
-    UNKNOWN = "unknown"  # counts are missing (a router was killed), or are not told by model
+    OPEN = "open"  # events may still arrive
+    UNKNOWN = "unknown"  # counts are missing (a router was killed), or are not split by model
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,19 +98,19 @@ class Compared:
 
     Attributes:
         start_ms: Unix time of the hour.
-        ledger_tokens: Output tokens of the hour's requests, by the ledger; copies included.
-        engine_tokens: Tokens of engines that gateways received.
-        uncertain_tokens: Further tokens, of streams that were cut: the ledger may have all of them,
-            if
-            the gateway was dead, or some.
-        discarded_tokens: Tokens that neither side counts: after a stop string, or after the client
-            left.
-        ledger_prompt_tokens: Tokens of prompts that were placed, by the ledger.
-        engine_prompt_tokens: Tokens of prompts that routers placed, each once.
-        uncertain_prompt_tokens: Further prompt tokens, of streams that were cut.
-        resumed_prompt_tokens: Prompt tokens of resumed answers' later placements, which no ledger
-            counts.
-        has_prompts: Whether all routers of the hour count prompts; else these are not compared.
+        ledger_tokens: Output tokens of the hour's requests in the ledger, including copies.
+        engine_tokens: Output tokens from engines that gateways have received.
+        uncertain_tokens: Further output tokens of broken streams, of which the ledger may have
+            some, or all if the gateway was killed.
+        discarded_tokens: Output tokens that neither side counts, generated after a stop string or
+            after the client left.
+        ledger_prompt_tokens: Prompt tokens of placed requests in the ledger.
+        engine_prompt_tokens: Prompt tokens of requests that routers placed, once per request.
+        uncertain_prompt_tokens: Further prompt tokens, of broken streams.
+        resumed_prompt_tokens: Prompt tokens of later placements of resumed answers, which the
+            ledger does not count.
+        has_prompts: Whether all routers of the hour count prompt tokens; otherwise prompt tokens
+            are not compared.
         state: Result, see `ReconciliationState`.
     """
 
@@ -127,19 +129,19 @@ class Compared:
 
     @property
     def difference(self) -> int:
-        """The ledger's excess of output tokens (negative: missing ones)."""
+        """Output tokens by which the ledger exceeds the engines; negative if it has fewer."""
         return difference(self.ledger_tokens, self.engine_tokens, self.uncertain_tokens)
 
     @property
     def prompt_difference(self) -> int:
-        """The ledger's excess of prompt tokens; 0 where they are not compared."""
+        """Prompt tokens by which the ledger exceeds the engines; 0 if they are not compared."""
         if not self.has_prompts:
             return 0
         ledger, engines = self.ledger_prompt_tokens, self.engine_prompt_tokens
         return difference(ledger, engines, self.uncertain_prompt_tokens)
 
     def as_json(self) -> dict[str, Any]:
-        """Return it as an object of JSON."""
+        """Return the comparison as a JSON object."""
         fields = asdict(self)
         start = params.iso(fields.pop("start_ms"))
         return {
@@ -151,7 +153,7 @@ class Compared:
 
 
 def difference(ledger: int, engines: int, uncertain: int) -> int:
-    """Return the least and the largest possible difference of the ledger."""
+    """Return by how many tokens the ledger certainly differs; negative if it has fewer."""
     return max(0, ledger - engines - uncertain) - max(0, engines - ledger)
 
 
@@ -161,7 +163,14 @@ def compared(
     killed_ms: Iterable[int],
     closed_ms: int,
 ) -> list[Compared]:
-    """Return every hour and model of either side, in order; `closed_ms` ends the closed hours."""
+    """Return the comparison of every hour and model that either side has, in order.
+
+    Args:
+        ledger: Rows of the ledger.
+        counted: Rows of the routers' counts.
+        killed_ms: Starts of hours in which a router was killed.
+        closed_ms: End of the last closed hour.
+    """
     ours = {(row["hour_ms"], row["model"]): row for row in ledger}
     theirs = {(row["hour_ms"], row["model"]): row for row in counted}
     unknown = frozenset(killed_ms)
@@ -203,7 +212,7 @@ def _compared(
 
 
 def mismatch_tokens(hours: Sequence[Compared]) -> int:
-    """Return the tokens by which hours differ for certain."""
+    """Return the total number of tokens by which hours certainly differ."""
     return sum(
         abs(hour.difference) + abs(hour.prompt_difference)
         for hour in hours
@@ -212,7 +221,7 @@ def mismatch_tokens(hours: Sequence[Compared]) -> int:
 
 
 async def reconciled(store: Store, from_ms: int, to_ms: int, closed_ms: int) -> list[Compared]:
-    """Return the hours of a span of whole hours; STORE_ERRORS: ClickHouse is away."""
+    """Return the comparison for whole hours; STORE_ERRORS if ClickHouse cannot be reached."""
     ledger = await store.query(_LEDGER, {"from_ms": from_ms, "to_ms": to_ms})
     return await _against_engines(store, ledger, (from_ms, to_ms), closed_ms)
 
@@ -226,10 +235,10 @@ async def _against_engines(
 
 
 class LedgerSums:
-    """The ledger's side for repeated reads: hours without new rows are not read twice.
+    """The ledger's sums for repeated comparisons; hours without new rows are read only once.
 
-    The sums are those of events. Rollups of usage lack tokens that no client got
-    (`lost_output_tokens`), and prompts as routers place them.
+    The sums are computed from events, because rollups lack tokens that no client received
+    (`lost_output_tokens`) and count prompts differently from routers.
     """
 
     def __init__(self, store: Store, *, settle_ms: int = SETTLE_MS) -> None:
@@ -239,8 +248,8 @@ class LedgerSums:
         self._seen_ms = self._whole_ms = 0
 
     async def of(self, span: Range) -> list[dict[str, Any]]:
-        """Return the rows of a span of whole hours; STORE_ERRORS: ClickHouse is away."""
-        [clock] = await self._store.query(_NOW, {})  # before anything is read
+        """Return the sums of whole hours; STORE_ERRORS if ClickHouse cannot be reached."""
+        [clock] = await self._store.query(_NOW, {})  # read before any rows
         now_ms = clock["now_ms"]
         is_whole = not self._whole_ms <= now_ms < self._whole_ms + _WHOLE_EVERY_MS
         parameters = {"from_ms": span[0], "to_ms": span[1]}
@@ -263,7 +272,7 @@ class LedgerSums:
 
 
 def stretches(hours: Iterable[int]) -> list[Range]:
-    """Return the spans that consecutive hours make up."""
+    """Return the time ranges that consecutive hours form."""
     found: list[Range] = []
     for at in hours:
         begin = found.pop()[0] if found and found[-1][1] == at else at
@@ -272,7 +281,7 @@ def stretches(hours: Iterable[int]) -> list[Range]:
 
 
 class Reconciler:
-    """Updates the metric of the reconciliation; the owner runs `run` in a TaskGroup."""
+    """Updates the metrics of the reconciliation; `run` has to run in a TaskGroup."""
 
     def __init__(
         self, store: Store, progress: IngestProgress, closer: Closer, metrics: TelemetryMetrics
@@ -284,13 +293,13 @@ class Reconciler:
         self._sums = LedgerSums(store)
 
     async def run(self) -> None:
-        """Compare once a minute, until cancelled."""
+        """Compare ledger and engines once a minute until cancelled."""
         await run_every(
             _EVERY_S, self.step, name="reconcile", expected=STORE_ERRORS, step_timeout_s=_STEP_S
         )
 
     async def step(self) -> None:
-        """Compare the closed hours of two days; STORE_ERRORS: try again later."""
+        """Compare the closed hours of two days; raises STORE_ERRORS if ClickHouse is down."""
         closed_ms = closed_until_ms(min(self._progress.until_ms, self._closer.until_ms))
         if not closed_ms:
             return

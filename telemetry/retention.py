@@ -1,4 +1,4 @@
-"""Retention of rows and their storage: settings, applied to the tables at each start.
+"""Retention and storage tiers of rows: applies the settings to the tables at each start.
 
 The present state is read from the tables themselves, and only differences are changed.
 """
@@ -14,8 +14,8 @@ from telemetry.settings import REQUESTS_DAYS_MIN, StoreSettings
 
 log = structlog.get_logger(__name__)
 
-# From when on the days of a row are counted. Events by when they came: a late one is then kept as
-# long as any other, and all of a minute are there for as long as the setting says.
+# The time from which the age of a row is counted. Events count from their ingestion: a late event
+# is then kept as long as any other, and all events of a minute exist for at least the set time.
 AGE = {
     "requests": "toDateTime(ingested_at)",
     "request_ids": "toDateTime(ingested_at)",
@@ -27,14 +27,14 @@ AGE = {
     "usage_minutes": "start",
     "usage_hours": "start",
 }
-# Tables whose rows are kept as long as those of another table that they point at.
+# Tables whose rows are kept as long as the rows of the table that they refer to.
 _AS_LONG_AS = {"request_ids": "requests"}
-# Tables that grow with requests.
+# Tables whose size grows with the number of requests; only their rows move to the cold volume.
 TIERED = ("requests", "usage_minutes", "usage_hours")
 _TTL = re.compile(r" TTL (.+?)(?: SETTINGS .*)?$", re.DOTALL)
 _DELETES = re.compile(r"\+ toIntervalDay\((\d+)\)$")
-# Tables of which others must know what is deleted, and the names under which that is noted in
-# `rollup_progress`: rows from before `until` may be gone.
+# Tables whose deletions other modules must take into account, with the name under which a deletion
+# is stored in `rollup_progress`: rows from before `until` may be missing.
 GONE = {"requests": "gone_requests", "usage_minutes": "gone_usage_minutes"}
 _TABLES = """
 SELECT name, create_table_query, storage_policy FROM system.tables
@@ -44,9 +44,9 @@ _NOTE_REMOVED = """
 INSERT INTO {database}.rollup_progress (name, until)
 SELECT '{name}', now64(3) - toIntervalDay({days})
 """
-# Whether something that would be deleted is not in the rollups, with more room than the day in
-# `telemetry.rollups`. The first condition: in the next days nothing is old enough, and rollups will
-# be made by then; it is answered without reading rows.
+# Whether rows would be deleted that are not in the rollups, with a larger margin than the day in
+# `telemetry.rollups`. The first condition is answered without reading rows: if no row gets old
+# enough within the next days, rollups will be computed in time.
 _UNSAFE = """
 SELECT (SELECT min(received_at) FROM {database}.requests) < now64(3) - toIntervalDay({days} - 5)
     AND (SELECT count() FROM {database}.requests) > 0
@@ -70,19 +70,19 @@ SELECT (SELECT min(received_at) FROM {database}.requests) < now64(3) - toInterva
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """The TTL and storage policy of a table; an empty `ttl` keeps all rows."""
+    """The TTL and storage policy of a table; an empty `ttl` means that all rows are kept."""
 
     ttl: str
     storage_policy: str
 
 
 def days_setting(table: str) -> str:
-    """Return the name of the setting that says for how long rows are kept."""
+    """Return the name of the setting that bounds how long a table's rows are kept."""
     return f"{_AS_LONG_AS.get(table, table)}_days"
 
 
 def wanted_ttl(settings: StoreSettings, table: str) -> str:
-    """Return a table's wanted TTL in ClickHouse's form; empty for none."""
+    """Return the TTL that the settings require for a table; empty for no TTL."""
     age = AGE[table]
     days = int(getattr(settings, days_setting(table)))
     parts: list[str] = []
@@ -95,13 +95,13 @@ def wanted_ttl(settings: StoreSettings, table: str) -> str:
 
 
 def changes(settings: StoreSettings, tables: Mapping[str, Table]) -> dict[str, list[str]]:
-    """Return the ALTERs that tables need, by table; `{{on_cluster}}` is still to be filled in."""
+    """Return the ALTER statements that tables need; `{{on_cluster}}` has to be filled in."""
     found: dict[str, list[str]] = {}
     for name in AGE.keys() & tables.keys():
         alter = f"ALTER TABLE {name} {{{{on_cluster}}}} "
         policy, ttl = settings.clickhouse_storage_policy, wanted_ttl(settings, name)
         steps: list[str] = []
-        # The policy first: its volumes are named by the TTL.
+        # The storage policy is set first, because the TTL refers to its volumes.
         if policy and name in TIERED and tables[name].storage_policy != policy:
             steps.append(f"{alter}MODIFY SETTING storage_policy = '{policy}'")
         if tables[name].ttl != ttl:
@@ -112,15 +112,16 @@ def changes(settings: StoreSettings, tables: Mapping[str, Table]) -> dict[str, l
 
 
 def ttl_of(create_table_query: str) -> str:
-    """Return the TTL in a table's CREATE statement; empty for none."""
+    """Return the TTL in a table's CREATE statement; empty if there is none."""
     found = _TTL.search(create_table_query)
     return found[1] if found else ""
 
 
 def days_of(ttl: str) -> int:
-    """Return the days after which a TTL deletes rows; 0: never.
+    """Return the days after which a TTL deletes rows; 0 if it never does.
 
-    An unknown TTL counts as the shortest possible, so that no missing row is expected.
+    An unknown TTL counts as the shortest allowed one, so that no query relies on rows that may be
+    missing.
     """
     found = [0]
     for part in ttl.split(", ") if ttl else ():
@@ -131,11 +132,11 @@ def days_of(ttl: str) -> int:
 
 
 async def needed(database: TraceDatabase, settings: StoreSettings, local: str) -> list[str]:
-    """Return the statements that apply the settings to the tables in `local`.
+    """Return the statements that apply the settings to the tables in the database `local`.
 
-    Events are deleted only after they were summed: while old events are not, the change of their
-    table waits for the next start. The time before which rows may be missing is stored first, so
-    that sums over it are not recomputed.
+    Events are deleted only after they were summed. While old events are not summed, the change of
+    their table is postponed to the next start. The time before which rows may be missing is stored
+    first, so that sums over that time are not recomputed.
     """
     where = settings.clickhouse_database
     tables = {
@@ -160,5 +161,5 @@ async def needed(database: TraceDatabase, settings: StoreSettings, local: str) -
 
 
 def is_shorter(days: int, than: int) -> bool:
-    """Return whether a retention is shorter; 0 days: for ever."""
+    """Return whether a retention is shorter than another one; 0 days mean forever."""
     return days > 0 and (not than or days < than)

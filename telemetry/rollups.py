@@ -1,12 +1,13 @@
-"""Rollups: sums of requests per minute and hour, and the rules for their use.
+"""Rollups: sums of requests per minute and per hour, and the rules for their use.
 
-The pipeline is at least once, and a gateway's event replaces what its router told, so rows of
-rollups are never added to: a stretch of time of a tenant that got events is summed anew from all of
-them. Each insert marks what it touched (a view in the migration); `rollup_progress` says up to
-which mark rollups are made. A question takes rollups for what was not marked since, and events for
-the rest: its answer is the sum over the events, neither stale nor double.
+Events are delivered at least once, and a gateway's event replaces its router's report. So rollup
+rows are never incremented: when an interval of a tenant gets events, its sums are recomputed from
+all its events. Each insert marks the intervals it has touched (a view in the migration), and
+`rollup_progress` stores up to which mark rollups were computed. A query reads rollups for intervals
+that were not marked since, and events for all others. So its result equals the sum over the events,
+neither stale nor counted twice.
 
-Here is what is decided, and the SQL; `telemetry.rollups_worker` makes the rows.
+This module has the decisions and the SQL; `telemetry.rollups_worker` writes the rows.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -16,20 +17,19 @@ from enum import StrEnum
 from telemetry.settings import REQUESTS_DAYS_MIN
 
 MINUTE_MS, HOUR_MS, DAY_MS = 60_000, 3_600_000, 86_400_000
-DAYS = "days"  # the progress of `telemetry.day_sums`; no level, because bills never read days
-# An hour is closed this long after its end. Rows that are written later are late: spooled by a
-# gateway
-# while the broker was away, or of a request that ran for that long.
+DAYS = "days"  # progress name of `telemetry.day_sums`; no level, because bills never read days
+# An hour is closed this long after its end. Rows that are written after that are late: a gateway
+# had spooled them while the broker was down, or their request ran for that long.
 CLOSED_AFTER_MS = HOUR_MS
-# Marks are kept for 30 days. Rollups that are further behind are not believed, and made anew.
+# Marks are kept for 30 days, so rollups that are further behind are invalid and computed anew.
 BEHIND_MAX_MS = 29 * DAY_MS
-# Events are kept for whole days, and deleted when parts are merged: not before their time, but
-# clocks and rounds of rollups need some room.
+# Events are kept for whole days and deleted when parts are merged, never too early. This margin
+# allows for differing clocks and for the duration of a round of rollups.
 _ROOM_MS = DAY_MS
-# An event that comes this long after its time gets a row of its own, which is added to others. Half
-# of the least time that events are kept: all that came before are surely there for as long again,
-# to be summed. The same for ever and whatever the settings: otherwise rows of both kinds would hold
-# the same event.
+# An event that arrives this long after its time gets a rollup row of its own, to be added to the
+# others. The limit is half of the minimum retention of events: all events that arrived earlier
+# exist for at least as long again and can be summed. It is fixed and independent of the settings,
+# because otherwise rows of both kinds could contain the same event.
 LATE_AFTER_MS = REQUESTS_DAYS_MIN * DAY_MS // 2
 _RANGES_MAX = 40
 
@@ -37,28 +37,28 @@ Range = tuple[int, int]
 
 
 class Level(StrEnum):
-    """The length of a row's interval; progress is stored under these names."""
+    """The interval length of a rollup row; its progress is stored under this name."""
 
     MINUTES = "minutes"
     HOURS = "hours"
 
     @property
     def table(self) -> str:
-        """The table of its rows."""
+        """The table with the rollup rows of this level."""
         return f"usage_{self}"
 
     @property
     def start_of(self) -> str:
-        """The function that returns the start of an interval."""
+        """The SQL function that returns the start of an interval."""
         return "toStartOfMinute" if self is Level.MINUTES else "toStartOfHour"
 
 
 @dataclass(frozen=True, slots=True)
 class RetainedSince:
-    """The times from which rows surely exist, in Unix time of whole hours.
+    """The times from which all rows certainly exist, in Unix time of whole hours.
 
     Attributes:
-        events_ms: Time from which all events of requests, by their arrival, exist.
+        events_ms: Arrival time from which all request events exist.
         minutes_ms: Time from which all rollups of minutes exist.
     """
 
@@ -67,7 +67,7 @@ class RetainedSince:
 
     @classmethod
     def of(cls, now_ms: int, events: "Deletion", minutes: "Deletion") -> "RetainedSince":
-        """Return the times for tables that delete rows."""
+        """Return the times for tables that delete old rows."""
 
         def since(found: Deletion) -> int:
             days_ms = now_ms - found.days * DAY_MS if found.days else 0
@@ -79,12 +79,12 @@ class RetainedSince:
 
 @dataclass(frozen=True, slots=True)
 class Deletion:
-    """The deletion of rows by a table's own TTL, which may differ from the settings.
+    """The deletion of rows by a table's TTL, which may differ from the settings.
 
     Attributes:
-        days: Days for which rows are kept; 0: for ever.
+        days: Days for which rows are kept; 0 if they are kept forever.
         gone_ms: Unix time before which rows may be missing because of an earlier, shorter
-            retention; 0: none.
+            retention; 0 if none may be missing.
     """
 
     days: int = 0
@@ -93,14 +93,14 @@ class Deletion:
 
 @dataclass(frozen=True, slots=True)
 class RollupState:
-    """The progress of rollups, for one query; Unix time.
+    """The progress of rollups as of one query, in Unix time.
 
     Attributes:
-        has_minutes: Whether rollups of minutes are valid, marked minutes excepted.
-        has_hours: Whether rollups of hours are valid, marked hours excepted.
-        minutes_ms: Starts of minutes that were marked since minutes were rolled up.
-        hours_ms: Starts of minutes that were marked since hours were rolled up.
-        kept: Times from which events and rollups of minutes are still stored.
+        has_minutes: Whether rollups of minutes are valid, except for marked minutes.
+        has_hours: Whether rollups of hours are valid, except for hours with marked minutes.
+        minutes_ms: Starts of minutes that were marked after minutes were rolled up.
+        hours_ms: Starts of minutes that were marked after hours were rolled up.
+        kept: Times from which events and rollups of minutes still exist.
     """
 
     has_minutes: bool = False
@@ -112,12 +112,12 @@ class RollupState:
 
 @dataclass(frozen=True, slots=True)
 class SpanPlan:
-    """The sources of a span's sums: rollups and events; ranges are sorted and do not touch.
+    """The tables to sum a time range from: rollups and events. Ranges are sorted and disjoint.
 
     Attributes:
-        span: Whole hours; the rest of the queried span is among the events.
-        minutes: Hours that rollups of hours do not cover; inside the span.
-        events: Ranges that are summed from events. The rest of `minutes` comes from rollups of
+        span: The whole hours of the queried time range; its other parts are among the events.
+        minutes: Hours within `span` for which rollups of hours are not valid.
+        events: Ranges to sum from events. The other parts of `minutes` are summed from rollups of
             minutes.
     """
 
@@ -126,17 +126,17 @@ class SpanPlan:
     events: tuple[Range, ...]
 
     def level_at(self, moment_ms: int) -> Level | None:
-        """Return the rollup that covers a time of the span; None: events do."""
+        """Return the rollup level that covers a time; None if events cover it."""
         if _holds(self.events, moment_ms):
             return None
         return Level.MINUTES if _holds(self.minutes, moment_ms) else Level.HOURS
 
 
 def plan(span: Range, state: RollupState) -> SpanPlan:
-    """Return the sources for a span.
+    """Return which tables to sum a time range from.
 
-    Events that may be deleted are not summed: late events of such a time are in the rollups after
-    the next round.
+    Times whose events may have been deleted are not summed from events. Late events of such times
+    are included after the next round of rollups.
     """
     asked, span = span, (-_floor(-span[0], HOUR_MS), _floor(span[1], HOUR_MS))
     if span[0] >= span[1]:
@@ -149,7 +149,7 @@ def plan(span: Range, state: RollupState) -> SpanPlan:
         marked = _coarse(_hours((at, at + 1)) for at in state.hours_ms)
     events = _clipped(events, (max(span[0], kept.events_ms), span[1]))
     inside = _clipped(_merged([*marked, *map(_hours, events)]), span)
-    # Rollups of these minutes may be gone, their events not.
+    # For these minutes events exist, but rollups may have been deleted.
     bare = _clipped(inside, (kept.events_ms, kept.minutes_ms))
     minutes = _merged([*_clipped(inside, (kept.minutes_ms, span[1])), *bare])
     edges = _clipped([(asked[0], span[0]), (span[1], asked[1])], asked)
@@ -157,12 +157,12 @@ def plan(span: Range, state: RollupState) -> SpanPlan:
 
 
 def condition(ranges: Sequence[Range], moment: str) -> str:
-    """Return SQL that tests whether a time lies in one of the ranges."""
+    """Return an SQL condition that a time is in one of the ranges."""
     return " OR ".join(f"({_between(moment, one)})" for one in ranges) or "0"
 
 
 def rows(level: Level, where: Range, ranges: str, scope: str) -> str:
-    """Return SQL of the sums of a rollup; `ranges` and `scope` are conditions."""
+    """Return SQL for the rows of a rollup; `ranges` and `scope` are SQL conditions."""
     return f"""
 SELECT toDateTime64(start, 3, 'UTC') AS at, {", ".join(KEYS)}, {", ".join(MEASURES)}
 FROM {level.table} FINAL
@@ -170,14 +170,14 @@ WHERE ({scope}) AND {_between("start", where)} AND ({ranges})"""  # noqa: S608 -
 
 
 def event_rows(where: str) -> str:
-    """Return SQL of the same columns for single events, one row per event.
+    """Return SQL for the same columns from single events, with one row per event.
 
-    FINAL, although duplicates may not be merged yet: they are always in the same partition, because
-    they have the same time.
+    FINAL removes duplicates that are not merged yet; they have the same time and so are always in
+    the same partition.
 
-    Prompt tokens count when they were computed, as in the gateway's limits and metrics: requests
-    that were refused, or left the queue, before a placement have none. Events of embeddings hold
-    only computed ones.
+    Prompt tokens are counted only if they were computed, as in the gateway's limits and metrics.
+    Requests that were refused, or left the queue before a placement, have none. Events of
+    embeddings contain only computed prompt tokens.
     """
     return f"""
 SELECT received_at AS at, {", ".join(KEYS)}, event_id, ingested_at,
@@ -199,7 +199,7 @@ FROM requests FINAL
 WHERE {where}"""  # noqa: S608 - our own words; values are parameters
 
 
-# Columns that the requests of one row share, and columns that are summed; of the last, the latest.
+# Columns that all requests of a row share, and columns that are summed; of `late_at` the maximum.
 KEYS = ("tenant_id", "key_id", "model", "release", "pool_id", "is_copy")
 MEASURES = (
     *("requests", "failed", "prompt", "cached", "output", "withheld", "unbilled", "late"),
@@ -209,7 +209,7 @@ SUMS = MEASURES[:-1]
 
 
 def planned_rows(found: SpanPlan, scope: str) -> str:
-    """Return SQL of the rows that add up to a span: `at`, `KEYS` and `MEASURES`."""
+    """Return SQL for rows that add up to a time range: `at`, `KEYS` and `MEASURES`."""
     columns = f"at, {', '.join(KEYS)}, {', '.join(MEASURES)}"
     parts = [rows(Level.HOURS, found.span, f"NOT ({condition(found.minutes, 'start')})", scope)]
     if found.minutes:
@@ -217,7 +217,7 @@ def planned_rows(found: SpanPlan, scope: str) -> str:
         outside = condition(found.events, "start")
         parts.append(rows(Level.MINUTES, found.span, f"({inside}) AND NOT ({outside})", scope))
     if found.events:
-        # The primary key is of use only with one stretch of time beside all the ranges.
+        # The primary key is only used if the condition also has a single range around all ranges.
         hull = (found.events[0][0], found.events[-1][1])
         where = (
             f"({scope}) AND {_between('received_at', hull)}"
@@ -237,7 +237,7 @@ def _floor(moment_ms: int, length_ms: int) -> int:
 
 
 def _hours(one: Range) -> Range:
-    """Return the hours that a range is in."""
+    """Return the whole hours that contain a range."""
     return _floor(one[0], HOUR_MS), -_floor(-one[1], HOUR_MS)
 
 
@@ -261,7 +261,7 @@ def _clipped(ranges: Iterable[Range], span: Range) -> list[Range]:
 
 
 def _coarse(ranges: Iterable[Range]) -> list[Range]:
-    """Return few ranges that cover the given ones, to bound the length of the statement."""
+    """Return a few ranges that cover the given ranges, to bound the length of the statement."""
     found = _merged(ranges)
     for length_ms in (HOUR_MS, DAY_MS):
         if len(found) <= _RANGES_MAX:

@@ -1,10 +1,10 @@
-"""Makes rollups of what was marked, and says to questions how far they are.
+"""Computes rollups for marked intervals, and returns their progress for queries.
 
-Any number of processes may do so, and die at any point: a round sums all events of what was marked
-and only then notes its progress, so what is repeated gives the same rows. A row carries the store's
-time from before its events were read, and the newest counts. So what wins has seen all that had
-been marked long enough before: nothing that is written, here or to `requests`, may take as long as
-`SETTLE_MS`.
+Several processes may run this, and may crash at any point. A round first sums all events of the
+marked intervals and then stores its progress, so that a repeated round writes the same rows. A row
+has as version the store's time from before its events were read, and the newest version counts. So
+the winning row includes all events that were marked early enough. For this, no write here or to
+`requests` may take as long as `SETTLE_MS`.
 """
 
 import asyncio
@@ -34,23 +34,23 @@ from telemetry.rollups import (
 )
 from telemetry.store import STORE_ERRORS, Store
 
-SETTLE_MS = 120_000  # inserts take up to 60 s, and servers' clocks differ
+SETTLE_MS = 120_000  # milliseconds; inserts take up to 60 s, and servers' clocks differ
 _EVERY_S = 30.0
 _STEP_S = 600.0
-_LEVEL_S = 200.0  # so that both levels have their turn in a step, also when there is much to do
-# A minute that goes on is summed again in each round, an hour need not be: questions take its
-# minutes meanwhile.
+_LEVEL_S = 200.0  # seconds per level in one step, so that neither level starves the other
+# Milliseconds between rounds of hours. The current hour need not be summed in each round, because
+# queries use its minutes meanwhile.
 _HOURS_EVERY_MS = 600_000
 _MARKS_MAX, _MARKS_MIN = 100_000, 10
 _DIRTY_MAX = 100_000
-# Marks of what was there before there were marks: spread, so that rounds can be small. Hours of a
-# tenant's day follow one another, because its events lie together.
+# Time over which the marks of rows from before marking began are spread, so that rounds can be
+# small. The hours of a tenant's day get consecutive marks, because its events are stored together.
 _SPREAD_MS = HOUR_MS
 
 _NOW = "SELECT toUnixTimestamp64Milli(now64(3)) AS now_ms"
-# From when on marking began, and up to which day of events that is done.
+# Names of stored progress: the time at which marking began, and the days of events marked since.
 _SEED_BASE, _SEED_DAY = "seed", "seed_{base_ms}"
-# Answered from what is known of parts, without reading rows.
+# ClickHouse answers this from metadata of parts, without reading rows.
 _MONTHS = """
 SELECT toUnixTimestamp64Milli(min(received_at)) AS first_ms,
     toUnixTimestamp64Milli(max(received_at)) AS last_ms
@@ -98,10 +98,10 @@ SETTINGS max_execution_time = 20
 
 
 def _roll(level: Level) -> str:
-    """Return the statement that recomputes the marked sums in a span of time.
+    """Return the statement that recomputes the sums of intervals marked in a time range.
 
-    A row that has lost all its requests becomes a row of zeros. Where events may be deleted, only
-    rows of single, late events are recomputed.
+    A row that no longer has any requests becomes a row of zeros. For times whose events may have
+    been deleted, only the rows of single late events are recomputed.
     """
     groups = ("start", "late_id", *KEYS)
     units = f"SELECT tenant_id, {level.start_of}(minute, 'UTC') FROM rollup_marks WHERE {_SPAN}"  # noqa: S608
@@ -136,21 +136,23 @@ _ROLL = {level: _roll(level) for level in Level}
 
 
 async def summed(store: Store, span: Range, scope: TenantScope) -> str:
-    """Return SQL of rows that add up to the events of a span: `at`, `KEYS` and `MEASURES`.
+    """Return SQL for rows that add up to the events of a time range: `at`, `KEYS` and `MEASURES`.
 
-    The statement is valid for now: do not keep it. Raises the errors of `rollup_state`.
+    The statement depends on the present progress, so it must be run at once and not be cached.
+    Raises the errors of `rollup_state`.
     """
     state = await rollup_state(store, span, scope)
     return planned_rows(plan(span, state), scope.sql)
 
 
 async def rollup_state(store: Store, span: Range, scope: TenantScope) -> RollupState:
-    """Return the progress of rollups for a span and scope.
+    """Return the progress of rollups for a time range and tenants.
 
-    Call before rows are read: later marks are of rows that were not acknowledged yet.
+    Call this before reading rows: marks that are added later belong to rows that were not
+    acknowledged yet.
 
     Raises:
-        STORE_ERRORS: ClickHouse is away.
+        STORE_ERRORS: ClickHouse cannot be reached.
     """
     known = await progress(store)
     kept, now_ms = known.kept, known.now_ms
@@ -186,7 +188,7 @@ def _where(rows: Iterable[dict[str, Any]], name: str) -> list[int]:
 
 
 class Rollups:
-    """Makes rollups; `run` belongs into a TaskGroup."""
+    """Computes rollups periodically; `run` has to run in a TaskGroup."""
 
     def __init__(
         self, store: Store, metrics: TelemetryMetrics, *, settle_ms: int = SETTLE_MS
@@ -199,13 +201,13 @@ class Rollups:
         self._hours_at_ms = 0
 
     async def run(self) -> None:
-        """Check at intervals until cancelled."""
+        """Compute rollups at intervals until cancelled."""
         await run_every(
             _EVERY_S, self.step, name="rollups", expected=STORE_ERRORS, step_timeout_s=_STEP_S
         )
 
     async def step(self) -> None:
-        """Process all present marks; STORE_ERRORS: try again later."""
+        """Process all present marks; raises STORE_ERRORS, after which it can be called again."""
         [row] = await self._store.query(_NOW, {})
         await self._level(Level.MINUTES)
         is_time = row["now_ms"] >= self._hours_at_ms
@@ -215,7 +217,7 @@ class Rollups:
             self._hours_at_ms = row["now_ms"] + _HOURS_EVERY_MS
 
     async def _level(self, level: Level) -> bool:
-        """Return whether all marks are processed; False: the time was over."""
+        """Process marks of a level; return False if the time ran out before all were processed."""
         clock = asyncio.get_running_loop().time
         until_s = clock() + _LEVEL_S
         known = await progress(self._store)
@@ -227,12 +229,12 @@ class Rollups:
         return False
 
     async def _round(self, level: Level) -> bool:
-        """Process a bounded part of the marks; return whether that was all."""
+        """Process a bounded number of marks; return whether all marks are processed now."""
         known = await progress(self._store)
         settled_ms = known.now_ms - self._settle_ms
         if level in known.levels:
             from_ms = known.levels[level]
-        else:  # `_seeded` has noted it by now
+        else:  # `_seeded` has stored the base before
             from_ms = known.until_ms[_SEED_BASE] - _SPREAD_MS
         self._metrics.rolled_up.labels(level=level).set(from_ms / 1000)
         limit = self._marks_max
@@ -250,7 +252,7 @@ class Rollups:
         return is_all
 
     async def _roll(self, level: Level, known: RollupProgress, marked: Range) -> bool:
-        """Sum marked intervals; return False if they were too many at once."""
+        """Recompute the sums of marked intervals; return False if there were too many at once."""
         parameters = {
             "now_ms": known.now_ms,
             "from_ms": marked[0],
@@ -261,8 +263,8 @@ class Rollups:
         try:
             await self._store.write(_ROLL[level], parameters)
         except STORE_ERRORS:
-            # Less next time: perhaps it was too much. A failure with few marks has some
-            # other cause.
+            # Try fewer marks next time, as there may have been too many. A failure with the minimum
+            # number has another cause.
             if self._marks_max == _MARKS_MIN:
                 raise
             self._marks_max = max(_MARKS_MIN, self._marks_max // 2)
@@ -274,9 +276,10 @@ class Rollups:
         await note_progress(self._store, str(name), to_ms)
 
     async def _seeded(self, known: RollupProgress, until_s: float) -> bool:
-        """Mark all existing rows; return whether that is complete, otherwise it goes on later.
+        """Mark all rows from before marking began; return whether all are marked.
 
-        One repeatable statement writes all marks of one day.
+        One statement, which can be repeated safely, writes all marks of one day. The remaining days
+        are marked by later calls.
         """
         base_ms = known.until_ms.get(_SEED_BASE, 0)
         if base_ms <= known.now_ms - BEHIND_MAX_MS:
@@ -285,7 +288,7 @@ class Rollups:
         for level in Level:
             if level not in known.levels:
                 self._metrics.rolled_up.labels(level=level).set((base_ms - _SPREAD_MS) / 1000)
-        # Inserts that began before there were marks have ended by then.
+        # Wait until all inserts have ended that began before marking did.
         if base_ms > known.now_ms - self._settle_ms:
             return False
         name = _SEED_DAY.format(base_ms=base_ms)

@@ -1,7 +1,7 @@
-"""Turns messages into rows, and separates invalid messages (poison). Pure.
+"""Decodes broker messages into rows, and separates invalid messages ("poison"). Pure.
 
-A poison message must never stop the ones behind it, and a valid one must never make an insert fail:
-so every value that ClickHouse would refuse is detected here.
+A poison message must never block later messages, and a valid message must never make an insert
+fail. So every value that ClickHouse would refuse is detected here.
 """
 
 from collections.abc import Iterable, Sequence
@@ -27,14 +27,14 @@ _VERSIONS = (
     FEEDBACK_VERSION,
     TOOL_CALL_VERSION,
 )
-# 2020-01-01 and 2100-01-01: a clock that says otherwise is wrong, and would make odd partitions.
+# 2020-01-01 and 2100-01-01. Times outside come from a wrong clock, and would add odd partitions.
 RECEIVED_MIN_MS = 1_577_836_800_000
 RECEIVED_MAX_MS = 4_102_444_800_000
 _U8_MAX = 0xFF
 _U16_MAX = 0xFFFF
 _PAYLOAD_KEPT_BYTES = 64 << 10
 
-# Column -> field of the event, in the order of the insert; equal names but for the time.
+# Event field by column, where the names differ.
 _RENAMED = {"received_at": "received_at_unix_ms"}
 COLUMNS: dict[str, str] = {
     "event_id": "String",
@@ -78,7 +78,7 @@ COLUMNS: dict[str, str] = {
     **dict.fromkeys(("withheld_tokens", "unbilled_tokens", "dropped_turns"), "UInt32"),
 }
 CLOSING_COLUMNS: dict[str, str] = COLUMNS | {"part": "UInt32"}
-# One call per event for all fields: half of the time of a loop over columns.
+# One call per event returns all fields, which takes half as long as a loop over columns.
 _fields = attrgetter(*(_RENAMED.get(column, column) for column in COLUMNS))
 
 COUNT_COLUMNS: dict[str, str] = {
@@ -110,7 +110,7 @@ POISON_COLUMNS: dict[str, str] = {
 
 
 class PoisonReason(StrEnum):
-    """The reason why a message is no event; also a metric label."""
+    """The reason why a message is not a valid event; also used as a metric label."""
 
     UNDECODABLE = "undecodable"
     UNKNOWN_SCHEMA = "unknown_schema"
@@ -118,10 +118,10 @@ class PoisonReason(StrEnum):
 
 
 class BrokerMessage(NamedTuple):
-    """A message of the broker.
+    """A message read from the broker.
 
     Attributes:
-        is_genuine: Whether a process of this installation made it.
+        is_genuine: Whether a process of this installation sent the message.
     """
 
     topic: str
@@ -133,7 +133,7 @@ class BrokerMessage(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Poison:
-    """A message that is stored unparsed."""
+    """An invalid message, which is stored without being parsed."""
 
     source: BrokerMessage
     reason: PoisonReason
@@ -142,18 +142,18 @@ class Poison:
 
 @dataclass(slots=True)
 class RowBatch:
-    """The decoded messages of one read of the broker, sorted by kind.
+    """The decoded messages of one read from the broker, by kind.
 
     Attributes:
         events: Events, one per event id, in the order of arrival.
-        closings: Routers' reports of requests whose gateway they have lost.
-        counts: Routers' counts of the tokens that engines gave them.
-        judgements: Judgements of answers by their recipients.
-        tool_calls: Calls of tools that gateways ran, one per event id.
-        texts: Redacted texts of requests, from a topic of their own.
-        poisons: All other messages.
-        duplicates: Number of messages with an event id that came before in this batch.
-        forged: Number of messages that no process of the platform made.
+        closings: Routers' reports on requests whose gateway they have lost.
+        counts: Routers' counts of the tokens that they received from engines.
+        judgements: Feedback on answers by their recipients.
+        tool_calls: Tool calls that gateways ran, one per event id.
+        texts: Redacted texts of requests, from a separate topic.
+        poisons: Invalid messages.
+        duplicates: Number of messages whose event id occurred earlier in this batch.
+        forged: Number of messages that no process of the platform has sent.
     """
 
     events: list[RequestEvent] = field(default_factory=list[RequestEvent])
@@ -168,7 +168,7 @@ class RowBatch:
 
 
 def decode(messages: Iterable[BrokerMessage]) -> RowBatch:
-    """Sort messages into events and poison."""
+    """Decode messages into rows by kind, and into poison."""
     batch = RowBatch()
     seen: set[str] = set()
     for message in messages:
@@ -194,17 +194,17 @@ def decode(messages: Iterable[BrokerMessage]) -> RowBatch:
 
 
 def event_columns(events: Sequence[RequestEvent]) -> list[Sequence[Any]]:
-    """Return one sequence per column of `COLUMNS`; times as integer milliseconds."""
+    """Return the values by column of `COLUMNS`; times are integer milliseconds."""
     return list(zip(*map(_fields, events), strict=True))
 
 
 def closing_columns(closings: Sequence[RequestEvent]) -> list[Sequence[Any]]:
-    """Return one sequence per column of `CLOSING_COLUMNS`; times as integer milliseconds."""
+    """Return the values by column of `CLOSING_COLUMNS`; times are integer milliseconds."""
     return [*event_columns(closings), [closing.part for closing in closings]]
 
 
 def count_columns(counts: Sequence[RequestEvent]) -> list[Sequence[Any]]:
-    """Return one sequence per column of `COUNT_COLUMNS`; times as integer milliseconds."""
+    """Return the values by column of `COUNT_COLUMNS`; times are integer milliseconds."""
     return [
         [event.received_at_unix_ms for event in counts],
         [event.model for event in counts],
@@ -214,7 +214,7 @@ def count_columns(counts: Sequence[RequestEvent]) -> list[Sequence[Any]]:
 
 
 def poison_columns(poisons: Sequence[Poison]) -> list[Sequence[Any]]:
-    """Return one sequence per column of `POISON_COLUMNS`; payloads are cut at 64 KiB."""
+    """Return the values by column of `POISON_COLUMNS`; payloads are cut at 64 KiB."""
     return [
         [poison.source.topic for poison in poisons],
         [poison.source.partition for poison in poisons],
@@ -247,7 +247,7 @@ def _problem(event: RequestEvent) -> str | None:
         return f"status {event.status} is above {_U16_MAX}"
     if event.resumes > _U16_MAX:
         return f"resumes {event.resumes} is above {_U16_MAX}"
-    # Open enums hold any 32 bits; an arm unknown here is kept for newer readers.
+    # Protobuf enums accept any 32-bit value; an unknown arm is kept for newer readers.
     if not 0 <= event.arm <= _U8_MAX:
         return f"arm {event.arm} is none"
     return None

@@ -1,7 +1,7 @@
-"""Likelihoods of a rollout's answers, window by window, as counts; the SQL of scores.
+"""Counts the likelihood scores of a rollout's answers by time window, in SQL.
 
-A score is a row of its own: an event of a copy that names the scored request. It belongs to the
-window in which it was *made*, so that no window waits for work of the lowest priority.
+A score is a row of its own: the event of a copy that names the scored request. A score belongs to
+the window in which it was *computed*, so that no window waits for work of the lowest priority.
 """
 
 from collections.abc import Mapping
@@ -12,12 +12,13 @@ from sluice.buckets import sql_bucket_of
 from sluice.wire.telemetry.v1 import telemetry_pb2 as wire
 from telemetry.store import Store
 
-# The base finds such an answer as likely as the adapter does that made it. Adapters without effect
-# (B = 0, layers in another order) lie at 0.00, with tails to 0.2; the shipped ones at 2.7 and 11.
+# Nats. Below this difference, the base finds an answer about as likely as the adapter does that
+# generated it. Adapters without effect (B = 0, or layers in another order) are at 0.00, with tails
+# up to 0.2; the shipped adapters are at 2.7 and 11.
 BASE_LIKE_NATS = 0.01
-_SCORE_S_MAX = 60  # twice as long as gateways let one take
+_SCORE_S_MAX = 60  # seconds; twice the gateways' time limit for one score
 
-# One score per session, as all properties of answers; see `telemetry.evidence`.
+# Counts one score per session, like all properties of answers; see `telemetry.evidence`.
 _SCORES = f"""
 SELECT
     intDiv(made_ms, {{window_ms:Int64}}) AS window,
@@ -60,15 +61,15 @@ SETTINGS max_execution_time = 20
 
 @dataclass(frozen=True, slots=True)
 class ScoreCounts:
-    """Scores of one arm in one window; histograms as bucket -> how many, without empty buckets.
+    """The scores of one arm in one window; histograms map buckets to counts, without empty ones.
 
     Attributes:
-        answers: Answers that were scored.
-        base_like: Answers that the base finds as likely as the adapter that made them.
-        surprisal_mnats: Minus the mean log probability of answers for the base, in thousandths of a
-            nat.
-        entropy_mnats: Mean entropy of the distributions that their tokens were drawn from, in
-            thousandths of a nat.
+        answers: Number of scored answers.
+        base_like: Number of answers that the base finds as likely as the adapter that made them.
+        surprisal_mnats: Negative mean log probability of answers under the base, in thousandths of
+            a nat.
+        entropy_mnats: Mean entropy of the distributions from which an answer's tokens were drawn,
+            in thousandths of a nat.
     """
 
     answers: int = 0
@@ -80,15 +81,15 @@ class ScoreCounts:
 async def score_counts(
     store: Store, parameters: Mapping[str, Any]
 ) -> dict[tuple[int, bool], ScoreCounts]:
-    """Return the scores by start of the window, for canary and control.
+    """Return the scores by start of the window and by whether the arm is the canary.
 
     Args:
         store: The trace store with the requests.
-        parameters: `rollout`, `window_ms`, `start_ms`, `end_ms`; `earlier_ms`, the begin of known
-            sessions; `quiet_ms`, the silence after which a session counts as a new one.
+        parameters: `rollout`, `window_ms`, `start_ms`, `end_ms`; `earlier_ms`, the time from which
+            sessions are known; `quiet_ms`, the silence after which a session counts as new.
 
     Raises:
-        STORE_ERRORS: ClickHouse is away.
+        STORE_ERRORS: ClickHouse cannot be reached.
     """
     rows = await store.query(_SCORES, parameters)
     return {

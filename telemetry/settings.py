@@ -11,8 +11,8 @@ from sluice.kafka import Brokers
 from sluice.settings import Address, ServiceSettings
 
 _Days = Annotated[int, Field(ge=0, le=36_500)]
-# Half of it is how late an event may be that is summed together with those of its time; rollups are
-# wrong when it is changed.
+# Days. An event counts as late after half of this time and is then summed in a row of its own, so
+# changing this value would make existing rollups wrong.
 REQUESTS_DAYS_MIN = 7
 _NAME = r"^[A-Za-z_][A-Za-z0-9_]*$"
 
@@ -123,7 +123,7 @@ class Settings(StoreSettings):
 
 
 class MigrateSettings(StoreSettings):
-    """Settings of `telemetry.migrate`; the service's other settings may be set and stay unread."""
+    """Settings of `telemetry.migrate`; the service's other settings are accepted but not read."""
 
     kafka_bootstrap: str = ""
     kafka_group_protocol: str = ""

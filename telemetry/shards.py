@@ -1,22 +1,20 @@
-"""Tables of a cluster with several shards.
+"""Creates the tables of a cluster with several shards.
 
-Each shard has tables in a database of its own. Over all of them lie `Distributed` tables, under the
-names in queries.
-
-Rows that replace one another lie on one shard, and so do all rows of a tenant: `FINAL` and `IN
-(SELECT ...)` need to read one shard only.
+Each shard has its tables in a separate database. `Distributed` tables over all shards have the
+names that queries use. All rows of a tenant are on one shard, and so are rows that replace one
+another. So `FINAL` and `IN (SELECT ...)` only have to read one shard.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 
 from telemetry.migrations import TraceDatabase
 
-# IN over distributed tables means the shard's own rows; an insert is done when all shards have it.
+# IN over distributed tables reads the shard's own rows; an insert returns when all shards have it.
 SESSION: Mapping[str, str | int] = {
     "distributed_product_mode": "local",
     "distributed_foreground_insert": 1,
 }
-# Rollups rely on reading, two minutes later, whatever was acknowledged.
+# Rollups rely on reading all rows that were acknowledged two minutes ago.
 REPLICATED: Mapping[str, str | int] = {
     "insert_quorum": "auto",
     "insert_quorum_parallel": 0,
@@ -38,7 +36,7 @@ WHERE database IN ('{local}', '{database}') ORDER BY database, table, position
 
 
 def session(*, is_sharded: bool, is_replicated: bool) -> dict[str, str | int]:
-    """Return the settings of each statement on such a cluster; none on a single server."""
+    """Return the settings of each statement on such a cluster; empty for a single server."""
     found = dict(SESSION) if is_sharded else {}
     if is_replicated:
         found |= REPLICATED
@@ -47,18 +45,18 @@ def session(*, is_sharded: bool, is_replicated: bool) -> dict[str, str | int]:
 
 
 def local_database(database: str) -> str:
-    """Return the database of a shard's own tables."""
+    """Return the name of the database with a shard's own tables."""
     return f"{database}_shard"
 
 
 def sharding_key(sorting_key: str) -> str:
-    """Return the sharding key for the key by which rows replace one another."""
+    """Return the sharding key of a table, given the sorting key by which rows replace others."""
     columns = [column.strip() for column in sorting_key.split(",")]
     return f"cityHash64({'tenant_id' if 'tenant_id' in columns else ', '.join(columns)})"
 
 
 def statement(cluster: str, database: str, table: str, sorting_key: str) -> str:
-    """Return the statement that creates, or recreates, the table over all shards."""
+    """Return the statement that creates or recreates a distributed table."""
     local = local_database(database)
     return (
         f"CREATE OR REPLACE TABLE {database}.{table} ON CLUSTER '{cluster}' AS {local}.{table} "
@@ -67,7 +65,7 @@ def statement(cluster: str, database: str, table: str, sorting_key: str) -> str:
 
 
 async def needed(database: TraceDatabase, cluster: str, name: str) -> list[str]:
-    """Return the statements for missing tables, and for tables with other columns."""
+    """Return the statements for distributed tables that are missing or lack columns."""
     local = local_database(name)
     columns = await database.rows(_COLUMNS.format(local=local, database=name))
     tables = await database.rows(_TABLES.format(database=local))

@@ -1,9 +1,8 @@
-"""The loop that moves events: read a batch, write it, and only then commit its offsets.
+"""The sink: reads a batch of events from the broker, writes it, and then commits its offsets.
 
-While one batch is written the next one is read and decoded, and no more than that: at most two
-batches are in memory. The sink survives the failure of both peers. After any failure, memory holds
-nothing that the broker would not deliver again: the membership is closed, and a new session begins
-after a pause.
+While one batch is written, the next batch is read and decoded, so at most two batches are in
+memory. The sink survives failures of the broker and of ClickHouse. After a failure the membership
+is closed and a new session begins after a pause; the broker delivers all unwritten messages again.
 """
 
 import asyncio
@@ -28,27 +27,27 @@ log = structlog.get_logger(__name__)
 _SESSION_ERRORS = (*STORE_ERRORS, KafkaException, ConsumerLostError)
 _PAUSE_FIRST_S = 0.25
 _PAUSE_MAX_S = 5.0
-# A write is retried inside the membership for this long, far less than the 300 s after which the
-# group would take the partitions away.
+# Seconds for which a write is retried within one membership, far below the 300 s after which the
+# group would assign the partitions to another member.
 _WRITE_RETRY_S = 60.0
 _LAG_EVERY_S = 5.0
 
 
 class BrokerReader(Protocol):
-    """The broker, as the sink sees it (`telemetry.consumer.EventConsumer`)."""
+    """The broker's interface to the sink (`telemetry.consumer.EventConsumer`)."""
 
     @property
     def is_assigned(self) -> bool:
-        """Whether partitions are assigned."""
+        """Whether the group has sent its assignment of partitions."""
         ...
 
     @property
     def missing(self) -> int:
-        """Number of messages that were deleted before they were read, since `open`."""
+        """Number of messages since `open` that were deleted before they were read."""
         ...
 
     async def open(self) -> None:
-        """Join."""
+        """Join the consumer group."""
         ...
 
     async def read(self, batch_max: int) -> list[BrokerMessage]:
@@ -56,7 +55,7 @@ class BrokerReader(Protocol):
         ...
 
     async def written(self, messages: Sequence[BrokerMessage]) -> None:
-        """Commit these messages."""
+        """Note that messages were written, so that their offsets are committed."""
         ...
 
     async def lag(self) -> int:
@@ -64,36 +63,36 @@ class BrokerReader(Protocol):
         ...
 
     async def is_drained(self) -> bool:
-        """Return whether all present messages were read."""
+        """Return whether all messages that the broker has now were read."""
         ...
 
     async def close(self) -> None:
-        """Leave."""
+        """Leave the consumer group."""
         ...
 
 
 class Writer(Protocol):
-    """ClickHouse, as the sink sees it (`telemetry.store.Store`)."""
+    """The store's interface to the sink (`telemetry.store.Store`)."""
 
     async def prepare(self) -> object:
-        """Connect and migrate."""
+        """Connect, and migrate the tables."""
         ...
 
     async def insert(self, batch: RowBatch) -> None:
-        """Write the whole batch, or raise."""
+        """Write the whole batch, or raise an error."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """The messages of one read of the broker, and their decoded rows."""
+    """The messages of one read from the broker, and their decoded rows."""
 
     messages: list[BrokerMessage] = field(default_factory=list[BrokerMessage])
     batch: RowBatch = field(default_factory=RowBatch)
 
 
 class Sink:
-    """Moves events until it is drained or cancelled."""
+    """Moves messages from the broker to ClickHouse until drained or cancelled."""
 
     def __init__(
         self,
@@ -109,13 +108,13 @@ class Sink:
         """Prepare.
 
         Args:
-            reader: Makes the reader of a session.
+            reader: Returns a new reader for each session.
             writer: ClickHouse.
             metrics: Metrics of this sink.
-            batch_max: Most messages in a batch.
-            on_written: Called with events that are in ClickHouse, perhaps more than once.
-            decode: Sorts messages of the topic.
-            are_texts: Whether the topic is that of texts, for logs.
+            batch_max: Maximum number of messages in a batch.
+            on_written: Called with events that were written, perhaps more than once per event.
+            decode: Decodes the messages of the topic into rows.
+            are_texts: Whether the topic has texts; decides which metrics are used.
         """
         self._decode = decode
         self._own = metrics.of_texts if are_texts else metrics.of_events
@@ -133,13 +132,13 @@ class Sink:
     def drain(self) -> None:
         """Let `run` return once all messages are read, or at the next failure.
 
-        So the last events of stopped gateways are written before the broker stops: the local
-        stack's broker loses its messages.
+        So the last events of stopped gateways are written before the broker stops, because the
+        local stack's broker loses its messages when it stops.
         """
         self._is_draining = True
 
     async def run(self) -> None:
-        """Run sessions one after the other; after each failure a pause, doubling up to 5 s."""
+        """Run sessions in sequence, with a pause after each failure that doubles up to 5 s."""
         while not self._is_draining:
             try:
                 await self._session()
@@ -162,13 +161,14 @@ class Sink:
             await reader.open()
             await self._move(reader)
         finally:
-            # Also when cancelled: closing commits what is written, and leaves the group at once.
+            # Closed even when cancelled: this commits the written offsets and leaves the group at
+            # once.
             await asyncio.shield(reader.close())
 
     async def _move(self, reader: BrokerReader) -> None:
         ahead = _Read()
         while ahead.messages or not (self._is_draining and await reader.is_drained()):
-            # Not a TaskGroup: when a part of it fails, Python 3.11's forgets that it was cancelled.
+            # No TaskGroup, because in Python 3.11 a failure within it can lose a cancellation.
             read, failure = await asyncio.gather(
                 self._read(reader), self._settle(reader, ahead), return_exceptions=True
             )
@@ -194,11 +194,11 @@ class Sink:
     async def _settle(self, reader: BrokerReader, read: _Read) -> None:
         if read.messages:
             await self._write(read.batch)
-            # Never before the write: a crash in between must bring the messages again.
+            # Only after the write, because a crash in between must deliver the messages again.
             await reader.written(read.messages)
 
     async def _write(self, batch: RowBatch) -> None:
-        """Write a batch with retries for a minute; the last error goes to the caller."""
+        """Write a batch, with retries for up to a minute; raise the last error after that."""
         give_up_at = time.monotonic() + _WRITE_RETRY_S
         attempt = 0
         while True:

@@ -1,7 +1,7 @@
-"""Service levels of the last minutes: TTFT, time per token, queue and goodput, from rollups.
+"""Service levels of the last minutes from rollups: TTFT, TPOT, queue time and goodput.
 
-A view makes the sums while events are inserted (`migrations/clickhouse/0012_slo.sql`), so a query
-reads some rows per minute and model, however many requests there were.
+A view computes the sums when events are inserted (`migrations/clickhouse/0012_slo.sql`), so a query
+reads a few rows per minute and model, however many requests there were.
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from telemetry.queries import iso
 from telemetry.store import Store
 
 MINUTES_MAX = 7 * 24 * 60
-_POINTS = 60  # of a chart
+_POINTS = 60  # points of a chart over time
 _MODELS_MAX = 100
 _BUSIEST, _BUSIEST_MINUTES = 20, 5
 _QUANTILES = "0.5, 0.95, 0.99"
@@ -35,10 +35,10 @@ LIMIT {{limit}}
 
 
 async def fared(store: Store, minutes: int) -> dict[str, Any]:
-    """Return the service levels of the last minutes: in total, by model and over time.
+    """Return the service levels of the last minutes: in total, by model, and over time.
 
     Raises:
-        STORE_ERRORS: ClickHouse is away.
+        STORE_ERRORS: ClickHouse cannot be reached.
     """
     step = max(1, minutes // _POINTS)
     bucket = f"toStartOfInterval(minute, toIntervalMinute({step:d}))"
@@ -60,10 +60,12 @@ async def fared(store: Store, minutes: int) -> dict[str, Any]:
 
 
 async def busiest(store: Store) -> list[dict[str, Any]]:
-    """Return how the 20 busiest models fared in the last five minutes, as `fared` tells of them.
+    """Return the service levels of the 20 busiest models in the last five minutes.
+
+    The rows have the form of those in `fared`.
 
     Raises:
-        STORE_ERRORS: ClickHouse is away.
+        STORE_ERRORS: ClickHouse cannot be reached.
     """
     query = _FARED.format(group="model", order="requests DESC, group", limit=_BUSIEST)
     rows = await store.query(query, {"minutes": _BUSIEST_MINUTES})
@@ -71,7 +73,7 @@ async def busiest(store: Store) -> list[dict[str, Any]]:
 
 
 def _shown(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row in JSON's form: quantiles in milliseconds, null without measurements."""
+    """Return a row for JSON; quantiles are in milliseconds, or null without measurements."""
     judged = row["judged"]
     return {
         **{name: row[name] for name in ("requests", "failed", "output")},

@@ -1,9 +1,9 @@
-"""Turns the event of a request into spans: OpenTelemetry's names, no prompt or answer. Pure.
+"""Converts the event of a request to OpenTelemetry spans, without prompts and answers. Pure.
 
-The request is a SERVER span whose parent is the caller's. Below it are the gateway's part and, for
-each submission to a router, an attempt; below an attempt its stages. A stage that an event does not
-tell is
-no span. Ids follow from the event, so an event that is delivered twice gives the same spans twice.
+The request is a SERVER span whose parent is the caller's span. Its children are the gateway's part
+and one attempt per submission to a router; the children of an attempt are its stages. A stage that
+is missing in the event has no span. Span ids are computed from the event, so an event that is
+delivered twice gives identical spans.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,10 +17,10 @@ Value = str | int | bool | Sequence[str]
 
 _HTTP_ERROR = 400
 _SERVER_ERROR = 500
-_GATEWAY_NUMBER = 1  # attempts begin at 1 << 16
+_GATEWAY_NUMBER = 1  # span number of the gateway's part; attempts begin at 1 << 16
 _TRACE_DIGITS, _SPAN_DIGITS = 32, 16
 _HEX = frozenset("0123456789abcdef")
-# By the last part of an endpoint's path, as the conventions name operations.
+# Operation names of OpenTelemetry's conventions, by the last part of an endpoint's path.
 _OPERATIONS = {
     "completions": "text_completion",
     "embeddings": "embeddings",
@@ -45,15 +45,15 @@ _GOOD = frozenset({"stop", "length", "tool_calls", "content_filter"})
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A span.
+    """One span of a trace.
 
     Attributes:
         trace_id: 32 hex digits.
         span_id: 16 hex digits.
-        parent_id: 16 hex digits; empty: none.
-        start_us: Unix time in microseconds; `end_us` likewise.
-        error: Code of the failure; empty: none.
-        is_server: Whether the span is the request as the caller sees it; all others are internal.
+        parent_id: 16 hex digits; empty without a parent.
+        start_us: Start in Unix microseconds; `end_us` is the end.
+        error: Code of the failure; empty if there is none.
+        is_server: Whether the span is the request as seen by its caller; other spans are internal.
     """
 
     name: str
@@ -69,14 +69,15 @@ class Span:
 
 
 def is_notable(event: RequestEvent, slow_us: int) -> bool:
-    """Return whether a request failed, was resumed or slow: its spans are exported unsampled.
+    """Return whether a request failed, was resumed or was slow.
 
-    A hang-up after the first byte is no failure.
+    The spans of such a request are exported even if it was not sampled. A client that disconnects
+    after the first byte is not a failure.
 
     Args:
         event: The request's event.
-        slow_us: Microseconds to the first token (of the whole where none is known), or of a pause
-            between tokens, from which on it is slow; 0: never.
+        slow_us: Microseconds from which on a request is slow: until the first token (the total if
+            that is unknown), or of a pause between tokens. 0 if no request counts as slow.
     """
     if event.status >= _HTTP_ERROR or _is_failure(event.outcome) or event.resumes:
         return True
@@ -85,7 +86,7 @@ def is_notable(event: RequestEvent, slow_us: int) -> bool:
 
 
 def _final_status(event: RequestEvent) -> int:
-    """Return the HTTP status for the real end: a stream has sent 200 before it fails."""
+    """Return the status for the actual end, because a stream has sent 200 before it fails."""
     policy = policy_of(event.outcome)
     if event.status >= _HTTP_ERROR or policy is None:
         return event.status if event.status >= _HTTP_ERROR else 0
@@ -98,7 +99,7 @@ def _is_failure(outcome: str) -> bool:
 
 
 def spans_of(event: RequestEvent) -> list[Span]:
-    """Return the spans of a request, the outer ones first; none when it has no trace id."""
+    """Return the spans of a request, parents first; empty if the request has no trace id."""
     if not _is_id(event.trace_id, _TRACE_DIGITS):
         return []
     if event.HasField("tool_call"):
@@ -113,7 +114,7 @@ def spans_of(event: RequestEvent) -> list[Span]:
 
 
 def _tool_span(event: RequestEvent) -> Span:
-    """Return the span of a call of a tool, below the first round of its request."""
+    """Return the span of a tool call, as a child of its request's first round."""
     call, start_us = event.tool_call, event.received_at_unix_ms * 1000
     return Span(
         name=f"execute_tool {call.name}",
@@ -141,7 +142,8 @@ def _root(event: RequestEvent) -> Span:
     operation = _operation(event.endpoint)
     start_us = event.received_at_unix_ms * 1000
     parent_id = event.parent_span_id if _is_id(event.parent_span_id, _SPAN_DIGITS) else ""
-    is_error = _final_status(event) >= _SERVER_ERROR  # a client's error is none of a server span
+    # By convention a client's error is not an error of a server span.
+    is_error = _final_status(event) >= _SERVER_ERROR
     longest_us = max(event.total_us, event.ttft_us, event.gateway_us)
     ends = [attempt.ended_us for attempt in event.attempts]
     return Span(
@@ -186,7 +188,7 @@ def _request_attributes(event: RequestEvent, operation: str) -> Iterator[tuple[s
 
 
 def _only_attempt(event: RequestEvent) -> list[Attempt]:
-    """Return the attempt of a request with a single one, which its event holds without a list."""
+    """Return the attempt of a request with a single attempt, which its event has no list for."""
     if not event.gateway_us or event.resumes:
         return []
     last_us = max(event.total_us, event.ttft_us, event.gateway_us)
@@ -196,7 +198,7 @@ def _only_attempt(event: RequestEvent) -> list[Attempt]:
             router_id=event.router_id,
             replica_id=event.replica_id,
             submitted_us=event.gateway_us,
-            # Without streaming the first bytes are those of the whole answer.
+            # Without streaming, the first bytes are sent at the end of the answer.
             first_us=event.ttft_us if event.is_stream else 0,
             ended_us=last_us,
             queue_us=event.queue_us,
@@ -238,11 +240,11 @@ def _attempt_spans(root: Span, attempt: Attempt) -> Iterator[Span]:
 
 
 def stage_times(attempt: Attempt) -> list[tuple[str, int, int]]:
-    """Return name, begin and end of an attempt's stages, in microseconds since the arrival.
+    """Return the name, start and end of an attempt's stages, in microseconds since the arrival.
 
-    Three processes measure them as durations, each with its own clock: a stage begins where the
-    previous one ends, and none goes beyond the first token or the end. Prefill includes the way to
-    the first token, so that there are no gaps.
+    Three processes measure the stages as durations by their own clocks. So each stage starts at
+    the end of the previous one, and no stage exceeds the first token or the end. Prefill includes
+    the transfer of the first token, so that there are no gaps.
     """
     last_us = max(attempt.submitted_us, attempt.ended_us)
     if not attempt.replica_id:
@@ -269,7 +271,7 @@ def stage_times(attempt: Attempt) -> list[tuple[str, int, int]]:
 def _child(
     parent: Span, name: str, number: int, start_us: int, end_us: int, *, of_us: int | None = None
 ) -> Span:
-    """Return a span below and within another one; times are since the arrival."""
+    """Return a span within its parent; times are relative to the request's arrival."""
     base_us = parent.start_us if of_us is None else of_us
     start_us = min(max(base_us + start_us, parent.start_us), parent.end_us)
     return Span(

@@ -1,4 +1,4 @@
-"""The ClickHouse side: connect, migrate, insert, query."""
+"""The connection to ClickHouse: connects, migrates, inserts and queries."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -29,7 +29,7 @@ from telemetry.settings import StoreSettings
 
 log = structlog.get_logger(__name__)
 
-# Errors that the driver raises when ClickHouse is unreachable or unwell.
+# Errors that the driver raises if ClickHouse cannot be reached or fails.
 STORE_ERRORS: tuple[type[Exception], ...] = (
     ClickHouseError,
     aiohttp.ClientError,
@@ -40,20 +40,20 @@ _SCHEMA_MISSING = (60, 81)  # UNKNOWN_TABLE, UNKNOWN_DATABASE
 _CONNECT_S = 5.0
 _STATEMENT_S = 30.0
 _WRITE_S = 60.0
-# One batch may hold events of many months when a spool is replayed.
+# When a spool is replayed, one batch may have events of many months.
 _INSERT_SETTINGS = {"max_partitions_per_insert_block": 0}
 
 
 class Store:
-    """One ClickHouse; lazily connected, reconnects by itself.
+    """One ClickHouse server; connects at first use, and reconnects by itself.
 
     Args:
         settings: Settings of the store.
-        has_retention: Whether retention settings are applied to the tables: only by processes that
-            surely have the operator's settings.
+        has_retention: Whether to apply retention settings to the tables; only for processes that
+            certainly have the operator's settings.
 
     Attributes:
-        settings: Settings of the service.
+        settings: Settings of the store.
     """
 
     def __init__(self, settings: StoreSettings, *, has_retention: bool = True) -> None:
@@ -63,11 +63,11 @@ class Store:
         self._preparing = asyncio.Lock()
 
     async def prepare(self) -> AsyncClient:
-        """Connect and migrate, once.
+        """Connect and migrate the tables, unless this was done before; return the client.
 
         Raises:
-            STORE_ERRORS: ClickHouse is away; call again later.
-            MigrationError: The schema cannot be brought up to date.
+            STORE_ERRORS: ClickHouse cannot be reached; call again later.
+            MigrationError: The schema cannot be migrated.
         """
         async with self._preparing:
             if self._client is None:
@@ -87,21 +87,22 @@ class Store:
             self._client = None
 
     async def insert(self, batch: RowBatch) -> None:
-        """Write a batch; when this returns, the rows are acknowledged by the server.
+        """Write a batch; on return, the server has acknowledged all rows.
 
         Raises:
-            STORE_ERRORS: Nothing, a part or all of it may be written; writing it again is harmless.
+            STORE_ERRORS: None, some or all of the rows were written; inserting them again is
+                harmless.
         """
         client = await self.prepare()
-        # 20,000 events take 0.1 s, for which the event loop would stand still; and it is not
-        # the server that would be late.
+        # In a thread, because 20,000 events take 0.1 s, during which the event loop would be
+        # blocked.
         tables = await asyncio.to_thread(_tables, batch)
         try:
             async with asyncio.timeout(_STATEMENT_S):
                 for table, columns, data in tables:
                     await self._insert(client, table, columns, data)
         except DatabaseError as error:
-            # A server with an empty disk took its place: the next call migrates again.
+            # The server was replaced by an empty one, so the next call migrates again.
             if error.code in _SCHEMA_MISSING:
                 await self.close()
             raise
@@ -110,7 +111,7 @@ class Store:
         """Run a query and return its rows as dictionaries.
 
         Raises:
-            STORE_ERRORS: ClickHouse is away, slow, or refuses.
+            STORE_ERRORS: ClickHouse cannot be reached, is too slow, or refuses the query.
         """
         client = await self.prepare()
         async with asyncio.timeout(_STATEMENT_S):
@@ -118,11 +119,11 @@ class Store:
         return [dict(zip(result.column_names, row, strict=True)) for row in result.result_rows]
 
     async def write(self, sql: str, parameters: Mapping[str, Any]) -> int:
-        """Run an INSERT ... SELECT; return the number of written rows, by the server's report.
+        """Run an INSERT ... SELECT; return the number of written rows as the server reports it.
 
         Raises:
-            STORE_ERRORS: ClickHouse is away, slow, or refuses; nothing, a part or all may be
-                written.
+            STORE_ERRORS: ClickHouse cannot be reached, is too slow, or refuses; none, some or all
+                rows were written.
         """
         client = await self.prepare()
         async with asyncio.timeout(_WRITE_S):
@@ -131,10 +132,10 @@ class Store:
         return max(0, written)
 
     async def delete(self, table: str, condition: str) -> None:
-        """Begin to delete rows, on all shards and replicas; the server goes on by itself.
+        """Start to delete rows on all shards and replicas; the servers finish in the background.
 
         Raises:
-            STORE_ERRORS: ClickHouse is away, slow, or refuses.
+            STORE_ERRORS: ClickHouse cannot be reached, is too slow, or refuses.
         """
         client = await self.prepare()
         sql = (
@@ -144,10 +145,10 @@ class Store:
             await client.command(migrations.fill(sql, self._variables()))
 
     async def end_failing_deletes(self, table: str) -> None:
-        """Cancel deletions that fail repeatedly on the server, on all shards.
+        """Cancel, on all shards, deletions that fail repeatedly on the server.
 
         Raises:
-            STORE_ERRORS: ClickHouse is away, slow, or refuses.
+            STORE_ERRORS: ClickHouse cannot be reached, is too slow, or refuses.
         """
         client = await self.prepare()
         sql = (
@@ -159,10 +160,10 @@ class Store:
             await client.command(migrations.fill(sql, self._variables()))
 
     async def raw(self, sql: str, parameters: Mapping[str, Any], file_format: str) -> bytes:
-        """Run a query and return its rows as a file in one of ClickHouse's formats.
+        """Run a query and return its rows as a file in a format of ClickHouse.
 
         Raises:
-            STORE_ERRORS: ClickHouse is away, slow, or refuses.
+            STORE_ERRORS: ClickHouse cannot be reached, is too slow, or refuses.
         """
         client = await self.prepare()
         async with asyncio.timeout(_STATEMENT_S):
@@ -185,8 +186,9 @@ class Store:
         )
 
     async def _connect(self) -> AsyncClient:
-        # Rows go as lists: as if pandas and numpy were not installed. At the first insert the
-        # driver would import them, for 100 MB and over a second of CPU.
+        # Rows are inserted as lists, so the driver is set up as if pandas and numpy were not
+        # installed. Otherwise its first insert would import them, which costs 100 MB and over a
+        # second of CPU.
         for name in ("np", "pd", "pd_time_test"):
             setattr(options, name, None)
         url = urlsplit(self.settings.clickhouse_url)
@@ -198,7 +200,7 @@ class Store:
                 username=self.settings.clickhouse_user or None,
                 password=self.settings.clickhouse_password.get_secret_value(),
                 connect_timeout=_CONNECT_S,
-                send_receive_timeout=_WRITE_S,  # of the longest; each has a deadline of its own
+                send_receive_timeout=_WRITE_S,  # the longest timeout; each statement has its own
                 settings=shards.session(
                     is_sharded=self.settings.clickhouse_is_sharded,
                     is_replicated=bool(self.settings.clickhouse_engine_prefix),
@@ -217,7 +219,7 @@ class Store:
         return client
 
     async def _migrate(self, client: AsyncClient) -> None:
-        """Migrate the tables, and note the database for queries from now on."""
+        """Migrate the tables, and then select the database for queries."""
         client.database = self._databases[0]
         folder = migrations.migrations_folder()
         database, variables = _Migrating(client), self._variables()
@@ -226,7 +228,7 @@ class Store:
             cluster, name = self.settings.clickhouse_cluster, self.settings.clickhouse_database
             await self._change(database, await shards.needed(database, cluster, name))
         if self._has_retention:
-            # Its questions about rollups concern all shards.
+            # The checks for rollups have to cover all shards.
             todo = await retention.needed(database, self.settings, self.local_database)
             await self._change(database, todo)
         client.database = self._databases[-1]
@@ -238,12 +240,12 @@ class Store:
 
     @property
     def local_database(self) -> str:
-        """The database of this server's own tables."""
+        """The database with this server's own tables."""
         return self._databases[0]
 
     @property
     def _databases(self) -> list[str]:
-        """The databases for migrations and for queries, which are mostly the same."""
+        """The databases for migrations and for queries; they differ only on a sharded cluster."""
         name = self.settings.clickhouse_database
         return (
             [shards.local_database(name), name] if self.settings.clickhouse_is_sharded else [name]
@@ -258,7 +260,7 @@ class Store:
 
 
 def _tables(batch: RowBatch) -> list[tuple[str, Mapping[str, str], Sequence[Sequence[Any]]]]:
-    """Return tables with rows to insert: columns with their types, and values by column."""
+    """Return the tables with rows to insert: column types by column, and values by column."""
     found: list[tuple[str, Mapping[str, str], Sequence[Sequence[Any]]]] = [
         ("requests", COLUMNS, event_columns(batch.events)),
         ("attempts", attempts.COLUMNS, attempts.columns(batch.events)),
@@ -274,17 +276,17 @@ def _tables(batch: RowBatch) -> list[tuple[str, Mapping[str, str], Sequence[Sequ
 
 
 class _Migrating:
-    """A client in the form of `telemetry.migrations.TraceDatabase`."""
+    """A client with the interface of `telemetry.migrations.TraceDatabase`."""
 
     def __init__(self, client: AsyncClient) -> None:
         self._client = client
 
     async def command(self, sql: str) -> object:
-        """Run a statement without rows."""
+        """Run a statement that returns no rows."""
         async with asyncio.timeout(_STATEMENT_S):
             return await self._client.command(sql)
 
     async def rows(self, sql: str) -> Sequence[Sequence[object]]:
-        """Run a query."""
+        """Return the rows of a query."""
         async with asyncio.timeout(_STATEMENT_S):
             return (await self._client.query(sql)).result_rows

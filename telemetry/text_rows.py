@@ -1,7 +1,7 @@
-"""Turns messages into rows of `texts`, as `telemetry.rows` does for events. Pure.
+"""Decodes messages into rows of `texts`, as `telemetry.rows` does for events. Pure.
 
-A message that cannot become a row is stored without its payload: its tenant and the time of its
-deletion are unknown.
+An invalid message is stored without its payload, because its tenant and the time at which it would
+have to be deleted are unknown.
 """
 
 from collections.abc import Iterable, Sequence
@@ -41,7 +41,7 @@ COLUMNS: dict[str, str] = {
 
 
 def decode(messages: Iterable[BrokerMessage]) -> RowBatch:
-    """Sort messages into texts and poison."""
+    """Decode messages into texts and poison."""
     batch = RowBatch()
     seen: set[str] = set()
     for message in messages:
@@ -60,7 +60,7 @@ def decode(messages: Iterable[BrokerMessage]) -> RowBatch:
 
 
 def columns(texts: Sequence[TextEvent]) -> list[Sequence[Any]]:
-    """Return one sequence per column of `COLUMNS`; times as integers in the columns' units."""
+    """Return the values by column of `COLUMNS`; times are integers in the columns' units."""
     return [list(column) for column in zip(*map(_row, texts), strict=True)]
 
 

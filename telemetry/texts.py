@@ -1,9 +1,9 @@
-"""Redacted texts of requests: found by callers that may read them, and erased for good.
+"""Finds redacted texts of requests, and erases all texts of a tenant permanently.
 
-An erasure is written down first. From then on no query shows what was received before it, also what
-comes late from a spool or the broker; a loop deletes such rows until there are none. It is gateways
-that say when a request was received, and their clocks may be ahead: what they call the first
-`SKEW_S` after an erasure is erased as well.
+An erasure is recorded first. From then on, queries show no text that was received before it, even
+if the text arrives later from a spool or the broker. A loop deletes such rows until there are none.
+The time of receipt comes from a gateway, whose clock may be ahead. So texts that claim to be
+received up to `SKEW_S` after an erasure are erased, too.
 """
 
 import re
@@ -22,10 +22,10 @@ from telemetry.store import STORE_ERRORS, Store
 log = structlog.get_logger(__name__)
 
 SKEW_S = 300
-_ROWS_MAX = 10  # a client may send one id again and again
+_ROWS_MAX = 10  # a client may use one id for many requests
 _EVERY_S = 20.0
 _STEP_S = 60.0
-# Ids of tenants; no other text becomes part of a statement.
+# Valid ids of tenants; only matching text may become part of a statement.
 _TENANT = re.compile(ID_PATTERN)
 
 _FIND = """
@@ -61,10 +61,10 @@ WHERE database = {database:String} AND table = 'texts' AND NOT is_done
 
 
 async def find_texts(store: Store, tenant_id: str, request_id: str) -> list[dict[str, Any]]:
-    """Return the stored texts of a tenant's requests with this id, the latest first.
+    """Return the stored texts of a tenant's requests with an id, latest first.
 
     Raises:
-        STORE_ERRORS: ClickHouse is away.
+        STORE_ERRORS: ClickHouse cannot be reached.
     """
     parameters = {"tenant": tenant_id, "id": request_id, "limit": _ROWS_MAX}
     rows = await store.query(_FIND, parameters)
@@ -73,11 +73,11 @@ async def find_texts(store: Store, tenant_id: str, request_id: str) -> list[dict
 
 
 async def erase_texts(store: Store, tenant_id: str) -> str:
-    """Hide all texts of a tenant for good; return the end of the hidden span, in ISO 8601.
+    """Hide a tenant's texts permanently; return the receipt time up to which they are hidden.
 
     Raises:
         BadRequestError: The tenant's id is not valid.
-        STORE_ERRORS: ClickHouse is away.
+        STORE_ERRORS: ClickHouse cannot be reached.
     """
     if not _TENANT.fullmatch(tenant_id):
         raise BadRequestError(ErrorCode.INVALID_REQUEST, "tenant must be an id", param="tenant")
@@ -87,7 +87,7 @@ async def erase_texts(store: Store, tenant_id: str) -> str:
 
 
 class Eraser:
-    """Deletes the rows of erased texts; `run` belongs into a TaskGroup."""
+    """Deletes the rows of erased texts; `run` has to run in a TaskGroup."""
 
     def __init__(self, store: Store, metrics: TelemetryMetrics) -> None:
         self._store = store
@@ -95,16 +95,16 @@ class Eraser:
         self._began_s: float | None = None
 
     async def run(self) -> None:
-        """Check at intervals until cancelled."""
+        """Delete rows at intervals until cancelled."""
         await run_every(
             _EVERY_S, self.step, name="text_erasures", expected=STORE_ERRORS, step_timeout_s=_STEP_S
         )
 
     async def step(self) -> None:
-        """Delete the rows of erased texts; STORE_ERRORS: try again later.
+        """Start to delete the rows of erased texts; raises STORE_ERRORS if ClickHouse is down.
 
-        While ClickHouse deletes, no other deletion begins: later rows are found the next time. A
-        failed deletion is cancelled and begun anew.
+        While ClickHouse is deleting, no other deletion is started; rows that arrive meanwhile are
+        found by a later step. A failing deletion is cancelled and started again.
         """
         rows = await self._store.query(_TO_ERASE, {})
         self._show_age(is_done=not rows)
@@ -120,7 +120,7 @@ class Eraser:
                 log.info("texts_erased", tenant=row["tenant"], until_ms=row["until_ms"])
 
     async def _is_at_it(self) -> bool:
-        """Return whether the server works on the table; failing deletions are cancelled."""
+        """Return whether the server is deleting rows of the table; cancel failing deletions."""
         local = {"database": self._store.local_database}
         mutations = await self._store.query(_MUTATIONS, local)
         failing = [it for it in mutations if it["latest_fail_reason"]]

@@ -1,4 +1,4 @@
-"""Calls of server tools: those of a request, and their usage."""
+"""Reads the calls of server tools: those of one request, and their usage."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -7,7 +7,7 @@ from telemetry.store import Store
 from telemetry.tool_rows import COPIED
 from telemetry.usage import UsageQuery
 
-CALLS_MAX = 1024  # per request, as its trace shows them
+CALLS_MAX = 1024  # calls of one request that its trace shows
 _SHOWN = tuple(COPIED)
 _OF_REQUEST = """
 SELECT received_at, {columns}
@@ -38,17 +38,17 @@ LIMIT 100000
 
 
 async def calls_of(store: Store, request_id: str, tenant_id: str) -> list[dict[str, Any]]:
-    """Return the calls of a request, in the order in which they began."""
+    """Return the tool calls of a request, in the order of their start."""
     parameters = {"request": request_id, "tenant": tenant_id, "limit": CALLS_MAX}
     rows = await store.query(_OF_REQUEST, parameters)
     return [{"began_at": _iso(row["received_at"])} | {n: row[n] for n in _SHOWN} for row in rows]
 
 
 async def tool_usage(store: Store, query: UsageQuery) -> list[dict[str, Any]]:
-    """Return calls, seconds and prices by hour or day, tenant, key, model and tool.
+    """Return calls, seconds and prices of tools by hour or day, tenant, key, model and tool.
 
     Raises:
-        STORE_ERRORS: ClickHouse is away.
+        STORE_ERRORS: ClickHouse cannot be reached.
     """
     from_ms, to_ms = query.span_ms
     parameters = {

@@ -1,4 +1,4 @@
-"""All data of the trace tables on one request: its event, its copies, its closings."""
+"""The trace of one request: its event, its copies and its closings from the trace tables."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -10,11 +10,11 @@ from telemetry.queries import iso, readable
 from telemetry.store import Store
 from telemetry.tool_calls import calls_of
 
-# A client may send one id again and again. Rows of `requests` are found by their place in
-# `request_ids`; older ones are found by an index that skips. Of `closings`, which are few,
-# all are looked at.
+# A client may use one id for many requests. Rows of `requests` are found by their keys in the table
+# `request_ids`, and rows older than that table by a skipping index. `closings` has few rows, so
+# that it is scanned.
 _ROWS_MAX = 50
-_COPY = "-copy"  # of a shadow stage: the gateway makes its id of the request's
+_COPY = "-copy"  # suffix of the request id of a copy for a shadow stage
 
 _EVENTS = """
 SELECT *
@@ -63,16 +63,16 @@ _SAME = ("event_id", "received_at", "tenant_id", "model", "outcome", "status", "
 
 @dataclass(frozen=True, slots=True)
 class RequestTrace:
-    """The data on one request.
+    """All stored data on one request.
 
     Attributes:
-        request: Event of the request; before it comes, the first router's closing.
-        is_settled: Whether the event has come, not closings alone.
-        closings: Routers' reports on this event after the gateway's stream was cut.
-        copies: Events of copies for shadow stages, with its id.
-        attempts: Placements of its answers; empty where `request` holds all of them.
-        tool_calls: Calls of tools that the gateway ran for it.
-        others: Other requests with the same id, the latest first: clients choose ids.
+        request: Event of the request; until the event arrives, its router's first closing.
+        is_settled: Whether the event has arrived, instead of closings only.
+        closings: Reports of routers on this request after its gateway's stream broke.
+        copies: Events of the request's copies for shadow stages.
+        attempts: Placements of the request's answers; empty if `request` has all of them.
+        tool_calls: Tool calls that the gateway ran for the request.
+        others: Other requests with the same id, latest first, because clients choose ids.
     """
 
     request: dict[str, Any]
@@ -84,7 +84,7 @@ class RequestTrace:
     tool_calls: Sequence[dict[str, Any]] = ()
 
     def as_json(self) -> dict[str, Any]:
-        """Return it in the API's form."""
+        """Return the trace in the form of the API."""
         return {
             "request": self.request,
             "is_settled": self.is_settled,
@@ -97,10 +97,15 @@ class RequestTrace:
 
 
 async def find_trace(store: Store, request_id: str, *, tenant_id: str = "") -> RequestTrace | None:
-    """Return the latest request of an id, of one tenant or (empty id) of all; None: there is none.
+    """Return the trace of the latest request with an id, or None if there is none.
+
+    Args:
+        store: The trace store.
+        request_id: Id of the request.
+        tenant_id: Tenant of the request; empty to search the requests of all tenants.
 
     Raises:
-        STORE_ERRORS: ClickHouse is away.
+        STORE_ERRORS: ClickHouse cannot be reached.
     """
     parameters = {
         "id": request_id,
@@ -136,7 +141,7 @@ async def _attempts(store: Store, request: dict[str, Any]) -> list[dict[str, Any
 def build(
     events: Sequence[dict[str, Any]], closings: Sequence[dict[str, Any]]
 ) -> RequestTrace | None:
-    """Combine rows of `requests` and `closings`; None when there is no client's request."""
+    """Return the trace from rows of `requests` and `closings`; None if there are no rows."""
     told = [_row(row) for row in closings]
     rows = sorted((_row(row) for row in events), key=lambda row: row["received_at"], reverse=True)
     own = [row for row in rows if not row["is_copy"]]
@@ -157,7 +162,7 @@ def build(
 
 
 def missing(request_id: str, tenant_id: str, ingested_until: str | None) -> str:
-    """Return the possible reasons why a request was not found."""
+    """Return a text with the possible reasons why a request was not found."""
     whose = f" of tenant {tenant_id}" if tenant_id else ""
     until = ingested_until or "an unknown moment: the broker has not been asked yet"
     return (

@@ -1,8 +1,8 @@
-"""The ledger: usage by tenant, key, model and hour, from the events of requests.
+"""The ledger: usage by tenant, key, model and hour, computed from request events.
 
-There is one event per accepted request, however it ended, so their sum is the usage. It is computed
-for each query: a late event is in the next answer, which also says so. `telemetry.rollups` knows
-the parts that are already summed.
+Each accepted request has exactly one event, however it ended, so usage is the sum of the events. It
+is computed for each query, so a late event is included in the next answer, which also reports the
+correction. `telemetry.rollups` decides which parts are read as sums.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ RANGE_MS_MAX = 400 * 86_400_000
 _TOO_MANY_ROWS = 396
 _ISO = "formatDateTime({}, '%Y-%m-%dT%H:%i:%SZ')"
 
-# Copies for shadow stages are no tenant's use.
+# Copies of requests for shadow stages are not a tenant's usage.
 _USAGE = """
 SELECT
     {start} AS start,
@@ -55,7 +55,7 @@ SETTINGS max_execution_time = 25, do_not_merge_across_partitions_select_final = 
 
 
 class Granularity(StrEnum):
-    """The interval of one row; in UTC."""
+    """The interval of one row, in UTC."""
 
     HOUR = "hour"
     DAY = "day"
@@ -70,7 +70,7 @@ _DEFAULT_MS = {Granularity.HOUR: 86_400_000, Granularity.DAY: 30 * 86_400_000}
 
 
 class Export(StrEnum):
-    """The format of a file, as ClickHouse names it."""
+    """The format of an exported file, by ClickHouse's name."""
 
     CSV = "CSVWithNames"
     PARQUET = "Parquet"
@@ -78,11 +78,11 @@ class Export(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class UsageQuery:
-    """A query for usage; an empty id stands for all ids.
+    """A query for usage; an empty id matches all ids.
 
     Attributes:
-        from_ms: Unix time; the hour or day that it lies in is the first.
-        to_ms: Unix time; the hour or day that it lies in is the last, unless it is its begin.
+        from_ms: Unix time; the first row is the hour or day that contains it.
+        to_ms: Unix time; the last row is the hour or day that ends at or contains it.
     """
 
     from_ms: int
@@ -94,7 +94,7 @@ class UsageQuery:
 
     @property
     def span_ms(self) -> tuple[int, int]:
-        """The span in whole hours or days, in Unix time."""
+        """The queried time range in Unix time, extended to whole hours or days."""
         length = self.granularity.ms
         return self.from_ms // length * length, -(-self.to_ms // length) * length
 
@@ -115,10 +115,12 @@ class UsageQuery:
 
 
 def usage_query(query: params.Query, now_ms: int) -> UsageQuery:
-    """Return the query of a request's parameters; by default a day by hour, or 30 days by day.
+    """Return the query for a request's parameters.
+
+    By default the query covers the last day by hour, or the last 30 days by day.
 
     Raises:
-        BadRequestError: A parameter is invalid, or the span is longer than 400 days.
+        BadRequestError: A parameter is invalid, or the time range is longer than 400 days.
     """
     words = tuple(Granularity)
     granularity = Granularity(params.choice(query, "granularity", words, default="hour"))
@@ -140,20 +142,24 @@ def usage_query(query: params.Query, now_ms: int) -> UsageQuery:
 
 
 def closed_until_ms(ingested_until_ms: int) -> int:
-    """Return the end of the last closed hour: later events for it count as late.
+    """Return the end of the last closed hour, whose later events count as late.
 
-    0: the progress of ingestion is unknown.
+    Args:
+        ingested_until_ms: Unix time up to which events were ingested; 0 if unknown.
+
+    Returns:
+        Unix time; 0 if the progress of ingestion is unknown.
     """
     hour_ms = Granularity.HOUR.ms
     return max(0, ingested_until_ms - CLOSED_AFTER_MS) // hour_ms * hour_ms
 
 
 async def usage(store: Store, query: UsageQuery) -> list[dict[str, Any]]:
-    """Return a row per hour or day, tenant, key and used model; times in ISO 8601.
+    """Return a row per hour or day, tenant, key and model with usage; times are ISO 8601.
 
     Raises:
-        BadRequestError: More than `ROWS_MAX` rows.
-        STORE_ERRORS: ClickHouse is away.
+        BadRequestError: The result has more than `ROWS_MAX` rows.
+        STORE_ERRORS: ClickHouse cannot be reached.
     """
     try:
         return await store.query(await _sql(store, query), query.parameters)
@@ -162,7 +168,10 @@ async def usage(store: Store, query: UsageQuery) -> list[dict[str, Any]]:
 
 
 async def exported_usage(store: Store, query: UsageQuery, export: Export) -> bytes:
-    """Return usage as a file; in Parquet the start is a timestamp. Raises the errors of `usage`."""
+    """Return usage as a file; raises the errors of `usage`.
+
+    In Parquet, the start of an interval is a timestamp instead of text.
+    """
     try:
         sql = await _sql(store, query, is_typed=export is Export.PARQUET)
         return await store.raw(sql, query.parameters, export)
@@ -171,7 +180,7 @@ async def exported_usage(store: Store, query: UsageQuery, export: Export) -> byt
 
 
 async def _sql(store: Store, query: UsageQuery, *, is_typed: bool = False) -> str:
-    """Return the query, which is valid for now: do not keep it."""
+    """Return the SQL of a query, which depends on the present progress and must not be cached."""
     return _USAGE.format(
         start="bucket" if is_typed else _ISO.format("bucket"),
         corrected=_ISO.format("max(late_at)"),

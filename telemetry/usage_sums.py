@@ -1,8 +1,8 @@
-"""Usage of whole days or hours from sums by time: for pages that look at all tenants at once.
+"""Reads usage of whole days or hours from precomputed sums, for web pages over all tenants.
 
-A page reads a row per day or hour, tenant, key and model, however many requests there were. The
-sums are as old as the last round of `telemetry.day_sums`. Bills and budgets ask `telemetry.usage`,
-which misses nothing.
+A page reads one row per day or hour, tenant, key and model, however many requests there were. The
+sums are as old as the last round of `telemetry.day_sums`. Bills and budgets use `telemetry.usage`,
+which includes all events.
 """
 
 from enum import StrEnum
@@ -43,7 +43,7 @@ SETTINGS max_execution_time = 25, do_not_merge_across_partitions_select_final = 
 
 
 class UsageGroup(StrEnum):
-    """The rows of a page."""
+    """The column by which the rows of a page are grouped."""
 
     TENANT = "tenant_id"
     KEY = "key_id"
@@ -52,14 +52,14 @@ class UsageGroup(StrEnum):
 
 
 async def usage_sums(store: Store, query: UsageQuery, group: UsageGroup) -> dict[str, Any]:
-    """Return sums of whole days or hours by one column: 1,000 rows at most, the total, their time.
+    """Return usage of whole days or hours by one column: rows, their total, and the sums' time.
 
-    The largest rows are kept. Where such sums are missing, the ledger is summed. The latest day or
-    hour comes first.
+    At most 1,000 rows are returned: the largest ones, or by time the latest. If the precomputed
+    sums are missing, the rows of the ledger are summed instead.
 
     Raises:
-        BadRequestError: Without such sums, and with more rows than the ledger gives.
-        STORE_ERRORS: ClickHouse is away.
+        BadRequestError: The sums are missing, and the ledger's result has too many rows.
+        STORE_ERRORS: ClickHouse cannot be reached.
     """
     known = await progress(store)
     is_by_hour = query.granularity is Granularity.HOUR
@@ -86,7 +86,7 @@ async def usage_sums(store: Store, query: UsageQuery, group: UsageGroup) -> dict
 
 
 def _grouped(rows: list[dict[str, Any]], group: UsageGroup) -> dict[str, Any]:
-    """Return the sums of ledger rows in the form of `_SHOW`."""
+    """Return sums of ledger rows in the form of the result of `_SHOW`."""
     is_key, is_day = group is UsageGroup.KEY, group is UsageGroup.START
     total = dict.fromkeys(_SHOWN.values(), 0)
     found: dict[tuple[str, str], dict[str, Any]] = {}

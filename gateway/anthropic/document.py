@@ -1,4 +1,4 @@
-"""The JSON of a message of Anthropic's API. Pure."""
+"""Builds the JSON of a message of Anthropic's API. Pure."""
 
 from collections.abc import Mapping, Sequence
 
@@ -10,11 +10,11 @@ _STOPPED = {"length": "max_tokens", "tool_calls": "tool_use", "content_filter": 
 
 
 def stop_reason(reason: str, stop_sequence: str) -> str:
-    """Return why an answer ended in Anthropic's words.
+    """Return the stop reason of an answer, as Anthropic's API names it.
 
     Args:
         reason: OpenAI's finish reason.
-        stop_sequence: Completed stop sequence; empty: none.
+        stop_sequence: The stop sequence that ended the answer; empty if none did.
     """
     if reason == "stop" and stop_sequence:
         return "stop_sequence"
@@ -36,8 +36,8 @@ def message(
         message_id: Id of the message.
         model: Name of the model that answers.
         content: Content blocks of the message.
-        stopped: Reason of the end; None: the message has just begun.
-        stop_sequence: Stop sequence that ended it; empty: none.
+        stopped: Stop reason; None if the message has just begun.
+        stop_sequence: The stop sequence that ended the message; empty if none did.
         usage: Token counts by Anthropic's names.
     """
     return orjson.dumps(
@@ -55,7 +55,7 @@ def message(
 
 
 def blocks_of(answer: ChoiceText) -> list[dict[str, object]]:
-    """Return the blocks of a whole answer: thought, text, calls."""
+    """Return the content blocks of a whole answer: thinking, text and tool calls, in this order."""
     blocks: list[dict[str, object]] = []
     if answer.reasoning:
         blocks.append({"type": "thinking", "thinking": answer.reasoning, "signature": ""})
@@ -72,7 +72,7 @@ def blocks_of(answer: ChoiceText) -> list[dict[str, object]]:
 
 
 def input_of(arguments: str) -> object:
-    """Return a call's arguments as an object; what an end cut short has none."""
+    """Return a call's arguments as an object, which is empty if they are not valid JSON."""
     try:
         return orjson.loads(arguments) if arguments else {}
     except orjson.JSONDecodeError:

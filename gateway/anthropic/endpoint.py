@@ -1,4 +1,4 @@
-"""POST /v1/messages and /v1/messages/count_tokens, as Anthropic's clients call them."""
+"""The endpoints POST /v1/messages and /v1/messages/count_tokens of Anthropic's API."""
 
 from functools import partial
 
@@ -18,11 +18,11 @@ from gateway.server.middleware import authenticate
 from gateway.server.routes import Routes
 from sluice.scopes import Scope
 
-_REQUEST_ID = "request-id"  # as Anthropic's SDKs read it
+_REQUEST_ID = "request-id"  # the response header that Anthropic's SDKs read
 
 
 class AnthropicMessages:
-    """The Messages API of one worker."""
+    """The endpoints of Anthropic's Messages API, for one worker."""
 
     def __init__(self, directory: Directory, completer: Completer, tokenizing: Tokenizing) -> None:
         """Compose.
@@ -49,7 +49,7 @@ class AnthropicMessages:
         set_request_id_header(request, _REQUEST_ID)
         principal = authenticate(self._directory, request)
         self._directory.require_scope(principal, Scope.CHAT)
-        # Not by a name: a stream keeps nothing of its body.
+        # The parsed body gets no variable name, so that a stream does not keep it in memory.
         return await self._completer.answer(
             request,
             principal,

@@ -1,4 +1,4 @@
-"""Errors as Anthropic's clients expect them. Pure."""
+"""Formats errors as Anthropic's clients expect them. Pure."""
 
 import orjson
 
@@ -16,7 +16,7 @@ _KINDS = {
 
 
 def anthropic_body(error: PlatformError) -> bytes:
-    """Return the envelope of an error; `code` and `param` are ours."""
+    """Return the JSON of an error; the fields `code` and `param` are additions to Anthropic's."""
     status = error.status
     kind = _KINDS.get(status, "api_error" if status >= 500 else "invalid_request_error")
     detail = {"type": kind, "message": error.message, "code": error.code, "param": error.param}

@@ -1,6 +1,6 @@
-"""The events of a message's stream: blocks one after the other, each opened and closed. Pure.
+"""The events of a message's stream: each content block is closed before the next one opens. Pure.
 
-A delta of text is the same two pieces of bytes around its text.
+All text deltas of a block share the bytes before the text (`head`) and after the text (`tail`).
 """
 
 from collections.abc import Mapping
@@ -18,12 +18,12 @@ _TEXT, _THINKING = "text", "thinking"
 
 
 class MessageEvents:
-    """Writes all events of one stream, which has one choice.
+    """Writes all events of one stream, whose message has a single choice.
 
     Attributes:
-        head: Bytes before the text of a delta; empty while no text is open.
-        tail: Bytes after the text of a delta.
-        stop_sequence: Stop sequence that ended the answer; empty: none, or not yet.
+        head: Bytes of a text delta before its text; empty while no text block is open.
+        tail: Bytes of a text delta after its text.
+        stop_sequence: Stop sequence that ended the answer; empty until one has.
     """
 
     __slots__ = (
@@ -39,23 +39,23 @@ class MessageEvents:
         Args:
             message_id: Id of the message.
             model: Name of the model that answers.
-            prompt_tokens: Tokens of the prompt; the end of the message tells the cached ones.
+            prompt_tokens: Tokens of the prompt; cached tokens are only reported at the end.
         """
         self._id, self._model, self._prompt_tokens = message_id, model, prompt_tokens
-        self._next = 0  # number of the next block
-        self._open = ""  # kind of the block that is open
-        self._call = -1  # number of the call that is open
+        self._next = 0  # index of the next block
+        self._open = ""  # kind of the open block; empty if none is open
+        self._call = -1  # index of the open call; -1 if none is open
         self._reason = ""
         self.head = b""
         self.stop_sequence = ""
 
     @property
     def is_in_text(self) -> bool:
-        """Whether a block of text is open, so that text can follow at once."""
+        """Whether a text block is open, so that a text delta can be sent without further events."""
         return self._open == _TEXT
 
     def begin_text(self) -> bytes:
-        """Return the events before the first text of a block."""
+        """Return the events before the first text of a new block."""
         return self._opened(_TEXT, {"type": "text", "text": ""})
 
     def first(self) -> bytes:
@@ -65,8 +65,8 @@ class MessageEvents:
         return _event("message_start", b'"message":' + begun)
 
     def delta(self, delta: AnswerDelta, logprobs: dict[str, object] | None = None) -> bytes:
-        """Return the events of a delta: text, reasoning, calls."""
-        del logprobs  # the API has none
+        """Return the events of a delta, which may have reasoning, text and tool calls."""
+        del logprobs  # the API has no log probabilities
         events = b""
         if delta.reasoning:
             if self._open != _THINKING:
@@ -85,21 +85,21 @@ class MessageEvents:
         return events
 
     def finish(self, reason: str) -> bytes:
-        """Return the events that close open blocks; a message has at least one block."""
+        """Return the events that close the open block; a message has at least one block."""
         self._reason = reason
         begun = b"" if self._next else self.begin_text()
         return begun + self._closed()
 
     def last(self, usage: Mapping[str, object], ended_unix_s: int) -> bytes:
-        """Return the events that end a message which has all its blocks."""
-        del ended_unix_s  # the API does not tell
+        """Return the events that end a complete message."""
+        del ended_unix_s  # the API does not report the time
         stopped = stop_reason(self._reason, self.stop_sequence)
         delta = {"stop_reason": stopped, "stop_sequence": self.stop_sequence or None}
         fields = b'"delta":%b,"usage":%b' % (orjson.dumps(delta), orjson.dumps(dict(usage)))
         return _event("message_delta", fields) + _event("message_stop", b"")
 
     def failure(self, error: PlatformError) -> bytes:
-        """Return the event that ends a message which has failed."""
+        """Return the event that ends a failed message."""
         return b"event: error\ndata: " + anthropic_body(error) + b"\n\n"
 
     def _called(self, call: CallDelta) -> bytes:

@@ -1,4 +1,4 @@
-"""Sends the tokens of a message: a `StreamedGeneration` that opens and closes blocks of text."""
+"""Sends the tokens of a message: a `StreamedGeneration` that opens and closes text blocks."""
 
 from gateway.anthropic.events import MessageEvents
 from gateway.dispatch.generation import GenerationSpec
@@ -9,14 +9,14 @@ from gateway.text.sse import ChunkWriter
 
 
 class BlockGeneration(StreamedGeneration):
-    """A streamed answer whose text stands in blocks."""
+    """A streamed answer whose text is written into content blocks."""
 
     __slots__ = ("_events",)
 
     def __init__(
         self, spec: GenerationSpec, chunks: ChunkWriter, itl: FastHistogram, pace: AttemptPace
     ) -> None:
-        """Prepare; `chunks` are the events of a message."""
+        """Prepare; `chunks` writes the events of the message."""
         assert isinstance(chunks, MessageEvents), "only these have blocks"
         super().__init__(spec, chunks, itl, pace)
         self._events = chunks
@@ -28,7 +28,7 @@ class BlockGeneration(StreamedGeneration):
         super()._send(fragment)
 
     def last_chunks(self, reason: str) -> bytes:
-        """See the base; the end names the stop sequence that ended the answer."""
+        """See the base; also notes the stop sequence that ended the answer."""
         chunks = super().last_chunks(reason)
         self._events.stop_sequence = self.pipe.stopped_by
         return chunks

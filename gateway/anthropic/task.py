@@ -1,4 +1,4 @@
-"""A message of Anthropic's API, mapped to a chat and its answer back to a message."""
+"""The task of an Anthropic message: maps the message to a chat, and the answer back."""
 
 from collections.abc import Sequence
 from typing import ClassVar
@@ -15,7 +15,7 @@ from sluice.errors import PlatformError
 
 
 class MessageTask(ChatTask):
-    """A task for one message."""
+    """The task of one message."""
 
     endpoint = "/v1/messages"
     streamed = BlockGeneration
@@ -29,7 +29,7 @@ class MessageTask(ChatTask):
 
     @property
     def include_usage(self) -> bool:
-        """See `GenerationFields`: the end always has it."""
+        """See `GenerationFields`; always true, as the last event has the usage."""
         return True
 
     def stream_writers(
@@ -42,7 +42,7 @@ class MessageTask(ChatTask):
         specs: Sequence[GenerationSpec],
     ) -> StreamWriters:
         """See `TextTask`."""
-        del created_unix_s, fingerprint  # the API does not tell
+        del created_unix_s, fingerprint  # the API reports neither
         events = MessageEvents(f"msg_{uid}", model, len(specs[0].prompt))
         return StreamWriters([events], _MessageEnd(events))
 
@@ -72,8 +72,8 @@ class MessageTask(ChatTask):
 
     @staticmethod
     def usage_of(tally: Tally, reasoning_tokens: int) -> dict[str, object]:
-        """See `TextTask`; `input_tokens` are those that no cache held."""
-        del reasoning_tokens  # they are part of the output
+        """See `TextTask`; `input_tokens` excludes tokens that were found in a cache."""
+        del reasoning_tokens  # the output tokens include the reasoning tokens
         return {
             "input_tokens": tally.prompt_tokens - tally.cached_tokens,
             "cache_creation_input_tokens": 0,
@@ -84,7 +84,7 @@ class MessageTask(ChatTask):
 
 
 def message_task(request: AnthropicRequest) -> MessageTask:
-    """Return the task of a request; BadRequestError when its tools do not go together."""
+    """Return the task of a request; BadRequestError if its tools cannot be combined."""
     task = MessageTask.model_construct(**request.chat_fields(), messages=request.turns)
     task.check_tools()
     _ = task.guide

@@ -1,1 +1,1 @@
-"""The model `auto`: the choice of the model that answers, and of a stand-in for one that cannot."""
+"""The model `auto`: chooses the model that answers, and a stand-in if that model cannot."""

@@ -1,4 +1,4 @@
-"""The models of one worker's `auto`: choices for requests, and stand-ins for failing models."""
+"""Chooses models for requests to `auto`, and stand-ins for models that cannot answer."""
 
 import time
 from collections.abc import Callable, Iterable
@@ -21,18 +21,18 @@ from sluice.errors import PlatformError
 from sluice.wire.control.v1 import control_pb2 as wire
 
 _POLICIES_MAX = 4096
-# A prompt with more texts than a system prompt and a question goes on with a conversation.
+# A prompt with more texts than a system prompt and a question continues a conversation.
 _TEXTS_OF_A_BEGINNING = 2
 _LOT_DIGITS = 12
 
 
 class AskedPrompt(NamedTuple):
-    """The words of a request, before any model's tokenizer has seen it.
+    """The text of a request's prompt, before it is tokenized.
 
     Attributes:
-        texts: Texts of its messages, or its prompts.
-        tools: Number of tools that may be called.
-        ids: Number of tokens that came as ids.
+        texts: Texts of the request's messages, or its prompts.
+        tools: Number of tools that the model may call.
+        ids: Number of prompt tokens that the client sent as ids.
     """
 
     texts: list[str]
@@ -41,27 +41,27 @@ class AskedPrompt(NamedTuple):
 
 
 class AskedTask(Protocol):
-    """The fields of a request that decide the choice (`gateway.endpoints.task.TextTask`)."""
+    """The fields of a request on which the choice depends (`gateway.endpoints.task.TextTask`)."""
 
     model: str
 
     @property
     def session(self) -> str:
-        """Key of requests that share a prefix; empty: none."""
+        """Key of requests that share a prefix; empty if the request has none."""
         ...
 
     @property
     def output_tokens_max(self) -> int | None:
-        """Bound of each answer."""
+        """Maximum output tokens of each answer, if the request sets one."""
         ...
 
     def asked(self) -> AskedPrompt:
-        """Return the request's words, as its body holds them."""
+        """Return the text of the request's prompt, as sent in its body."""
         ...
 
 
 class _ReadyPolicy(NamedTuple):
-    """A policy of a tenant, and the policy made ready for use from it."""
+    """A tenant's policy as sent by the control plane, with the tables computed from it."""
 
     told: wire.AutoPolicy
     table: QualityTable
@@ -69,7 +69,7 @@ class _ReadyPolicy(NamedTuple):
 
 
 class AutoBoard:
-    """Chooses models for requests to `auto`, and stand-ins for any other model."""
+    """Chooses models for requests to `auto`, and stand-ins for all models."""
 
     def __init__(
         self,
@@ -81,10 +81,10 @@ class AutoBoard:
         """Prepare.
 
         Args:
-            directory: Names of models, and the right of callers to use them.
-            views: Returns what the gateway knows of a pool's cells.
-            hasher: Maker of the keys of prompts.
-            shared: Prefixes that other workers know.
+            directory: Models, and which callers may use them.
+            views: Returns the gateway's current data on a pool's cells.
+            hasher: Computes the keys of prompts.
+            shared: Cached prefixes as noted by all gateways.
         """
         self._directory = directory
         self._views = views
@@ -94,10 +94,10 @@ class AutoBoard:
         self._is_used = False
 
     async def decide(self, principal: Principal, task: AskedTask, uid: str) -> AutoDecision | None:
-        """Return the choice for a request; None: the request names a model itself.
+        """Return the choice for a request to `auto`; None if the request names another model.
 
         Raises:
-            PlatformError: No model is left that could answer.
+            PlatformError: None of the candidate models can answer.
         """
         policy = principal.auto_policy
         if task.model != AUTO or policy is None:
@@ -135,10 +135,10 @@ class AutoBoard:
         return AutoDecision(choice, keys, features.tokens)
 
     def other(self, principal: Principal, asked: str, decision: AutoDecision | None) -> str | None:
-        """Return the stand-in for a model that cannot answer now; None: there is none.
+        """Return the stand-in for a model that cannot answer now, or None.
 
-        All stand-ins are chosen here: for `auto` the next best of the choice, for a named model the
-        tenant's fallback.
+        All stand-ins are chosen here: for `auto` the next best model of the choice, for any other
+        model the tenant's configured fallback.
         """
         if decision is None:
             return self._directory.fallback(principal, asked)
@@ -152,7 +152,7 @@ class AutoBoard:
         answers: int,
         ended_at_s: float,
     ) -> None:
-        """Learn the speed of a pool, and the caches of a model, from an answered request."""
+        """Record the speed of a pool and the cached prefix of a model after an answered request."""
         if not self._is_used:
             return
         self._speeds.note(pool_id, tally, answers, ended_at_s)
@@ -162,7 +162,7 @@ class AutoBoard:
         self._shared.note(decision.keys, decision.model, decision.tokens)
 
     def _usable(self, principal: Principal, name: str) -> ResolvedModel | None:
-        """Return a candidate that the caller's key may use and that generates text."""
+        """Return a candidate that generates text and that the caller may use; None otherwise."""
         try:
             resolved = self._directory.resolve_any(principal, name)
         except PlatformError:
@@ -182,7 +182,7 @@ class AutoBoard:
         )
 
     def _policy(self, policy: wire.AutoPolicy) -> _ReadyPolicy:
-        """Return a policy ready for use; each is made ready once, at its first use."""
+        """Return a policy with its tables, which are computed at the policy's first use."""
         known = self._policies.get(policy.id)
         if known is not None and known.told is policy:
             return known

@@ -1,4 +1,4 @@
-"""A choice of `auto` for one request, with its headers and its part of the event. Pure."""
+"""The choice of `auto` for one request, with its response headers and event fields. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -9,19 +9,19 @@ from sluice.auto.features import SCHEME
 from sluice.wire.telemetry.v1 import telemetry_pb2 as wire
 
 AUTO = "auto"
-# Alternatives that a header names.
+# Maximum number of alternatives listed in a response header.
 _CANDIDATES_SHOWN_MAX = 4
 
 
 @dataclass(frozen=True, slots=True)
 class AutoDecision:
-    """A choice for one request.
+    """The choice of a model for one request.
 
     Attributes:
-        choice: The choice.
+        choice: The chosen model and its alternatives.
         keys: Keys of the prompt.
-        tokens: Estimate of the prompt.
-        answered: Model that answers, if the chosen one refused; empty: the chosen one answers.
+        tokens: Estimated number of prompt tokens.
+        answered: Model that answers instead of the chosen model; empty if the chosen model answers.
     """
 
     choice: AutoChoice
@@ -36,18 +36,18 @@ class AutoDecision:
 
     @property
     def reason(self) -> AutoReason:
-        """Reason of the choice, as headers and events name it."""
+        """Reason of the choice, for headers and events."""
         return AutoReason.STAND_IN if self.answered else self.choice.reason
 
     @property
     def others(self) -> Sequence[str]:
-        """The models that may answer instead, best first: those above the floor before others."""
+        """Models that may answer instead: first those above the quality floor, best first."""
         rest = sorted(self.choice.alternatives, key=lambda it: not it.is_eligible)
         return [it.name for it in rest if it.name != self.model]
 
     @property
     def headers(self) -> dict[str, str]:
-        """Headers that report the choice; costs are in the currency of the tenant's prices."""
+        """Response headers that report the choice, with costs in the currency of the prices."""
         options = [self.choice.chosen, *self.choice.alternatives]
         own = next(it for it in options if it.name == self.model)
         rest = [it for it in options if it is not own][:_CANDIDATES_SHOWN_MAX]
@@ -59,7 +59,7 @@ class AutoDecision:
         }
 
     def write(self, event: wire.AutoChoice) -> None:
-        """Write the choice into the event of its request."""
+        """Write the choice into the event of the request."""
         choice = self.choice
         event.scheme, event.cluster = SCHEME, choice.cluster
         event.reason, event.model = self.reason, self.model
@@ -73,7 +73,7 @@ class AutoDecision:
             )
 
     def moved_to(self, model: str) -> "AutoDecision":
-        """Return the decision with another model that answers."""
+        """Return the decision with `model` as the model that answers."""
         return replace(self, answered=model)
 
 

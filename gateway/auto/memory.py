@@ -1,7 +1,8 @@
-"""The models whose caches hold the prefixes of conversations, as this worker has seen them. Pure.
+"""The models that have prefixes of recent conversations in their caches, for one worker. Pure.
 
-A prompt is known by the keys of its beginnings: the next turn of a conversation begins with the
-messages of the last one, and so does every other prompt that shares its beginning and its cache.
+A prompt is identified by the keys of its beginnings. The next turn of a conversation begins with
+the messages of the last turn, so it shares their keys and the cached prefix; so does any other
+prompt with the same beginning.
 """
 
 from collections import OrderedDict
@@ -10,14 +11,14 @@ from typing import NamedTuple
 
 from gateway.auto.prompt_keys import PromptKeys
 
-# A pin to a cache ends this long after the last token.
+# Seconds after the last token for which a prefix is assumed to be cached.
 CACHED_S = 300.0
-# About 0.2 kB each.
+# Maximum number of prefixes, about 0.2 kB each.
 _PREFIXES_MAX = 20_000
 
 
 class KnownPrefix(NamedTuple):
-    """A prompt that a model has answered."""
+    """A prompt that a model has answered, and the time until which it is assumed to be cached."""
 
     model: str
     tokens: int
@@ -25,10 +26,10 @@ class KnownPrefix(NamedTuple):
 
 
 class CachedPrefixes(NamedTuple):
-    """The prefixes of a prompt that replicas have in their caches.
+    """The prefixes of a prompt that are assumed to be in the caches of replicas.
 
     Attributes:
-        current: Model that answered the longest known prefix; empty: no prefix is known.
+        current: Model that answered the longest known prefix; empty if no prefix is known.
         tokens: Tokens of the longest cached prefix, by model.
     """
 
@@ -37,23 +38,23 @@ class CachedPrefixes(NamedTuple):
 
 
 class ConversationMemory:
-    """The prompts of the last minutes, by their chains; bounded: the oldest are dropped first."""
+    """The prompts of the last minutes by their keys; if full, the oldest prompts are dropped."""
 
     def __init__(self, prefixes_max: int = _PREFIXES_MAX) -> None:
         self._prefixes_max = prefixes_max
         self._prefixes: OrderedDict[bytes, KnownPrefix] = OrderedDict()
 
     def __len__(self) -> int:
-        """Return how many prompts are known."""
+        """Return the number of keys."""
         return len(self._prefixes)
 
     def look(self, keys: PromptKeys, now_s: float) -> CachedPrefixes:
-        """Return the cached prefixes of a prompt, as of `now_s` on the worker's clock."""
+        """Return the cached prefixes of a prompt; `now_s` is on the worker's clock."""
         found = (self._prefixes.get(key) for key in keys.longest_first)
         return prefixes_of(it for it in found if it is not None and it.until_s >= now_s)
 
     def note(self, keys: PromptKeys, model: str, tokens: int, now_s: float) -> None:
-        """Remember the model that has answered a prompt."""
+        """Record which model has answered a prompt."""
         for key in keys.whole:
             self._prefixes[key] = KnownPrefix(model, tokens, now_s + CACHED_S)
             self._prefixes.move_to_end(key)
@@ -62,7 +63,7 @@ class ConversationMemory:
 
 
 def prefixes_of(known: Iterable[KnownPrefix]) -> CachedPrefixes:
-    """Return the cached prefixes of a prompt, from the known ones, the longest first."""
+    """Return the cached prefixes of a prompt, given its known prefixes, longest first."""
     current, tokens = "", dict[str, int]()
     for it in known:
         current = current or it.model

@@ -1,7 +1,6 @@
-"""Keys of prompts and of their beginnings: a turn of a conversation begins with the last. Pure.
+"""Keys of prompts and of their beginnings; each turn of a conversation begins with the last. Pure.
 
-Keys leave the process, as other gateways look prompts up by them. Without the secret of the
-installation they reveal no text.
+The keys are shared with other gateways. They reveal no text without the installation's secret.
 """
 
 from collections.abc import Sequence
@@ -9,12 +8,12 @@ from hashlib import blake2b
 from typing import NamedTuple
 
 _KEY_BYTES = 12
-# Beginnings that have keys: the turns of a conversation add two or three messages each.
+# Number of beginnings that get keys; each turn of a conversation adds two or three messages.
 _BEGINNINGS_MAX = 32
-# Texts of a beginning that its key depends on, besides its length: the first and the last ones. So
-# a key costs the same in a talk of any length.
+# A beginning's key depends on its length and on this many of its first and last texts. So a key
+# costs the same for a conversation of any length.
 _FIRST, _LAST = 8, 16
-_WHOLE = 64  # characters of a text that is hashed as a whole
+_WHOLE = 64  # characters up to which a text is hashed whole
 _END = _WHOLE // 2
 
 
@@ -22,8 +21,10 @@ class PromptKeys(NamedTuple):
     """The keys of a prompt.
 
     Attributes:
-        session: Key of its session, whose history may be rewritten; empty: it has none.
-        beginnings: Keys of its longest beginnings, the shortest first; the last is the whole one's.
+        session: Key of the prompt's session, whose history a client may rewrite; empty if it has
+            no session.
+        beginnings: Keys of the prompt's longest beginnings, shortest first; the last key is the
+            key of the whole prompt.
     """
 
     session: bytes
@@ -31,17 +32,17 @@ class PromptKeys(NamedTuple):
 
     @property
     def longest_first(self) -> list[bytes]:
-        """All keys, in the order in which a prompt is looked up."""
+        """All keys in the order of look-up."""
         return [*reversed(self.beginnings), *filter(None, [self.session])]
 
     @property
     def whole(self) -> list[bytes]:
-        """The keys by which the prompt itself is known."""
+        """The keys under which the whole prompt is recorded."""
         return [*self.beginnings[-1:], *filter(None, [self.session])]
 
 
 class PromptHasher:
-    """Makes keys with the secret of an installation, 64 bytes at most."""
+    """Computes keys with the secret of an installation, which has at most 64 bytes."""
 
     def __init__(self, secret: bytes) -> None:
         """Prepare."""
@@ -61,7 +62,7 @@ class PromptHasher:
 
 
 def _beginnings(begun: blake2b, texts: Sequence[str]) -> list[bytes]:
-    """Return the keys of the longest beginnings; each depends on its own texts alone."""
+    """Return the keys of the longest beginnings; each key depends only on its beginning's texts."""
     count = len(texts)
     since = max(0, count - _BEGINNINGS_MAX - _LAST)
     parts = [_bytes(it) for it in _parts(texts[since:])]
@@ -82,7 +83,10 @@ def _beginnings(begun: blake2b, texts: Sequence[str]) -> list[bytes]:
 
 
 def _parts(texts: Sequence[str]) -> list[str]:
-    """Return what texts count by: long ones by their ends, since a wrong match costs little."""
+    """Return the hashed form of texts.
+
+    Of a long text only its length and both ends are hashed, since a wrong match costs little.
+    """
     return [
         f"{text}\0" if len(text) <= _WHOLE else f"{len(text)} {text[:_END]}{text[-_END:]}\0"
         for text in texts

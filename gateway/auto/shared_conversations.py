@@ -1,4 +1,4 @@
-"""The prefixes that all gateways know, in Valkey: a conversation may come to any worker."""
+"""Shares cached prefixes between gateways in Valkey, since any worker may get the next turn."""
 
 from typing import cast
 
@@ -8,19 +8,19 @@ from gateway.limits.valkey_commands import ValkeyCommands, ValkeyDownError
 
 _KEY = b"sluice:auto:"
 _CACHED_MS = round(CACHED_S * 1000)
-# A choice waits no longer: a conversation that is not recognized costs a prefix, and no more.
+# Seconds that a choice waits for Valkey; without an answer only a cached prefix is lost.
 _DEADLINE_S = 0.02
 
 
 class SharedConversations:
-    """Reads and writes the prefixes that this installation's gateways know."""
+    """Reads and writes the prefixes recorded by all gateways of the installation."""
 
     def __init__(self, commands: ValkeyCommands) -> None:
         """Prepare."""
         self._commands = commands
 
     async def look(self, keys: PromptKeys) -> CachedPrefixes:
-        """Return the cached prefixes of a prompt; none while Valkey is away or slow."""
+        """Return the cached prefixes of a prompt; none if Valkey is down or slow."""
         words = (b"MGET", *[_KEY + it for it in keys.longest_first])
         try:
             found = await self._commands.call(words, deadline_s=_DEADLINE_S)
@@ -29,7 +29,7 @@ class SharedConversations:
         return prefixes_of(_parse_prefix(it) for it in cast("list[bytes | None]", found) if it)
 
     def note(self, keys: PromptKeys, model: str, tokens: int) -> None:
-        """Tell the other workers which model has answered a prompt, without waiting for Valkey."""
+        """Record for all workers which model answered a prompt, without waiting for Valkey."""
         value = f"{tokens} {model}".encode()
         for key in keys.whole:
             self._commands.send_only((b"SET", _KEY + key, value, b"PX", _CACHED_MS))

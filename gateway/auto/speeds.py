@@ -1,28 +1,28 @@
-"""The speeds of pools, learned from the latest answers. Pure.
+"""Learns the speeds of pools from recent answers. Pure.
 
-A router predicts only the wait for the first step. The times of a long prefill and of a decode are
-taken from recent requests.
+A router predicts only the wait until a request's first step. The durations of long prefills and of
+decodes are learned from recent requests.
 """
 
 from dataclasses import dataclass
 
 from gateway.dispatch.tally import Tally
 
-# Weight of a new measurement: about twenty requests decide.
+# Weight of a new measurement, so that an estimate reflects about twenty requests.
 _NEW = 0.05
-_UNCACHED_LEAST = 32  # a shorter prefill is mostly the step around it
+_UNCACHED_LEAST = 32  # tokens; the time of a shorter prefill is mostly that of its step
 _OUTPUT_LEAST = 8
 _POOLS_MAX = 4096
 
 
 @dataclass(slots=True)
 class LearnedSpeed:
-    """The times that requests of a pool take; 0: not measured yet.
+    """The learned speed of a pool; 0 for a value without a measurement.
 
     Attributes:
-        prompt_token_s: Seconds of prefill per token that is not cached.
-        output_token_s: Seconds of decode per token.
-        output_tokens: Mean tokens of an answer.
+        prompt_token_s: Seconds of prefill per uncached prompt token.
+        output_token_s: Seconds of decode per output token.
+        output_tokens: Mean output tokens of an answer.
     """
 
     prompt_token_s: float = 0.0
@@ -34,7 +34,7 @@ _UNKNOWN = LearnedSpeed()
 
 
 class LearnedSpeeds:
-    """The speeds of all pools that this worker has asked."""
+    """The learned speeds of all pools that this worker has sent requests to."""
 
     def __init__(self) -> None:
         self._speeds: dict[str, LearnedSpeed] = {}
@@ -44,7 +44,7 @@ class LearnedSpeeds:
         return self._speeds.get(pool_id, _UNKNOWN)
 
     def note(self, pool_id: str, tally: Tally, answers: int, ended_at_s: float) -> None:
-        """Learn from a request that has ended well, on the worker's clock."""
+        """Update a pool's speed from a successful request that ended at `ended_at_s`."""
         if pool_id not in self._speeds and len(self._speeds) >= _POOLS_MAX:
             return
         speed = self._speeds.setdefault(pool_id, LearnedSpeed())

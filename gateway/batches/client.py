@@ -1,4 +1,4 @@
-"""A client of the control plane's batches."""
+"""A client of the control plane's batch service."""
 
 from collections.abc import Sequence
 
@@ -25,10 +25,13 @@ _CHANNEL_OPTIONS = (
 
 
 class BatchClient:
-    """The client of one worker; all methods raise RejectedError UNAVAILABLE without PostgreSQL."""
+    """The batch client of one worker.
+
+    All methods raise RejectedError UNAVAILABLE if PostgreSQL cannot be reached.
+    """
 
     def __init__(self, control_address: str, secret: SharedSecret) -> None:
-        """Prepare; `secret` proves the owner of an id."""
+        """Prepare; `secret` verifies that an id belongs to a tenant."""
         self._link = RenewedChannel(
             control_address, CertificateRole.CONTROL_PLANE, options=_CHANNEL_OPTIONS
         )
@@ -39,7 +42,7 @@ class BatchClient:
         await self._link.aclose()
 
     def new_id(self, tenant_id: str) -> str:
-        """Return the id of a new batch."""
+        """Return an id for a new batch of a tenant."""
         return new_owned_id(PREFIX, tenant_id, self._secret)
 
     async def begin(self, batch: wire.Batch) -> wire.Batch:
@@ -50,7 +53,7 @@ class BatchClient:
             raise _error_of(error, batch.id) from None
 
     async def show(self, tenant_id: str, batch_id: str) -> wire.Batch:
-        """Return a batch; PlatformError NOT_FOUND."""
+        """Return a batch; PlatformError NOT_FOUND if it does not exist."""
         request = self._request(tenant_id, batch_id)
         try:
             return await (await self._stub()).Show(request, timeout=_DEADLINE_S)
@@ -58,7 +61,7 @@ class BatchClient:
             raise _error_of(error, batch_id) from None
 
     async def cancel(self, tenant_id: str, batch_id: str) -> wire.Batch:
-        """Begin to cancel a batch; PlatformError NOT_FOUND, CONFLICT: the batch has ended."""
+        """Begin to cancel a batch; NOT_FOUND if it does not exist, CONFLICT if it has ended."""
         request = self._request(tenant_id, batch_id)
         try:
             return await (await self._stub()).Cancel(request, timeout=_DEADLINE_S)
@@ -66,7 +69,7 @@ class BatchClient:
             raise _error_of(error, batch_id) from None
 
     async def listed(self, tenant_id: str, limit: int, after: str) -> Sequence[wire.Batch]:
-        """Return batches, newest first; PlatformError NOT_FOUND: `after` is no id of a batch."""
+        """Return batches, newest first; NOT_FOUND if `after` is not the id of a batch."""
         if after:
             self._request(tenant_id, after)
         wanted = wire.ListRecordsRequest(tenant_id=tenant_id, limit=limit, after=after)
@@ -77,7 +80,7 @@ class BatchClient:
             raise _error_of(error, after) from None
 
     async def sync(self, request: wire.SyncLinesRequest) -> wire.SyncLinesResponse:
-        """Report the results of lines, and take further lines."""
+        """Report the results of lines, and lease further lines."""
         try:
             return await (await self._stub()).Sync(request, timeout=_DEADLINE_S)
         except grpc.aio.AioRpcError as error:

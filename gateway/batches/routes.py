@@ -1,4 +1,4 @@
-"""/v1/batches."""
+"""The routes of `/v1/batches`."""
 
 import time
 from collections.abc import Callable
@@ -29,7 +29,7 @@ _JSON = "application/json"
 _KNOWN = (PATH, f"{PATH}/{{id}}", f"{PATH}/{{id}}{_CANCEL}")
 _WINDOW_MS = 86_400_000
 _ENDED = frozenset({"completed", "cancelled", "expired"})
-# Of our statuses those that OpenAI has by another name.
+# Statuses that OpenAI's API names differently.
 _STATUSES = {"expiring": "finalizing"}
 _TIMES = ("in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")
 
@@ -44,12 +44,12 @@ class Batches:
         files: FileStore,
         on_begun: Callable[[], None],
     ) -> None:
-        """Compose; `on_begun` is called for each new batch."""
+        """Compose; `on_begun` is called after each new batch was stored."""
         self._directory, self._client, self._files = directory, client, files
         self._on_begun = on_begun
 
     def add_to(self, routes: Routes) -> None:
-        """Add all paths."""
+        """Add the paths of all routes."""
         routes.add("POST", PATH, self.create)
         routes.add("GET", PATH, self.list_all)
         routes.add("GET", f"{PATH}/*", self.get)
@@ -111,14 +111,14 @@ class Batches:
 
 
 def _batch_id(request: web.Request, batch_id: str) -> str:
-    """Return the batch id in a path; PlatformError when the path has another form."""
+    """Return the batch id of a path; PlatformError NOT_FOUND if the path has another form."""
     if "/" in batch_id or not batch_id:
         raise PlatformError(ErrorCode.NOT_FOUND, unknown_url(request.path, _KNOWN))
     return batch_id
 
 
 def batch_object(batch: wire.Batch) -> dict[str, Any]:
-    """Return a batch in the form of the API."""
+    """Return a batch as the API shows it."""
     has_ended = batch.status in _ENDED
     mistakes = orjson.loads(batch.errors) if batch.errors else None
     reached = {f"{it}_at": _seconds(batch.reached_at_unix_ms.get(it)) for it in _TIMES}

@@ -1,8 +1,9 @@
-"""Answers lines of batches: as requests of this worker to itself, behind all other work.
+"""Answers the lines of batches with the worker's own handlers, behind all other work.
 
-The control plane leases lines to a gateway for half a minute, and the gateway renews the lease
-while it works on them. A dead gateway's lines go to another one. A line that is refused for want of
-capacity goes back, and the worker takes fewer lines: a batch uses only the spare capacity of pools.
+The control plane leases lines to a gateway for half a minute, and the gateway renews a lease while
+it works on the line. The lines of a dead gateway are leased to another one. A line that is refused
+for lack of capacity is returned, and the worker leases fewer lines, so that batches use only the
+spare capacity of pools.
 """
 
 import asyncio
@@ -28,14 +29,14 @@ from sluice.wire.state.v1 import state_pb2 as wire
 
 log = structlog.get_logger(__name__)
 
-LINES_MAX = 32  # under way in one worker
-# Between two calls: with lines under way, and without; the longer there were none, the longer.
+LINES_MAX = 32  # lines under way in one worker
+# Seconds between calls: with lines under way, without, and the maximum after many empty calls.
 _BUSY_S, _IDLE_S, _IDLE_MAX_S = 0.25, 2.0, 15.0
-_CALL_BYTES_MAX = 2 << 20  # of results in one call; gRPC takes 4 MiB
+_CALL_BYTES_MAX = 2 << 20  # bytes of results per call; gRPC allows 4 MiB per message
 _RESULT_BYTES_MAX = 3 << 20
 _STOP_S = 5.0
 _LINE_S = 3600.0
-# The platform has no room, or is away: another time the line may be answered.
+# Statuses of temporary refusals: the platform has no capacity, or is unavailable.
 _PASSING = frozenset({429, 503})
 
 Serve = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -43,7 +44,7 @@ _Place = tuple[str, int]
 
 
 class BatchWorker:
-    """The lines that one gateway worker answers; `run` belongs into a TaskGroup."""
+    """Answers the lines that one gateway worker leases; `run` has to run in a TaskGroup."""
 
     def __init__(
         self, client: BatchClient, directory: Directory, routes: Routes, gateway_id: str
@@ -51,8 +52,8 @@ class BatchWorker:
         """Compose.
 
         Args:
-            client: Client that gives lines.
-            directory: Directory with the callers of lines.
+            client: Client that leases lines.
+            directory: Keys and tenants, for the callers of lines.
             routes: Routes that answer lines.
             gateway_id: Id of this worker.
         """
@@ -62,7 +63,7 @@ class BatchWorker:
         self._results: list[wire.LineResult] = []
         self._returned: list[wire.LineName] = []
         self._room = LINES_MAX // 4
-        self._calls_in_vain = 0  # in a row
+        self._calls_in_vain = 0  # consecutive calls that returned no lines
         self._is_awaited = asyncio.Event()
         self._is_stopping = False
         self._has_ended = asyncio.Event()
@@ -73,7 +74,7 @@ class BatchWorker:
         return len(self._running)
 
     def look_soon(self) -> None:
-        """Ask for lines at short intervals again: there is a new batch."""
+        """Request lines at short intervals again, because a new batch was created."""
         self._calls_in_vain = 0
         self._is_awaited.set()
 
@@ -93,7 +94,7 @@ class BatchWorker:
                     await self._pause()
 
     async def _pause(self) -> None:
-        """Wait until the next call."""
+        """Wait until the next call is due."""
         if self._running or self._results:
             self._calls_in_vain = 0
             await asyncio.sleep(_BUSY_S)
@@ -106,7 +107,7 @@ class BatchWorker:
                 await self._is_awaited.wait()
 
     async def stop(self) -> None:
-        """Take no more lines; report the finished ones, and give the rest back."""
+        """Lease no more lines; report finished lines, and return the other lines."""
         self._is_stopping = True
         running = list(self._running.values())
         for task in running:
@@ -131,7 +132,7 @@ class BatchWorker:
             task.add_done_callback(lambda _, place=place: self._running.pop(place, None))
 
     async def _sync(self, wanted: int) -> wire.SyncLinesResponse:
-        """Report results and take lines; unreported results wait for the next call."""
+        """Report results and lease lines; results that do not fit remain for the next call."""
         results, size = list[wire.LineResult](), 0
         for result in self._results:
             size += result.ByteSize()
@@ -175,7 +176,7 @@ class BatchWorker:
         )
 
     async def _serve(self, line: wire.BatchLine, identity: CallerIdentity) -> tuple[int, bytes]:
-        """Return status and body of the answer to a line."""
+        """Return the status and body of the answer to a line."""
         collected = bytearray()
         try:
             principal = self._principal(line)
@@ -188,7 +189,7 @@ class BatchWorker:
             return error.status, body_of(error)
         except ConnectionError:
             raise
-        except Exception:  # the outermost place: no worker is lost
+        except Exception:  # the outermost edge: one failed line must not stop the worker
             log.exception("batch_line_failed", request_id=identity.request_id)
             error = PlatformError(ErrorCode.INTERNAL, "The server had an error; try again.")
             return error.status, body_of(error)
@@ -211,15 +212,18 @@ class BatchWorker:
 
 
 def idle_s(calls_in_vain: int) -> float:
-    """Return the pause after so many consecutive calls that brought no lines."""
+    """Return the pause in seconds after a number of consecutive calls without lines."""
     return backoff_s(calls_in_vain, first_s=_IDLE_S, max_s=_IDLE_MAX_S)
 
 
 def is_passing(status: int, body: bytes) -> bool:
-    """Whether a refusal may be gone later; `body` is the API's JSON.
+    """Return whether a refusal is temporary, so that the line can be tried again.
 
-    A line whose engines fail or die is not tried again: it could kill further engines until its
-    batch ends.
+    A line whose replica was lost is not tried again, because it might kill further engines.
+
+    Args:
+        status: HTTP status of the refusal.
+        body: The error in the API's JSON.
     """
     if status not in _PASSING:
         return False
@@ -227,7 +231,7 @@ def is_passing(status: int, body: bytes) -> bool:
 
 
 def _identity(line: wire.BatchLine) -> CallerIdentity:
-    """Return the ids of a line: the same at every gateway, so that it is billed once."""
+    """Return the ids of a line, which are equal at every gateway, so that it is billed once."""
     name = f"{line.name.batch_id}/{line.name.number}".encode()
     uid = hashlib.blake2b(name, digest_size=16).hexdigest()
     request_id = f"{line.name.batch_id}-{line.name.number}"

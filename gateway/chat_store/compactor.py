@@ -1,4 +1,4 @@
-"""Chats that become shorter: a model sums up earlier turns, and the answer has what it said."""
+"""Shortens chats: a model summarizes earlier messages, and the answer contains the summary."""
 
 from aiohttp import web
 
@@ -12,16 +12,17 @@ from gateway.server.identity import identity_of
 
 
 class ChatCompactor:
-    """Shortens chats, for one worker."""
+    """Shortens chats for one worker."""
 
     def __init__(self, compactor: Compactor, seals: CompactionSeals) -> None:
         """Compose."""
         self._compactor, self._seals = compactor, seals
 
     def expanded(self, tenant_id: str, task: ChatTask) -> ChatTask:
-        """Return a task with the messages that a model is shown.
+        """Return a task whose compaction items are replaced by the messages that the model reads.
 
-        BadRequestError: a compaction among them is not this tenant's, or its secret is over.
+        Raises BadRequestError if a compaction item belongs to another tenant, or if its key has
+        expired.
         """
         if not any(it.compaction for it in task.messages):
             return task
@@ -36,9 +37,13 @@ class ChatCompactor:
     async def shortened(
         self, request: web.Request, principal: Principal, task: ChatTask
     ) -> tuple[ChatTask, CompactedHistory | None]:
-        """Return a task over a summary where that is due, with what stands for earlier turns.
+        """Return a task whose earlier messages are summarized if compaction is due.
 
-        PlatformError: no summary was made.
+        Returns:
+            The task, and the compaction item for the client; None if nothing was summarized.
+
+        Raises:
+            PlatformError: The summary could not be made.
         """
         policy = task.compaction_policy
         if policy is None or not await self._compactor.is_due(request, principal, policy, task):

@@ -1,4 +1,4 @@
-"""A bounded queue of chat completions for PostgreSQL, off the path of requests."""
+"""A bounded queue that writes chat completions to PostgreSQL in the background."""
 
 import asyncio
 from collections import deque
@@ -16,11 +16,11 @@ log = structlog.get_logger(__name__)
 
 KIND = CHAT_COMPLETION
 _WAITING_MAX, _WAITING_BYTES_MAX = 1000, 32 << 20
-RECORD_BYTES_MAX = 3 << 20  # gRPC takes 4 MiB
+RECORD_BYTES_MAX = 3 << 20  # below gRPC's limit of 4 MiB for one message
 
 
 class CompletionKeeper:
-    """The queue of one worker; `run` belongs into a TaskGroup."""
+    """One worker's queue of completions to store; `run` has to run in a TaskGroup."""
 
     def __init__(self, records: SealedRecords) -> None:
         """Prepare."""
@@ -31,7 +31,7 @@ class CompletionKeeper:
         self._is_empty.set()
 
     def offer(self, created: wire.CreateRecordRequest) -> None:
-        """Queue a completion; without room it is dropped, and a log event says so."""
+        """Queue a completion; if the queue is full, drop and log it."""
         size = created.ByteSize()
         has_room = len(self._waiting) < _WAITING_MAX and self._bytes + size <= _WAITING_BYTES_MAX
         if size > RECORD_BYTES_MAX or not has_room:
@@ -64,7 +64,7 @@ class CompletionKeeper:
             self._is_empty.set()
 
     async def settled(self, timeout_s: float) -> None:
-        """Wait until the queue is empty, at most for this long."""
+        """Wait until the queue is empty, for at most `timeout_s` seconds."""
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._is_empty.wait()

@@ -1,4 +1,4 @@
-"""The record of a chat completion that is stored. Pure."""
+"""Builds the record of a stored chat completion. Pure."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,7 +14,7 @@ from sluice.wire.state.v1 import state_pb2 as wire
 def completion_head(
     task: ChatTask, uid: str, *, model: str, created_unix_s: int, fingerprint: str
 ) -> dict[str, object]:
-    """Return the fields that name a completion."""
+    """Return the fields that identify a completion."""
     return {
         "id": f"{task.id_prefix}-{uid}",
         "object": task.kind,
@@ -34,16 +34,16 @@ def record_of(
     usage: dict[str, object],
     created_at_unix_ms: int,
 ) -> wire.CreateRecordRequest:
-    """Return a completion as it is stored.
+    """Return the request that stores a completion with its messages.
 
     Args:
         sent: Messages of the request.
         metadata: Metadata of the request.
         tenant_id: Tenant that owns the completion.
-        head: Names of the completion, from `completion_head`.
-        choices: Answers.
-        usage: Usage.
-        created_at_unix_ms: Time of its storage.
+        head: Identifying fields of the completion, from `completion_head`.
+        choices: Choices of the completion.
+        usage: Usage of the completion.
+        created_at_unix_ms: Time at which the completion is stored.
     """
     completion_id = str(head["id"])
     record = wire.Record(

@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions, and the completions that were stored with `"store": true`."""
+"""Routes of chat completions: POST, and those of completions stored with `"store": true`."""
 
 from functools import partial
 from typing import Any
@@ -33,11 +33,11 @@ _PREFIX, _MESSAGES = f"{PATH}/", "/messages"
 _JSON = "application/json"
 _KNOWN = (PATH, f"{PATH}/{{id}}", f"{PATH}/{{id}}{_MESSAGES}")
 _FILTERS_MAX = 16
-_SETTLE_S = 1.0  # a client may ask for a new completion at once
+_SETTLE_S = 1.0  # seconds to wait for queued completions, since a client may read a new one at once
 
 
 class KeptCompletions:
-    """Routes of chat completions, and of those that are stored, in one worker."""
+    """Routes of one worker that create chat completions, and that read the stored ones."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class KeptCompletions:
             directory: Keys and tenants.
             answering: Makes answers.
             tools: Finds the tools that run on the server.
-            chats: Sums up long chats.
+            chats: Summarizes long chats.
             records: Store of completions.
         """
         self._directory, self._answering, self._tools = directory, answering, tools
@@ -61,7 +61,7 @@ class KeptCompletions:
         self.keeper = CompletionKeeper(records)
 
     def add_to(self, routes: Routes) -> None:
-        """Add all paths."""
+        """Add the paths of all routes."""
         routes.add("POST", PATH, self.create)
         routes.add("GET", PATH, self.list_all)
         routes.add("GET", f"{PATH}/*", self.get)
@@ -71,7 +71,7 @@ class KeptCompletions:
     async def create(self, request: web.Request) -> web.StreamResponse:
         """POST /v1/chat/completions."""
         principal = self._authorise(request)
-        # Not by a name: a stream keeps nothing of its body.
+        # The parsed body gets no variable name, so that a stream does not keep it in memory.
         return await self._answering.answer(
             request,
             principal,
@@ -81,7 +81,7 @@ class KeptCompletions:
         )
 
     async def _task(self, request: web.Request, principal: Principal, wanted: ChatTask) -> ChatTask:
-        """Return the task of a request, with all that it needs beyond a model."""
+        """Return the task of a request, with server tools, compaction and storage as requested."""
         tenant_id = principal.tenant.id
         task = self._chats.expanded(tenant_id, wanted)
         if task.has_server_tools:
@@ -97,7 +97,7 @@ class KeptCompletions:
         if isinstance(task, ToolChatTask):
             return task.model_copy(update=more)
         if keeper is None and compaction is None:
-            return task  # as nearly always
+            return task  # the usual case
         fields = {name: getattr(task, name) for name in ChatTask.model_fields}
         return KeptChatTask.model_construct(**fields, **more)
 
@@ -172,7 +172,7 @@ class KeptCompletions:
 
 
 def _metadata(filters: dict[str, str]) -> dict[str, str]:
-    """Return the filter of `metadata[key]=value` parameters."""
+    """Return the metadata that records must have, from parameters `metadata[key]=value`."""
     if len(filters) > _FILTERS_MAX:
         raise bad_value("metadata", f"send at most {_FILTERS_MAX} filters")
     wanted = dict[str, str]()
@@ -185,7 +185,7 @@ def _metadata(filters: dict[str, str]) -> dict[str, str]:
 
 
 def _completion_id(request: web.Request, completion_id: str) -> str:
-    """Return the id in a path; PlatformError when the path has another form."""
+    """Return the completion id of a path; PlatformError NOT_FOUND for a path of another form."""
     if "/" in completion_id or not completion_id:
         raise PlatformError(ErrorCode.NOT_FOUND, unknown_url(request.path, _KNOWN))
     return completion_id

@@ -1,4 +1,4 @@
-"""A chat completion that is stored or compacted: a usual one, with more at its begin and end."""
+"""The task of a chat completion that is stored or was shortened by a summary."""
 
 import time
 from collections.abc import Sequence
@@ -21,11 +21,11 @@ from sluice.errors import PlatformError
 
 
 class KeptChatChunks(ChatChunks):
-    """Chunks of one choice, and the whole choice collected from them.
+    """Writes the chunks of one choice, and collects the whole choice.
 
     Attributes:
-        call_ids: Ids of the calls, as sent to the client.
-        ended: Whole answer and finish reason; None: the choice has not ended.
+        call_ids: Ids of the tool calls, as sent to the client.
+        ended: The whole answer and its finish reason; None until the choice has ended.
     """
 
     __slots__ = ("_compaction", "call_ids", "ended")
@@ -33,14 +33,14 @@ class KeptChatChunks(ChatChunks):
     def __init__(
         self, head: StreamHead, index: int, compaction: CompactedHistory | None = None
     ) -> None:
-        """Prepare; `compaction` stands for earlier messages."""
+        """Prepare; `compaction` is the item that replaces earlier messages."""
         super().__init__(head, index)
         self._compaction = compaction
         self.call_ids: list[str] = []
         self.ended: tuple[WholeGeneration, str] | None = None
 
     def first(self) -> bytes:
-        """See `ChatChunks`; the first chunk has the compaction."""
+        """See `ChatChunks`; the first chunk contains the compaction item."""
         told = self._compaction
         return super().first() if told is None else self.opened({"compaction": told.model_dump()})
 
@@ -51,14 +51,14 @@ class KeptChatChunks(ChatChunks):
 
 
 class KeptStreamedGeneration(StreamedGeneration):
-    """A streamed choice that is also collected as a whole."""
+    """A streamed choice whose whole answer is collected, too."""
 
     __slots__ = ("_kept",)
 
     def __init__(
         self, spec: GenerationSpec, chunks: ChunkWriter, itl: FastHistogram, pace: AttemptPace
     ) -> None:
-        """Prepare; `chunks` collect the choice."""
+        """Prepare; `chunks` collects the whole choice."""
         assert isinstance(chunks, KeptChatChunks), "only these take it"
         super().__init__(spec, chunks, itl, pace)
         self._kept = chunks
@@ -74,7 +74,7 @@ class KeptStreamedGeneration(StreamedGeneration):
 
 
 class _KeptEnd:
-    """The end of a stream that is stored."""
+    """The end of a stream whose completion may be stored."""
 
     def __init__(self, task: "KeptChatTask", inner: StreamEnd, told: dict[str, object]) -> None:
         self._task, self._inner, self._told = task, inner, told
@@ -91,13 +91,13 @@ class _KeptEnd:
 
 
 class KeptChatTask(ChatTask):
-    """A chat completion that is stored or compacted; a stream holds its body until the end.
+    """A chat completion that is stored or summarized; a stream keeps its body until the end.
 
     Attributes:
-        keeper: Writer to PostgreSQL; None: it is not stored.
+        keeper: Queue for PostgreSQL; None if the completion is not stored.
         tenant_id: Tenant that owns the completion.
         sent: Messages of the request.
-        compaction: Stands for earlier messages; None: none were summed up.
+        compaction: Item that replaces earlier messages; None if nothing was summarized.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
@@ -175,7 +175,7 @@ class KeptChatTask(ChatTask):
         choices: Sequence[dict[str, object]],
         usage: dict[str, object],
     ) -> None:
-        """Queue the completion for storage, with the messages that it answers."""
+        """Queue the completion for storage, with the messages of its request."""
         assert self.keeper is not None, "it is to be stored"
         now_unix_ms = time.time_ns() // 1_000_000
         record = record_of(
@@ -185,7 +185,7 @@ class KeptChatTask(ChatTask):
 
 
 def _choice(task: KeptChatTask, chunks: KeptChatChunks) -> dict[str, object]:
-    """Return a choice of a stream; its calls have the ids that the client received."""
+    """Return a choice of a stream, whose calls have the ids that the client received."""
     assert chunks.ended is not None, "it has ended"
     choice = task.choice_of(*chunks.ended)
     message: Any = choice["message"]

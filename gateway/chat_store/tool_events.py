@@ -1,7 +1,7 @@
-"""The chunks of a chat completion whose tools run here: one stream over any number of rounds. Pure.
+"""The chunks of a chat completion with server tools: one stream over several rounds. Pure.
 
-All rounds are one choice with one id. Calls of the server's tools are not shown as calls, which a
-client would have to answer: each is told when it has ended, with its result (`executed_tools`).
+All rounds are one choice with one id. Calls of server tools are not sent as `tool_calls`, which the
+client would have to answer. Each is sent with its result in `executed_tools` when it has ended.
 """
 
 import copy
@@ -24,17 +24,17 @@ _BUDGETS = frozenset(LoopEnd)
 
 
 class _MadeCall:
-    """A call that the model has made in a round."""
+    """A tool call that the model has made in a round."""
 
     __slots__ = ("arguments", "call_id", "name", "shown_index", "tool")
 
     def __init__(self, first: CallDelta, tool: PlannedTool | None, shown_index: int) -> None:
-        """Take the first piece; `shown_index` is the call's number for the client."""
+        """Set the first piece; `shown_index` is the call's index in the client's `tool_calls`."""
         self.call_id, self.name, self.arguments = first.call_id, first.name, ""
         self.tool, self.shown_index = tool, shown_index
 
     def told(self) -> dict[str, object]:
-        """Return the call in the form of an answer."""
+        """Return the call as the client receives it."""
         function = {"name": self.name, "arguments": self.arguments}
         return {"id": self.call_id, "type": "function", "function": function}
 
@@ -43,12 +43,12 @@ class ToolChatChunks(ChatChunks):
     """Writes all chunks of one answer, over all its rounds.
 
     Attributes:
-        round_calls: Calls of the round, in order.
-        round_reason: Finish reason of the round.
-        found: Findings of the tenant's rules in the latest answer; None: there is nothing to tell.
-        prompt_found: Findings in the prompt; empty: none.
+        round_calls: Calls of the current round, in order.
+        round_reason: Finish reason of the current round.
+        found: Findings of the tenant's rules in the latest answer; None if there are none.
+        prompt_found: Findings in the prompt; empty if there are none.
         completion: The head that all chunks share.
-        named: The fields that name the completion.
+        named: The fields that identify the completion.
     """
 
     __slots__ = (
@@ -67,10 +67,10 @@ class ToolChatChunks(ChatChunks):
         """Begin.
 
         Args:
-            head: Head of a completion that no model answers yet.
-            tools: The server's tools, by their names for the model.
-            servers: Servers that were asked for their tools.
-            compaction: Stands for earlier messages.
+            head: Head of the completion, until a model answers.
+            tools: The server's tools, by the function names that the model uses.
+            servers: MCP servers whose tools were listed.
+            compaction: Item that replaces earlier messages; None if nothing was summarized.
         """
         super().__init__(head)
         self.completion, self._tools, self._servers = head, tools, servers
@@ -79,10 +79,10 @@ class ToolChatChunks(ChatChunks):
         self._content, self._reasoning = bytearray(), list[str]()
         self._logprobs = list[object]()
         self._executed = list[dict[str, Any]]()
-        self._messages = list[Message]()  # of ended rounds
+        self._messages = list[Message]()  # messages of ended rounds
         self._waiting = dict[str, _MadeCall]()
-        self._calls = dict[int, _MadeCall]()  # of the round
-        self._round_from = 0, 0  # where its text begins, and its reasoning
+        self._calls = dict[int, _MadeCall]()  # calls of the current round, by index
+        self._round_from = 0, 0  # lengths of text and reasoning at the start of the current round
         self._begun = self._is_parting = False
         self._reason = ""
         self.round_calls, self.round_reason = list[RoundCall](), ""
@@ -98,13 +98,13 @@ class ToolChatChunks(ChatChunks):
 
     @property
     def messages(self) -> Sequence[Message]:
-        """The messages of all ended rounds: answers, and the results of their calls."""
+        """The messages of all ended rounds: answers of the model and outputs of its calls."""
         return self._messages
 
     def next_round(self, head: StreamHead, named: dict[str, object]) -> "ToolChatChunks":
-        """Return the writer of the next round; an abandoned round leaves nothing.
+        """Return a writer for the next round; if that round is abandoned, its chunks are dropped.
 
-        The names of the first round that is not abandoned become the completion's.
+        The first round that is not abandoned determines the completion's head.
         """
         made = copy.copy(self)
         if not self._begun:
@@ -119,7 +119,7 @@ class ToolChatChunks(ChatChunks):
         return made
 
     def first(self) -> bytes:
-        """Return the chunk that names the role; only the first round has it."""
+        """Return the chunk with the role; only the first round writes it."""
         if self._begun:
             return b""
         self._begun = True
@@ -134,7 +134,7 @@ class ToolChatChunks(ChatChunks):
     # --- a round ----------------------------------------------------------------------------
 
     def parted(self) -> bytes:
-        """Return the chunk between the texts of two rounds, if one is due."""
+        """Return the separator chunk between the texts of two rounds; empty if none is due."""
         if not self._is_parting:
             return b""
         self._is_parting = False
@@ -143,11 +143,11 @@ class ToolChatChunks(ChatChunks):
         return self.head + part + self.tail
 
     def add(self, fragment: bytes) -> None:
-        """Note a piece of text that is sent without `delta`; as it stands in JSON."""
+        """Note text that is sent without `delta`; it is already escaped for a JSON string."""
         self._content += fragment
 
     def delta(self, delta: AnswerDelta, logprobs: dict[str, object] | None = None) -> bytes:
-        """See `ChatChunks`; calls of the server's tools are noted, and not shown."""
+        """See `ChatChunks`; calls of server tools are noted but not sent."""
         before = b""
         if delta.content:
             before = self.parted()
@@ -165,7 +165,7 @@ class ToolChatChunks(ChatChunks):
         return before + super().delta(shown, logprobs)
 
     def finish(self, reason: str) -> bytes:
-        """End the round; the answer goes on, or `last` tells its end."""
+        """End the round without a chunk, since another round or `last` follows."""
         self.round_reason = reason
         made = list(self._calls.values())
         self.round_calls = [RoundCall(it.call_id, it.arguments, it.tool) for it in made]
@@ -190,7 +190,7 @@ class ToolChatChunks(ChatChunks):
         return b""
 
     def _taken(self, call: CallDelta) -> Sequence[CallDelta]:
-        """Note a piece of a call; return the pieces for the client: one, or none."""
+        """Note a piece of a call; return it for the client unless the server runs the call."""
         made = self._calls.get(call.index)
         if made is None:
             shown = sum(it.tool is None for it in self._calls.values())
@@ -207,7 +207,7 @@ class ToolChatChunks(ChatChunks):
         raise AssertionError("a chat has no approvals")
 
     def answer(self, item_id: str, output: str, failure: str | None) -> bytes:
-        """Return the chunk that tells the end of a call."""
+        """Return the chunk that reports the result of a call."""
         made = self._waiting.pop(item_id)
         tool = made.tool
         assert tool is not None, "only the server's tools are answered"
@@ -231,11 +231,11 @@ class ToolChatChunks(ChatChunks):
     # --- the end ----------------------------------------------------------------------------
 
     def end_as(self, reason: str) -> None:
-        """Set the reason of the end: a finish reason, or a budget."""
+        """Set the reason of the end: a finish reason, or a used-up budget."""
         self._reason = reason
 
     def last(self, usage: Mapping[str, Any] | None) -> bytes:
-        """Return the end of the stream; without `usage` it is not told."""
+        """Return the end of the stream; the chunk with the usage is left out without `usage`."""
         details = self._details
         more = b"" if details is None else b'"incomplete_details":%b,' % orjson.dumps(details)
         reason = b'"%b"' % self._finish_reason.encode()
@@ -243,11 +243,11 @@ class ToolChatChunks(ChatChunks):
         return last + (b"" if usage is None else self.completion.usage_chunk(dict(usage))) + DONE
 
     def choice(self, *, has_to_call: bool, has_logprobs: bool) -> dict[str, object]:
-        """Return the whole answer.
+        """Return the whole answer as the completion's choice.
 
         Args:
-            has_to_call: Whether the request asks for a call.
-            has_logprobs: Whether the request asks for log probabilities.
+            has_to_call: Whether the request forces a tool call.
+            has_logprobs: Whether the request includes log probabilities.
         """
         calls = [it.told() for it in self._calls.values() if it.tool is None]
         is_null = not self._content and (calls or has_to_call)
@@ -271,7 +271,7 @@ class ToolChatChunks(ChatChunks):
 
     @property
     def _finish_reason(self) -> str:
-        """The reason in OpenAI's words; a budget is a bound, as the length is."""
+        """The finish reason of OpenAI's API, where a used-up budget is reported as `length`."""
         return "length" if self._reason in _BUDGETS else self._reason
 
     @property

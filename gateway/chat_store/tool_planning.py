@@ -11,7 +11,7 @@ from gateway.tools.plan import ToolPlan
 
 
 class ChatToolPlanning:
-    """Plans the tools of chat completions, for one worker."""
+    """Plans the server tools of chat completions, for one worker."""
 
     def __init__(self, directory: Directory, catalog: ToolCatalog) -> None:
         """Compose."""
@@ -21,8 +21,8 @@ class ChatToolPlanning:
         """Return the task of a completion with server tools.
 
         Raises:
-            BadRequestError: The request names a tool that this key may not use, or one whose calls
-                need approval, or its tools do not go together.
+            BadRequestError: The request names a tool that this key may not use, or a tool whose
+                calls need approval, or tools that cannot be combined.
         """
         mine = wanted.functions_told
         functions = wanted.server_functions
@@ -38,7 +38,7 @@ class ChatToolPlanning:
 
 
 def _require_no_approval(plan: ToolPlan, wanted: ChatTask) -> None:
-    """Refuse a tool whose calls need approval; BadRequestError tells the field, and the fix."""
+    """Raise BadRequestError, with a remedy in its text, if a tool's calls need approval."""
     for it in plan.tools.values():
         if not it.needs_approval:
             continue

@@ -1,4 +1,4 @@
-"""A chat completion with server tools: rounds of requests that write one answer."""
+"""A chat completion with server tools: several rounds that write one answer."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -25,14 +25,14 @@ from sluice.errors import PlatformError
 
 
 class RoundGeneration(StreamedGeneration):
-    """A streamed round, whose text is collected as well."""
+    """A streamed round of the model whose text is collected, too."""
 
     __slots__ = ("_events",)
 
     def __init__(
         self, spec: GenerationSpec, chunks: ChunkWriter, itl: FastHistogram, pace: AttemptPace
     ) -> None:
-        """Prepare; `chunks` collect the answer."""
+        """Prepare; `chunks` collects the answer."""
         assert isinstance(chunks, ToolChatChunks), "only these take it"
         super().__init__(spec, chunks, itl, pace)
         self._events = chunks
@@ -45,7 +45,7 @@ class RoundGeneration(StreamedGeneration):
         super()._send(fragment)
 
     def last_chunks(self, reason: str) -> bytes:
-        """See the base; the findings are told at the end of the whole answer."""
+        """See the base; findings are kept for the end of the whole answer."""
         chunks = super().last_chunks(reason)
         if self.guard is not None:
             self._events.found = self.guard.annotations() or self._events.found
@@ -54,15 +54,15 @@ class RoundGeneration(StreamedGeneration):
 
 
 class ChatRounds:
-    """The rounds of one completion: their writers, and the result of the last one.
+    """The rounds of one completion: the writers of their chunks, and the last round's result.
 
     Attributes:
         plan: Server tools of the request.
-        approved: No calls: a chat has no approvals.
+        approved: Always empty, since chats have no approvals.
         events: Writer of the chunks.
-        uid: Id of the first round, which the completion's is made of.
-        usage: Usage of the last round; None: it failed.
-        error: Error of the last round, if it failed after it began.
+        uid: Id of the first round, from which the completion's id is made.
+        usage: Usage of the last round; None if that round failed.
+        error: Error of the last round if it failed after it began.
     """
 
     approved: Sequence[ApprovedCall] = ()
@@ -77,27 +77,27 @@ class ChatRounds:
         self._now: ToolChatChunks | None = None
 
     def messages(self) -> list[Message]:
-        """See `TaskRounds`: those of the ended rounds."""
+        """See `TaskRounds`; the messages of the ended rounds."""
         return [*self.events.messages]
 
     def writers(self, made: ToolChatChunks) -> StreamWriters:
-        """Return the writers of a round."""
+        """Return the writers of one round's chunks."""
         self._now, self.usage, self.error = made, None, None
         return StreamWriters([made], self, head=None if made.has_begun else made.completion)
 
     def commit(self) -> None:
-        """End the round: the next one continues behind it."""
+        """End the round successfully, so that the next round continues after its chunks."""
         if self._now is not None:
             self.events, self._now = self._now, None
 
     async def last(self, usage: dict[str, object], ended_unix_s: int) -> bytes:
-        """See `StreamEnd`; the answer goes on."""
+        """See `StreamEnd`; writes nothing, because further rounds may follow."""
         del ended_unix_s
         self.usage = usage
         return b""
 
     def failure(self, error: PlatformError) -> bytes:
-        """See `StreamEnd`; the answer reports it."""
+        """See `StreamEnd`; writes nothing, because the whole answer reports the error."""
         self.error = error
         return b""
 
@@ -107,10 +107,10 @@ class ToolChatTask(ChatTask):
 
     Attributes:
         rounds: Rounds of the completion.
-        keeper: Stores the completion; None: it is not stored.
+        keeper: Queue for PostgreSQL; None if the completion is not stored.
         tenant_id: Tenant that owns the completion.
         sent: Messages of the request.
-        compaction: Stands for earlier messages; None: none were summed up.
+        compaction: Item that replaces earlier messages; None if nothing was summarized.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
@@ -138,13 +138,14 @@ class ToolChatTask(ChatTask):
     def next_round(
         self, messages: Sequence[Message], tokens_left: int | None, *, is_first: bool
     ) -> "ToolChatTask":
-        """See `RoundTask`; a forced call, and the least number of tokens, hold for the first."""
+        """See `RoundTask`; a forced call and `min_tokens` apply to the first round only."""
         changes: dict[str, Any] = {
             "messages": [*self.messages, *messages],
             "stream": True,
             "max_tokens": None,
             "max_completion_tokens": tokens_left,
-            "session_id": self.session or self.answer_id,  # a round begins as the one before
+            # All rounds share a prefix, so also a session.
+            "session_id": self.session or self.answer_id,
         }
         if not is_first:
             changes["min_tokens"] = None
@@ -161,7 +162,7 @@ class ToolChatTask(ChatTask):
         fingerprint: str,
         specs: Sequence[GenerationSpec],
     ) -> StreamWriters:
-        """See `TextTask`; all rounds are one completion."""
+        """See `RoundTask`; all rounds are one completion."""
         del uid, specs
         head = StreamHead(
             self.chunk_kind,
@@ -205,7 +206,7 @@ class ToolChatTask(ChatTask):
         return events.last(told if self.include_usage else None), orjson.dumps(answer)
 
     def failed(self, error: PlatformError) -> tuple[bytes, bytes]:
-        """See `RoundTask`; a whole answer cannot report a failure, so that it is raised."""
+        """See `RoundTask`; without a stream the error is raised, as an answer cannot report it."""
         if not self.stream:
             raise error
         return error_event(body_of(error)), b""

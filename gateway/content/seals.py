@@ -1,8 +1,9 @@
-"""Stored content of tenants, encrypted with keys of their own, and the bounds of its age.
+"""Encryption of stored content with keys of the tenants, and the maximum age of that content.
 
-AES-256-GCM. A sealed content begins with a byte that no JSON and no event begins with, and the
-number of its key. So contents in the clear, from before the first key, are read as they are. A
-content opens at its own place alone, and never again after its key was deleted.
+The cipher is AES-256-GCM. Encrypted content begins with a mark, a byte that begins neither JSON nor
+an event, and with the number of its key. So content from before a tenant's first key is recognized
+as unencrypted. Content can only be decrypted for the place that it was encrypted for, and never
+after its key was deleted.
 """
 
 import os
@@ -23,26 +24,26 @@ from sluice.wire.control.v1 import control_pb2 as wire
 _MARK = b"\x01"
 _HEAD = struct.Struct(">cI")  # the mark, and the number of the key
 _NONCE_BYTES = 12
-_TENANTS_MAX = 1024  # with ciphers at hand
+_TENANTS_MAX = 1024  # tenants whose ciphers are cached
 _HOUR_MS = 3_600_000
 
 
 class ContentGoneError(Exception):
-    """A content cannot be decrypted any more: its key was deleted."""
+    """A content can no longer be decrypted, because its key was deleted."""
 
 
 class _KeyRing(NamedTuple):
-    """The keys of a tenant, as the control plane sent them, and their ciphers by number."""
+    """The keys of a tenant as the control plane sent them, and their ciphers by key number."""
 
     told: wire.ContentKeys
     ciphers: dict[int, AESGCM]
 
 
 class ContentSeals:
-    """Encrypts and decrypts the contents of all tenants, for one worker."""
+    """Encrypts and decrypts the stored contents of all tenants, for one worker."""
 
     def __init__(self, state: ControlState, secret: SharedSecret) -> None:
-        """Prepare; `state` has the sealed keys, and `secret` opens them."""
+        """Prepare; `state` has the tenants' encrypted keys, and `secret` decrypts these keys."""
         self._state = state
         self._sealer = Sealer(secret, SEALED_FOR)
         self._rings: OrderedDict[str, _KeyRing] = OrderedDict()
@@ -53,7 +54,7 @@ class ContentSeals:
         return told is not None and bool(told.keys)
 
     def horizon_unix_ms(self, tenant_id: str, now_unix_ms: int) -> int:
-        """Return the time before which contents of a tenant are over; 0: there is none."""
+        """Return the Unix time in ms before which a tenant's content has expired; 0 if none has."""
         tenant, told = self._state.tenants.get(tenant_id), self._state.content_keys.get(tenant_id)
         erased_ms = 0 if told is None else told.erased_at_unix_ms
         if tenant is None or not tenant.retention_hours:
@@ -61,9 +62,9 @@ class ContentSeals:
         return max(erased_ms, now_unix_ms - tenant.retention_hours * _HOUR_MS)
 
     def sealed(self, tenant_id: str, place: str, content: bytes) -> bytes:
-        """Return a content, encrypted for its place where the tenant has a key.
+        """Return a content, encrypted for its place if the tenant has a key.
 
-        RejectedError UNAVAILABLE: the tenant's key cannot be opened here.
+        Raises RejectedError UNAVAILABLE if the tenant's key cannot be decrypted here.
         """
         if not content or not self.encrypts(tenant_id):
             return content
@@ -77,13 +78,16 @@ class ContentSeals:
         return _HEAD.pack(_MARK, newest) + nonce + body
 
     def opened(self, tenant_id: str, place: str, content: bytes) -> bytes:
-        """Return a content in the clear; ContentGoneError: it cannot be decrypted."""
+        """Return a content, decrypted if it is encrypted.
+
+        Raises ContentGoneError if it cannot be decrypted.
+        """
         if not is_sealed(content):
             return content
         return self.opened_sealed(tenant_id, place, content)
 
     def opened_sealed(self, tenant_id: str, place: str, content: bytes) -> bytes:
-        """Return a content that cannot be one in the clear; ContentGoneError: it does not open."""
+        """Decrypt a content that must be encrypted; ContentGoneError if it cannot be decrypted."""
         behind = _HEAD.size + _NONCE_BYTES
         if len(content) < behind or not is_sealed(content):
             raise ContentGoneError
@@ -98,12 +102,12 @@ class ContentSeals:
             raise ContentGoneError from None
 
     def _ciphers(self, tenant_id: str) -> dict[int, AESGCM]:
-        """Return the ciphers of a tenant's keys, as far as these can be opened here."""
+        """Return the ciphers of those of a tenant's keys that can be decrypted here."""
         told, ring = self._state.content_keys.get(tenant_id), self._rings.get(tenant_id)
         if ring is not None and ring.told is told:
             self._rings.move_to_end(tenant_id)
             return ring.ciphers
-        self._rings.pop(tenant_id, None)  # deleted keys do not stay in memory
+        self._rings.pop(tenant_id, None)  # a deleted key has to leave the memory, too
         if told is None:
             return {}
         ciphers = dict[int, AESGCM]()

@@ -1,4 +1,4 @@
-"""/v1/conversations, and the items of each."""
+"""The routes of `/v1/conversations` and of the items of each conversation."""
 
 from functools import partial
 from typing import Any
@@ -37,7 +37,7 @@ class Conversations:
         self._directory, self._store = directory, store
 
     def add_to(self, routes: Routes) -> None:
-        """Add all paths."""
+        """Add the paths of all routes."""
         routes.add("POST", PATH, self.create)
         routes.add("GET", f"{PATH}/*", self.get)
         routes.add("POST", f"{PATH}/*", self.post)
@@ -101,7 +101,7 @@ class Conversations:
 
 
 def _place(request: web.Request) -> list[str]:
-    """Return the id in a path, and the rest: nothing, `items`, or `items` and an item's id."""
+    """Return the parts of a path: an id, then optionally `items`, then optionally an item's id."""
     parts = path_rest(request, _PREFIX).split("/")
     if not all(parts) or len(parts) > 3 or (len(parts) > 1 and parts[1] != _ITEMS):
         raise PlatformError(ErrorCode.NOT_FOUND, unknown_url(request.path, _KNOWN))

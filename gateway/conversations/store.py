@@ -1,4 +1,4 @@
-"""Conversations and their items, as records of tenants."""
+"""Stores conversations and their items as records of tenants."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -17,26 +17,29 @@ from sluice.stored_content import CONVERSATION
 from sluice.wire.state.v1 import state_pb2 as wire
 
 _PREFIX = "conv"
-_BYTES_MAX = 3 << 20  # of the items of one request; gRPC takes 4 MiB
-_CONTEXT_BYTES_MAX = 16 << 20  # of all items, for a response
+_BYTES_MAX = 3 << 20  # bytes of the items of one request; gRPC allows 4 MiB per message
+_CONTEXT_BYTES_MAX = 16 << 20  # bytes of all items that a response may continue
 _ITEM: TypeAdapter[InputItem] = TypeAdapter(InputItem)
 
 
 class ConversationStore:
-    """The store of one worker; see `RecordClient` for the errors besides NOT_FOUND."""
+    """The conversations of one worker's tenants.
+
+    All methods raise NOT_FOUND for an unknown id, and otherwise the errors of `RecordClient`.
+    """
 
     def __init__(self, records: SealedRecords) -> None:
         """Prepare."""
         self._records = records
 
     def require(self, tenant_id: str, conversation_id: str, param: str | None = None) -> None:
-        """Raise NOT_FOUND unless an id may be one of the tenant's."""
+        """Raise NOT_FOUND unless an id was made for this tenant."""
         self._records.require(conversation_id, _PREFIX, tenant_id, param)
 
     async def begin(
         self, tenant_id: str, items: Sequence[InputItem], metadata: Mapping[str, str]
     ) -> wire.Record:
-        """Return a new conversation."""
+        """Create a conversation and return its record."""
         record = wire.Record(
             id=self._records.new_id(_PREFIX, tenant_id),
             tenant_id=tenant_id,
@@ -68,7 +71,7 @@ class ConversationStore:
     async def append(
         self, tenant_id: str, conversation_id: str, items: Sequence[dict[str, Any]], param: str
     ) -> None:
-        """Add items, all or none; BadRequestError: they, or the conversation, are too large."""
+        """Add all items or none; BadRequestError if they or the conversation are too large."""
         self.require(tenant_id, conversation_id)
         rows = _record_items(items, param)
         await self._records.append(tenant_id, conversation_id, rows, MESSAGES_MAX)
@@ -76,7 +79,7 @@ class ConversationStore:
     async def page(
         self, tenant_id: str, conversation_id: str, limit: int, *, is_ascending: bool, after: str
     ) -> list[dict[str, Any]]:
-        """Return items, `limit` at most."""
+        """Return at most `limit` items of a conversation."""
         self.require(tenant_id, conversation_id)
         wanted = wire.ListItemsRequest(
             tenant_id=tenant_id,
@@ -103,7 +106,7 @@ class ConversationStore:
         await self._records.remove_item(tenant_id, conversation_id, item_id)
 
     async def context(self, tenant_id: str, conversation_id: str, param: str) -> list[InputItem]:
-        """Return all items, oldest first; BadRequestError: they have too many bytes."""
+        """Return all items, oldest first; BadRequestError if their bytes exceed the bound."""
         self.require(tenant_id, conversation_id, param)
         wanted = wire.ListItemsRequest(tenant_id=tenant_id, id=conversation_id, is_ascending=True)
         items, size = list[InputItem](), 0
@@ -120,7 +123,7 @@ class ConversationStore:
 
 
 def new_items(items: Sequence[InputItem]) -> list[dict[str, Any]]:
-    """Return items for storage; ids from clients are replaced."""
+    """Return items in the stored form; ids that clients sent are replaced by new ids."""
     stem = new_id("item").partition("_")[2]
     return stored_items([it.model_copy(update={"id": None}) for it in items], stem)
 

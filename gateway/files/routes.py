@@ -1,4 +1,4 @@
-"""/v1/files: inputs and outputs of batches."""
+"""The routes of `/v1/files`, which stores inputs and outputs of batches."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable
@@ -27,7 +27,7 @@ _PURPOSE = "batch"
 _PIECE_BYTES, _FIELD_BYTES_MAX, _FIELDS_MAX = 64 << 10, 1024, 8
 _NAME_CHARACTERS_MAX = 200
 _PIECE_S, _WRITE_S = 30.0, 30.0
-_UPLOADS_MAX = 8  # at once in one worker: each holds 2 MiB
+_UPLOADS_MAX = 8  # concurrent uploads in one worker; each uses 2 MiB of memory
 _BROKEN = (
     "The multipart form is broken: send it as curl -F purpose=batch -F file=@batch.jsonl does, with"
     " the boundary of its Content-Type before each part and after the last one."
@@ -44,7 +44,7 @@ class TenantFiles:
         self._uploads = asyncio.Semaphore(_UPLOADS_MAX)
 
     def add_to(self, routes: Routes) -> None:
-        """Add all paths."""
+        """Add the paths of all routes."""
         routes.add("POST", PATH, self.create)
         routes.add("GET", PATH, self.list_all)
         routes.add("GET", f"{PATH}/*", self.get)
@@ -137,7 +137,7 @@ class TenantFiles:
 
 
 async def _in_time(piece: Awaitable[_Piece]) -> _Piece:
-    """Return the next piece of a form; HttpError (408): it does not come."""
+    """Return the next piece of a form; HttpError 408 if it does not arrive in time."""
     try:
         async with asyncio.timeout(_PIECE_S):
             return await piece
@@ -157,7 +157,10 @@ async def _text(field: BodyPartReader) -> str:
 
 
 async def _bounded(field: BodyPartReader) -> AsyncIterator[bytes]:
-    """Yield the pieces of a file; BadRequestError: it is too large, or comes too slowly."""
+    """Yield the pieces of a file; BadRequestError if the file is too large.
+
+    Raises HttpError 408 if a piece does not arrive in time.
+    """
     size = 0
     while True:
         piece = await _in_time(field.read_chunk(_PIECE_BYTES))
@@ -171,7 +174,7 @@ async def _bounded(field: BodyPartReader) -> AsyncIterator[bytes]:
 
 
 def _one(request: web.Request, file_id: str) -> str:
-    """Return the id in a path; PlatformError when the path has another form."""
+    """Return the file id of a path; PlatformError NOT_FOUND if the path has another form."""
     if "/" in file_id or not file_id:
         raise PlatformError(ErrorCode.NOT_FOUND, unknown_url(request.path, _KNOWN))
     return file_id

@@ -1,4 +1,4 @@
-"""Files of tenants, as records whose items are the file's parts."""
+"""Stores files of tenants as records whose items are the parts of the file."""
 
 import time
 from collections.abc import AsyncIterator
@@ -14,29 +14,33 @@ FILE_BYTES_MAX = 100 << 20
 
 
 class FileStore:
-    """The store of one worker; see `RecordClient` for the errors besides NOT_FOUND."""
+    """The files of one worker's tenants.
+
+    All methods raise NOT_FOUND for an unknown id, and otherwise the errors of `RecordClient`.
+    """
 
     def __init__(self, records: RecordClient) -> None:
         """Prepare."""
         self._records = records
 
     def require(self, tenant_id: str, file_id: str, param: str | None = None) -> None:
-        """Raise NOT_FOUND unless an id may be one of the tenant's."""
+        """Raise NOT_FOUND unless an id was made for this tenant."""
         self._records.require(file_id, PREFIX, tenant_id, param)
 
     async def write(
         self, tenant_id: str, filename: str, purpose: str, content: AsyncIterator[bytes]
     ) -> dict[str, Any]:
-        """Store a new file, and return it in the form of the API.
+        """Store a new file, and return it as the API shows it.
 
-        An error of `content` removes the file again.
+        If `content` raises an error, the file is removed again.
         """
         record = wire.Record(
             id=self._records.new_id(PREFIX, tenant_id),
             tenant_id=tenant_id,
             kind=KIND,
             created_at_unix_ms=time.time_ns() // 1_000_000,
-            content=file_content(filename, purpose, 0, "error"),  # until all of it is there
+            # The status until all parts are stored.
+            content=file_content(filename, purpose, 0, "error"),
         )
         await self._records.create(record)
         try:
@@ -65,14 +69,14 @@ class FileStore:
         await self._records.append(record.tenant_id, record.id, [item])
 
     async def show(self, tenant_id: str, file_id: str, param: str | None = None) -> dict[str, Any]:
-        """Return a file in the form of the API."""
+        """Return a file as the API shows it."""
         self.require(tenant_id, file_id, param)
         return file_object(await self._records.show(tenant_id, file_id, param))
 
     async def listed(
         self, tenant_id: str, limit: int, *, is_ascending: bool, after: str
     ) -> list[dict[str, Any]]:
-        """Return at most `limit` files in the form of the API."""
+        """Return at most `limit` files as the API shows them."""
         if after:
             self.require(tenant_id, after, "after")
         wanted = wire.ListRecordsRequest(
@@ -94,6 +98,6 @@ class FileStore:
 
 
 def file_object(record: wire.Record) -> dict[str, Any]:
-    """Return a file in the form of the API."""
+    """Return a file as the API shows it."""
     told: dict[str, Any] = {"id": record.id, "object": "file"}
     return told | {"created_at": record.created_at_unix_ms // 1000} | orjson.loads(record.content)

@@ -1,7 +1,7 @@
-"""One answer under rules: releases the text that may be shown, in whatever pieces it comes. Pure.
+"""Applies the rules of a tenant to one answer, and releases the text that may be shown. Pure.
 
-Content, reasoning and the arguments of each call are texts of their own. The log probabilities of
-tokens leave once no text is held back, and never after text was taken out.
+Content, reasoning and the arguments of each call are separate texts. Log probabilities of tokens
+are released only while no text is held back, and dropped next to text that was removed.
 """
 
 from collections import deque
@@ -19,16 +19,16 @@ _NONE = TargetRules(None, None)
 
 
 class Lane:
-    """A text of an answer under the rules that act and the rules that only count.
+    """One text of an answer, checked by rules that act and by rules that only count matches.
 
     Attributes:
-        blocked_by: Id of the rule that has ended the text; empty: none has.
+        blocked_by: Id of the rule that has blocked the text; empty if no rule has.
     """
 
     __slots__ = ("_acting", "_counted", "_reader", "blocked_by")
 
     def __init__(self, rules: TargetRules, *, is_json: bool = False) -> None:
-        """Begin a text; `is_json`: rules apply to the values of its strings."""
+        """Begin a text; if `is_json`, the rules apply to the string values in its JSON."""
         self._acting = None if rules.acting is None else GuardedText(rules.acting)
         self._counted = None if rules.counted is None else GuardedText(rules.counted)
         self._reader = JsonReader() if is_json and rules != _NONE else None
@@ -36,7 +36,7 @@ class Lane:
 
     @property
     def holds(self) -> bool:
-        """Whether text is held back."""
+        """Whether text is held back until a possible match is complete."""
         return self._acting is not None and bool(self._acting.held)
 
     @property
@@ -46,23 +46,23 @@ class Lane:
 
     @property
     def released(self) -> int:
-        """Number of its characters that were released, rewritten ones among them."""
+        """Number of characters of the text that were released, including rewritten characters."""
         return 0 if self._acting is None else self._acting.released
 
     @property
     def length(self) -> int:
-        """Number of characters so far."""
+        """Number of characters of the text so far."""
         return 0 if self._acting is None else self._acting.length
 
     def push(self, piece: str) -> str:
-        """Take the next piece; return the text that may leave."""
+        """Add the next piece; return the text that may be released."""
         reader = self._reader
         if reader is None:
             return self._passed(piece)
         return written(self._passed(reader.push(piece)))
 
     def flush(self) -> str:
-        """End the text: return the rest."""
+        """End the text; return its remaining part."""
         reader, rest = self._reader, ""
         if reader is not None:
             rest = self._passed(reader.flush())
@@ -74,7 +74,7 @@ class Lane:
         return rest if reader is None else written(rest)
 
     def findings(self) -> Findings:
-        """Return the numbers of matches by rule."""
+        """Return the number of matches of each rule."""
         found = Findings()
         for text in (self._acting, self._counted):
             if text is not None:
@@ -101,12 +101,12 @@ class Lane:
 
 
 class AnswerGuard:
-    """The texts of one answer.
+    """Guards the texts of one answer.
 
     Attributes:
         request: Findings of the rules in the request.
-        unjudged: Classifiers that have not answered for the request or the answer.
-        blocked_by: Id of the rule that has ended the answer; empty: none has.
+        unjudged: Classifiers that did not answer, for the request or the answer.
+        blocked_by: Id of the rule that has blocked the answer; empty if no rule has.
     """
 
     __slots__ = (
@@ -133,31 +133,45 @@ class AnswerGuard:
         *,
         is_told: bool = False,
     ) -> None:
-        """Begin an answer; `is_told`: the client has asked for annotations."""
+        """Begin an answer.
+
+        Args:
+            plan: Rules of the tenant.
+            request: Findings of the rules in the request.
+            unjudged: Classifiers that did not answer for the request.
+            is_told: Whether the client has requested annotations.
+        """
         self._plan = plan
         self._shows_findings = is_told
-        self._marks = deque[tuple[int, int]]()  # tokens, and characters that came with them
+        # Number of tokens, and number of characters up to them.
+        self._marks = deque[tuple[int, int]]()
         self._shown_tokens = 0
         self.request = Findings() if request is None else request
         self.unjudged = unjudged
         rules = plan.targets.get(GuardTarget.ANSWER, _NONE)
         self._content, self._reasoning = Lane(rules), Lane(rules)
         self._calls: list[Lane] = []
-        self._entries: list[TokenLogprob] = []  # that wait
-        self._seen = 0  # places that were replaced when nothing was held last
+        self._entries: list[TokenLogprob] = []  # log probabilities that are held back
+        self._seen = 0  # replaced matches when entries were last released
         self.blocked_by = ""
 
     def passed(
         self, delta: AnswerDelta, entries: Sequence[TokenLogprob] = (), tokens: int = 0
     ) -> tuple[AnswerDelta, list[TokenLogprob]]:
-        """Take the next piece; return its visible part, and the entries of log probabilities.
+        """Add the next piece of the answer.
 
-        `tokens`: number of the answer's tokens so far.
+        Args:
+            delta: The piece.
+            entries: Log probabilities of its tokens.
+            tokens: Number of the answer's tokens so far.
+
+        Returns:
+            The part of the text, and the log probabilities, that may be sent.
         """
         if self.blocked_by:
             return NOTHING, []
         reasoning = self._push(self._reasoning, delta.reasoning)
-        if (delta.content or delta.calls) and self._reasoning.holds:  # it has ended
+        if (delta.content or delta.calls) and self._reasoning.holds:  # the reasoning has ended
             reasoning += self._rest(self._reasoning)
         content = self._push(self._content, delta.content)
         calls = tuple([it for call in delta.calls for it in self._call(call)])
@@ -167,15 +181,15 @@ class AnswerGuard:
     def finished(
         self, delta: AnswerDelta, entries: Sequence[TokenLogprob], tokens: int
     ) -> tuple[AnswerDelta, list[TokenLogprob]]:
-        """Take the last piece of an answer; return the visible part of it and of the held text."""
+        """Add the last piece of an answer; return all its text that may still be sent."""
         delta, told = AnswerGuard.passed(self, delta, entries, tokens)
         return joined(delta, self.flush()), told + self.rest()
 
     def close(self) -> None:
-        """Drop the answer: its request was cancelled or has failed."""
+        """Drop the answer, because its request was cancelled or has failed."""
 
     def withheld_tokens(self, tokens: int) -> int:
-        """Return how many of this many tokens a block has kept from the client."""
+        """Return how many of the answer's tokens a block has withheld from the client."""
         return tokens - self._shown_tokens if self.blocked_by else 0
 
     @property
@@ -184,19 +198,19 @@ class AnswerGuard:
         return self.blocked_by in self._plan.unbilled
 
     def annotations(self) -> dict[str, object] | None:
-        """Return the annotations on an ended answer; None: there are none."""
+        """Return the annotations of an ended answer, or None."""
         found = self.findings()
         return (
             annotations(found, self.unjudged) if self._shows_findings or has_marks(found) else None
         )
 
     def request_annotations(self) -> dict[str, object] | None:
-        """Return the annotations on the request; None: there are none."""
+        """Return the annotations of the request, or None."""
         is_told = self._shows_findings or has_marks(self.request)
         return annotations(self.request) if is_told else None
 
     def flush(self) -> AnswerDelta:
-        """End the answer: return the rest of it."""
+        """End the answer; return its remaining text."""
         if self.blocked_by:
             return NOTHING
         reasoning, content = self._rest(self._reasoning), ""
@@ -208,11 +222,11 @@ class AnswerGuard:
         return AnswerDelta(content, reasoning, tuple(calls))
 
     def rest(self) -> list[TokenLogprob]:
-        """Return the waiting entries of an ended answer."""
+        """Return the log probabilities that an ended answer has still held back."""
         return self._visible(())
 
     def findings(self) -> Findings:
-        """Return the numbers of matches by rule."""
+        """Return the number of matches of each rule."""
         found = Findings()
         for lane in (self._content, self._reasoning, *self._calls):
             found += lane.findings()
@@ -239,7 +253,7 @@ class AnswerGuard:
         return rest
 
     def _call(self, call: CallDelta) -> list[CallDelta]:
-        """Return the visible part of a piece of a call; the previous call has ended."""
+        """Return the visible part of a piece of a call; the first piece ends the call before."""
         if self.blocked_by:
             return []
         found = list[CallDelta]()
@@ -259,7 +273,7 @@ class AnswerGuard:
         self.blocked_by = self.blocked_by or lane.blocked_by
 
     def _visible(self, entries: Sequence[TokenLogprob]) -> list[TokenLogprob]:
-        """Return the entries of visible tokens; entries beside removed text are dropped."""
+        """Return the log probabilities that may be sent; those next to removed text are dropped."""
         self._entries += entries
         lanes = (self._content, self._reasoning, *self._calls[-1:])
         if self.blocked_by:

@@ -1,10 +1,11 @@
 """The release fence: parts of an answer wait until classifiers have judged them. Pure.
 
-An answer is a sequence of items: the text that rules have released, in order. A segment of items is
-judged together with the text before it (the previous segment, at least 200 characters), so that
-nothing hides at an edge. Items leave in order, as soon as their segment and all before it are
-clear. With the fence `none` they leave at once, and verdicts come later. A verdict on items that
-have left or were dropped changes nothing.
+The fence receives an answer as a sequence of items: pieces of text that the rules have released. A
+segment of items is judged together with the end of the text before it (the previous segment, at
+least 200 characters), so that a match across a segment boundary is found. Items are released in
+order, as soon as their segment and all earlier segments are clear. With the fence `none`, items are
+released at once and verdicts arrive later. A verdict on items that were released or dropped before
+changes nothing.
 """
 
 from collections import deque
@@ -16,17 +17,17 @@ from gateway.dialects.delta import NOTHING, AnswerDelta, joined
 from gateway.text.logprobs import TokenLogprob
 from sluice.guard.rules import GuardFence, GuardTarget
 
-SEGMENT_CHARACTERS_MAX = 2_000  # the most that a classifier judges at once
-_BEFORE_CHARACTERS = 200  # that a segment is judged with, at the least
+SEGMENT_CHARACTERS_MAX = 2_000  # the longest text that a classifier judges at once
+_BEFORE_CHARACTERS = 200  # minimum length of the earlier text that is judged with a segment
 _ENDS = frozenset(".!?\n。！？")  # noqa: RUF001 - full-width marks end sentences, too
 
 
 class FencePolicy(NamedTuple):
-    """The rule that ends a segment.
+    """The rule that decides where a segment ends.
 
     Attributes:
         kind: Unit of a segment, see `GuardFence`.
-        tokens: Tokens of a segment, where `kind` is `TOKENS`.
+        tokens: Tokens per segment if `kind` is `TOKENS`.
     """
 
     kind: GuardFence
@@ -38,7 +39,7 @@ class Segment(NamedTuple):
 
     Attributes:
         number: Number of the segment, from 0.
-        texts: Text by the kind of text; empty kinds are left out.
+        texts: Text of the segment by kind of text, without empty texts.
     """
 
     number: int
@@ -46,10 +47,10 @@ class Segment(NamedTuple):
 
 
 class Released(NamedTuple):
-    """Parts of an answer that may leave.
+    """Parts of an answer that may be sent.
 
     Attributes:
-        tokens: Tokens of the answer including this part; 0: no further tokens.
+        tokens: Number of the answer's tokens up to this part's end; 0 if the part adds none.
     """
 
     delta: AnswerDelta
@@ -71,7 +72,7 @@ class _Part:
 
 
 class ReleaseFence:
-    """The fence of one answer.
+    """The release fence of one answer.
 
     Attributes:
         pending: Number of segments that wait for their verdict.
@@ -80,24 +81,24 @@ class ReleaseFence:
     __slots__ = ("_before", "_first", "_open", "_parts", "_policy", "_targets", "pending")
 
     def __init__(self, policy: FencePolicy, targets: frozenset[GuardTarget]) -> None:
-        """Begin; only texts of `targets` are judged, the others only keep their order."""
+        """Begin; only texts of `targets` are judged, all others are only kept in order."""
         self._policy = policy
         self._targets = targets
         self._open = _Part()
         self._parts = deque[_Part]()
-        self._first = 0  # the number of the first of them
+        self._first = 0  # number of the first segment in `_parts`
         self._before = dict[GuardTarget, str]()
         self.pending = 0
 
     @property
     def holds(self) -> bool:
-        """Whether any item waits."""
+        """Whether any item is held back."""
         return bool(self._parts or self._open.deltas or self._open.entries)
 
     def push(
         self, delta: AnswerDelta, entries: Sequence[TokenLogprob], tokens: int
     ) -> tuple[Released, Segment | None]:
-        """Take an item; return the parts that may leave, and a segment to judge, if one ended."""
+        """Add an item; return the parts that may be sent, and a segment to judge if one ended."""
         if self._policy.kind is GuardFence.NONE:
             self._note_texts(delta)
             segment = self._closed() if self._is_over(delta, tokens) else None
@@ -112,18 +113,18 @@ class ReleaseFence:
         return self.released(), segment
 
     def close(self) -> Segment | None:
-        """End the answer: return the last segment to judge."""
+        """End the answer; return the last segment to judge, or None."""
         return self._closed()
 
     def judged(self, number: int) -> None:
-        """Note that a segment is clear."""
+        """Note that classifiers have found nothing to block in a segment."""
         self.pending -= 1
         at = number - self._first
         if 0 <= at < len(self._parts):
             self._parts[at].is_clear = True
 
     def released(self) -> Released:
-        """Return the parts that may leave now."""
+        """Return the parts that may be sent now."""
         delta, entries, tokens = NOTHING, list[TokenLogprob](), 0
         while self._parts and self._parts[0].is_clear:
             part = self._parts.popleft()
@@ -145,7 +146,7 @@ class ReleaseFence:
                 self._open.characters += len(text)
 
     def _is_over(self, delta: AnswerDelta, tokens: int) -> bool:
-        """Whether the open segment ends with this item."""
+        """Return whether the open segment ends with this item."""
         part, kind = self._open, self._policy.kind
         if part.characters >= SEGMENT_CHARACTERS_MAX and kind is not GuardFence.END:
             return True
@@ -156,13 +157,13 @@ class ReleaseFence:
         return not _ENDS.isdisjoint(delta.content) or not _ENDS.isdisjoint(delta.reasoning)
 
     def _closed(self) -> Segment | None:
-        """End the open segment; None: it holds no text to judge."""
+        """End the open segment; return it, or None if it has no text to judge."""
         part, self._open = self._open, _Part()
         self._open.first_token = part.tokens
         number = self._first + len(self._parts)
         texts = {target: "".join(it) for target, it in part.texts.items()}
         if self._policy.kind is GuardFence.NONE:
-            self._first += 1  # it has left
+            self._first += 1  # its items were released already
         elif part.deltas or part.entries:
             self._parts.append(part)
             part.is_clear = not texts

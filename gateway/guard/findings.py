@@ -1,4 +1,4 @@
-"""Matches of rules in texts: for events, metrics, and the annotations that clients get. Pure."""
+"""Matches of rules in texts, for events, metrics, and the annotations sent to clients. Pure."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from sluice.guard.rules import GuardAction
 
-_RULES_MAX = 16  # ids that an event has
-# The actions shown to clients, and whether they withhold text.
+_RULES_MAX = 16  # maximum number of rule ids in one event
+# Whether an action withholds text, for the actions that clients see.
 _FILTERED = {GuardAction.BLOCK: True, GuardAction.REWRITE: True, GuardAction.MARK: False}
 
 
@@ -15,8 +15,8 @@ class RuleMatch(NamedTuple):
     """A rule that has matched.
 
     Attributes:
-        rule: Id of the rule, with that of its set.
-        action: Action of the rule; `COUNT` for rules in shadow.
+        rule: Id of the rule, prefixed with the id of its rule set.
+        action: Action of the rule; `COUNT` for rules that are only tried out ("in shadow").
     """
 
     rule: str
@@ -24,7 +24,7 @@ class RuleMatch(NamedTuple):
 
     @property
     def acts(self) -> bool:
-        """Whether the match did more than count."""
+        """Whether the match had an effect beyond being counted."""
         return self.action is not GuardAction.COUNT
 
 
@@ -32,23 +32,23 @@ Findings = Counter[RuleMatch]
 
 
 def rule_ids(found: Mapping[RuleMatch, int]) -> str:
-    """Return the ids of matched rules, separated by blanks; at most 16 of them."""
+    """Return the ids of matched rules, separated by spaces; at most 16 ids."""
     return " ".join(sorted({it.rule for it in found})[:_RULES_MAX])
 
 
 def has_marks(found: Mapping[RuleMatch, int]) -> bool:
-    """Return whether a client gets annotations without asking for them."""
+    """Return whether a client receives annotations even without requesting them."""
     return any(it.action is GuardAction.MARK for it in found)
 
 
 def annotations(
     found: Mapping[RuleMatch, int], unjudged: frozenset[str] = frozenset()
 ) -> dict[str, object]:
-    """Return matched rules in Azure's form of a customer's own lists.
+    """Return matched rules in the form of Azure's custom blocklists.
 
     Args:
         found: Matches.
-        unjudged: Classifiers that have not answered.
+        unjudged: Classifiers that did not answer.
     """
     details = [
         {"id": it.rule, "filtered": _FILTERED[it.action]}

@@ -1,13 +1,13 @@
-"""The text of JSON as rules see it, with escapes inside strings decoded. Pure.
+"""The form in which rules read JSON: with the escapes inside strings decoded. Pure.
 
-Arguments of tools come as JSON text, in pieces cut anywhere. Rules see the decoded characters, and
-released text is encoded as JSON again. Quotes and backslashes of the text are told apart from those
-of JSON by two reserved characters.
+Arguments of tools arrive as JSON text in arbitrary pieces. Rules are matched against the decoded
+characters, and released text is encoded as JSON again. Two reserved characters represent quotes and
+backslashes inside strings, so that these are not confused with JSON's own.
 """
 
 import re
 
-# Noncharacters of Unicode: they stand for a quote and a backslash that belong to a string.
+# Unicode noncharacters; they represent a quote and a backslash that are part of a string's text.
 _QUOTE, _BACKSLASH = "\ufdd0", "\ufdd1"
 _MEANT = {
     '"': _QUOTE,
@@ -29,13 +29,13 @@ _ESCAPES = {
     ord("\r"): "\\r",
     ord("\t"): "\\t",
 }
-_SPACE = str.maketrans("\n\r\t", "   ")  # between values, where any blank is as good
+_SPACE = str.maketrans("\n\r\t", "   ")  # white space between JSON values
 _PART = re.compile(r'["\\]')
 _SURROGATES = range(0xD800, 0xE000)
 
 
 class JsonReader:
-    """Turns pieces of JSON text into decoded characters."""
+    """Decodes pieces of JSON text into characters for rules."""
 
     __slots__ = ("_is_string", "_rest")
 
@@ -45,7 +45,7 @@ class JsonReader:
         self._rest = ""
 
     def push(self, piece: str) -> str:
-        """Take the next piece; an unfinished escape waits for its rest."""
+        """Return the decoded next piece; an incomplete escape is kept until its end arrives."""
         text, found, at = self._rest + piece, list[str](), 0
         while at < len(text):
             match = _PART.search(text, at)
@@ -69,23 +69,23 @@ class JsonReader:
         return "".join(found)
 
     def flush(self) -> str:
-        """Return an unfinished escape: the text was cut."""
+        """Return an escape that is still incomplete when the text ends."""
         rest, self._rest = self._rest, ""
         return rest
 
 
 def written(text: str) -> str:
-    """Return decoded characters as JSON text again."""
+    """Return decoded characters, encoded as JSON text again."""
     return text.translate(_ESCAPES)
 
 
 def quoted(text: str) -> str:
-    """Return a text for use inside a string, in the form that `JsonReader` gives."""
+    """Return a text in the form in which `JsonReader` returns the text inside a string."""
     return text.replace("\\", _BACKSLASH).replace('"', _QUOTE)
 
 
 def _meant(escape: str) -> str:
-    """Return the character of an escape; the escape itself where it is ambiguous or incomplete."""
+    """Return the character of an escape, or the escape itself if it is invalid or half a pair."""
     if escape[1] != "u":
         return _MEANT.get(escape[1], escape)
     try:

@@ -1,7 +1,8 @@
-"""An answer that classifiers judge as well: a release fence follows the rules on texts.
+"""An answer that classifiers judge, too: a release fence follows the rules on texts.
 
-Text that the rules let pass waits at the fence until it is judged. Verdicts come from the event
-loop while tokens come; a verdict after the end of the answer changes nothing.
+Text that the rules have released waits at the fence until classifiers have judged it. Verdicts
+arrive through the event loop while further tokens arrive. A verdict after the end of the answer
+changes nothing.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,17 +15,18 @@ from gateway.guard.plan import GuardPlan
 from gateway.guard.verdicts import GuardVerdict, JudgedRule
 from gateway.text.logprobs import TokenLogprob
 
-# Has a text judged by rules; the last argument is called once, later.
+# Requests judgement of a text by rules; the callback is called once with the verdict.
 AskJudges = Callable[[Sequence[JudgedRule], str, Callable[[GuardVerdict], None]], None]
 OnRelease = Callable[[AnswerDelta, list[TokenLogprob]], None]
 
 
 class JudgedAnswer(AnswerGuard):
-    """The texts of one answer, behind a fence.
+    """The texts of one answer behind a release fence.
 
     Attributes:
-        on_release: Called with text that verdicts release, and when a verdict has ended the answer.
-        on_settled: Called when no verdict is awaited any more.
+        on_release: Called with text that a verdict releases, and once if a verdict blocks the
+            answer.
+        on_settled: Called when no further verdict is expected.
     """
 
     __slots__ = (
@@ -43,11 +45,19 @@ class JudgedAnswer(AnswerGuard):
         ask: AskJudges,
         is_told: bool = False,
     ) -> None:
-        """Begin an answer; `ask` queues texts for judgement."""
+        """Begin an answer.
+
+        Args:
+            plan: Rules of the tenant.
+            request: Findings of the rules in the request.
+            unjudged: Classifiers that did not answer for the request.
+            ask: Queues a text for judgement.
+            is_told: Whether the client has requested annotations.
+        """
         super().__init__(plan, request, unjudged, is_told=is_told)
         self._judge = ask
         self._fence = ReleaseFence(plan.fence, plan.judged_of_answers)
-        self._open = dict[int, int]()  # verdicts that a segment waits for
+        self._open = dict[int, int]()  # number of outstanding verdicts by segment
         self._judged = Findings()
         self._left_tokens = 0
         self._is_closed = self._is_cut = False
@@ -56,26 +66,26 @@ class JudgedAnswer(AnswerGuard):
 
     @property
     def is_pending(self) -> bool:
-        """Whether a verdict is awaited."""
+        """Whether a verdict is outstanding."""
         return not self._is_cut and self._fence.pending > 0
 
     def passed(
         self, delta: AnswerDelta, entries: Sequence[TokenLogprob] = (), tokens: int = 0
     ) -> tuple[AnswerDelta, list[TokenLogprob]]:
-        """See `AnswerGuard`; judged text comes later, through `on_release`."""
+        """See `AnswerGuard`; judged text is sent later, through `on_release`."""
         if self.blocked_by:
             return NOTHING, []
         delta, told = super().passed(delta, entries, tokens)
         released, segment = self._fence.push(delta, told, self._shown_tokens)
         self._have_judged(segment)
-        if self.blocked_by:  # by a rule on texts: nothing more comes
+        if self.blocked_by:  # a rule on texts has blocked the answer, so nothing more arrives
             self._have_judged(self._fence.close())
         return self._left(released)
 
     def finished(
         self, delta: AnswerDelta, entries: Sequence[TokenLogprob], tokens: int
     ) -> tuple[AnswerDelta, list[TokenLogprob]]:
-        """See `AnswerGuard`; the rest comes through `on_release`."""
+        """See `AnswerGuard`; the remaining text is sent through `on_release`."""
         if self.blocked_by:
             return NOTHING, []
         delta, told = super().finished(delta, entries, tokens)
@@ -94,7 +104,7 @@ class JudgedAnswer(AnswerGuard):
         return super().findings() + self._judged
 
     def close(self) -> None:
-        """Drop the answer: later verdicts change nothing."""
+        """Drop the answer, so that later verdicts change nothing."""
         self._is_closed = True
         self.on_release = self.on_settled = None
 
@@ -136,6 +146,6 @@ class JudgedAnswer(AnswerGuard):
 
 
 def joined_release(first: Released, second: Released) -> Released:
-    """Return released parts joined in order."""
+    """Return two released parts, joined in order."""
     delta = joined(first.delta, second.delta)
     return Released(delta, first.entries + second.entries, second.tokens or first.tokens)

@@ -1,7 +1,7 @@
-"""Judges: send texts to the classifiers of the rules, and return one verdict for each text.
+"""Sends texts to the classifiers of the rules, and returns one verdict for each text.
 
-Every question gets a verdict: from the scores of its classifiers, or from the rules' setting for a
-classifier that does not answer in time.
+Each text gets a verdict: from the scores of its classifiers or, if a classifier does not answer in
+time, from the rule's setting for that case.
 """
 
 import asyncio
@@ -24,12 +24,12 @@ from sluice.errors import BadRequestError, ErrorCode, RejectedError
 T = TypeVar("T")
 OnVerdict = Callable[[GuardVerdict], None]
 _RETRY_S = 1.0
-# Above the longest time of any classifier: it has answered by then, also that it cannot.
+# Seconds; above the longest timeout of any classifier, each of which has reported by then.
 _VERDICT_S_MAX = 60.0
 
 
 class _Trial:
-    """A text under judgement by classifiers."""
+    """A text that classifiers are judging."""
 
     def __init__(self, rules: Sequence[JudgedRule], on_verdict: OnVerdict) -> None:
         self._rules = rules
@@ -64,7 +64,7 @@ class _Trial:
 
 
 class Judges:
-    """The classifiers of one worker; `run` belongs into a TaskGroup."""
+    """The classifiers of one worker; `run` has to run in a TaskGroup."""
 
     def __init__(self, lines: Sequence[ClassifierLine]) -> None:
         """Prepare."""
@@ -76,18 +76,18 @@ class Judges:
         return tuple(self._lines)
 
     async def run(self) -> None:
-        """Send questions until cancelled."""
+        """Send queued texts to the classifiers until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             for line in self._lines.values():
                 tasks.create_task(line.run())
 
     def judge(self, rules: Sequence[JudgedRule], text: str, on_verdict: OnVerdict) -> None:
-        """Queue a text; `on_verdict` is called once, from the event loop."""
+        """Queue a text for judgement; `on_verdict` is called once, from the event loop."""
         names = classifiers_of(rules)
         trial, pieces = _Trial(rules, on_verdict), list[str]()
         try:
             pieces = windows(text)
-        except ValueError:  # longer than what is judged
+        except ValueError:  # longer than the maximum that is judged
             trial.miss(names)
         else:
             trial.miss(names - self._lines.keys())
@@ -107,7 +107,7 @@ class Judges:
 
         Raises:
             BadRequestError: A text is too long.
-            RejectedError: UNAVAILABLE, the classifier does not answer.
+            RejectedError: UNAVAILABLE if the classifier does not answer.
         """
         pieces = [_pieces(it, number) for number, it in enumerate(texts)]
         line, loop = self._lines[name], asyncio.get_running_loop()
@@ -134,5 +134,5 @@ def _pieces(text: str, number: int) -> list[str]:
 
 
 def _set(answer: "asyncio.Future[T]", value: T) -> None:
-    if not answer.done():  # the caller may have gone
+    if not answer.done():  # the caller may have been cancelled
         answer.set_result(value)

@@ -1,4 +1,4 @@
-"""The judges of a worker, made from the operator's file."""
+"""Builds the judges of a worker from the operator's file of classifiers."""
 
 from pathlib import Path
 
@@ -10,10 +10,14 @@ from gateway.guard.judges import Judges
 
 
 def make_judges(file: Path | None, texts: Counter) -> Judges:
-    """Return the judges; `texts` counts by `classifier` and `result`.
+    """Return the judges of a worker.
+
+    Args:
+        file: The operator's file of classifiers; None for no classifiers.
+        texts: Counts judged texts, by labels `classifier` and `result`.
 
     Raises:
-        ClassifiersError: The file cannot be used.
+        ClassifiersError: The file cannot be read or is invalid.
     """
     entries = read_classifiers(file)
     return Judges([ClassifierLine(it, it.make(), texts) for it in entries])

@@ -1,6 +1,6 @@
 """The compiled rules for one caller and model: rules that act, and rules that only count. Pure.
 
-A plan is compiled once for its sets of rules, and shared by all callers with these sets.
+A plan is compiled once per combination of rule sets, and shared by all callers that have it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,11 +26,11 @@ _CHANGE_TEXTS = frozenset({GuardAction.BLOCK, GuardAction.REWRITE})
 
 
 class TargetRules(NamedTuple):
-    """Rules for one kind of text.
+    """Compiled rules for one kind of text.
 
     Attributes:
-        acting: Rules that block and rewrite; None: there are none.
-        counted: All other rules, with those that mark and those in shadow; None: there are none.
+        acting: Rules that block or rewrite; None if there are none.
+        counted: Rules that mark or only count, including rules in shadow; None if there are none.
     """
 
     acting: RuleMatcher | None
@@ -38,17 +38,17 @@ class TargetRules(NamedTuple):
 
 
 class GuardPlan:
-    """Compiled rules by the kind of text.
+    """The compiled rules of all kinds of text.
 
     Attributes:
-        targets: Rules by the kind of text; kinds without rules are left out.
-        judged: Rules with classifiers, by the kind of text; kinds without any are left out.
-        fence: Rule for the release of judged parts of an answer.
-        unbilled: Ids of rules whose blocked tokens are not billed.
+        targets: Rules by kind of text, for kinds that have rules.
+        judged: Rules with classifiers by kind of text, for kinds that have such rules.
+        fence: Policy that decides when judged parts of an answer are released.
+        unbilled: Ids of rules whose withheld tokens are not billed.
     """
 
     def __init__(self, sets: Sequence[wire.GuardSet]) -> None:
-        """Compile: takes some 100 ms for large dictionaries."""
+        """Compile the rules, which takes about 100 ms for large dictionaries."""
         acting, counted = list[GuardRule](), list[GuardRule]()
         judged = [it for one in sets for it in _judged_rules(one)]
         self.judged: Mapping[GuardTarget, Sequence[JudgedRule]] = {
@@ -80,7 +80,7 @@ class GuardPlan:
 
 
 def _judged_rules(one: wire.GuardSet) -> list[JudgedRule]:
-    """Return a set's rules with classifiers; rules in shadow only count."""
+    """Return the rules of a set that have classifiers; rules in shadow only count matches."""
     found = [_rule(one.id, it) for it in one.active_rules if it.classifier]
     if one.version != one.active_version:
         shadow = [_rule(f"{one.id}@{one.version}", it) for it in one.rules if it.classifier]
@@ -89,7 +89,7 @@ def _judged_rules(one: wire.GuardSet) -> list[JudgedRule]:
 
 
 def _fence(sets: Sequence[wire.GuardSet]) -> FencePolicy:
-    """Return the strictest fence of sets whose classifiers block answers; else `none`."""
+    """Return the strictest fence among sets whose classifiers block answers; `none` without any."""
     order = list(GuardFence)
     wanted = [
         FencePolicy(GuardFence(one.fence or GuardFence.SENTENCE), one.fence_tokens or FENCE_TOKENS)

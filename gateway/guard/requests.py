@@ -1,6 +1,6 @@
 """Checks prompts and tool results against rules, before any token is computed.
 
-Long texts are checked in pieces, with pauses for other requests.
+Long texts are checked in pieces, so that the event loop can run other requests in between.
 """
 
 import asyncio
@@ -15,18 +15,18 @@ from gateway.texts.documents import TextTokens
 from sluice.guard.rules import OF_REQUESTS, GuardTarget
 
 _PIECE_CHARACTERS = 256
-_STEP_S = 0.001  # of work before others have their turn
-# The fields of messages and of their parts that hold text.
+_STEP_S = 0.001  # seconds of work before the event loop can run other tasks
+# Fields of messages, and of their parts, that contain text.
 _TEXTS = ("content", "text", "reasoning_content", "refusal", "arguments", "function", "tool_calls")
 
 
 class RequestFindings:
-    """Matches of rules in a request.
+    """The matches of rules in a request.
 
     Attributes:
-        blocked_by: Id of the rule that blocks the request; empty: none does.
+        blocked_by: Id of the rule that blocks the request; empty if no rule does.
         found: Number of matches by rule.
-        unjudged: Classifiers that have not answered.
+        unjudged: Classifiers that did not answer.
     """
 
     def __init__(self) -> None:
@@ -37,19 +37,19 @@ class RequestFindings:
 
 
 def judges_requests(plan: GuardPlan) -> bool:
-    """Return whether a plan has rules for texts of requests."""
+    """Return whether a plan has any rule for texts of requests, with or without classifier."""
     return not OF_REQUESTS.isdisjoint(plan.targets) or judges(plan)
 
 
 def judges(plan: GuardPlan) -> bool:
-    """Return whether classifiers judge texts of requests."""
+    """Return whether a plan has rules with classifiers for texts of requests."""
     return not OF_REQUESTS.isdisjoint(plan.judged)
 
 
 def texts_by_target(
     parts: Iterable[tuple[str, Iterable[object]]], plan: GuardPlan
 ) -> dict[GuardTarget, str]:
-    """Return a request's texts for classifiers: one text for each kind of text."""
+    """Return a request's texts for classifiers, joined to one text for each kind of text."""
     found = dict[GuardTarget, list[str]]()
     for name, values in parts:
         if name == "tools":
@@ -64,11 +64,11 @@ def texts_by_target(
 async def look_at(
     parts: Iterable[tuple[str, Iterable[object]]], plan: GuardPlan
 ) -> RequestFindings:
-    """Check the texts from `TextTask.texts`, up to the first rule that blocks."""
+    """Return the matches of rules in the texts from `TextTask.texts`, up to the first block."""
     findings = RequestFindings()
     began_s = time.monotonic()
     for name, values in parts:
-        if name == "tools":  # definitions of tools are no text of a prompt
+        if name == "tools":  # tool definitions are not checked
             continue
         for value in values:
             target = _target(value)
@@ -97,7 +97,7 @@ def _target(value: object) -> GuardTarget:
 
 
 def _pieces(value: object) -> Iterator[str]:
-    """Yield all text of a message or a prompt; its parts are joined, as templates do."""
+    """Yield the text of a message or prompt in pieces; its parts are joined, as in templates."""
     for text in _strings(value):
         for at in range(0, len(text), _PIECE_CHARACTERS):
             yield text[at : at + _PIECE_CHARACTERS]

@@ -1,4 +1,4 @@
-"""Verdicts on a text from the scores of classifiers, and windows of long texts. Pure."""
+"""Decides verdicts on a text from the scores of classifiers, and splits long texts. Pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -8,9 +8,9 @@ from sluice.guard.rules import GuardAction, GuardRule
 
 WINDOW_CHARACTERS = 2_000
 _OVERLAP_CHARACTERS = 200
-WINDOWS_MAX = 256  # per text: half a million characters
+WINDOWS_MAX = 256  # windows per text, about half a million characters
 
-# Scores by category, each between 0 and 1; None: the classifier has not answered.
+# Scores between 0 and 1, by category.
 Scores = Mapping[str, float]
 
 
@@ -18,7 +18,7 @@ class JudgedRule(NamedTuple):
     """A rule with a classifier.
 
     Attributes:
-        is_closed: Whether texts that its classifier could not judge are blocked.
+        is_closed: Whether a text is blocked if its classifier did not answer.
     """
 
     rule: GuardRule
@@ -26,13 +26,13 @@ class JudgedRule(NamedTuple):
 
 
 class GuardVerdict(NamedTuple):
-    """The judgement on a text.
+    """The verdict of classifiers on a text.
 
     Attributes:
-        blocked_by: Id of the rule that blocks the text; empty: none does.
-        found: Matched rules.
-        unjudged: Names of classifiers that have not answered.
-        is_refused: Whether the text is blocked because a classifier has not answered.
+        blocked_by: Id of the rule that blocks the text; empty if no rule does.
+        found: Matches by rule.
+        unjudged: Names of classifiers that did not answer.
+        is_refused: Whether the text is blocked only because a classifier did not answer.
     """
 
     blocked_by: str = ""
@@ -42,12 +42,12 @@ class GuardVerdict(NamedTuple):
 
 
 def classifiers_of(rules: Iterable[JudgedRule]) -> frozenset[str]:
-    """Return the names of the classifiers of rules."""
+    """Return the names of the classifiers that rules use."""
     return frozenset([it.rule.classifier for it in rules])
 
 
 def verdict(rules: Sequence[JudgedRule], scores: Mapping[str, Scores | None]) -> GuardVerdict:
-    """Return the verdict of rules, by the scores of each classifier."""
+    """Return the verdict on a text, given each classifier's scores; None if it did not answer."""
     found, blocked_by, refused_by = Findings(), "", ""
     for it in rules:
         rule, told = it.rule, scores.get(it.rule.classifier)
@@ -67,9 +67,9 @@ def verdict(rules: Sequence[JudgedRule], scores: Mapping[str, Scores | None]) ->
 
 
 def windows(text: str) -> list[str]:
-    """Return a text in overlapping pieces of bounded size, without blank ones.
+    """Return the overlapping windows of a text, without blank windows.
 
-    ValueError: the text has more than `WINDOWS_MAX` pieces.
+    Raises ValueError if the text is too long for `WINDOWS_MAX` windows.
     """
     if len(text) <= WINDOW_CHARACTERS:
         return [text] if text.strip() else []
@@ -81,7 +81,7 @@ def windows(text: str) -> list[str]:
 
 
 def highest(scores: Sequence[Scores]) -> Scores:
-    """Return the highest score of each category over the pieces of a text."""
+    """Return the highest score of each category over all windows of a text."""
     found = dict[str, float]()
     for one in scores:
         for name, score in one.items():

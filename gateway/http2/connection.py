@@ -1,4 +1,4 @@
-"""One connection over HTTP/2: its streams, and what its client may ask of us."""
+"""One HTTP/2 connection: its streams, and the bounds on what its client may send."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
@@ -32,20 +32,21 @@ from gateway.server.errors import HttpError
 
 log = structlog.get_logger(__name__)
 
-_CLOSE_S = 5.0  # for the client to read why
-_GOODBYE = b"goodbye?"  # eight bytes, as a ping has
+_CLOSE_S = 5.0  # seconds for the client to read the reason before the connection is aborted
+# Payload of the ping behind the first GOAWAY; a ping has exactly eight bytes.
+_GOODBYE = b"goodbye?"
 
 
 class Http2Connection(asyncio.Protocol):
-    """A connection.
+    """One HTTP/2 connection of a client.
 
     Attributes:
-        is_surplus: Whether the worker has more connections than it may have without this one.
-        streams: Streams that have not ended, by number.
+        is_surplus: Whether this connection exceeds the worker's maximum number of connections.
+        streams: Streams that have not ended, by stream number.
     """
 
     def __init__(self, server: Any, transport: asyncio.Transport, *, is_surplus: bool) -> None:
-        """Prepare; `server` is an `Http2Server`. The client's first bytes go to `begin`."""
+        """Prepare; `server` is an `Http2Server`. The client's first bytes have to go to `begin`."""
         self._server, self._transport = server, transport
         self._loop = asyncio.get_running_loop()
         self._meter, self._scanner = FloodMeter(self._loop.time()), FrameScanner()
@@ -59,14 +60,14 @@ class Http2Connection(asyncio.Protocol):
     # --- the protocol -----------------------------------------------------------------------
 
     def begin(self, data: bytes) -> None:
-        """Take the client's first bytes."""
+        """Process the client's first bytes."""
         self._server.heads.begin(self)
         if self._server.is_draining:
             self.say_goodbye()
         self.data_received(data)
 
     def data_received(self, data: bytes) -> None:
-        """Work on the client's frames."""
+        """Process the client's frames."""
         if self._is_closed:
             return
         if flaw := self._meter.charge(self._scanner.heads(data), self._loop.time()):
@@ -76,7 +77,7 @@ class Http2Connection(asyncio.Protocol):
             return
         try:
             events = self._state.receive_data(data)
-        except ProtocolError as error:  # which has told the client
+        except ProtocolError as error:  # h2 has sent the client a GOAWAY
             log.info("connection_broken", error=type(error).__name__)
             self._close()
             return
@@ -90,18 +91,18 @@ class Http2Connection(asyncio.Protocol):
         self._outflow.wake()
 
     def pause_writing(self) -> None:
-        """Note that the client reads more slowly than is written to it."""
+        """Note that the client reads more slowly than the server writes."""
         self._outflow.is_paused = True
         self._watch_reader()
 
     def resume_writing(self) -> None:
-        """Note that the client has caught up."""
+        """Note that the client has read most of what was written."""
         self._outflow.is_paused = False
         self._stop_watching_reader()
         self._outflow.wake()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Drop the connection and its requests."""
+        """Drop the connection and cancel its requests."""
         del exc
         self._is_closed = True
         self._stop_watching_reader()
@@ -124,44 +125,44 @@ class Http2Connection(asyncio.Protocol):
             self._stalled.cancel()
             self._stalled = None
 
-    # --- what its streams do ----------------------------------------------------------------
+    # --- the interface that its streams use -------------------------------------------------
 
     @property
     def body_budget(self) -> BodyBudget:
-        """The budget of unfinished bodies, all connections together."""
+        """The byte budget of all unfinished request bodies of the worker."""
         return self._server.body_budget
 
     @property
     def note_due(self) -> Callable[[Http2Stream], None]:
-        """Notes that something waits in a stream."""
+        """The function with which a stream reports that it has bytes or its end to send."""
         return self._outflow.note_due
 
     def extra_info(self, name: str, default: object) -> object:
-        """Return what the socket or TLS tells."""
+        """Return extra information of the socket or of TLS, by name."""
         return self._transport.get_extra_info(name, default)
 
     def send_head(self, number: int, status: int, fields: Iterable[tuple[str, str]]) -> None:
-        """Send the head of an answer. ValueError: a field would break it."""
+        """Send the head of an answer; ValueError if a field has a control character."""
         self._state.send_headers(number, response_fields(status, fields))
         self._outflow.wake()
 
     def acknowledge(self, number: int, size: int) -> None:
-        """Let the client send so much more of its bodies."""
+        """Let the client send `size` further body bytes of a stream, by flow-control credit."""
         if not self._is_closed:
             self._state.acknowledge_received_data(size, number)
             self._outflow.wake()
 
     def reset(self, stream: Http2Stream, code: ErrorCodes = ErrorCodes.INTERNAL_ERROR) -> None:
-        """End a stream at once; its task goes on."""
+        """End a stream at once; the task that answers it is not cancelled."""
         if not self._is_closed:
-            with suppress(ProtocolError):  # it has ended meanwhile
+            with suppress(ProtocolError):  # the stream may have ended meanwhile
                 self._state.reset_stream(stream.number, code)
             self._outflow.wake()
         stream.lose()
         self._note_moved(stream, True)
 
     def finish(self, stream: Http2Stream) -> None:
-        """Send the end of an answer; the unread rest of its request is read for a while."""
+        """Send the end of an answer; the rest of an unfinished request body is read for a while."""
         if stream.is_answered:
             return
         stream.task, stream.is_answered = None, True
@@ -176,7 +177,7 @@ class Http2Connection(asyncio.Protocol):
             self.say_goodbye()
 
     def _note_moved(self, stream: Http2Stream, has_moved: bool) -> None:
-        """Watch a stream behind a window; forget one that has ended."""
+        """Set a deadline for a stream that waits for flow control; drop an ended stream."""
         stalled = self._server.stalled
         if stream.is_behind and has_moved:
             stalled.end(stream)
@@ -195,12 +196,12 @@ class Http2Connection(asyncio.Protocol):
         self._note_moved(stream, True)
 
     def stream_stalled(self, stream: Http2Stream) -> None:
-        """Cut a stream whose client takes nothing of it."""
+        """End a stream whose client has accepted no bytes for too long."""
         self.reset(stream, ErrorCodes.CANCEL)
         self._lose(stream)
 
     def stream_lingers(self, stream: Http2Stream) -> None:
-        """Read no more of a request that was answered, as soon as the client has the answer."""
+        """Stop reading the body of an answered request, once the client has the answer."""
         if stream.is_sent:
             self.reset(stream, ErrorCodes.NO_ERROR)
         else:
@@ -209,14 +210,14 @@ class Http2Connection(asyncio.Protocol):
     # --- its end ----------------------------------------------------------------------------
 
     def say_goodbye(self) -> None:
-        """Ask the client to open no more streams; those on their way are answered."""
+        """Request the client to open no more streams; streams already on their way are answered."""
         if not self._is_leaving and not self._is_closed:
             self._is_leaving = True
             self._outflow.add_frame(goaway(ANY_STREAM, ErrorCodes.NO_ERROR))
             self._state.ping(_GOODBYE)
 
     def refuse_more(self) -> None:
-        """Answer no streams but those that are open, and close after them."""
+        """Refuse further streams, and close the connection after the open streams."""
         if not self._is_deaf and not self._is_closed:
             self._is_deaf = self._is_leaving = True
             last = self._state.highest_inbound_stream_id
@@ -225,16 +226,16 @@ class Http2Connection(asyncio.Protocol):
                 self._rest()
 
     def head_timed_out(self) -> None:
-        """End a connection whose client does not get to the point."""
+        """End a connection whose client did not complete a request's head in time."""
         self.end(ErrorCodes.ENHANCE_YOUR_CALM, "the head of a request did not arrive in time")
 
     def idle_timed_out(self) -> None:
-        """End a connection over which no request has come for long."""
+        """End a connection that has had no requests for too long."""
         if not self.streams:
             self.end(ErrorCodes.NO_ERROR)
 
     def end(self, code: ErrorCodes, text: str = "") -> None:
-        """Tell the client why, and close; what runs is cancelled."""
+        """Send the client a GOAWAY with the reason, close, and cancel all requests."""
         if not self._is_closed:
             last = self._state.highest_inbound_stream_id
             self._outflow.add_frame(goaway(last, code, text.encode()))
@@ -250,11 +251,11 @@ class Http2Connection(asyncio.Protocol):
         self._loop.call_later(_CLOSE_S, self._transport.abort)
 
     def _rest(self) -> None:
-        """Wait for another request, if one may come."""
+        """Wait for another request, or close if no further request is accepted."""
         if self._is_closed:
             return
         if self._is_deaf or self._is_left:
-            self._loop.call_soon(self._close_idle)  # the last answer is about to be written
+            self._loop.call_soon(self._close_idle)  # after the last answer was written
         else:
             self._server.idle.begin(self)
 
@@ -268,7 +269,7 @@ class Http2Connection(asyncio.Protocol):
         number = event.stream_id
         state = self._state.streams.get(number)
         if state is None or state.closed:
-            return  # the client has ended it with the same bytes
+            return  # the same bytes have also ended the stream
         if self._is_deaf or len(self.streams) >= self._server.streams_max:
             self._meter.pay(REFUSED)
             self._state.reset_stream(number, ErrorCodes.REFUSED_STREAM)
@@ -306,9 +307,8 @@ class Http2Connection(asyncio.Protocol):
     def _window(self, event: WindowUpdated) -> None:
         stream = self.streams.get(event.stream_id)
         if stream is not None and stream.size:
-            self.note_due(
-                stream
-            )  # without one, the window is that of all, and streams behind it are due
+            # Without a stream, the update is for the connection, whose waiting streams are due.
+            self.note_due(stream)
 
     def _settings(self, event: RemoteSettingsChanged) -> None:
         del event

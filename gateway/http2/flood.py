@@ -1,7 +1,8 @@
-"""How much a client may send that asks for nothing: pings, settings, windows, resets. Pure.
+"""Bounds the frames that cost work but carry no request: pings, settings, windows, resets. Pure.
 
-Each frame costs some 20 us, whatever it is for. A client pays for its frames from a purse. Answers
-fill it: the more a client is sent, the more it has to acknowledge.
+Each frame costs about 20 us, whatever its kind. A client pays for its frames from a purse of
+credit. The purse is refilled over time, and by DATA sent to the client, because a client has to
+acknowledge what it receives.
 """
 
 from collections.abc import Iterable
@@ -17,42 +18,42 @@ from gateway.http2.frames import (
     FrameHead,
 )
 
-PURSE_MAX = 4096.0  # frames at once: 80 ms of work
-_PER_S = 100.0  # 2 ms of work a second
-_PER_DATA = 10  # Envoy allows as many window updates per frame of data
-_RESET = 8  # a request was begun for nothing
-REFUSED = 4  # a request beyond the bound of streams
+PURSE_MAX = 4096.0  # frames in one burst, which cost 80 ms of work
+_PER_S = 100.0  # frames of credit per second, which cost 2 ms of work
+_PER_DATA = 10  # frames of credit per sent DATA frame; Envoy allows as many window updates
+_RESET = 8  # price of a reset, because a request was started in vain
+REFUSED = 4  # price of a request beyond the maximum number of streams
 _SETTING_BYTES = 6
-_SETTINGS_PER_FRAME = 8  # which take as long as a frame
-SMALL_BYTES = 512  # DATA of a body comes in larger pieces
-HEAD_BYTES_MAX = 64 << 10  # of one head, packed; `h2` bounds it unpacked
+_SETTINGS_PER_FRAME = 8  # settings that cost as much as one frame
+SMALL_BYTES = 512  # DATA frames of a normal body are larger; smaller ones are charged
+HEAD_BYTES_MAX = 64 << 10  # compressed bytes of one head; `h2` bounds the decompressed bytes
 
 
 class FloodMeter:
-    """The purse of one connection."""
+    """The credit of one connection, from which the client pays for its frames."""
 
     __slots__ = ("_at_s", "_head_bytes", "_purse")
 
     def __init__(self, now_s: float) -> None:
         """Start with a full purse."""
         self._purse, self._at_s = PURSE_MAX, now_s
-        self._head_bytes = 0  # of a head that has not all come
+        self._head_bytes = 0  # received bytes of an incomplete head
 
     @property
     def is_in_head(self) -> bool:
-        """Whether the head of a request has begun and not ended."""
+        """Whether the head of a request is incomplete."""
         return self._head_bytes > 0
 
     def earn(self, data_frames: int) -> None:
-        """Note frames of DATA that the client was sent."""
+        """Add credit for DATA frames that were sent to the client."""
         self._purse = min(PURSE_MAX, self._purse + _PER_DATA * data_frames)
 
     def pay(self, cost: float) -> None:
-        """Take from the purse; `charge` tells when there is no more."""
+        """Deduct credit; the next `charge` reports if no credit is left."""
         self._purse -= cost
 
     def charge(self, frames: Iterable[FrameHead], now_s: float) -> str:
-        """Take the price of received frames; return why the connection has to end, or ''."""
+        """Deduct the price of received frames; return why the connection must end, or ''."""
         self._purse = min(PURSE_MAX, self._purse + (now_s - self._at_s) * _PER_S)
         self._at_s = now_s
         flaw = ""

@@ -1,7 +1,7 @@
-"""The frames of HTTP/2 (RFC 9113): finds them in received bytes, writes some of those sent. Pure.
+"""HTTP/2 frames (RFC 9113): finds frame heads in received bytes, and writes two kinds. Pure.
 
-`h2` reads and writes all others. It tells nothing of a frame before it has worked on it, and costs
-some 20 us for each: a connection's frames are counted here, before that.
+`h2` reads and writes all other frames. It reports a frame only after it has processed it, which
+costs about 20 us. So the frames of a connection are counted here first.
 """
 
 from collections.abc import Iterator
@@ -9,18 +9,18 @@ from struct import Struct
 from typing import NamedTuple
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-FRAME_BYTES_MAX = 16_384  # of the payload of a frame, that every peer takes
+FRAME_BYTES_MAX = 16_384  # maximum payload of a frame that every peer has to accept
 DATA, HEADERS, _PRIORITY, RST_STREAM, SETTINGS, _PUSH_PROMISE = range(6)
 _PING, _GOAWAY, WINDOW_UPDATE, CONTINUATION = range(6, 10)
-END_STREAM, END_HEADERS = 0x1, 0x4  # flags
+END_STREAM, END_HEADERS = 0x1, 0x4  # frame flags
 _HEAD_BYTES = 9
-_HEAD = Struct("!BHBBL")  # size: its high byte, the rest of it; type, flags, stream
+_HEAD = Struct("!BHBBL")  # high byte and low bytes of the size, type, flags, stream
 _END = Struct("!LL")  # last stream, error code
 ANY_STREAM = 2**31 - 1
 
 
 class FrameHead(NamedTuple):
-    """The head of a frame: its type, its flags, and the bytes behind the head."""
+    """The head of a frame: its type, its flags, and the size of its payload in bytes."""
 
     kind: int
     flags: int
@@ -28,17 +28,17 @@ class FrameHead(NamedTuple):
 
 
 class FrameScanner:
-    """Finds the heads of frames in the bytes of a connection, however they are cut."""
+    """Finds the heads of frames in the received bytes of a connection, in pieces of any size."""
 
     __slots__ = ("_begun", "_left")
 
     def __init__(self) -> None:
-        """Prepare; the first bytes are the preface."""
-        self._begun = b""  # of a head
+        """Prepare; the first received bytes are HTTP/2's preface."""
+        self._begun = b""  # first bytes of an incomplete frame head
         self._left = len(PREFACE)
 
     def heads(self, data: bytes) -> Iterator[FrameHead]:
-        """Yield the head of each frame whose head ends in the data; to be read to its end."""
+        """Yield each frame head that is complete with this data; has to be iterated to its end."""
         at, end = self._left, len(data)
         if self._begun:
             wanted = _HEAD_BYTES - len(self._begun)
@@ -71,9 +71,10 @@ def data_head(size: int, stream: int) -> bytes:
 
 
 def goaway(last_stream: int, code: int, text: bytes = b"") -> bytes:
-    """Return the frame that ends a connection: no stream above the last one will be answered.
+    """Return a GOAWAY frame: no stream above `last_stream` will be answered.
 
-    `h2` would take the connection for ended, though streams below it are still to be answered.
+    It is not written by `h2`, because `h2` would then treat the connection as ended, although
+    lower streams still have to be answered.
     """
     size = _END.size + len(text)
     return _HEAD.pack(0, size, _GOAWAY, 0, 0) + _END.pack(last_stream, code) + text

@@ -1,7 +1,7 @@
-"""Heads of requests and of answers between HTTP/2's fields and aiohttp's messages. Pure.
+"""Converts heads of requests and answers between HTTP/2 fields and aiohttp's messages. Pure.
 
-The rules are those of RFC 9113, 8.2 and 8.3. `h2` knows them too, but would end the connection, and
-so all other requests on it, where one request is malformed.
+The validation follows RFC 9113, 8.2 and 8.3. `h2` could validate, too, but for one malformed
+request it would end the connection and with it all other requests on the connection.
 """
 
 import re
@@ -33,12 +33,12 @@ _PER_CONNECTION = frozenset(
     {"connection", "keep-alive", "proxy-connection", "transfer-encoding", "upgrade"}
 )
 _PSEUDO = frozenset({b":method", b":scheme", b":authority", b":path"})
-# Fields whose values are few: only they enter the table that client and server share.
+# Fields with few distinct values. Only these enter the header table shared with the client.
 _INDEXED = frozenset({"content-type", "server", "cache-control", "x-accel-buffering"})
 
 
 def request_message(fields: Iterable[tuple[bytes, bytes]], *, has_body: bool) -> RawRequestMessage:
-    """Return the message of a request; HttpError when it is malformed, or too long."""
+    """Return the message of a request; HttpError if its head is malformed or too long."""
     pseudo: dict[bytes, bytes] = {}
     headers: CIMultiDict[str] = CIMultiDict()
     count = size = 0
@@ -100,7 +100,7 @@ def _message(
 
 
 def response_fields(status: int, fields: Iterable[tuple[str, str]]) -> list[HeaderTuple]:
-    """Return the fields of an answer; ValueError: a field holds a character that would break it."""
+    """Return the fields of an answer; ValueError if a value has a control character."""
     made = [HeaderTuple(b":status", str(status).encode())]
     for name, value in fields:
         lowered = name.lower()

@@ -1,7 +1,8 @@
-"""The output of one connection: bytes of all streams from one turn of the event loop are one write.
+"""The output of one connection: one write for the bytes of all streams per event loop turn.
 
-A router's message has the tokens of an engine step for all answers of this worker, and is
-distributed in one turn. So fifty streams of a connection pay one `send()` for a step, not fifty.
+A router's message contains the tokens of one engine step for all answers of this worker, which are
+distributed in one turn. So fifty streams of a connection cost one `send()` per step instead of
+fifty.
 """
 
 import asyncio
@@ -16,8 +17,9 @@ if TYPE_CHECKING:
 
     from gateway.http2.stream import Http2Stream
 
-WRITE_BYTES_MAX = 256 << 10  # of answers in one write; the socket tells then whether it is full
-# Of a client that asks, and does not read what comes back: heads of answers, acknowledgements.
+# Answer bytes per write; after it the socket reports whether it is full.
+WRITE_BYTES_MAX = 256 << 10
+# Bytes of heads and acknowledgements that a client has not read, before it is disconnected.
 UNREAD_BYTES_MAX = 1 << 20
 
 
@@ -46,11 +48,11 @@ class Http2Outflow:
         """Prepare.
 
         Args:
-            transport: The connection's.
-            state: Windows, and frames of `h2`'s own.
-            meter: Earns by what is sent.
-            note_moved: Called with a stream that has sent all, or still waits behind its window;
-                and with whether some was sent.
+            transport: Transport of the connection.
+            state: State of the connection in `h2`: its windows, and frames to send.
+            meter: Gets credit for the DATA frames that are sent.
+            note_moved: Called with a stream that has sent everything, or that still waits for flow
+                control, and with whether it has sent bytes.
         """
         self._transport, self._state = transport, state
         self._meter, self._note_moved = meter, note_moved
@@ -60,13 +62,13 @@ class Http2Outflow:
         self._is_scheduled = self.is_paused = False
 
     def wake(self) -> None:
-        """Send at the end of this turn of the loop."""
+        """Send at the end of this turn of the event loop."""
         if not self._is_scheduled:
             self._is_scheduled = True
             self._loop.call_soon(self.flush)
 
     def note_due(self, stream: "Http2Stream") -> None:
-        """Send what waits in a stream, and its end."""
+        """Send the waiting bytes and the end of a stream at the end of this turn."""
         if not stream.is_due:
             stream.is_due = True
             self._due.append(stream)
@@ -75,12 +77,12 @@ class Http2Outflow:
             self._loop.call_soon(self.flush)
 
     def add_frame(self, frame: bytes) -> None:
-        """Send a frame of which `h2` does not know."""
+        """Send a frame that was written without `h2`."""
         self._frames.append(frame)
         self.wake()
 
     def flush(self) -> None:
-        """Send what may be sent now."""
+        """Send everything that may be sent now."""
         self._is_scheduled = False
         transport, state = self._transport, self._state
         if transport.is_closing():
@@ -88,21 +90,21 @@ class Http2Outflow:
         out: list[bytes | memoryview] = [state.data_to_send(), *self._frames]
         self._frames.clear()
         if self._due and not self.is_paused and self._fill(out):
-            out.append(state.data_to_send())  # ends of streams
+            out.append(state.data_to_send())  # frames that end streams
         if sent := b"".join(out):
             transport.write(sent)
         if self.is_paused and transport.get_write_buffer_size() > UNREAD_BYTES_MAX:
             transport.abort()
 
     def flush_last(self) -> None:
-        """Send what `h2` and the connection have to tell, and nothing of streams."""
+        """Send the frames of `h2` and of the connection, without those of streams."""
         self._due.clear()
         self.flush()
 
     def _fill(self, out: list[bytes | memoryview]) -> bool:
-        """Add frames of streams; return whether a stream has ended.
+        """Add DATA frames of streams to the output; return whether a stream has ended.
 
-        Streams that have more to send than now fits go to the end of the row.
+        Streams with more bytes than fit now are appended to the queue again.
         """
         due, self._due = self._due, []
         state, left = self._state, WRITE_BYTES_MAX
@@ -140,7 +142,7 @@ class Http2Outflow:
 
 
 def _cut(out: list[bytes | memoryview], stream: "Http2Stream", size: int) -> int:
-    """Add several frames of a stream; return their number."""
+    """Add several DATA frames of a stream; return their number."""
     frames = 0
     while size:
         part = min(size, FRAME_BYTES_MAX)

@@ -1,7 +1,8 @@
-"""The connections over HTTP/2 of one worker.
+"""The HTTP/2 connections of one worker.
 
-They come to the port of HTTP/1.1, and are told by their first bytes. The servers of HTTP/2 that are
-kept (hypercorn, granian) run ASGI applications; ours is aiohttp's, with its handlers and bounds.
+They arrive at the port of HTTP/1.1 and are recognized by their first bytes. The maintained HTTP/2
+servers (hypercorn, granian) run ASGI applications only. This server runs aiohttp's handlers, with
+the same bounds as over HTTP/1.1.
 """
 
 import asyncio
@@ -31,19 +32,19 @@ _POLL_S = 0.02
 
 
 class Http2Server:
-    """Takes connections of HTTP/2 from the server of HTTP/1.1, and answers with its handler.
+    """Takes over HTTP/2 connections from the HTTP/1.1 server, and answers with its handler.
 
     Attributes:
-        streams_max: Largest number of requests under way on one connection.
-        floods: Number of connections that were ended because of what they sent.
+        streams_max: Maximum number of concurrent requests on one connection.
+        floods: Number of connections that were ended because they sent too many frames.
         heads: Deadlines of connections without settings, or with a part of a request's head.
         idle: Deadlines of connections without streams.
-        stalled: Deadlines of streams whose client takes nothing.
-        lingering: Deadlines of answered streams whose requests still come.
+        stalled: Deadlines of streams whose client accepts no bytes.
+        lingering: Deadlines of answered streams whose request bodies are still arriving.
     """
 
     def __init__(self, server: HttpServer, limits: ServerLimits, streams_max: int) -> None:
-        """Prepare; `server` passes connections to `take`."""
+        """Prepare; `server` passes new connections to `take`."""
         self._server, self.streams_max = server, streams_max
         self._loop = loop = asyncio.get_running_loop()
         self._connections: set[Http2Connection] = set()
@@ -72,15 +73,15 @@ class Http2Server:
 
     @property
     def is_draining(self) -> bool:
-        """Whether clients are asked to go elsewhere."""
+        """Whether the worker requests its clients to open no further streams."""
         return self._server.is_draining
 
     def take(self, connection: HttpProtocol, data: bytes) -> bool:
-        """Take a connection if its first bytes are those of HTTP/2; return whether it was taken."""
+        """Take over a connection if it begins with HTTP/2's preface; return whether it did."""
         transport = connection.transport
         assert transport is not None
         if data.startswith(PREFACE):
-            connection.transport = None  # it is not to close it
+            connection.transport = None  # so that the HTTP/1.1 protocol does not close it
             surplus = connection.is_surplus
             connection.connection_lost(None)
             made = Http2Connection(self, transport, is_surplus=surplus)
@@ -106,7 +107,7 @@ class Http2Server:
         request = HttpRequest(
             message, stream.body, protocol, writer, task, self._loop, client_max_size=BODY_BYTES_MAX
         )
-        del message  # an answer may take an hour
+        del message  # frees its memory, as an answer may take an hour
         try:
             response = await self._server.request_handler(request)
             await response.prepare(request)
@@ -124,7 +125,7 @@ class Http2Server:
             stream.finish()
 
     def refusal(self, error: HttpError) -> tuple[int, Mapping[str, str], bytes]:
-        """Return status, fields and body of the answer to a malformed request."""
+        """Return the status, fields and body of the answer to a malformed request."""
         request_id, body = new_id("req"), body_of(error)
         self._server.note_malformed(error, request_id)
         fields = {
@@ -136,12 +137,12 @@ class Http2Server:
         return error.status, fields, body
 
     def say_goodbye(self) -> None:
-        """Ask all clients to open no more streams."""
+        """Request all clients to open no more streams."""
         for connection in list(self._connections):
             connection.say_goodbye()
 
     async def close(self, timeout_s: float) -> None:
-        """End all connections; what runs has a while."""
+        """Close all connections; running requests have `timeout_s` seconds to end."""
         for connection in list(self._connections):
             connection.refuse_more()
         with suppress(TimeoutError):
@@ -155,7 +156,7 @@ class Http2Server:
 
 
 class _PrefaceReader(asyncio.Protocol):
-    """Waits for the rest of bytes that may become the preface; the deadline of heads goes on."""
+    """Reads the rest of a possible HTTP/2 preface, within the deadline of a request's head."""
 
     def __init__(self, connection: HttpProtocol, data: bytes) -> None:
         self._connection, self._data = connection, data

@@ -1,7 +1,7 @@
-"""The state of a connection in `h2`, with the bounds of a server that trusts no client.
+"""The state of a connection in `h2`, with bounds for a server that does not trust its clients.
 
-The names with an underscore are h2's, which has no other hook; `tests/unit/gateway/test_http2.py`
-fails when they change.
+Names with an underscore are private to `h2`, which offers no other hook. A test in
+`tests/unit/gateway/test_http2.py` fails if they change.
 """
 
 from typing import Any
@@ -14,16 +14,16 @@ from hpack import Encoder
 
 from gateway.server.malformed import HEAD_BYTES_MAX
 
-# A client may send so much of one body ahead of its reader: 4 MiB over a line of 100 ms take 2 s.
+# Bytes of one body that a client may send ahead; 4 MiB with a round trip of 100 ms take 2 s.
 STREAM_WINDOW_BYTES = 256 << 10
-_WINDOW_BYTES = 1 << 20  # of all streams together
+_WINDOW_BYTES = 1 << 20  # unread bytes of all streams of a connection
 _DEFAULT_WINDOW_BYTES = 65_535
-_TABLE_BYTES_MAX = 4096  # of header fields that answers have in common
+_TABLE_BYTES_MAX = 4096  # bytes of the header table for answers
 _UNBOUNDED = 2**31 - 1
 _CONFIGURATION = H2Configuration(
     client_side=False,
     header_encoding=None,
-    validate_inbound_headers=False,  # see `heads`
+    validate_inbound_headers=False,  # `heads` validates them instead
     normalize_inbound_headers=False,
     validate_outbound_headers=False,
     normalize_outbound_headers=False,
@@ -31,12 +31,12 @@ _CONFIGURATION = H2Configuration(
 
 
 class _PlainEncoder(Encoder):
-    """Codes fields as they are: Huffman's code would halve some 300 bytes, and takes 50 us."""
+    """Encodes header fields without Huffman coding, which takes 50 us to save about 150 bytes."""
 
     def encode(self, headers: Any, huffman: bool = False) -> bytes:  # noqa: ARG002 - hpack's
-        """Return the block of fields.
+        """Return the encoded block of header fields.
 
-        A client may ask for a smaller table of fields, and not for more memory.
+        A client's setting may shrink the header table but not enlarge it.
         """
         if self.header_table_size > _TABLE_BYTES_MAX:  # noqa: PLR1730 - a setting is told
             self.header_table_size = _TABLE_BYTES_MAX
@@ -44,12 +44,12 @@ class _PlainEncoder(Encoder):
 
 
 class Http2State(H2Connection):
-    """The state of a server's connection."""
+    """The `h2` state of one server connection."""
 
-    MAX_CLOSED_STREAMS = 1024  # h2 remembers 65,536: 6 MB for a connection that lasts
+    MAX_CLOSED_STREAMS = 1024  # h2's default of 65,536 would take 6 MB per long connection
 
     def __init__(self, streams_max: int) -> None:
-        """Prepare; the first bytes for the client wait in `data_to_send`."""
+        """Prepare; afterwards `data_to_send` returns the first bytes for the client."""
         super().__init__(_CONFIGURATION)
         self.encoder = _PlainEncoder()
         told = {
@@ -59,14 +59,15 @@ class Http2State(H2Connection):
         }
         self.local_settings = Settings(client=False, initial_values=told)
         self.initiate_connection()
-        # h2 would end the whole connection where one stream too many is to be refused.
+        # With the real maximum, h2 would end the whole connection instead of refusing one stream.
         bounds = {**told, SettingCodes.MAX_CONCURRENT_STREAMS: _UNBOUNDED}
         self.local_settings = Settings(client=False, initial_values=bounds)
         self.increment_flow_control_window(_WINDOW_BYTES - _DEFAULT_WINDOW_BYTES)
 
     def _receive_goaway_frame(self, frame: Any) -> tuple[list[Any], list[Event]]:
-        """Note that the client opens no more streams; h2 would drop the answers under way."""
-        self.state_machine.process_input(ConnectionInputs.RECV_PING)  # may it be said now?
+        """Note that the client opens no more streams; h2 itself would drop the running answers."""
+        # Check that the frame is valid in this state.
+        self.state_machine.process_input(ConnectionInputs.RECV_PING)
         event = ConnectionTerminated()
         event.last_stream_id = frame.last_stream_id
         return [], [event]

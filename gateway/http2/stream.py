@@ -1,4 +1,4 @@
-"""One request over HTTP/2 with its answer; its handler sees a connection for it alone."""
+"""One HTTP/2 request with its answer; to its handler it looks like a connection of its own."""
 
 import asyncio
 from collections import deque
@@ -15,28 +15,29 @@ from gateway.server.live_response import HeadTransport
 if TYPE_CHECKING:
     from h2.stream import H2Stream
 
-# A writer that waits for its client does so above this, and goes on at half of it.
+# Waiting bytes above which a writer pauses; it resumes at half of them.
 _WRITE_BYTES = 64 << 10
 
 
 class Http2Stream(HeadTransport):
-    """A stream: to its request the connection as well as the transport.
+    """A stream, which acts as both the connection and the transport of its request.
 
-    Written bytes wait here for the end of the loop's turn, for the client's windows, and for the
-    socket. Their number is the measure of a slow client, as a socket's buffer is elsewhere.
+    Written bytes wait here for the end of the event loop's turn, for the client's flow-control
+    windows, and for the socket. The number of waiting bytes shows how slow the client is, like the
+    size of a socket's buffer over HTTP/1.1.
 
     Attributes:
         number: Number of the stream.
         state: State of the stream in `h2`, with the client's window.
         body: Body of the request.
-        task: Task that answers; None when it has ended.
-        size: Bytes that wait.
-        is_due: Whether the connection will look at what waits.
-        is_behind: Whether bytes have waited longer than for a turn of the loop.
-        is_answered: Whether nothing more will be written.
-        is_sent: Whether the client was sent the end of the answer.
-        is_heard: Whether the client sends nothing more.
-        is_gone: Whether the client takes nothing more.
+        task: Task that answers the request; None after it has ended.
+        size: Number of waiting bytes.
+        is_due: Whether the connection has scheduled the waiting bytes to be sent.
+        is_behind: Whether bytes have waited for longer than one turn of the event loop.
+        is_answered: Whether the whole answer was written.
+        is_sent: Whether the end of the answer was sent to the client.
+        is_heard: Whether the client has sent the whole request.
+        is_gone: Whether the client accepts nothing more.
     """
 
     __slots__ = (
@@ -57,7 +58,8 @@ class Http2Stream(HeadTransport):
         "task",
     )
 
-    # aiohttp asks each request's connection for these; a client is known by its key.
+    # aiohttp reads these attributes of a request's connection; clients are identified by their
+    # keys.
     ssl_context = peername = sockname = access_log = None
     _reading_paused = False
 
@@ -72,7 +74,7 @@ class Http2Stream(HeadTransport):
         self.is_due = self.is_behind = False
         self.is_answered = self.is_sent = self.is_gone = False
         self.is_heard = not has_body
-        # It calls `resume_reading` whenever all that came was read.
+        # The reader calls `resume_reading` whenever all received bytes were read.
         self.body: StreamReader = (
             StreamReader(self, 1, loop=asyncio.get_running_loop())  # pyright: ignore[reportArgumentType] - as far as it uses one
             if has_body
@@ -83,38 +85,38 @@ class Http2Stream(HeadTransport):
 
     @property
     def transport(self) -> "Http2Stream | None":
-        """The stream itself, until the client has gone."""
+        """The stream itself; None after the client has left."""
         return None if self.is_gone else self
 
     @property
     def connected(self) -> bool:
-        """Whether the client takes bytes."""
+        """Whether the client still accepts bytes."""
         return not self.is_gone
 
     @property
     def body_budget(self) -> BodyBudget:
-        """The budget of unfinished bodies, all connections together."""
+        """The byte budget of all unfinished request bodies of the worker."""
         return self._connection.body_budget
 
     @property
     def is_surplus(self) -> bool:
-        """Whether the worker has more connections than it may have without this one."""
+        """Whether the connection exceeds the worker's maximum number of connections."""
         return self._connection.is_surplus
 
     @property
     def writing_paused(self) -> bool:
-        """Whether the client reads more slowly than is written to it."""
+        """Whether the client reads more slowly than the answer is written."""
         return self.size > _WRITE_BYTES
 
     def drop_parser(self) -> None:
-        """Drop the body, which was read; all requests share their connection's parser."""
+        """Drop the body after it was read; the connection's parser serves all its requests."""
         self.body = EMPTY_PAYLOAD
 
     def pause_reading(self) -> None:
-        """Do nothing: the window of the stream stops the client."""
+        """Do nothing, because the stream's flow-control window stops the client."""
 
     def resume_reading(self, resume_parser: bool = True) -> None:  # noqa: ARG002 - aiohttp's name
-        """Let the client send as much as was read."""
+        """Return flow-control credit to the client for the body bytes that were read."""
         unread, self._unread = self._unread, 0
         if unread:
             self._connection.acknowledge(self.number, unread)
@@ -126,7 +128,7 @@ class Http2Stream(HeadTransport):
         self._connection.send_head(self.number, status, fields.items())
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Send bytes; RuntimeError when the client has gone."""
+        """Send bytes; RuntimeError if the client has left."""
         if self.is_gone:
             raise RuntimeError("the stream is closed")
         self._parts.append(data)  # pyright: ignore[reportArgumentType] - nobody changes it later
@@ -135,11 +137,11 @@ class Http2Stream(HeadTransport):
             self._connection.note_due(self)
 
     def get_write_buffer_size(self) -> int:
-        """Return the bytes that wait."""
+        """Return the number of waiting bytes."""
         return self.size
 
     def is_closing(self) -> bool:
-        """Return whether the client takes nothing more."""
+        """Return whether the client accepts nothing more."""
         return self.is_gone
 
     def close(self) -> None:
@@ -147,24 +149,24 @@ class Http2Stream(HeadTransport):
         self.abort()
 
     def abort(self) -> None:
-        """End the stream without the rest of its answer."""
+        """End the stream without sending the rest of its answer."""
         if not self.is_gone:
             self._connection.reset(self)
 
     def get_extra_info(self, name: str, default: object = None) -> object:
-        """Return what is known of the client's connection."""
+        """Return information on the client's connection, by name."""
         return self._connection.extra_info(name, default)
 
     async def drain(self) -> None:
-        """Wait until the client has read most of what waits."""
+        """Wait until most waiting bytes were sent to the client."""
         while self.size > _WRITE_BYTES and not self.is_gone:
             self._drained = asyncio.get_running_loop().create_future()
             await self._drained
 
-    # --- what its connection does -----------------------------------------------------------
+    # --- the interface that its connection uses ---------------------------------------------
 
     def receive(self, data: bytes, credit: int) -> None:
-        """Take a piece of the body, for which the client has paid `credit` bytes of its window."""
+        """Receive a piece of the body that used up `credit` bytes of the client's window."""
         self._unread += credit
         if data and not self.is_answered and not self.body.is_eof():
             self.body.feed_data(data)
@@ -173,11 +175,11 @@ class Http2Stream(HeadTransport):
 
     @property
     def has_ended(self) -> bool:
-        """Whether nothing is left to do for it."""
+        """Whether the stream has ended in both directions and its task is done."""
         return self.task is None and (self.is_gone or (self.is_sent and self.is_heard))
 
     def begin(self, work: Coroutine[None, None, None]) -> None:
-        """Run what answers; `finish` is called even if it is cancelled before its begin."""
+        """Run the task that answers; `finish` is called even if the task never starts."""
         self.task = asyncio.get_running_loop().create_task(work)
         self.task.add_done_callback(self._end)
 
@@ -190,21 +192,21 @@ class Http2Stream(HeadTransport):
         self._connection.finish(self)
 
     def stalled(self) -> None:
-        """End the stream: its client takes nothing."""
+        """End the stream, because its client has accepted no bytes for too long."""
         self._connection.stream_stalled(self)
 
     def linger_over(self) -> None:
-        """End the stream: its request still comes, though it was answered long ago."""
+        """End the stream, because its request body is still arriving long after the answer."""
         self._connection.stream_lingers(self)
 
     def end_body(self) -> None:
-        """Note the end of the body."""
+        """Note that the body is complete."""
         self.is_heard = True
         if not self.body.is_eof():
             self.body.feed_eof()
 
     def take(self, size: int) -> list[bytes | memoryview]:
-        """Return so many bytes of those that wait, or all if they are fewer."""
+        """Remove and return at most `size` waiting bytes."""
         parts = self._parts
         if self.size <= size:
             taken = list(parts)
@@ -226,7 +228,7 @@ class Http2Stream(HeadTransport):
         return taken
 
     def lose(self) -> None:
-        """Drop what waits: the client takes nothing more."""
+        """Drop the waiting bytes, because the client accepts nothing more."""
         self.is_gone = self.is_heard = True
         self._parts.clear()
         self.size = 0
@@ -239,7 +241,7 @@ class Http2Stream(HeadTransport):
 
 
 class Http2Writer(AbstractStreamWriter):
-    """Takes an answer of aiohttp's: its head as fields, its body in pieces."""
+    """Writes one of aiohttp's answers to a stream: its head as fields, its body in pieces."""
 
     def __init__(self, stream: Http2Stream) -> None:
         """Prepare."""
@@ -248,11 +250,11 @@ class Http2Writer(AbstractStreamWriter):
 
     @property
     def transport(self) -> asyncio.WriteTransport | None:
-        """The stream."""
+        """The stream, as the transport of its answer."""
         return self._stream.transport
 
     def say_continue(self) -> None:
-        """Ask for the body of a request that waits with it."""
+        """Send `100 Continue`, so that a client which waits for it sends the body."""
         self._stream.begin_answer(100, {})
 
     async def write_headers(self, status_line: str, headers: CIMultiDict[str]) -> None:
@@ -263,7 +265,7 @@ class Http2Writer(AbstractStreamWriter):
         self.output_size += 1  # the answer has begun
 
     async def write(self, chunk: bytes | bytearray | memoryview) -> None:
-        """Send a piece of the body; wait while the client is far behind."""
+        """Send a piece of the body; wait while too many bytes are unsent."""
         self._send(chunk)
         if self._stream.writing_paused:
             await self.drain()
@@ -274,14 +276,14 @@ class Http2Writer(AbstractStreamWriter):
             self._send(chunk)
 
     async def drain(self) -> None:
-        """Wait until the client has read most of what waits."""
+        """Wait until most waiting bytes were sent to the client."""
         await self._stream.drain()
 
     def enable_compression(self, encoding: str = "deflate", strategy: int | None = None) -> None:
-        """Do nothing: answers are not packed."""
+        """Do nothing, because answers are not compressed."""
 
     def enable_chunking(self) -> None:
-        """Do nothing: frames bound the body."""
+        """Do nothing, because HTTP/2 frames delimit the body."""
 
     def _send(self, chunk: bytes | bytearray | memoryview) -> None:
         self._require_client()

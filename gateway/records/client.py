@@ -1,4 +1,4 @@
-"""A client of the control plane's records of tenants, other than responses."""
+"""A client of the control plane's store of tenant records, except responses."""
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 
@@ -24,10 +24,13 @@ _CHANNEL_OPTIONS = (
 
 
 class RecordClient:
-    """The client of one worker; all methods raise RejectedError UNAVAILABLE without PostgreSQL."""
+    """The record client of one worker.
+
+    All methods raise RejectedError UNAVAILABLE if PostgreSQL cannot be reached.
+    """
 
     def __init__(self, control_address: str, secret: SharedSecret) -> None:
-        """Prepare; `secret` proves the owner of an id."""
+        """Prepare; `secret` verifies that an id belongs to a tenant."""
         self._link = RenewedChannel(
             control_address, CertificateRole.CONTROL_PLANE, options=_CHANNEL_OPTIONS
         )
@@ -38,11 +41,11 @@ class RecordClient:
         await self._link.aclose()
 
     def new_id(self, prefix: str, tenant_id: str) -> str:
-        """Return the id of a new record of a tenant."""
+        """Return an id for a new record of a tenant."""
         return new_owned_id(prefix, tenant_id, self._secret)
 
     def require(self, record_id: str, prefix: str, tenant_id: str, param: str | None) -> None:
-        """Raise PlatformError NOT_FOUND unless an id may be one of the tenant's."""
+        """Raise PlatformError NOT_FOUND unless an id was made for this tenant."""
         if not is_owned(record_id, prefix, tenant_id, self._secret):
             raise missing(record_id, param)
 
@@ -51,12 +54,12 @@ class RecordClient:
         await self._call("Create", wire.CreateRecordRequest(record=record, items=items), record.id)
 
     async def show(self, tenant_id: str, record_id: str, param: str | None = None) -> wire.Record:
-        """Return a record; PlatformError NOT_FOUND."""
+        """Return a record; PlatformError NOT_FOUND if it does not exist."""
         request = wire.RecordRequest(tenant_id=tenant_id, id=record_id)
         return await self._call("Show", request, record_id, param)
 
     async def listed(self, wanted: wire.ListRecordsRequest) -> list[wire.Record]:
-        """Return records; PlatformError NOT_FOUND: `after` is no id of a record."""
+        """Return a page of records; PlatformError NOT_FOUND if `after` is not a record's id."""
         call = RecordServiceStub(await self._link.current()).List(wanted, timeout=_LIST_S)
         try:
             return [record async for record in call]
@@ -66,14 +69,21 @@ class RecordClient:
     async def change(
         self, tenant_id: str, record_id: str, metadata: Mapping[str, str], content: bytes = b""
     ) -> wire.Record:
-        """Replace metadata, and content where there is some; PlatformError NOT_FOUND."""
+        """Replace a record's metadata, and its content if `content` is not empty.
+
+        Returns:
+            The changed record.
+
+        Raises:
+            PlatformError: NOT_FOUND if the record does not exist.
+        """
         request = wire.ChangeRecordRequest(
             tenant_id=tenant_id, id=record_id, metadata=metadata, content=content
         )
         return await self._call("Change", request, record_id)
 
     async def remove(self, tenant_id: str, record_id: str) -> None:
-        """Remove a record with its items; PlatformError NOT_FOUND."""
+        """Remove a record with its items; PlatformError NOT_FOUND if it does not exist."""
         await self._call("Remove", wire.RecordRequest(tenant_id=tenant_id, id=record_id), record_id)
 
     async def append(
@@ -83,14 +93,18 @@ class RecordClient:
         items: Sequence[wire.RecordItem],
         items_max: int = 0,
     ) -> None:
-        """Add items, all or none; PlatformError NOT_FOUND, BadRequestError: too many in total."""
+        """Add all items or none.
+
+        Raises PlatformError NOT_FOUND if the record does not exist, or INVALID_REQUEST if it would
+        have more than `items_max` items.
+        """
         request = wire.AppendItemsRequest(
             tenant_id=tenant_id, id=record_id, items=items, items_max=items_max
         )
         await self._call("Append", request, record_id)
 
     async def items(self, wanted: wire.ListItemsRequest) -> AsyncIterator[wire.RecordItem]:
-        """Yield items of a record; PlatformError NOT_FOUND."""
+        """Yield items of a record; PlatformError NOT_FOUND if the record does not exist."""
         call = RecordServiceStub(await self._link.current()).ListItems(wanted, timeout=_LIST_S)
         try:
             async for item in call:
@@ -99,7 +113,7 @@ class RecordClient:
             raise _error_of(error, wanted.after or wanted.id, None) from None
 
     async def remove_item(self, tenant_id: str, record_id: str, item_id: str) -> None:
-        """Remove an item; PlatformError NOT_FOUND."""
+        """Remove an item; PlatformError NOT_FOUND if it does not exist."""
         request = wire.RemoveItemRequest(tenant_id=tenant_id, id=record_id, item_id=item_id)
         await self._call("RemoveItem", request, item_id)
 
@@ -114,7 +128,7 @@ class RecordClient:
 
 
 def missing(record_id: str, param: str | None = None) -> PlatformError:
-    """Return the error for an id that is unknown, or another tenant's."""
+    """Return the error for an id that does not exist or belongs to another tenant."""
     shown = record_id[:_SHOWN_CHARACTERS_MAX]
     text = f"No object has the id '{shown}': it never existed, was deleted, or has expired."
     return PlatformError(ErrorCode.NOT_FOUND, text, param=param)

@@ -1,4 +1,4 @@
-"""Pages of lists: their parameters, and their JSON."""
+"""Pages of lists: their query parameters and their JSON."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,9 +12,15 @@ _LIMIT, _LIMIT_MAX = 20, 100
 
 
 def page_of(request: web.Request, *also: str, default_order: str = "desc") -> tuple[int, bool, str]:
-    """Return the page's size, whether the oldest come first, and the id before the page.
+    """Return the page size, whether the oldest come first, and the id after which the page begins.
 
-    BadRequestError: a parameter is not known, `also` names further ones, or is wrong.
+    Args:
+        request: The request for a list.
+        *also: Further parameters that the request may have.
+        default_order: Order if the request names none, "asc" or "desc".
+
+    Raises:
+        BadRequestError: A parameter is unknown or has an invalid value.
     """
     query = request.query
     if unknown := query.keys() - {"limit", "order", "after", *also}:
@@ -29,7 +35,7 @@ def page_of(request: web.Request, *also: str, default_order: str = "desc") -> tu
 
 
 def listed(page: Sequence[dict[str, Any]], *, has_more: bool) -> bytes:
-    """Return a page as JSON."""
+    """Return a page of a list as JSON."""
     told = {
         "object": "list",
         "data": page,

@@ -1,4 +1,4 @@
-"""Records of tenants whose contents are encrypted with their tenants' keys."""
+"""Records whose contents are encrypted with the keys of their tenants."""
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 
@@ -8,7 +8,10 @@ from sluice.wire.state.v1 import state_pb2 as wire
 
 
 class SealedRecords:
-    """A `RecordClient` of encrypted records; see there. A deleted key is NOT_FOUND, too."""
+    """A `RecordClient` whose records are encrypted.
+
+    The methods raise the same errors; a record whose key was deleted is NOT_FOUND.
+    """
 
     def __init__(self, records: RecordClient, seals: ContentSeals) -> None:
         """Prepare."""
@@ -31,7 +34,7 @@ class SealedRecords:
         return record
 
     async def listed(self, wanted: wire.ListRecordsRequest) -> list[wire.Record]:
-        """Return records; those whose keys were deleted are left out."""
+        """Return records, except records whose keys were deleted."""
         found = await self._records.listed(wanted)
         opened = [self._opened(wanted.tenant_id, it) for it in found]
         return [it for it in opened if it is not None]
@@ -49,7 +52,7 @@ class SealedRecords:
     async def append(
         self, tenant_id: str, record_id: str, items: Sequence[wire.RecordItem], items_max: int = 0
     ) -> None:
-        """Add items, all or none."""
+        """Add all items or none."""
         sealed = self._items(tenant_id, record_id, items)
         await self._records.append(tenant_id, record_id, sealed, items_max)
 

@@ -1,7 +1,8 @@
-"""Background responses: made as streams, whose events any client of the tenant may follow.
+"""Background responses: made as streams whose events every client of the tenant may follow.
 
-The client is told at once that its response is queued. The events lie in Valkey, for all gateways;
-the response itself is stored as every other one, also where it has failed or was cancelled.
+The client is answered at once with its queued response. The events are written to Valkey, where all
+gateways can read them. The response itself is stored like any other, and also if it failed or was
+cancelled.
 """
 
 import asyncio
@@ -25,9 +26,9 @@ from sluice.wire.state.v1 import state_pb2 as wire
 
 log = structlog.get_logger(__name__)
 
-BACKGROUND_MAX = 512  # under way in one worker
+BACKGROUND_MAX = 512  # responses under way in one worker
 _BEAT_S, _BATCH_S = 1.0, 0.05
-_SILENT_MS = 15_000  # a gateway that says nothing for so long is dead
+_SILENT_MS = 15_000  # milliseconds of silence after which a gateway counts as dead
 _SWEEP_S, _SWEEP_STEP_S, _TAKEN_MAX = 5.0, 10.0, 32
 _STOP_S = 3.0
 _GATEWAY_ENDED = "The gateway that made this response has ended; ask for it again."
@@ -37,11 +38,11 @@ _NOT_STORED = (
 
 
 class BackgroundKeeping(Keeping):
-    """The storage of a background response: it is stored, however it ends.
+    """The storage of a background response, which is stored however it ends.
 
     Attributes:
-        events: Writer of the events, once the response has begun.
-        failed: Response as JSON, if it has failed.
+        events: Writer of the events; None until the response has begun.
+        failed: Failed response as JSON; empty unless it failed.
     """
 
     __slots__ = ("_task", "events", "failed")
@@ -49,7 +50,7 @@ class BackgroundKeeping(Keeping):
     keeps_failures = True
 
     def begin_queued(self, queued: bytes) -> wire.StoredResponse:
-        """Return the turn with the queued response as JSON."""
+        """Return the stored form of the response, with its queued JSON as content."""
         self.events: ResponseEvents | None = None
         self.failed = b""
         self._turn.response = queued
@@ -66,11 +67,11 @@ class BackgroundKeeping(Keeping):
         return self._turn.tenant_id, self._turn.id
 
     def begin(self, events: ResponseEvents) -> None:
-        """See the base; the next beat reports it."""
+        """See the base; the next beat writes the new state to Valkey."""
         self.events = events
 
     def note_failure(self, response: bytes) -> None:
-        """See the base; the response is stored at its end."""
+        """See the base; the failed response is stored when it ends."""
         self.failed = response
 
     async def keep(self, response: bytes) -> bool:
@@ -82,14 +83,14 @@ class BackgroundKeeping(Keeping):
         return await self.keep_cut(response)
 
     async def keep_cut(self, response: bytes) -> bool:
-        """Store the response, complete or not; return whether that was possible."""
+        """Store the response, complete or not; return whether it was stored."""
         self._turn.response = response
         self.is_kept = await self._store.keep(self._turn, is_promised=True)
         return self.is_kept
 
 
 class _Job:
-    """A response under way: its events, until Valkey has them."""
+    """A response under way: its events that Valkey does not have yet."""
 
     __slots__ = ("_is_begun", "events", "has_events", "is_done", "keeping", "news", "queued")
 
@@ -100,13 +101,13 @@ class _Job:
         self._is_begun = self.has_events = self.is_done = False
 
     def take(self, body: bytes) -> None:
-        """Take whole events."""
+        """Add complete events."""
         self.has_events = True
         self.events += body
         self.news.set()
 
     def end(self) -> None:
-        """Note the end of the events."""
+        """Note that no further events follow."""
         self.is_done = True
         self.news.set()
 
@@ -120,7 +121,7 @@ class _Job:
 
 
 class BackgroundResponses:
-    """The background responses of one worker; `run` belongs into a TaskGroup and owns them."""
+    """The background responses of one worker, which run as tasks owned by `run`."""
 
     def __init__(self, answering: Answering, store: ResponseStore) -> None:
         """Prepare."""
@@ -134,7 +135,7 @@ class BackgroundResponses:
         return len(self._running)
 
     async def run(self) -> None:
-        """Let responses begin, and take over those of dead gateways, until cancelled."""
+        """Accept responses, and end those of dead gateways as failed, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
             try:
@@ -149,7 +150,7 @@ class BackgroundResponses:
                 self._tasks = None
 
     async def stop(self) -> None:
-        """Begin no more; wait for running ones, which end with their generations."""
+        """Accept no more responses, and give the running ones a few seconds to end."""
         self._tasks = None
         if self._running:
             _, late = await asyncio.wait(list(self._running.values()), timeout=_STOP_S)
@@ -163,9 +164,10 @@ class BackgroundResponses:
         task: ResponseTask,
         queued: bytes,
     ) -> None:
-        """Begin a response whose task has a `BackgroundKeeping`.
+        """Start a response whose task has a `BackgroundKeeping`.
 
-        RejectedError: too many are under way, or Valkey could not be told.
+        Raises RejectedError if too many responses are under way, the worker is stopping, or Valkey
+        cannot be reached.
         """
         keeping = task.keeping
         assert isinstance(keeping, BackgroundKeeping), "it is kept, whatever comes of it"
@@ -189,7 +191,7 @@ class BackgroundResponses:
     async def _answer(
         self, job: _Job, identity: CallerIdentity, principal: Principal, task: ResponseTask
     ) -> PlatformError | None:
-        """Make the response; return the reason why it has no events, if it has none."""
+        """Run the task to its end; return its error if it was refused before any event."""
         sink = BodySink(job.take)
         request = in_process_request(task.endpoint, b"", sink, identity)
         answering = self._answering.answer(request, principal, task)
@@ -198,7 +200,7 @@ class BackgroundResponses:
             await answering
         except PlatformError as error:
             return error
-        except Exception:  # the outermost place: no worker is lost
+        except Exception:  # the outermost edge: one failed response must not stop the worker
             log.exception("background_response_failed", request_id=identity.request_id)
             return PlatformError(ErrorCode.INTERNAL, "The server had an error; try again.")
         finally:
@@ -214,7 +216,7 @@ class BackgroundResponses:
         await self._end(job, error, is_cancelled=is_cancelled and work.cancelled())
 
     async def _follow(self, job: _Job) -> bool:
-        """Copy events to Valkey until all are there; True: the response was cancelled."""
+        """Copy events to Valkey until all are copied; return whether the response was cancelled."""
         log_, place = self._store.background, job.keeping.place
         while not job.is_done:
             with suppress(TimeoutError):
@@ -226,7 +228,7 @@ class BackgroundResponses:
             if job.is_done:
                 return False
             events = bytes(job.events)
-            with suppress(ValkeyDownError, RejectedError):  # told with the next beat
+            with suppress(ValkeyDownError, RejectedError):  # the next beat tries again
                 if under_way := job.begun():
                     await log_.progress(*place, under_way)
                 is_cancelled = await log_.beat(*place, events)
@@ -255,7 +257,7 @@ class BackgroundResponses:
             await self._store.background.end(*keeping.place, bytes(job.events))
 
     async def sweep(self) -> None:
-        """Let the responses of dead gateways fail; each gets its final event."""
+        """End the responses of dead gateways as failed, each with a final event."""
         if not self._store.is_hot:
             return
         for _ in range(_TAKEN_MAX):
@@ -263,14 +265,14 @@ class BackgroundResponses:
             if found is None:
                 return
             response_id, turn, blocks = found
-            if response_id in self._running:  # this worker stood still
+            if response_id in self._running:  # this worker itself was paused for too long
                 continue
             events = b"" if turn is None else await self._fail(turn, blocks)
             tenant_id = "" if turn is None else turn.tenant_id
             await self._store.background.end(tenant_id, response_id, events)
 
     async def _fail(self, turn: wire.StoredResponse, blocks: int) -> bytes:
-        """Store a dead gateway's response as failed; return the events that report it."""
+        """Store a dead gateway's response as failed; return the events that report the failure."""
         gone = {"code": str(ErrorCode.UNAVAILABLE), "message": _GATEWAY_ENDED}
         turn.response = _as(turn.response, "failed", gone)
         if not await self._store.keep_if_missing(turn):
@@ -281,13 +283,13 @@ class BackgroundResponses:
 
 
 def _as(response: bytes, status: str, error: dict[str, str] | None = None) -> bytes:
-    """Return a response that has ended without output, with this status."""
+    """Return the JSON of a response that ended without output, in the given status."""
     document: dict[str, object] = orjson.loads(response)
     return orjson.dumps(document | {"status": status, "error": error, "output": []})
 
 
 def _cut(job: _Job, status: str, response: bytes) -> bytes:
-    """Return the events that end a response before it has all its output."""
+    """Return the final events of a response that ends before its output is complete."""
     events = job.keeping.events
     if events is not None and job.has_events:
         return events.cut(status, response)
@@ -296,5 +298,5 @@ def _cut(job: _Job, status: str, response: bytes) -> bytes:
 
 
 def _number_behind(block: bytes) -> int:
-    """Return the number of the event that follows a block."""
+    """Return the number of the event that follows a block of events."""
     return max(map(int, EVENT_NUMBER.findall(block)), default=-1) + 1

@@ -1,7 +1,7 @@
-"""Background responses in Valkey: their events, their gateways, and cancellations.
+"""Background responses in Valkey: their events, the gateways that make them, and cancellations.
 
-A gateway renews its claim on a response every second. A gateway that is silent for longer is dead:
-another gateway takes its responses over, one at a time, by claiming them.
+A gateway renews its claim on each response every second. A gateway that stays silent for much
+longer counts as dead, and another gateway claims its responses one by one.
 """
 
 import time
@@ -22,7 +22,7 @@ _BEGIN = (
     b" redis.call('SET', KEYS[2], ARGV[3], 'PX', ARGV[4])"
     b" redis.call('ZADD', KEYS[3], ARGV[5], ARGV[6]) return 1"
 )
-# One that was deleted or has ended stays so.
+# A response that has ended or was deleted is not changed any more.
 _PROGRESS = (
     b"if redis.call('GETRANGE', KEYS[1], 0, 0) == '+' then"
     b" redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2]) end return 1"
@@ -51,13 +51,14 @@ _SET = b"redis.call('SET', KEYS[1], '1', 'PX', ARGV[1]) return 1"
 
 
 class BackgroundLog:
-    """The log of one worker; all methods raise ValkeyDownError without Valkey.
+    """Writes and reads the log of background responses, for one worker.
 
-    Writing raises RejectedError UNAVAILABLE where a tenant's key cannot be opened.
+    All methods raise ValkeyDownError without Valkey. Methods that write raise RejectedError
+    UNAVAILABLE if the tenant's encryption key cannot be opened.
     """
 
     def __init__(self, hot: HotStore, seals: TurnSeals, *, idle_s: float) -> None:
-        """Prepare; events are kept for `idle_s` after the last one."""
+        """Prepare; events expire `idle_s` seconds after the last event."""
         self._hot, self._seals = hot, seals
         self._idle_ms = round(idle_s * 1000)
 
@@ -70,12 +71,12 @@ class BackgroundLog:
         await self._hot.run(_BEGIN, keys, (*values, _now_ms(), turn.id.encode()))
 
     async def progress(self, tenant_id: str, response_id: str, under_way: bytes) -> None:
-        """Replace the response's JSON."""
+        """Replace the JSON of a response under way."""
         sealed = self._seals.under_way(tenant_id, response_id, under_way)
         await self._hot.run(_PROGRESS, (key_of(response_id),), (b"+" + sealed, UNDER_WAY_MS))
 
     async def beat(self, tenant_id: str, response_id: str, events: bytes) -> bool:
-        """Add whole events, and renew the claim; return whether the response is to be cancelled."""
+        """Add complete events, and renew the claim; return whether to cancel the response."""
         key = key_of(response_id)
         keys = (key, key + _EVENTS, key + _CANCEL, _MAKING)
         sealed = self._seals.events(tenant_id, response_id, events)
@@ -83,28 +84,31 @@ class BackgroundLog:
         return bool(await self._hot.run(_BEAT, keys, values))
 
     async def end(self, tenant_id: str, response_id: str, events: bytes) -> None:
-        """Add the last events of a stored response; without any the tenant may be unknown."""
+        """Add the last events of a stored response.
+
+        Without events, `tenant_id` may be empty.
+        """
         key = key_of(response_id)
         keys = (key + _EVENTS, key + _TURN, key + _CANCEL, _MAKING)
         sealed = self._seals.events(tenant_id, response_id, events)
         await self._hot.run(_END, keys, (sealed, self._idle_ms, response_id.encode()))
 
     async def cancel(self, response_id: str) -> None:
-        """Ask the gateway that makes the response to cancel it."""
+        """Request the gateway that makes the response to cancel it."""
         await self._hot.run(_SET, (key_of(response_id) + _CANCEL,), (_CANCEL_MS,))
 
     async def events(self, tenant_id: str, response_id: str, position: int) -> list[bytes]:
-        """Return blocks of whole events, from a position on; a bounded number of them."""
+        """Return blocks of complete events from a position on; at most a bounded number."""
         keys, last = (key_of(response_id) + _EVENTS,), position + _BLOCKS_AT_ONCE - 1
         blocks = cast("list[bytes]", await self._hot.run(_READ, keys, (position, last)))
         return self._seals.events_opened(tenant_id, response_id, blocks)
 
     async def take_over(self, silent_ms: int) -> tuple[str, wire.StoredResponse | None, int] | None:
-        """Take over a dead gateway's response.
+        """Claim one response of a dead gateway.
 
         Returns:
-            Id, turn and number of blocks of events; without a turn it has ended. None: there is no
-            such response.
+            Id, stored turn, and number of blocks of events. The turn is None if the response has
+            ended. None if no gateway is dead.
         """
         now_ms = _now_ms()
         found = await self._hot.run(_TAKE_OVER, (_MAKING,), (now_ms - silent_ms, now_ms))

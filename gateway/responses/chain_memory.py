@@ -1,8 +1,8 @@
-"""Chains of responses that this worker has read: their items, and the turns that these come to.
+"""Cache of the response chains that this worker has read: their items, parsed to chat turns.
 
-A chain that goes on is all of the chain before it. So only its newest turn is read and parsed; of
-earlier ones it is asked whether they are still there. A chain is known by its tenant and its newest
-response.
+A chain that is continued contains the whole chain before it. So only the newest turn is read and
+parsed; earlier turns are only checked for existence. A chain's cache key is its tenant and its
+newest response.
 """
 
 from collections import OrderedDict
@@ -18,10 +18,10 @@ from gateway.bodies.response_items import InputItem, InputItems, ItemTurns
 from sluice.errors import BadRequestError
 from sluice.wire.state.v1 import state_pb2 as wire
 
-_BYTES_MAX = 64 << 20  # of one worker: a hundred chains of 50,000 tokens
-_SHARE_MAX = 4  # a chain that takes more than this part of it is not kept
-_IDLE_S = 900.0  # texts that were deleted are in no memory an hour later
-_ITEM_BYTES = 2048  # of an item and its message, besides their text
+_BYTES_MAX = 64 << 20  # bytes of one worker's cache: about a hundred chains of 50,000 tokens
+_SHARE_MAX = 4  # a chain larger than a quarter of the cache is not cached
+_IDLE_S = 900.0  # seconds without use, so that deleted texts are gone from memory within an hour
+_ITEM_BYTES = 2048  # estimated bytes of an item and its message, besides their text
 _ITEMS: TypeAdapter[list[InputItem]] = TypeAdapter(InputItems)
 
 
@@ -30,13 +30,13 @@ class KnownChain:
     """The turns of a chain, oldest first.
 
     Attributes:
-        ids: Ids of its responses.
-        items: All items.
-        turns: Turns of a chat that the items come to; None: they have to be seen together with
-            what comes behind them.
-        size: Bytes that it takes, about.
-        conversation_id: Conversation of the newest response; empty: it belongs to none.
-        trail: Prompt that the turns have stored.
+        ids: Ids of the chain's responses.
+        items: All items of the chain.
+        turns: Chat turns that the items were converted to; None if the items can only be converted
+            together with the items that follow them.
+        size: Approximate bytes of memory that the chain uses.
+        conversation_id: Conversation of the newest response; empty if there is none.
+        trail: Stored prompt of the turns.
     """
 
     ids: Sequence[str] = ()
@@ -76,15 +76,15 @@ class KnownChain:
                     return None
                 turns.take(items, -len(items))
         except BadRequestError:
-            return None  # told of the request that continues it
+            return None  # the error is reported for the request that continues the chain
         return turns
 
 
 class ChainMemory:
-    """The latest chains of one worker.
+    """The chains that one worker has used most recently.
 
     Attributes:
-        held_bytes: Bytes of all chains, about.
+        held_bytes: Approximate bytes of all chains.
     """
 
     def __init__(self, bytes_max: int = _BYTES_MAX) -> None:
@@ -95,7 +95,7 @@ class ChainMemory:
         self.held_bytes = 0
 
     def find(self, tenant_id: str, response_id: str, now_s: float) -> KnownChain | None:
-        """Return the chain of a tenant that ends with a response."""
+        """Return the cached chain of a tenant that ends with a response, or None."""
         self.expire(now_s)
         key = (tenant_id, response_id)
         if key not in self._chains:
@@ -106,7 +106,7 @@ class ChainMemory:
         return chain
 
     def keep(self, tenant_id: str, chain: KnownChain, now_s: float) -> None:
-        """Take a chain in place of the one that it continues."""
+        """Cache a chain in place of the shorter chain that it continues."""
         for response_id in chain.ids[-2:]:
             if (tenant_id, response_id) in self._chains:
                 self._forget((tenant_id, response_id))
@@ -118,7 +118,7 @@ class ChainMemory:
             self._forget(next(iter(self._chains)))
 
     def expire(self, now_s: float) -> None:
-        """Let go of chains that no request has continued for a while."""
+        """Drop the chains that no request has continued for a while."""
         while self._chains:
             key, (_, used_s) = next(iter(self._chains.items()))
             if now_s - used_s < _IDLE_S:
@@ -131,7 +131,7 @@ class ChainMemory:
 
 
 def items_of(turn: wire.StoredResponse) -> list[InputItem]:
-    """Return what a turn has brought, and what was answered."""
+    """Return the input items of a stored turn, followed by its output items."""
     return _items_of(turn.input_items, orjson.loads(turn.response)["output"])
 
 

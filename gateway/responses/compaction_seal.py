@@ -1,4 +1,4 @@
-"""Compaction items: sealed with a key of their tenant, so that a client can only keep them."""
+"""Encrypts compaction items, so that a client can return an item but not read or alter it."""
 
 import base64
 from collections.abc import Sequence
@@ -18,44 +18,45 @@ from sluice.sealing import Sealer, SealError
 from sluice.shared_secret import SharedSecret
 
 _TENANTS_OWN = "2."
-_ITEMS, _CHATS = "compaction", "chat compaction"  # neither opens as the other
+# Purposes of the keys; an item of one purpose cannot be opened as the other's.
+_ITEMS, _CHATS = "compaction", "chat compaction"
 _MESSAGES: TypeAdapter[list[Message]] = TypeAdapter(list[Message])
 _SEALED_MAX = BODY_BYTES_MAX // 2
 
 
 class CompactionSeals:
-    """Seals and opens compaction items of all tenants."""
+    """Encrypts and decrypts the compaction items of all tenants."""
 
     def __init__(self, secret: SharedSecret, seals: ContentSeals) -> None:
         """Prepare.
 
-        A tenant without a key of its own has one that is derived from the installation's secret.
+        For a tenant without a key of its own, a key is derived from the installation's secret.
         """
         self._secret, self._seals = secret, seals
 
     def sealed(
         self, tenant_id: str, item_id: str, summary: str, kept: Sequence[InputItem]
     ) -> CompactionItem:
-        """Return an item; BadRequestError: what is kept is too large to be sent back."""
+        """Return a compaction item; BadRequestError if it would be too large to send back."""
         content = {"summary": summary, "kept": stored_items(kept, item_id)}
         sealed = self._sealed(_ITEMS, tenant_id, content, "input")
         return CompactionItem(type="compaction", id=item_id, encrypted_content=sealed)
 
     def opened(self, tenant_id: str, item: CompactionItem, param: str) -> Compacted:
-        """Return the content of an item, which `param` names; BadRequestError: not of ours."""
+        """Return the content of the item in field `param`; BadRequestError if it is not valid."""
         content = self._opened(_ITEMS, tenant_id, item.encrypted_content, param)
         return Compacted(content["summary"], read_items(content["kept"]))
 
     def sealed_chat(
         self, tenant_id: str, item_id: str, summary: str, kept: Sequence[Message]
     ) -> CompactedHistory:
-        """Return the compaction of a chat; BadRequestError: what is kept is too large."""
+        """Return a chat's compaction item; BadRequestError if it is too large to send back."""
         told = [it.model_dump(exclude_none=True) for it in kept]
         sealed = self._sealed(_CHATS, tenant_id, {"summary": summary, "kept": told}, "messages")
         return CompactedHistory(type="compaction", id=item_id, encrypted_content=sealed)
 
     def opened_chat(self, tenant_id: str, item: CompactedHistory, param: str) -> CompactedChat:
-        """Return the content of a chat's compaction, see `opened`."""
+        """Return the content of a chat's compaction item; errors as for `opened`."""
         content = self._opened(_CHATS, tenant_id, item.encrypted_content, param)
         return CompactedChat(content["summary"], _MESSAGES.validate_python(content["kept"]))
 

@@ -1,7 +1,8 @@
-"""Conversations that become shorter: a model sums up, and an opaque item stands for what was said.
+"""Shortens conversations: a model summarizes earlier turns, and an encrypted item replaces them.
 
-The summary is a request of the same caller, with limits, usage and a trace of its own. It begins
-with the conversation as it was, so engines find most of it in their caches.
+The summary is a separate request of the same caller, with limits, usage and a trace of its own. Its
+prompt begins with the unchanged conversation, so that engines find most of it in their prefix
+caches.
 """
 
 from collections.abc import Sequence
@@ -38,7 +39,7 @@ from sluice.scopes import Scope
 
 PATH = "/v1/responses/compact"
 _SUMMARY_TOKENS = 1024
-_ROOM_PARTS = 4  # a summary takes at most so large a part of the context
+_ROOM_PARTS = 4  # a summary may use at most a quarter of the model's context
 
 
 class SummaryTask(ChatTask):
@@ -55,7 +56,7 @@ class ModelSummary(NamedTuple):
 
 
 class ConversationSummary(NamedTuple):
-    """A compaction item, what it says, and the usage of the model that summed up."""
+    """A compaction item, its summary text, and the usage of the model that wrote the summary."""
 
     item: CompactionItem
     text: str
@@ -63,7 +64,7 @@ class ConversationSummary(NamedTuple):
 
 
 class Compactor:
-    """Makes compaction items, for one worker."""
+    """Summarizes conversations and makes compaction items, for one worker."""
 
     def __init__(
         self, completer: Completer, assets: AssetCache, limiter: Limiter, seals: CompactionSeals
@@ -79,10 +80,10 @@ class Compactor:
         policy: CompactionPolicy,
         task: ChatTask,
     ) -> bool:
-        """Return whether a prompt has more tokens than a policy lets it have.
+        """Return whether a prompt exceeds the token threshold of a compaction policy.
 
-        A request is counted meanwhile, since tokenizing is work in itself. LimitExceededError: no
-        further one fits.
+        The caller's limits count one request while the prompt is tokenized, since tokenizing is
+        work in itself. Raises LimitExceededError if a limit has no room for one more request.
         """
         resolved = await self._completer.resolved(principal, task, identity_of(request))
         threshold = policy.compact_threshold or resolved.context_tokens_max * 3 // 4
@@ -111,9 +112,10 @@ class Compactor:
         context: ResponseContext,
         response_id: str,
     ) -> tuple[ResponseContext, CompactionItem] | None:
-        """Return a context that begins with a summary, and the item that says so.
+        """Return a context that begins with a summary, and the compaction item of the summary.
 
-        None: it has one turn, which stays. PlatformError: no summary was made.
+        Returns None if the context has only one turn, which is never summarized. Raises
+        PlatformError if the summary could not be made.
         """
         policy, items = wanted.compaction_policy, context.all_shown
         assert policy is not None, "it is due"
@@ -145,7 +147,7 @@ class Compactor:
         context: ResponseContext,
         response_id: str,
     ) -> ConversationSummary:
-        """Return an item that stands for all that was said; PlatformError: none was made."""
+        """Return an item that replaces the whole conversation; PlatformError on failure."""
         items = context.all_shown
         return await self._summed_up(
             request,
@@ -196,7 +198,7 @@ class Compactor:
         session: str,
         service_tier: ServiceTier | None,
     ) -> ModelSummary:
-        """Return what a model says of messages; PlatformError: the summary was refused."""
+        """Return a model's summary of messages; PlatformError if its request was refused."""
         identity = identity_of_part(request, 0)
         task = SummaryTask.model_construct(
             model=model,
@@ -210,7 +212,7 @@ class Compactor:
         room = resolved.context_tokens_max // _ROOM_PARTS or _SUMMARY_TOKENS
         bounds = {"max_completion_tokens": min(_SUMMARY_TOKENS, room)}
         task = task.model_copy(update=bounds)
-        sink = BodySink(lambda _: None)  # it is no stream
+        sink = BodySink(lambda _: None)  # the summary is not streamed, so the sink stays unused
         part = in_process_request(PATH, b"", sink, identity)
         give_principal(part, principal)
         answer = await self._completer.answer(part, principal, task)
@@ -221,7 +223,7 @@ class Compactor:
 
 
 class Compaction:
-    """POST /v1/responses/compact."""
+    """The endpoint POST /v1/responses/compact."""
 
     def __init__(
         self,
@@ -235,7 +237,7 @@ class Compaction:
         self._contexts, self._store = contexts, store
 
     async def compact(self, request: web.Request) -> web.Response:
-        """Answer with an item that stands for all that was said."""
+        """Answer with a compaction item that replaces the whole conversation."""
         principal = authenticate(self._directory, request)
         self._directory.require_scope(principal, Scope.CHAT)
         wanted = await read_parsed(request, partial(parse, CompactRequest))

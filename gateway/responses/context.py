@@ -1,4 +1,4 @@
-"""Earlier turns of a response: a chain or a conversation, and items that it refers to."""
+"""Reads the earlier turns that a response continues, and the items that it refers to."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -17,9 +17,9 @@ from gateway.responses.local_turns import LocalTurns
 from gateway.responses.store import ResponseStore
 from sluice.wire.state.v1 import state_pb2 as wire
 
-TURNS_MAX = 1000  # of a chain
+TURNS_MAX = 1000  # turns in one chain
 _PREVIOUS, _CONVERSATION = "previous_response_id", "conversation"
-_REFERENCES_MAX = 64  # to other responses, of one request
+_REFERENCES_MAX = 64  # references to items of other responses in one request
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,14 +28,16 @@ class ResponseContext:
 
     Attributes:
         before: Items of earlier turns, oldest first.
-        items: Items of its own turn; referenced items stand in place of their references.
+        items: Items of the response's own turn; each reference is replaced by the item it names.
         ancestors: Ids of the continued responses, oldest first.
-        session: Key that groups the turns; empty: the response continues nothing.
-        conversation_id: Conversation that gets the items; empty: none.
-        is_local: Whether a continued response is stored nowhere, so that this one cannot be stored.
-        shown: `before` and `items` as a model is shown them; None: as they are.
-        begun: Turns of a chat that `before` comes to, where that is known.
-        trail: Prompt that the continued responses have stored.
+        session: Key that groups the turns; empty if the response continues nothing.
+        conversation_id: Conversation to which the turn is added; empty if there is none.
+        is_local: Whether a continued response is stored nowhere, so that this response cannot be
+            stored either.
+        shown: `before` and `items` in the form that the model reads; None if the model reads them
+            unchanged.
+        begun: Chat turns that `before` was converted to; None if not known.
+        trail: Stored prompt of the continued responses.
     """
 
     before: Sequence[InputItem]
@@ -50,7 +52,7 @@ class ResponseContext:
 
     @property
     def all_shown(self) -> list[InputItem]:
-        """All items as a model is shown them."""
+        """All items in the form that the model reads."""
         before, items = self.shown or (self.before, self.items)
         return [*before, *items]
 
@@ -60,12 +62,12 @@ class ContinuingRequest(Protocol):
 
     @property
     def conversation_id(self) -> str | None:
-        """The conversation that it belongs to."""
+        """The conversation that the request belongs to."""
         ...
 
     @property
     def previous_response_id(self) -> str | None:
-        """The response that it continues."""
+        """The response that the request continues."""
         ...
 
     @property
@@ -75,14 +77,14 @@ class ContinuingRequest(Protocol):
 
 
 def is_continuing(wanted: ContinuingRequest) -> bool:
-    """Return whether a request needs stored turns."""
+    """Return whether a request continues, or refers to, stored turns."""
     if wanted.conversation_id or wanted.previous_response_id is not None:
         return True
     return any(isinstance(item, ItemReference) for item in wanted.items)
 
 
 class ContextReader:
-    """Reads contexts, for one worker."""
+    """Reads the contexts of responses for one worker."""
 
     def __init__(
         self, store: ResponseStore, conversations: ConversationStore, seals: CompactionSeals
@@ -92,24 +94,30 @@ class ContextReader:
         self._memory = ChainMemory()
 
     def forget_idle(self) -> None:
-        """Let go of chains that no request has continued for a while."""
+        """Drop the chains that no request has continued for a while."""
         self._memory.expire(time.monotonic())
 
     async def read(
         self, tenant_id: str, wanted: ContinuingRequest, local: LocalTurns | None = None
     ) -> ResponseContext:
-        """Return the turns that a request continues; `local` are the responses of its socket.
+        """Return the context of a request: the turns that it continues, and its own items.
+
+        Args:
+            tenant_id: The caller's tenant.
+            wanted: The request.
+            local: Responses of the request's WebSocket that are stored nowhere.
 
         Raises:
-            PlatformError: NOT_FOUND, CONFLICT: the response is still under way.
+            PlatformError: NOT_FOUND if a continued response or a referenced item does not exist;
+                CONFLICT if a continued response is still under way.
             BadRequestError: The chain is too long, or belongs to a conversation that the request
                 does not name.
-            RejectedError: UNAVAILABLE: no store answers.
+            RejectedError: UNAVAILABLE if no store answers.
         """
         return self._opened(tenant_id, await self._read(tenant_id, wanted, local))
 
     def _opened(self, tenant_id: str, context: ResponseContext) -> ResponseContext:
-        """Return a context whose compaction items were opened; BadRequestError: one cannot be."""
+        """Return a context with decrypted compaction items; BadRequestError if one is not valid."""
         before, items = context.before, context.items
         opened = partial(self._seals.opened, tenant_id)
         if has_compaction(items):
@@ -159,7 +167,7 @@ class ContextReader:
         )
 
     async def _stored_chain(self, tenant_id: str, response_id: str) -> KnownChain:
-        """Return a chain of stored responses, of which this worker may know a part."""
+        """Return a chain of stored responses; only the part that is not in memory is read."""
         known = dict[str, KnownChain]()
 
         def ids_of(newest: str) -> Sequence[str]:
@@ -181,7 +189,7 @@ class ContextReader:
     async def _local_chain(
         self, tenant_id: str, newest: wire.StoredResponse, local: LocalTurns
     ) -> list[wire.StoredResponse]:
-        """Return a socket's response behind all that it continues, stored ones first."""
+        """Return a socket's response after all responses that it continues, oldest first."""
         turns, stored = [newest], list[wire.StoredResponse]()
         for ancestor in reversed(newest.ancestors):
             turn = local.find(ancestor, _PREVIOUS)
@@ -194,7 +202,7 @@ class ContextReader:
     async def _followed(
         self, tenant_id: str, items: Sequence[InputItem], before: Sequence[InputItem]
     ) -> Sequence[InputItem]:
-        """Return items with references replaced by their items; PlatformError NOT_FOUND."""
+        """Return items with each reference replaced by its item; NOT_FOUND if one is missing."""
         if not any(isinstance(item, ItemReference) for item in items):
             return items
         known: dict[str, InputItem] = {
@@ -218,7 +226,10 @@ class ContextReader:
     async def _items_with(
         self, tenant_id: str, item_id: str, param: str
     ) -> Mapping[str, InputItem]:
-        """Return the items of the response that an item belongs to; PlatformError NOT_FOUND."""
+        """Return all items of the response that has this item, by id.
+
+        Raises PlatformError NOT_FOUND if no response has the item.
+        """
         turn = await self._store.turn_of_item(tenant_id, item_id, param)
         found = {it.id: it for it in items_of(turn) if not isinstance(it, ItemReference) and it.id}
         if item_id not in found:

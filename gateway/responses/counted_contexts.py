@@ -1,4 +1,4 @@
-"""Turns that a request continues, read for callers that are within their limits."""
+"""Reads the turns that a request continues, only for callers that are within their limits."""
 
 from typing import Protocol
 
@@ -15,7 +15,7 @@ from gateway.responses.local_turns import LocalTurns
 
 
 class ContinuingAnswer(ContinuingRequest, Protocol):
-    """A request for an answer of a model."""
+    """A request for a model's answer that may continue earlier turns."""
 
     @property
     def model(self) -> str:
@@ -33,17 +33,19 @@ class CountedContexts:
     async def read(
         self, principal: Principal, wanted: ContinuingAnswer, local: LocalTurns | None = None
     ) -> ResponseContext:
-        """Return the turns that a request continues; a request that fails here stays counted.
+        """Return the turns that a request continues.
+
+        A request that fails here stays counted in the caller's limits.
 
         Args:
-            principal: The caller. The request is given back once its turns are read: its answer is
-                counted in its place.
+            principal: The caller. Once the turns are read, the counted request is returned to the
+                limits, because the answer itself is counted later.
             wanted: The request.
-            local: Responses that its socket may continue.
+            local: Responses of the request's WebSocket that the request may continue.
 
         Raises:
-            LimitExceededError: No further request fits.
-            PlatformError: See `ContextReader.read`; MODEL_NOT_FOUND.
+            LimitExceededError: A limit has no room for one more request.
+            PlatformError: MODEL_NOT_FOUND if no such model exists; see also `ContextReader.read`.
         """
         tenant_id = principal.tenant.id
         if not is_continuing(wanted):
@@ -58,7 +60,10 @@ class CountedContexts:
         return context
 
     def _counted(self, principal: Principal, wanted: ContinuingAnswer) -> str:
-        """Return the model whose limits count the request; `auto` is chosen once all is read."""
+        """Return the id of the model whose limits count the request.
+
+        The model of `auto` is chosen only after the turns are read, so `auto` itself is returned.
+        """
         if wanted.model == AUTO and principal.auto_policy is not None:
             return AUTO
         return self._directory.resolve_any(principal, wanted.model).model.id

@@ -1,4 +1,4 @@
-"""The JSON of a response and its items; the part that all events share is built once. Pure."""
+"""Writes the JSON of a response and its items; fields that all events share are encoded once."""
 
 from collections.abc import Mapping, Sequence
 
@@ -7,7 +7,7 @@ import orjson
 from gateway.bodies.response_items import CompactionItem
 from gateway.tools.loop import LoopEnd
 
-# By the finish reason of a completion.
+# `incomplete_details.reason` by the finish reason of a completion.
 _INCOMPLETE = {
     "length": "max_output_tokens",
     "content_filter": "content_filter",
@@ -16,11 +16,11 @@ _INCOMPLETE = {
 
 
 class ResponseFrame:
-    """The fixed fields of a response, written whatever its outcome.
+    """The fields of a response that are the same whatever its outcome.
 
     Attributes:
         response_id: Id of the response.
-        stem: Stem of its items' ids.
+        stem: Common part of the ids of the response's items.
     """
 
     __slots__ = ("_opening", "_rest", "response_id", "stem")
@@ -38,7 +38,7 @@ class ResponseFrame:
 
         Args:
             response_id: Id of the response.
-            stem: Stem of its items' ids.
+            stem: Common part of the ids of the response's items.
             echo: Fields that repeat the request.
             model: Name of the model that answers.
             created_unix_s: Time of the request's arrival.
@@ -54,7 +54,7 @@ class ResponseFrame:
         self._rest = orjson.dumps(dict(echo))[1:]
 
     def item_id(self, prefix: str, index: int) -> str:
-        """Return the id of an item of the output, by its place."""
+        """Return the id of an output item, given its index in the output."""
         return f"{prefix}_{self.stem}{index:02x}"
 
     def written(
@@ -71,12 +71,12 @@ class ResponseFrame:
         """Return the response as JSON.
 
         Args:
-            status: Status in OpenAI's words.
+            status: Status as OpenAI's API names it.
             output: Items of the output, as JSON.
-            is_stored: Whether the response can, or will, be found later.
-            usage: Usage of the response; None: not known yet.
-            completed_unix_s: Time of its completion, if it is complete.
-            incomplete: Reason why it is incomplete, if it is.
+            is_stored: Whether later requests can find the response.
+            usage: Usage of the response; None while the usage is not known.
+            completed_unix_s: Time of completion; None unless the response is complete.
+            incomplete: Reason why the response is incomplete; None if it is complete.
             error: Error of a failed response.
         """
         state: dict[str, object] = {
@@ -96,43 +96,46 @@ class ResponseFrame:
 
 
 def ended_as(reason: str) -> tuple[str, str | None]:
-    """Return status and details of a response, by the finish reason of a completion."""
+    """Return the status of a response and the reason why it is incomplete, if it is.
+
+    The argument is the finish reason of a completion.
+    """
     details = _INCOMPLETE.get(reason)
     return ("completed" if details is None else "incomplete"), details
 
 
 def text_part(text: bytes = b"", logprobs: bytes = b"") -> bytes:
-    """Return a part of a message; `text` as it stands inside a JSON string."""
+    """Return a text part of a message; `text` is already escaped for a JSON string."""
     form = b'{"type":"output_text","text":"%b","annotations":[],"logprobs":[%b]}'
     return form % (text, logprobs)
 
 
 def message_item(item_id: str, status: str, parts: bytes = b"") -> bytes:
-    """Return a message of the assistant; `parts` is JSON."""
+    """Return a message item of the assistant; `parts` are its content parts as JSON."""
     form = b'{"id":"%b","type":"message","status":"%b","role":"assistant","content":[%b]}'
     return form % (item_id.encode(), status.encode(), parts)
 
 
 def reasoning_part(text: bytes = b"") -> bytes:
-    """Return a part of reasoning; `text` as it stands inside a JSON string."""
+    """Return a reasoning part; `text` is already escaped for a JSON string."""
     return b'{"type":"reasoning_text","text":"%b"}' % text
 
 
 def reasoning_item(item_id: str, status: str, parts: bytes = b"") -> bytes:
-    """Return an item of reasoning; `parts` is JSON."""
+    """Return a reasoning item; `parts` are its content parts as JSON."""
     form = b'{"id":"%b","type":"reasoning","status":"%b","summary":[],"content":[%b]}'
     return form % (item_id.encode(), status.encode(), parts)
 
 
 def compaction_item(item: CompactionItem, status: str = "completed") -> bytes:
-    """Return what stands for all items before it."""
+    """Return the JSON of a compaction item, which replaces all items before it."""
     told = {"id": item.id, "type": item.type, "status": status}
     sealed = item.encrypted_content if status == "completed" else ""
     return orjson.dumps(told | {"encrypted_content": sealed})
 
 
 def call_item(item_id: str, status: str, call_id: str, name: str, arguments: str = "") -> bytes:
-    """Return a call of a function."""
+    """Return the item of a function call."""
     return orjson.dumps(
         {
             "id": item_id,

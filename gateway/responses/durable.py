@@ -1,4 +1,4 @@
-"""Moves responses to PostgreSQL through the control plane, and reads them back."""
+"""Writes responses to PostgreSQL through the control plane, and reads them back."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -15,7 +15,7 @@ from sluice.wire.state.v1.state_pb2_grpc import StateServiceStub
 
 log = structlog.get_logger(__name__)
 
-RECORD_BYTES_MAX = 3 << 20  # gRPC takes 4 MiB
+RECORD_BYTES_MAX = 3 << 20  # below gRPC's limit of 4 MiB for one message
 _BATCH, _BATCH_BYTES = 64, 1 << 20
 _WAITING_MAX, _WAITING_BYTES_MAX = 10_000, 64 << 20
 _PROBE_S = 2.0
@@ -35,10 +35,10 @@ class DurableDownError(Exception):
 
 
 class Durable:
-    """The queue of one worker's responses for PostgreSQL; `run` belongs into a TaskGroup.
+    """One worker's queue of responses to write to PostgreSQL; `run` has to run in a TaskGroup.
 
     Attributes:
-        is_up: Whether stored responses reach PostgreSQL, by the last attempt.
+        is_up: Whether the last attempt to write to PostgreSQL succeeded.
     """
 
     def __init__(self, address: str, settled: Callable[[str], Awaitable[None]]) -> None:
@@ -65,7 +65,7 @@ class Durable:
 
     @property
     def has_room(self) -> bool:
-        """Whether more responses may wait."""
+        """Whether the queue can accept further responses."""
         return len(self._waiting) < _WAITING_MAX and self._bytes < _WAITING_BYTES_MAX
 
     def offer(self, stored: wire.StoredResponse) -> None:
@@ -76,7 +76,11 @@ class Durable:
         self._has_some.set()
 
     async def offer_and_wait(self, stored: wire.StoredResponse, timeout_s: float) -> bool:
-        """Queue a response; return whether PostgreSQL had it in time. If not, it is dropped."""
+        """Queue a response and wait until PostgreSQL has it.
+
+        Returns:
+            Whether PostgreSQL confirmed the response in time; otherwise the response is dropped.
+        """
         event = self._kept[stored.id] = asyncio.Event()
         self.offer(stored)
         try:
@@ -91,7 +95,7 @@ class Durable:
             del self._kept[stored.id]
 
     def waits(self, response_id: str) -> wire.StoredResponse | None:
-        """Return a response that still waits in this queue."""
+        """Return a response that is still in this queue, or None."""
         return self._waiting.get(response_id)
 
     async def run(self) -> None:
@@ -103,14 +107,14 @@ class Durable:
                 attempt = 0 if await self._step() else attempt + 1
 
     async def flush(self, timeout_s: float) -> None:
-        """Write waiting responses to PostgreSQL, at most for so long."""
+        """Write waiting responses to PostgreSQL, for at most `timeout_s` seconds."""
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 while self._waiting and await self._step():
                     pass
 
     async def read(self, tenant_id: str, ids: Sequence[str]) -> dict[str, wire.StoredResponse]:
-        """Return a tenant's stored responses, by id; DurableDownError."""
+        """Return a tenant's stored responses, by id; DurableDownError if PostgreSQL is down."""
         found: dict[str, wire.StoredResponse] = {}
         try:
             stub = StateServiceStub(await self._link.current())
@@ -122,7 +126,10 @@ class Durable:
         return found
 
     async def delete(self, tenant_id: str, response_id: str) -> bool:
-        """Delete a response for good; return whether it existed. DurableDownError."""
+        """Delete a response permanently and return whether it existed.
+
+        Raises DurableDownError if PostgreSQL is down.
+        """
         self._forget(response_id)
         try:
             stub = StateServiceStub(await self._link.current())
@@ -133,7 +140,7 @@ class Durable:
         return answer.existed
 
     async def _pause(self, attempt: int) -> None:
-        """Wait for a response or the time of a probe; after a failure, for a pause."""
+        """Wait for a response or the next probe, or back off after a failed attempt."""
         if attempt:
             await asyncio.sleep(backoff_s(attempt - 1, first_s=0.1, max_s=2.0))
             return
@@ -142,7 +149,7 @@ class Durable:
                 await self._has_some.wait()
 
     async def _step(self) -> bool:
-        """Send a batch, or a probe; return whether it was answered."""
+        """Send a batch of responses, or an empty one as a probe; return whether it succeeded."""
         batch = self._batch()
         try:
             stub = StateServiceStub(await self._link.current())

@@ -1,4 +1,4 @@
-"""POST /v1/responses, and /v1/responses/input_tokens."""
+"""The endpoints POST /v1/responses and POST /v1/responses/input_tokens."""
 
 from functools import partial
 
@@ -36,7 +36,7 @@ log = structlog.get_logger(__name__)
 
 
 class Responses:
-    """The endpoints of one worker at which models answer."""
+    """The endpoints of one worker that create responses and count their input tokens."""
 
     def __init__(
         self,
@@ -64,9 +64,9 @@ class Responses:
             limiter: Limits of all callers.
             store: Stores responses.
             background: Makes background responses.
-            conversations: Conversations of tenants.
-            contexts: Reader of the turns that requests continue.
-            compactor: Sums up conversations.
+            conversations: Store of the tenants' conversations.
+            contexts: Reads the earlier turns that a request continues.
+            compactor: Summarizes conversations that have grown too long.
         """
         self._directory = directory
         self._completer, self._answering, self._tools = completer, answering, tools
@@ -93,7 +93,17 @@ class Responses:
         wanted: ResponseRequest,
         local: LocalTurns | None = None,
     ) -> web.StreamResponse:
-        """Answer one body; `local` are the responses that its socket may continue."""
+        """Answer one parsed request.
+
+        Args:
+            request: The HTTP request.
+            principal: The caller.
+            wanted: The parsed body.
+            local: Responses of the request's WebSocket that the request may continue.
+
+        Returns:
+            The HTTP response, already sent if it is a stream.
+        """
         tenant_id = principal.tenant.id
         context = await self._contexts.read(principal, wanted, local)
         rounds = await self._tools.rounds(principal, wanted, context)
@@ -128,7 +138,7 @@ class Responses:
         context: ResponseContext,
         task: ResponseTask,
     ) -> ResponseTask:
-        """Return the task of a request, with a summary of earlier turns where that is due."""
+        """Return the task, with a summary in place of earlier turns if compaction is due."""
         policy, compactor = wanted.compaction_policy, self._compactor
         assert policy is not None
         if not await compactor.is_due(request, principal, policy, task):
@@ -153,7 +163,10 @@ class Responses:
         tenant_id: str,
         local: LocalTurns | None,
     ) -> Keeping | None:
-        """Return the storage of a response; None: it is not stored. RejectedError: it has to be."""
+        """Return the storage of a response, or None if the response is not to be stored.
+
+        Raises RejectedError if the response must be stored and no store is available.
+        """
         can_keep = self._store.can_keep
         if (wanted.background or context.conversation_id) and not can_keep:
             raise cannot_store()
@@ -177,7 +190,7 @@ class Responses:
     async def _begin(
         self, request: web.Request, principal: Principal, task: ResponseTask
     ) -> web.StreamResponse:
-        """Begin a background response; answer with its queued form, or with its events."""
+        """Start a background response, and answer with its queued JSON or its event stream."""
         identity, is_stream = identity_of(request), bool(task.stream)
         resolved = await self._completer.resolved(principal, task, identity)
         queued, response_id = task.queued(resolved.model.id), task.response_id
@@ -201,7 +214,7 @@ class Responses:
         reservation = await self._limiter.reserve(
             principal, resolved.model.id, prompt_tokens=0, output_tokens_max=0, is_bounded=True
         )
-        was_served = True  # a refused or abandoned one has been work, too
+        was_served = True  # tokenizing was work, even if the prompt is refused or the client leaves
         try:
             assets = await self._assets.get(resolved.model.base_digest)
             (prompt,) = await task.encoded(assets, resolved)
@@ -218,7 +231,7 @@ class Responses:
         )
 
     def _publisher(self, tenant_id: str, conversation_id: str) -> Publish | None:
-        """Return the function that adds a turn to its conversation; None: it has none."""
+        """Return a function that adds a turn to its conversation; None without a conversation."""
         if not conversation_id:
             return None
 

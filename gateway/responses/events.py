@@ -1,7 +1,8 @@
 """The events of a response's stream: one lifecycle with constant ids and increasing numbers. Pure.
 
-Items come one after the other: reasoning, text and calls of the model, each opened and closed
-before the next one. A delta of text is the same two pieces of bytes around its number and its text.
+Items are written one after the other (reasoning, text, function calls); each item is closed before
+the next one is opened. All text deltas of a message share the bytes before the number (`head`) and
+the bytes after the text (`tail`).
 """
 
 import re
@@ -35,7 +36,7 @@ class _OpenMessage:
     """A message of the assistant that is still being written.
 
     Attributes:
-        head: Bytes before number and text of a delta.
+        head: Bytes of a text delta before its number and text.
     """
 
     __slots__ = ("_at", "_id", "_logprobs", "_text", "head")
@@ -57,7 +58,7 @@ class _OpenMessage:
         self._text += fragment
 
     def logprobs_delta(self, fragment: bytes, logprobs: bytes) -> tuple[str, bytes]:
-        """Take text with its log probabilities, as JSON; return the event."""
+        """Add text and its log probabilities, both as JSON; return the event."""
         self._text += fragment
         self._logprobs += b"," + logprobs if self._logprobs and logprobs else logprobs
         fields = b'%b,"logprobs":[%b],"delta":"%b"' % (self._at, logprobs, fragment)
@@ -76,7 +77,7 @@ class _OpenMessage:
 
 
 class _OpenReasoning:
-    """The model's reasoning that is still being written."""
+    """A reasoning item that is still being written."""
 
     __slots__ = ("_at", "_id", "_text")
 
@@ -107,17 +108,17 @@ class _OpenReasoning:
 
 
 class OpenCall:
-    """A call of a function that is still being written.
+    """A function call that is still being written.
 
     Attributes:
-        item_id: Id of the call's item.
-        number: Index of the call in the answer.
+        item_id: Id of the call's output item.
+        number: Index of the call among the calls of the answer.
     """
 
     __slots__ = ("_arguments", "_at", "_call_id", "_name", "item_id", "number")
 
     def __init__(self, item_id: str, index: int, first: CallDelta) -> None:
-        """Begin; `index` is the item's place in the output."""
+        """Open a call; `index` is the position of its item in the output."""
         self.item_id, self._call_id, self._name = item_id, first.call_id, first.name
         self._arguments: list[str] = []
         self._at = b'"item_id":"%b","output_index":%d' % (item_id.encode(), index)
@@ -125,7 +126,7 @@ class OpenCall:
 
     @property
     def arguments(self) -> str:
-        """The arguments so far, as JSON text."""
+        """The arguments received so far, as JSON text."""
         return "".join(self._arguments)
 
     def opening(self) -> list[tuple[str, bytes]]:
@@ -134,7 +135,7 @@ class OpenCall:
         return [("response.output_item.added", b'"item":%b' % item)]
 
     def delta(self, arguments: str) -> tuple[str, bytes]:
-        """Take further arguments; return the event."""
+        """Add further arguments; return the event."""
         self._arguments.append(arguments)
         fields = b'%b,"delta":"%b"' % (self._at, json_fragment(arguments))
         return "response.function_call_arguments.delta", fields
@@ -155,10 +156,10 @@ class OpenCall:
 
 
 class ResponseEvents:
-    """Writes all events of one stream, which has one choice.
+    """Writes all events of one stream, whose response has a single choice.
 
     Attributes:
-        tail: Bytes after the text of a delta.
+        tail: Bytes of a text delta after its text.
     """
 
     __slots__ = (
@@ -174,7 +175,7 @@ class ResponseEvents:
         will_be_stored: bool = False,
         compaction: CompactionItem | None = None,
     ) -> None:
-        """Begin; `compaction` is its first item, where there is one."""
+        """Begin; `compaction` becomes the first output item if it is given."""
         self._frame, self._will_be_stored = frame, will_be_stored
         self._number = _FIRST_EVENTS + (0 if compaction is None else _COMPACTION_EVENTS)
         self._compaction = compaction
@@ -182,16 +183,16 @@ class ResponseEvents:
         self._open: _OpenMessage | _OpenReasoning | OpenCall | None = None
         self._reason = ""
 
-    # --- what `StreamedGeneration` asks for -------------------------------------------------
+    # --- the interface that `StreamedGeneration` uses ----------------------------------------
 
     @property
     def head(self) -> bytes:
-        """Bytes before number and text of a delta; empty while no message is open."""
+        """Bytes of a text delta before its number and text; empty while no message is open."""
         return self._open.head if isinstance(self._open, _OpenMessage) else b""
 
     @property
     def is_in_message(self) -> bool:
-        """Whether a message is open, so that text can follow at once."""
+        """Whether a message is open, so that a text delta can be sent without further events."""
         return isinstance(self._open, _OpenMessage)
 
     def begin_message(self) -> bytes:
@@ -201,7 +202,10 @@ class ResponseEvents:
         return events + self._opened(_OpenMessage(self._frame.item_id("msg", index), index))
 
     def numbered(self, fragment: bytes) -> bytes:
-        """Take text of the open message, as JSON; return the bytes between head and tail."""
+        """Add text to the open message; return the bytes of its delta between head and tail.
+
+        The text is already escaped for a JSON string.
+        """
         message = self._open
         assert isinstance(message, _OpenMessage), "begin_message comes first"
         message.add(fragment)
@@ -223,7 +227,7 @@ class ResponseEvents:
         return b"".join(events)
 
     def delta(self, delta: AnswerDelta, logprobs: dict[str, object] | None = None) -> bytes:
-        """Return the events of a delta: text, reasoning, calls."""
+        """Return the events of a delta, which may have text, reasoning and function calls."""
         events = b""
         if delta.reasoning:
             events += self._reasoning(delta.reasoning)
@@ -238,7 +242,7 @@ class ResponseEvents:
         return events
 
     def finish(self, reason: str) -> bytes:
-        """Return the events that close open items."""
+        """Return the events that close all open items."""
         self._reason = reason
         if self._open is None and len(self._items) == (self._compaction is not None):
             return self.begin_message() + self.finish(reason)
@@ -247,13 +251,13 @@ class ResponseEvents:
     # --- the end ----------------------------------------------------------------------------
 
     def under_way(self) -> bytes:
-        """Return the response before its first output."""
+        """Return the response as JSON, without output, in the status `in_progress`."""
         return self._frame.written("in_progress", is_stored=self._will_be_stored)
 
     def response(
         self, usage: Mapping[str, object], ended_unix_s: int, *, is_stored: bool = False
     ) -> bytes:
-        """Return the response with all its output."""
+        """Return the ended response as JSON, with all its output."""
         status, details = ended_as(self._reason)
         return self._frame.written(
             status,
@@ -270,16 +274,16 @@ class ResponseEvents:
         return self._event(f"response.{status}", b'"response":' + response) + DONE
 
     def failed(self, error: PlatformError, *, is_stored: bool = False) -> bytes:
-        """Return the failed response."""
+        """Return the failed response as JSON, with the output so far."""
         told = {"code": str(error.code), "message": error.message}
         return self._frame.written("failed", self._snapshot(), is_stored=is_stored, error=told)
 
     def cancelled(self) -> bytes:
-        """Return the cancelled response, which is stored."""
+        """Return the cancelled response as JSON, with the output so far; it is always stored."""
         return self._frame.written("cancelled", self._snapshot(), is_stored=True)
 
     def cut(self, status: str, response: bytes) -> bytes:
-        """Return the event that ends an incomplete response."""
+        """Return the final event of a response that failed or was cancelled."""
         return cut_at(self._number, status, response)
 
     def _snapshot(self) -> list[bytes]:
@@ -317,7 +321,7 @@ class ResponseEvents:
         return events + self._event(*self._open.delta(call.arguments))
 
     def _new_call(self, index: int, call: CallDelta) -> OpenCall:
-        """Return a new call, in its place of the output."""
+        """Return a new call, with the item id of its position in the output."""
         return OpenCall(self._frame.item_id("fc", index), index, call)
 
     def _opened(self, item: _OpenMessage | _OpenReasoning | OpenCall) -> bytes:
@@ -348,10 +352,10 @@ def _event_head(name: str) -> bytes:
 
 
 def cut_at(number: int, status: str, response: bytes) -> bytes:
-    """Return the event that ends an incomplete response."""
+    """Return the final event of a response that failed or was cancelled."""
     return written_event(f"response.{status}", number, b'"response":' + response) + DONE
 
 
 def written_event(name: str, number: int, fields: bytes) -> bytes:
-    """Return an event; `fields` is its JSON besides name and number."""
+    """Return an event; `fields` is the event's JSON without its type and number."""
     return b'%b,"sequence_number":%d,%b}\n\n' % (_event_head(name), number, fields)

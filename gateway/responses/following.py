@@ -21,13 +21,13 @@ _HEADERS = {
     "X-Accel-Buffering": "no",
 }
 _POLL_S, _POLL_MAX_S = 0.05, 0.4
-_LOOK_S = 5.0  # a stream that is silent for so long is looked after
+_LOOK_S = 5.0  # seconds of silence after which the stored response is checked
 _WRITE_S = 30.0
 _EVENT_END = b"\n\n"
 
 
 class Following:
-    """Streams of stored responses, of one worker."""
+    """Streams the events of stored responses, for one worker."""
 
     def __init__(self, store: ResponseStore) -> None:
         """Prepare."""
@@ -36,12 +36,12 @@ class Following:
     async def answer(
         self, request: web.Request, tenant_id: str, response_id: str, behind: int | None
     ) -> web.StreamResponse:
-        """Answer with the events of a response whose numbers are above `behind`.
+        """Stream the events of a response whose sequence numbers are above `behind`.
 
         Raises:
-            BadRequestError: The response has no stored events, or none any more.
-            PlatformError: NOT_FOUND.
-            RejectedError: UNAVAILABLE.
+            BadRequestError: The response has no stored events, or they have expired.
+            PlatformError: NOT_FOUND if the response does not exist.
+            RejectedError: UNAVAILABLE if no store answers.
         """
         found = await self._store.find(tenant_id, response_id)
         try:
@@ -63,7 +63,7 @@ class Following:
     async def _events(
         self, tenant_id: str, response_id: str, behind: int | None
     ) -> AsyncIterator[bytes]:
-        """Yield events as they come, comments in silence, and the end."""
+        """Yield events as they arrive, a comment after each silence, and the final event."""
         position, silent_s, pause_s = 0, 0.0, _POLL_S
         last = -1 if behind is None else behind
         try:
@@ -78,7 +78,7 @@ class Following:
                 if silent_s > _LOOK_S:
                     silent_s = 0.0
                     found = await self._store.find(tenant_id, response_id)
-                    if found.stored is not None:  # its events were lost
+                    if found.stored is not None:  # its last events were lost
                         yield _behind(retold(found.stored.response), last)
                         return
                     yield KEEP_ALIVE
@@ -105,7 +105,7 @@ async def _single(events: bytes) -> AsyncIterator[bytes]:
 
 
 def _behind(events: bytes, number: int) -> bytes:
-    """Return the whole events with a larger number, and all without a number."""
+    """Return the complete events numbered above `number`, and all events without a number."""
     if number < 0:
         return events
     kept = list[bytes]()

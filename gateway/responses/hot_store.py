@@ -1,7 +1,8 @@
-"""Recent responses in Valkey, where any gateway finds them at once.
+"""Recent responses in Valkey, where every gateway can read them at once.
 
-A value is a response, a mark that one is under way, or a mark that one was deleted. A list names
-the responses that PostgreSQL lacks: another gateway writes them there if this one is killed.
+A value is a response, a mark that a response is under way, or a mark that a response was deleted.
+A list names the responses that PostgreSQL lacks, so that another gateway can write them there if
+the gateway that made them is killed.
 """
 
 from collections.abc import Sequence
@@ -11,14 +12,16 @@ from gateway.limits.valkey import Word
 from gateway.limits.valkey_commands import ValkeyCommands
 from sluice.wire.state.v1 import state_pb2 as wire
 
-COMMANDS_MAX = 256  # under way; more are not sent
+COMMANDS_MAX = 256  # commands awaiting a reply; further commands are not sent
 _KEY, _WAITING = b"sluice:response:", b"sluice:responses:waiting"
 _STORED, _UNDER_WAY, _DELETED = b"=", b"+", b"-"
 _DELETED_MS = 3_600_000
-UNDER_WAY_MS = 60_000  # of a gateway that says no more
-_WAITING_MS = 48 * 3_600_000  # a response that PostgreSQL does not have yet
+# After this many milliseconds without renewal, the mark of a dead gateway expires.
+UNDER_WAY_MS = 60_000
+# Milliseconds that a response waits in Valkey while PostgreSQL lacks it.
+_WAITING_MS = 48 * 3_600_000
 
-# A response that was deleted stays so, whoever still writes it.
+# A deletion is final: a later write of the same response, by any gateway, has no effect.
 _KEEP = (
     b"if redis.call('GETRANGE', KEYS[1], 0, 0) == '-' then return 0 end"
     b" redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])"
@@ -44,13 +47,13 @@ _WARM = (
 
 
 class Found(NamedTuple):
-    """The state of a response in Valkey; all empty: Valkey does not have it.
+    """The state of a response in Valkey; all fields are empty if Valkey lacks the response.
 
     Attributes:
         stored: The response.
         under_way: JSON of a response under way.
         is_deleted: Whether the response was deleted.
-        is_there: Whether the response is there; its text was not asked for.
+        is_there: Whether the response exists, if only its existence was requested.
     """
 
     stored: wire.StoredResponse | None = None
@@ -60,7 +63,7 @@ class Found(NamedTuple):
 
     @property
     def is_stored(self) -> bool:
-        """Whether the response is there."""
+        """Whether the response exists."""
         return self.is_there or self.stored is not None
 
 
@@ -68,36 +71,43 @@ NOTHING, _THERE = Found(), Found(is_there=True)
 
 
 class HotStore:
-    """The store of one worker in Valkey."""
+    """Writes responses to Valkey and reads them back, for one worker."""
 
     def __init__(self, commands: ValkeyCommands, *, idle_s: float) -> None:
-        """Prepare; a response that no request reads expires after `idle_s`."""
+        """Prepare; a response expires `idle_s` seconds after its last read."""
         self._commands = commands
         self._idle_ms = round(idle_s * 1000)
 
     async def keep(self, stored: wire.StoredResponse) -> None:
-        """Write a response, to be kept until PostgreSQL has it; ValkeyDownError."""
+        """Write a response and list it as missing in PostgreSQL; ValkeyDownError without Valkey."""
         value = _STORED + stored.SerializeToString()
         at, member = str(stored.created_at_unix_ms).encode(), stored.id.encode()
         keys = (key_of(stored.id), _WAITING)
         await self.run(_KEEP, keys, (value, _WAITING_MS, at, member))
 
     async def settle(self, response_id: str) -> None:
-        """Let a response that PostgreSQL has expire when it is not read; ValkeyDownError."""
+        """Note that PostgreSQL has a response, so that Valkey may drop it.
+
+        Raises ValkeyDownError without Valkey.
+        """
         await self._commands.call((b"ZREM", _WAITING, response_id.encode()))
         await self._commands.call((b"PEXPIRE", key_of(response_id), self._idle_ms))
 
     async def warm(self, stored: wire.StoredResponse) -> None:
-        """Copy a response from PostgreSQL, unless Valkey has an entry; ValkeyDownError."""
+        """Copy a response from PostgreSQL unless Valkey has an entry for it.
+
+        Raises ValkeyDownError without Valkey.
+        """
         value = _STORED + stored.SerializeToString()
         await self.run(_WARM, (key_of(stored.id),), (value, self._idle_ms))
 
     async def find(self, ids: Sequence[str], known: int = 0) -> list[Found]:
-        """Return the states of responses, and renew their expiry; ValkeyDownError.
+        """Return the states of responses, and renew their expiry; ValkeyDownError without Valkey.
 
-        Of the first `known`, the state says whether they are there, without their text.
+        For the first `known` ids the states only report whether the responses exist, without text.
         """
-        # Known ones go in one word: a chain has many, and each word costs as much as its text.
+        # All known keys are sent as one word, since each word of a command costs as much as its
+        # text.
         told = _KEY + (b" " + _KEY).join([it.encode() for it in ids[:known]]) if known else b""
         keys = [key_of(it) for it in ids[known:]]
         reply = await self.run(_LOAD, keys, (self._idle_ms, told))
@@ -106,7 +116,7 @@ class HotStore:
         return [*_parse_known(kinds, known), *map(_parse_state, values)]
 
     async def delete(self, response_id: str) -> None:
-        """Mark a response as deleted; ValkeyDownError."""
+        """Mark a response as deleted; ValkeyDownError without Valkey."""
         await self._commands.call((b"SET", key_of(response_id), _DELETED, b"PX", _DELETED_MS))
         await self._commands.call((b"ZREM", _WAITING, response_id.encode()))
 
@@ -124,7 +134,7 @@ class HotStore:
         self._commands.send_only((b"PEXPIRE", key_of(response_id), UNDER_WAY_MS))
 
     async def left_behind(self, before_unix_ms: int, most: int) -> list[wire.StoredResponse]:
-        """Return responses that PostgreSQL should have by now, oldest first."""
+        """Return up to `most` responses that PostgreSQL lacks, made before a time, oldest first."""
         words = (b"ZRANGEBYSCORE", _WAITING, b"-inf", before_unix_ms, b"LIMIT", 0, most)
         ids = [it.decode() for it in cast("list[bytes]", await self._commands.call(words))]
         if not ids:
@@ -136,17 +146,17 @@ class HotStore:
         return [it.stored for it in found if it.stored is not None]
 
     async def run(self, script: bytes, keys: Sequence[bytes], values: Sequence[Word]) -> object:
-        """Return the result of a script; ValkeyDownError."""
+        """Return the result of a Lua script; ValkeyDownError without Valkey."""
         return await self._commands.call((b"EVAL", script, len(keys), *keys, *values))
 
 
 def key_of(response_id: str) -> bytes:
-    """Return the key of a response."""
+    """Return the Valkey key of a response."""
     return _KEY + response_id.encode()
 
 
 def _parse_known(kinds: bytes, known: int) -> list[Found]:
-    """Return the states of responses, by the first byte of each value; a space: there is none."""
+    """Return states by the first byte of each value, which is a space if there is no value."""
     if kinds == _STORED * known:
         return [_THERE] * known
     states = {_STORED: _THERE, b" ": NOTHING}

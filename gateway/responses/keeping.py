@@ -1,4 +1,4 @@
-"""The storage of a response under way: its data, and whether it is stored yet."""
+"""The storage of a response under way: its content so far, and whether it is stored yet."""
 
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -12,7 +12,7 @@ from sluice.errors import PlatformError
 from sluice.response_ids import created_unix_ms, item_stem
 from sluice.wire.state.v1 import state_pb2 as wire
 
-_WITH_PROMPT_MAX = RECORD_BYTES_MAX - (64 << 10)  # encryption takes some
+_WITH_PROMPT_MAX = RECORD_BYTES_MAX - (64 << 10)  # bytes of a turn; encryption adds up to 64 KiB
 
 Publish = Callable[[wire.StoredResponse], Awaitable[bool]]
 
@@ -21,7 +21,7 @@ class Keeping:
     """The storage of one response under way.
 
     Attributes:
-        is_kept: Whether the response can be found from now on.
+        is_kept: Whether other requests can find the response from now on.
         keeps_failures: Whether a failed response is stored, too.
         is_storing: Whether other requests can find the response.
     """
@@ -62,28 +62,28 @@ class Keeping:
         self._is_marked = self.is_kept = False
 
     def begin(self, events: ResponseEvents) -> None:
-        """Note that the client knows of the response from now on."""
+        """Note that the client has the response's id from now on."""
         self._is_marked = True
         self._store.mark(self._turn.tenant_id, self._turn.id, events.under_way())
 
     def note_prompt(self, record: bytes) -> None:
-        """Note the part of the prompt that the turn stores; a later one takes its place."""
+        """Note the turn's part of the prompt to store; a later call replaces the earlier part."""
         self._turn.prompt = record
 
     def note_failure(self, response: bytes) -> None:
-        """Note the failed response, as JSON; it is not stored."""
+        """Note the JSON of a failed response, which this class does not store."""
 
     async def keep(self, response: bytes) -> bool:
-        """Store the response in the client's form, as JSON; return whether that was possible."""
+        """Store the response's JSON, as the client reads it; return whether it was stored."""
         self._turn.response = response
         if self._turn.ByteSize() > _WITH_PROMPT_MAX:
-            self._turn.prompt = b""  # it can be rendered anew
+            self._turn.prompt = b""  # a later turn can render the prompt anew
         if self._publish is None or await self._publish(self._turn):
             self.is_kept = await self._store.keep(self._turn)
         return self.is_kept
 
     def end(self) -> None:
-        """Note the end: the response is stored, or never will be."""
+        """Note that the response ended; remove its mark if it was not stored."""
         if self._is_marked and not self.is_kept:
             self._store.unmark(self._turn.id)
 
@@ -94,7 +94,7 @@ class ResponseEnd:
     __slots__ = ("_events", "_keeping")
 
     def __init__(self, events: ResponseEvents, keeping: Keeping | None) -> None:
-        """Prepare; without `keeping` nothing is stored."""
+        """Prepare; if `keeping` is None, nothing is stored."""
         self._events, self._keeping = events, keeping
 
     async def last(self, usage: dict[str, object], ended_unix_s: int) -> bytes:

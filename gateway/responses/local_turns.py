@@ -1,7 +1,7 @@
-"""Responses that are stored nowhere, and that later requests of the same socket may continue.
+"""Responses that are stored nowhere, but that later requests of the same socket may continue.
 
-The latest ones are kept for as long as the socket is open. A response that a failed request has
-continued is dropped, so that its client begins anew with the whole history.
+The latest responses are kept while the socket is open. If a request that continues a response
+fails, that response is dropped, so that the client restarts with its whole history.
 """
 
 from collections.abc import Sequence
@@ -14,16 +14,16 @@ from gateway.server.body import BodyBudget
 from sluice.errors import ErrorCode, PlatformError, RejectedError
 from sluice.wire.state.v1 import state_pb2 as wire
 
-TURNS_MAX = 1024  # of one socket
-BYTES_MAX = 16 << 20  # of one socket
+TURNS_MAX = 1024  # responses kept for one socket
+BYTES_MAX = 16 << 20  # bytes of all responses kept for one socket
 WORKER_BYTES_MAX = 512 << 20
 
 
 class LocalTurns:
-    """The responses of one socket."""
+    """The responses that one socket may continue."""
 
     def __init__(self, budget: BodyBudget) -> None:
-        """Start empty; `budget` is the worker's."""
+        """Start empty; `budget` bounds the bytes of all sockets of the worker."""
         self._budget = budget
         self._turns: dict[str, wire.StoredResponse] = {}  # oldest first
         self._under_way: set[str] = set()
@@ -34,18 +34,22 @@ class LocalTurns:
         self._under_way.add(response_id)
 
     def end(self, response_id: str) -> None:
-        """Note that no response is under way."""
+        """Note that a response is no longer under way."""
         self._under_way.discard(response_id)
 
     def find(self, response_id: str, param: str) -> wire.StoredResponse | None:
-        """Return a response; None: it is not here. PlatformError CONFLICT: it is under way."""
+        """Return a response, or None if it is not kept; CONFLICT if it is under way."""
         if response_id in self._under_way:
             text = f"Response '{response_id}' is still under way: continue it when it has ended."
             raise PlatformError(ErrorCode.CONFLICT, text, param=param)
         return self._turns.get(response_id)
 
     def add(self, turn: wire.StoredResponse) -> None:
-        """Add an ended response; older ones, or the response itself, give way to the budget."""
+        """Add an ended response.
+
+        Older responses are dropped to make room for it. A response too large for the budget is not
+        added.
+        """
         size = turn.ByteSize()
         while self._turns and (len(self._turns) >= TURNS_MAX or self._bytes + size > BYTES_MAX):
             self.forget(next(iter(self._turns)))
@@ -59,7 +63,7 @@ class LocalTurns:
         self._turns[turn.id] = turn
 
     def forget(self, response_id: str) -> None:
-        """Drop a response, if it is here."""
+        """Drop a response if it is kept here."""
         turn = self._turns.pop(response_id, None)
         if turn is not None:
             self._bytes -= turn.ByteSize()
@@ -72,7 +76,7 @@ class LocalTurns:
 
 
 class LocalKeeping(Keeping):
-    """The record of a response that is stored nowhere, for its own socket."""
+    """The record of a response that is stored nowhere; only its own socket may continue it."""
 
     __slots__ = ("_continued", "_turns")
 
@@ -88,23 +92,23 @@ class LocalKeeping(Keeping):
         ancestors: Sequence[str],
         turns: LocalTurns,
     ) -> None:
-        """Prepare; see the base. `turns` are those of its socket."""
+        """Prepare; see the base. `turns` are the responses of the request's socket."""
         super().__init__(store, response_id, tenant_id, items=items, ancestors=ancestors)
         self._turns = turns
         self._continued = ancestors[-1] if ancestors else ""
 
     def begin(self, events: ResponseEvents) -> None:
-        """See the base; only the response's socket is to know."""
+        """See the base; only the response's own socket is informed."""
         del events
         self._turns.begin(self._turn.id)
 
     def note_failure(self, response: bytes) -> None:
-        """See the base; drops the continued response."""
+        """See the base; drops the response that the failed one continued."""
         del response
         self._turns.forget(self._continued)
 
     async def keep(self, response: bytes) -> bool:
-        """See the base; the response stays in this process."""
+        """See the base; keeps the response in this process."""
         self._turn.response = response
         self._turns.add(self._turn)
         return False

@@ -1,7 +1,8 @@
-"""The store of responses: Valkey at once, PostgreSQL a moment later; reads from either.
+"""The store of responses: writes to Valkey at once and to PostgreSQL a moment later.
 
-A response that the client was told is stored lies in Valkey and in this process's queue, or in
-PostgreSQL. So it survives the loss of any one of gateway, Valkey, control plane and PostgreSQL.
+Once a client has been informed that its response is stored, the response is in PostgreSQL, or in
+both Valkey and this process's queue. So the response survives the loss of any one of gateway,
+Valkey, control plane and PostgreSQL.
 """
 
 import asyncio
@@ -27,18 +28,18 @@ from sluice.wire.state.v1 import state_pb2 as wire
 log = structlog.get_logger(__name__)
 
 _SWEEP_S, _SWEEP_STEP_S = 5.0, 10.0
-_LEFT_BEHIND_MS = 15_000  # a gateway that lives has brought it to PostgreSQL by then
+_LEFT_BEHIND_MS = 15_000  # age at which a response not yet in PostgreSQL belongs to a dead gateway
 _SWEPT_MAX = 64
 _WITHOUT_VALKEY_S = 1.0
 _SHOWN_CHARACTERS_MAX = 100
 
 
 class ResponseStore:
-    """The stored responses, for one worker; `run` belongs into a TaskGroup.
+    """The stored responses, for one worker; `run` has to run in a TaskGroup.
 
     Attributes:
         background: Log of background responses.
-        commands: Commands to Valkey, for others of this worker, too.
+        commands: Connection to Valkey, which other parts of this worker use too.
     """
 
     def __init__(
@@ -50,7 +51,7 @@ class ResponseStore:
         secret: SharedSecret,
         seals: ContentSeals,
     ) -> None:
-        """Compose; nothing is opened yet.
+        """Compose the store without opening a connection.
 
         Args:
             valkey_url: URL of Valkey, see `ValkeyClient`.
@@ -70,7 +71,7 @@ class ResponseStore:
 
     @property
     def can_keep(self) -> bool:
-        """Whether a response that ends now would be stored."""
+        """Whether a response that ends now can be stored."""
         return self._durable.is_up and self._durable.has_room
 
     @property
@@ -84,13 +85,21 @@ class ResponseStore:
         return self._durable.waiting
 
     def new_id(self, tenant_id: str) -> str:
-        """Return the id of a new response."""
+        """Return an id for a new response of a tenant."""
         return new_response_id(tenant_id, self._secret)
 
     async def keep(self, stored: wire.StoredResponse, *, is_promised: bool = False) -> bool:
-        """Store a response; return whether it can be found from now on.
+        """Store a response and return whether other requests can read it from now on.
 
-        While PostgreSQL is away, the response waits in Valkey and in this process.
+        While PostgreSQL cannot be reached, the response waits in Valkey and in this process.
+
+        Args:
+            stored: The response.
+            is_promised: Whether to store the response even while PostgreSQL cannot be reached,
+                because its client was already informed that it will be stored.
+
+        Returns:
+            False if the response is too large, or if no store can accept it.
         """
         self._under_way.discard(stored.id)
         can_keep = self._durable.has_room if is_promised else self.can_keep
@@ -99,7 +108,7 @@ class ResponseStore:
         try:
             sealed = self._seals.sealed(stored)
         except RejectedError:
-            return False  # its tenant's key cannot be opened here
+            return False  # the tenant's own encryption key cannot be opened here
         try:
             await self._hot.keep(sealed)
         except ValkeyDownError:
@@ -108,9 +117,13 @@ class ResponseStore:
         return True
 
     async def keep_if_missing(self, stored: wire.StoredResponse) -> bool:
-        """Store a response unless it exists, or was deleted; return whether it is stored now.
+        """Store a response unless it exists or was deleted.
 
-        RejectedError: UNAVAILABLE: no store answers.
+        Returns:
+            Whether this call stored the response.
+
+        Raises:
+            RejectedError: UNAVAILABLE if no store answers.
         """
         (found,) = await self._find_all(stored.tenant_id, [stored.id])
         if found.stored is not None or found.is_deleted:
@@ -118,14 +131,14 @@ class ResponseStore:
         return await self.keep(stored, is_promised=True)
 
     def mark(self, tenant_id: str, response_id: str, under_way: bytes) -> None:
-        """Mark a response as under way, as far as that is possible."""
+        """Mark a response as under way; without Valkey no mark is written."""
         self._under_way.add(response_id)
         with suppress(RejectedError):
             sealed = self._seals.under_way(tenant_id, response_id, under_way)
             self._hot.mark(response_id, sealed)
 
     def unmark(self, response_id: str) -> None:
-        """Remove the mark of a response that was not stored, as far as that is possible."""
+        """Remove the mark of a response that was not stored, if Valkey can be reached."""
         self._under_way.discard(response_id)
         self._hot.unmark(response_id)
 
@@ -133,8 +146,8 @@ class ResponseStore:
         """Return a response of a tenant, or its present state while it is under way.
 
         Raises:
-            PlatformError: NOT_FOUND; the same for another tenant's response.
-            RejectedError: UNAVAILABLE: no store answers.
+            PlatformError: NOT_FOUND if the response does not exist or belongs to another tenant.
+            RejectedError: UNAVAILABLE if no store answers.
         """
         (found,) = await self._find_all(tenant_id, [response_id])
         if found.stored is None and not found.under_way:
@@ -148,19 +161,20 @@ class ResponseStore:
         param: str,
         known: Callable[[str], Sequence[str]] = lambda _: (),
     ) -> list[wire.StoredResponse]:
-        """Return a response that is to be continued, behind all responses that it continues.
+        """Return a response that a request continues, preceded by all its ancestors.
 
         Args:
-            tenant_id: Tenant that owns it.
+            tenant_id: Tenant that owns the response.
             response_id: Id of the response.
-            param: Field that names it.
-            known: Returns the ids of a chain that is known up to a response, oldest first. Of
-                these it is made sure alone that they are still there; they are not returned.
+            param: Request field that names the response.
+            known: Returns the ids of the chain that ends with a response, oldest first, if the
+                caller already has that chain in memory. Known responses are only checked for
+                existence and are not returned.
 
         Raises:
-            PlatformError: NOT_FOUND, also if a continued response was deleted; CONFLICT: it is
-                under way.
-            RejectedError: UNAVAILABLE: no store answers.
+            PlatformError: NOT_FOUND if the response or one of its ancestors does not exist;
+                CONFLICT if the response is under way.
+            RejectedError: UNAVAILABLE if no store answers.
         """
         if ids := known(response_id):
             *before, found = await self._find_all(tenant_id, ids, len(ids))
@@ -180,11 +194,11 @@ class ResponseStore:
         return [*(it for it in turns if it is not None), found.stored]
 
     async def turn_of_item(self, tenant_id: str, item_id: str, param: str) -> wire.StoredResponse:
-        """Return the response that holds an item.
+        """Return the response that contains an item.
 
         Raises:
-            PlatformError: NOT_FOUND.
-            RejectedError: UNAVAILABLE: no store answers.
+            PlatformError: NOT_FOUND if no stored response contains the item.
+            RejectedError: UNAVAILABLE if no store answers.
         """
         for response_id in response_of_item(item_id, tenant_id, self._secret):
             (found,) = await self._find_all(tenant_id, [response_id])
@@ -200,17 +214,19 @@ class ResponseStore:
         return PlatformError(ErrorCode.NOT_FOUND, text, param=param)
 
     async def delete(self, tenant_id: str, response_id: str) -> None:
-        """Delete a response for good.
+        """Delete a response permanently.
 
         Raises:
-            PlatformError: NOT_FOUND, CONFLICT.
-            RejectedError: UNAVAILABLE: the response may still exist; try again.
+            PlatformError: NOT_FOUND if the response does not exist; CONFLICT if it is under way.
+            RejectedError: UNAVAILABLE if PostgreSQL cannot be reached; the response may still
+                exist.
         """
         found = await self.find(tenant_id, response_id)
         if found.stored is None:
             text = f"Response '{response_id}' is still under way: delete it when it has ended."
             raise PlatformError(ErrorCode.CONFLICT, text)
-        with suppress(ValkeyDownError):  # then nobody reads it there, and soon it is over
+        # Without Valkey no request reads the copy there, which expires soon.
+        with suppress(ValkeyDownError):
             await self._hot.delete(response_id)
         try:
             await self._durable.delete(tenant_id, response_id)
@@ -233,14 +249,14 @@ class ResponseStore:
             )
 
     async def flush(self, timeout_s: float) -> None:
-        """Write waiting responses to PostgreSQL, at most for so long."""
+        """Write waiting responses to PostgreSQL, for at most `timeout_s` seconds."""
         await self._durable.flush(timeout_s)
 
     async def _find_all(self, tenant_id: str, ids: Sequence[str], known: int = 0) -> list[Found]:
-        """Return the states of responses; RejectedError when no store answers.
+        """Return the states of responses; RejectedError if no store answers.
 
-        Of the first `known`, which this tenant has read before, the state says whether they are
-        there, perhaps without their text.
+        The first `known` ids were read by this tenant before. Their states only report whether the
+        responses exist, and may lack the text.
         """
         if not ids:
             return []
@@ -252,7 +268,7 @@ class ResponseStore:
         return [opened(tenant_id, *state) for state in zip(ids, found, strict=True)]
 
     async def _look(self, tenant_id: str, ids: Sequence[str], known: int) -> list[Found]:
-        """Return the states of responses as they are stored."""
+        """Return the states of responses as stored, still encrypted."""
         near = [self._durable.waits(it) for it in ids] if self._durable.waiting else []
         found, is_hot = [Found(it) if it else NOTHING for it in near] or [NOTHING] * len(ids), True
         if NOTHING in found:
@@ -299,7 +315,7 @@ class ResponseStore:
 
 
 def cannot_store() -> RejectedError:
-    """Return the error for a response that has to be stored, and cannot be."""
+    """Return the error for a response that must be stored while no store is available."""
     text = "Responses cannot be stored now; try again shortly."
     return RejectedError(ErrorCode.UNAVAILABLE, text, retry_after_s=2.0)
 
@@ -307,7 +323,7 @@ def cannot_store() -> RejectedError:
 def _require_all(
     response_id: str, ancestors: Sequence[str], found: Sequence[Found], param: str
 ) -> None:
-    """Require that all are there that a response continues; PlatformError NOT_FOUND."""
+    """Require that all responses that a response continues exist; NOT_FOUND otherwise."""
     for ancestor, it in zip(ancestors, found, strict=True):
         if not it.is_stored:
             text = (

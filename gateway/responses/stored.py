@@ -75,7 +75,7 @@ class StoredResponses:
         return web.Response(body=body, content_type=_JSON)
 
     async def _cancelled(self, tenant_id: str, response_id: str) -> Found:
-        """Return a response that is cancelled, or has ended before; RejectedError: not in time."""
+        """Cancel a response and return its final state; RejectedError if it ends too late."""
         try:
             await self._store.background.cancel(response_id)
             async with asyncio.timeout(_CANCEL_S):
@@ -122,7 +122,7 @@ class StoredResponses:
 
 
 def _response_id(request: web.Request, response_id: str) -> str:
-    """Return the id in a path; PlatformError when the path has another form."""
+    """Return the response id of a path; PlatformError NOT_FOUND if the path has another form."""
     if "/" in response_id or not response_id:
         raise PlatformError(ErrorCode.NOT_FOUND, unknown_url(request.path, _KNOWN))
     return response_id
@@ -138,7 +138,7 @@ def _require_background(response_id: str, response: bytes) -> None:
 
 
 def _stream_query(request: web.Request) -> tuple[bool, int | None]:
-    """Return whether a stream is wanted, and the number of the last event that the client has."""
+    """Return whether a stream is requested, and the number of the last event the client has."""
     query = request.query
     if unknown := query.keys() - _SHOWN:
         raise bad_value(min(unknown), "this parameter is unknown; leave it out")

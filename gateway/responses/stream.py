@@ -1,4 +1,4 @@
-"""Sends the tokens of a response: a `StreamedGeneration` with a number in each event."""
+"""Sends the tokens of a response: a `StreamedGeneration` whose events are numbered."""
 
 import asyncio
 from collections.abc import Callable
@@ -16,15 +16,20 @@ _TakeDelta = Callable[[bytes, bytes], None]
 
 @runtime_checkable
 class DeltaSink(Protocol):
-    """A transport with its own encoding of deltas, which takes many at once."""
+    """A transport that encodes deltas itself, and can send many deltas in one write."""
 
     def take_delta(self, head: bytes, rest: bytes) -> None:
-        """Take a delta: the bytes before its number, always the same object, and the rest."""
+        """Send a delta.
+
+        Args:
+            head: Bytes before the event's number; the same object for all deltas of a message.
+            rest: The bytes from the number on.
+        """
         ...
 
 
 class NumberedGeneration(StreamedGeneration):
-    """A streamed answer with numbered events, whose text stands in an open message."""
+    """A streamed answer with numbered events, whose text is written into an open message."""
 
     __slots__ = ("_events", "_take_delta")
 

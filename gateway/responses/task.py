@@ -1,4 +1,4 @@
-"""A response, mapped to a chat and its answer back to a response."""
+"""The task of a response: maps a Responses request to a chat, and the chat's answer back."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -35,7 +35,7 @@ from gateway.text.detokenizer import json_fragment
 from sluice.response_ids import created_unix_ms, item_stem
 from sluice.wire.engine.v1 import engine_pb2 as engine
 
-_DIGITS = 6  # of sampling values, which the wire has in 32 bits
+_DIGITS = 6  # decimal digits shown of a sampling value, because the wire has 32-bit floats
 
 
 class ResponseTask(ChatTask):
@@ -44,9 +44,10 @@ class ResponseTask(ChatTask):
     Attributes:
         echo: Fields of the answer that repeat the request.
         response_id: Id of the response.
-        keeping: Storage of the response; None: it is not stored.
-        compaction: First item of the answer, which stands for earlier turns; None: there is none.
-        before: Prompt that the continued responses have stored.
+        keeping: Storage of the response; None if the response is not stored.
+        compaction: Item with the summary that replaces earlier turns, sent first; None without a
+            summary.
+        before: Stored prompt of the continued responses.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
@@ -68,7 +69,7 @@ class ResponseTask(ChatTask):
         return self.before
 
     async def encoded(self, assets: BaseAssets, resolved: ResolvedModel) -> Sequence[EncodedPrompt]:
-        """See `TextTask`; the turn stores its part of the prompt."""
+        """See `TextTask`; the turn's own part of the prompt is stored with the response."""
         prompts = await super().encoded(assets, resolved)
         if self.keeping is not None:
             self.keeping.note_prompt(prompts[0].record)
@@ -81,7 +82,7 @@ class ResponseTask(ChatTask):
 
     @property
     def include_usage(self) -> bool:
-        """Whether usage is sent (see `GenerationFields`): always, in the last event."""
+        """Whether usage is sent (see `GenerationFields`): always true, as the last event has it."""
         return True
 
     @property
@@ -91,7 +92,7 @@ class ResponseTask(ChatTask):
 
     def prompt_param(self, index: int) -> str:
         """See `GenerationFields`."""
-        del index  # there is one
+        del index  # a response has only one prompt
         return "input"
 
     def stream_writers(
@@ -105,7 +106,7 @@ class ResponseTask(ChatTask):
     ) -> StreamWriters:
         """See `TextTask`."""
         del fingerprint  # OpenAI's response has none
-        del uid, created_unix_s  # the id of the response says both
+        del uid, created_unix_s  # the response's id contains both
         frame, keeping = self._frame(model, specs[0].sampling, specs[0].dropped_turns), self.keeping
         will_be_stored = keeping is not None and keeping.is_storing
         events = ResponseEvents(frame, will_be_stored=will_be_stored, compaction=self.compaction)
@@ -114,7 +115,7 @@ class ResponseTask(ChatTask):
         return StreamWriters([events], ResponseEnd(events, keeping))
 
     def queued(self, model: str) -> bytes:
-        """Return the response as JSON before its request is submitted."""
+        """Return the JSON of the response in the status `queued`."""
         frame = self._frame(model, engine.Sampling(temperature=1.0, top_p=1.0))
         return frame.written("queued", is_stored=self.keeping is not None)
 
@@ -193,11 +194,12 @@ def response_task(
         request: The body.
         response_id: Id of the response.
         context: Continued turns, and the items of the response's own turn.
-        session: Key that groups the turns of a chain; the request's own field takes precedence.
-        keeping: Storage of the response; None: it is not stored.
+        session: Key that groups the turns of a chain; the request's own session id takes
+            precedence.
+        keeping: Storage of the response; None if the response is not stored.
 
     Raises:
-        BadRequestError: The order of the items is not valid, or the tools do not go together.
+        BadRequestError: The order of the items is not valid, or the tools cannot be combined.
     """
     messages = messages_for(request.instructions, context)
     task = ResponseTask.model_construct(
@@ -218,9 +220,9 @@ def response_task(
 def messages_for(
     instructions: str | None, context: ResponseContext, output: Sequence[InputItem] = ()
 ) -> list[Message]:
-    """Return the turns of a response, with the items of its output so far.
+    """Return the chat messages of a response, with the output items that it has so far.
 
-    BadRequestError: the order of the items is not valid.
+    Raises BadRequestError if the order of the items is not valid.
     """
     before, items = context.shown or (context.before, context.items)
     begun = context.begun if context.shown is None else None
@@ -240,7 +242,7 @@ def _items_of(
     status: str,
     compaction: CompactionItem | None,
 ) -> Sequence[bytes]:
-    """Return the items of an answer; the last one has the status of the response."""
+    """Return the output items of an answer as JSON; the last item has the response's status."""
     answer = generation.answer
     told = generation.logprobs
     content, calls = answer.content, answer.calls

@@ -1,7 +1,7 @@
-"""The events of a response with server tools: one lifecycle over any number of rounds. Pure.
+"""The events of a response with server tools: one lifecycle over several rounds. Pure.
 
-The calls of a round are opened as the model writes them, and closed when they are answered: several
-may be open at once. Ids never change, and numbers only increase.
+The item of a call is opened while the model writes the call, and closed when the tool has answered,
+so several calls can be open at once. Ids never change, and numbers only increase.
 """
 
 import copy
@@ -46,12 +46,12 @@ class _OpenServerCall(OpenCall):
         ]
 
     def item(self, status: str) -> bytes:
-        del status  # it is not answered yet
+        del status  # the tool has not answered yet
         return server_call_item(self.item_id, self.tool, self.arguments, "incomplete")
 
 
 class _OpenApproval(_OpenServerCall):
-    """A call that needs approval; its event is sent when the call is whole."""
+    """A call that needs approval; its event is sent when the call's arguments are complete."""
 
     __slots__ = ()
 
@@ -62,7 +62,7 @@ class _OpenApproval(_OpenServerCall):
         return []
 
     def item(self, status: str) -> bytes:
-        del status  # it has none
+        del status  # an approval request has no status
         return orjson.dumps(
             {
                 "id": self.item_id,
@@ -76,7 +76,7 @@ class _OpenApproval(_OpenServerCall):
 
 @dataclass(frozen=True, slots=True)
 class _WaitingCall:
-    """A running call: the place of its item, and the item's content."""
+    """A running call: the index of its item in the output, and the item's content."""
 
     index: int
     tool: PlannedTool
@@ -85,11 +85,11 @@ class _WaitingCall:
 
 
 class ToolEvents(ResponseEvents):
-    """Writes all events of one stream, over all its rounds.
+    """Writes all events of one stream, over all rounds of its response.
 
     Attributes:
-        round_calls: The calls of the round, in order.
-        round_reason: The finish reason of the round.
+        round_calls: Calls of the current round, in order.
+        round_reason: Finish reason of the current round.
     """
 
     __slots__ = ("_begun", "_held", "_tools", "_waiting", "round_calls", "round_reason")
@@ -103,7 +103,7 @@ class ToolEvents(ResponseEvents):
         will_be_stored: bool = False,
         compaction: CompactionItem | None = None,
     ) -> None:
-        """Begin; `servers` are the servers that listed their tools."""
+        """Begin; `servers` are the MCP servers whose tools were listed."""
         super().__init__(frame, will_be_stored=will_be_stored, compaction=compaction)
         self._tools = tools
         self._waiting: dict[str, _WaitingCall] = {}
@@ -119,9 +119,9 @@ class ToolEvents(ResponseEvents):
         return self._begun
 
     def next_round(self, frame: ResponseFrame) -> "ToolEvents":
-        """Return the writer of the next round; an abandoned round leaves no events.
+        """Return a writer for the next round; if that round is abandoned, its events are dropped.
 
-        The frame of the first round that is not abandoned becomes the response's.
+        The first round that is not abandoned determines the response's `frame`.
         """
         made = copy.copy(self)
         if not self._begun:
@@ -131,7 +131,7 @@ class ToolEvents(ResponseEvents):
         return made
 
     def first(self) -> bytes:
-        """See the base; only the first round has it."""
+        """See the base; only the first round writes these events."""
         if self._begun:
             return b""
         self._begun = True
@@ -139,22 +139,22 @@ class ToolEvents(ResponseEvents):
         return super().first() + held
 
     def finish(self, reason: str) -> bytes:
-        """See the base; ends the round."""
+        """See the base; also notes the finish reason of the round."""
         self.round_reason = reason
         return super().finish(reason)
 
     def end_as(self, reason: str) -> None:
-        """Set the reason of the response's end: a finish reason, or a budget."""
+        """Set the reason of the response's end: a finish reason, or a used-up budget."""
         self._reason = reason
 
     def output(self) -> list[bytes]:
-        """Return the items so far, as JSON."""
+        """Return the items of the output so far, as JSON."""
         return [*self._items]
 
     def begin_approved(self, request_id: str, tool: PlannedTool, arguments: str) -> str:
-        """Open an approved call; return the id of its item.
+        """Open the item of an approved call; return the item's id.
 
-        Its events are held until the stream begins.
+        The item's events are held back until the stream begins.
         """
         index = len(self._items)
         item_id = self._frame.item_id("mcp", index)
@@ -167,7 +167,7 @@ class ToolEvents(ResponseEvents):
         return item_id
 
     def answer(self, item_id: str, output: str, failure: str | None) -> bytes:
-        """Return the events that end a call; before the stream begins they are held."""
+        """Return the events that end a call; they are held back until the stream has begun."""
         waiting = self._waiting.pop(item_id)
         item = server_call_item(
             item_id,
@@ -252,7 +252,7 @@ def server_call_item(
     failure: str | None = None,
     approval_request_id: str | None = None,
 ) -> bytes:
-    """Return the item of a call of a server tool."""
+    """Return the item of a server tool's call, as JSON."""
     return orjson.dumps(
         {
             "id": item_id,

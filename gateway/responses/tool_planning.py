@@ -1,4 +1,4 @@
-"""Finds the server tools of a response, and the calls that a person has approved."""
+"""Finds the server tools of a response, and the tool calls that a person has approved."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -25,7 +25,7 @@ _ITEMS: TypeAdapter[list[InputItem]] = TypeAdapter(InputItems)
 
 
 class ToolPlanning:
-    """Plans the tools of responses, for one worker."""
+    """Plans the server tools of responses, for one worker."""
 
     def __init__(self, directory: Directory, catalog: ToolCatalog) -> None:
         """Compose."""
@@ -34,11 +34,11 @@ class ToolPlanning:
     async def rounds(
         self, principal: Principal, wanted: ResponseRequest, context: ResponseContext
     ) -> ToolRounds | None:
-        """Return the rounds of a response with server tools; None: it has no server tools.
+        """Return the rounds of a response with server tools; None without server tools.
 
         Raises:
-            BadRequestError: The response names a tool that this key may not use, or approves a call
-                that cannot be made.
+            BadRequestError: The request names a tool that this key may not use, or approves a call
+                of a tool that the request does not name.
         """
         functions = [it.name for it in wanted.functions]
         tools = WantedTools(wanted.server_functions, wanted.servers, functions)
@@ -58,7 +58,7 @@ class ToolPlanning:
 
 
 def tool_task(task: ResponseTask, wanted: ResponseRequest, rounds: ToolRounds) -> ToolResponseTask:
-    """Return a task with server tools; BadRequestError: its tools do not go together."""
+    """Return a task with server tools; BadRequestError if its tools cannot be combined."""
     fields: dict[str, Any] = {name: getattr(task, name) for name in type(task).model_fields}
     shown = [it.shown() for it in rounds.plan.tools.values()]
     fields["tools"] = [*(task.tools or ()), *shown] or None
@@ -71,16 +71,16 @@ def tool_task(task: ResponseTask, wanted: ResponseRequest, rounds: ToolRounds) -
 def over_summary(
     rounds: ToolRounds, instructions: str | None, context: ResponseContext
 ) -> ToolRounds:
-    """Return the same rounds over a context whose earlier turns were summed up."""
+    """Return the same rounds over a context whose earlier turns were summarized."""
     return ToolRounds(rounds.plan, partial(_turns, instructions, context), approved=rounds.approved)
 
 
 def _turns(
     instructions: str | None, context: ResponseContext, output: Sequence[bytes]
 ) -> list[Message]:
-    """Return the turns with the items that a response has so far.
+    """Return the chat messages of a response, with the output items that it has so far.
 
-    The context has what a compaction among these items says.
+    A compaction item of the output is left out, because the context already has its summary.
     """
     more = _ITEMS.validate_python([orjson.loads(it) for it in output])
     told = [it for it in more if not isinstance(it, CompactionItem)]
@@ -88,7 +88,7 @@ def _turns(
 
 
 def _untold(plan: ToolPlan, context: ResponseContext) -> ToolPlan:
-    """Return a plan without servers whose tools an earlier turn has listed."""
+    """Return a plan without the servers whose tools an earlier turn has listed already."""
     told = {
         it.server_label
         for it in (*context.before, *context.items)

@@ -1,4 +1,4 @@
-"""A response with server tools: rounds of requests that write one lifecycle of events."""
+"""A response with server tools: several rounds that write one lifecycle of events."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -15,14 +15,14 @@ from sluice.wire.engine.v1 import engine_pb2 as engine
 
 
 class ToolRounds:
-    """The rounds of one response: their writers, and the result of the last one.
+    """The rounds of one response: the writers of their events, and the result of the last round.
 
     Attributes:
         plan: Server tools of the response.
-        approved: Calls that a person has approved or refused.
+        approved: Calls that a person has approved.
         events: Writer of the events.
-        usage: Usage of the last round; None: it failed.
-        error: Error of the last round, if it failed after it began.
+        usage: Usage of the last round; None if that round failed.
+        error: Error of the last round if it failed after it began.
     """
 
     def __init__(
@@ -32,7 +32,13 @@ class ToolRounds:
         *,
         approved: Sequence[ApprovedCall] = (),
     ) -> None:
-        """Prepare; `render` returns the turns with the items that the response has so far."""
+        """Prepare.
+
+        Args:
+            plan: Server tools of the response.
+            render: Returns the chat messages of a round, given the output items so far as JSON.
+            approved: Calls that a person has approved.
+        """
         self.plan, self._render, self.approved = plan, render, approved
         self.events: ToolEvents
         self.usage: dict[str, object] | None = None
@@ -44,23 +50,23 @@ class ToolRounds:
         return self._render(self.events.output())
 
     def writers(self, made: ToolEvents) -> StreamWriters:
-        """Return the writers of a round."""
+        """Return the writers of one round's events."""
         self._now, self.usage, self.error = made, None, None
         return StreamWriters([made], self)
 
     def commit(self) -> None:
-        """End the round: the next one continues behind it."""
+        """End the round successfully, so that the next round continues after its events."""
         if self._now is not None:
             self.events, self._now = self._now, None
 
     async def last(self, usage: dict[str, object], ended_unix_s: int) -> bytes:
-        """See `StreamEnd`; the response goes on."""
+        """See `StreamEnd`; writes nothing, because further rounds may follow."""
         del ended_unix_s
         self.usage = usage
         return b""
 
     def failure(self, error: PlatformError) -> bytes:
-        """See `StreamEnd`; the response reports it."""
+        """See `StreamEnd`; writes nothing, because the response itself reports the error."""
         self.error = error
         return b""
 
@@ -97,7 +103,7 @@ class ToolResponseTask(ResponseTask):
     def next_round(
         self, messages: Sequence[Message], tokens_left: int | None, *, is_first: bool
     ) -> "ToolResponseTask":
-        """See `RoundTask`; a forced call is made once."""
+        """See `RoundTask`; a forced tool call is forced in the first round only."""
         changes: dict[str, Any] = {
             "messages": messages,
             "stream": True,
@@ -108,7 +114,7 @@ class ToolResponseTask(ResponseTask):
         return self.model_copy(update=changes)
 
     async def ended(self, usage: Mapping[str, Any], ended_unix_s: int) -> tuple[bytes, bytes]:
-        """See `RoundTask`; the response is stored before."""
+        """See `RoundTask`; the response is stored first."""
         events, keeping = self.rounds.events, self.keeping
         response = events.response(usage, ended_unix_s)
         if keeping is not None:

@@ -1,4 +1,4 @@
-"""Stored responses and their events, encrypted with their tenants' keys."""
+"""Encrypts stored responses and their events with the keys of their tenants."""
 
 import time
 from collections.abc import Sequence
@@ -10,14 +10,14 @@ from sluice.wire.state.v1 import state_pb2 as wire
 
 
 class TurnSeals:
-    """Encrypts and decrypts responses, for one worker; errors are those of `ContentSeals`."""
+    """Encrypts and decrypts responses for one worker; raises the errors of `ContentSeals`."""
 
     def __init__(self, seals: ContentSeals) -> None:
         """Prepare."""
         self._seals = seals
 
     def sealed(self, turn: wire.StoredResponse) -> wire.StoredResponse:
-        """Return a response for storage: itself where its tenant has no key."""
+        """Return an encrypted copy of a response, or the response if its tenant has no key."""
         tenant_id = turn.tenant_id
         if not self._seals.encrypts(tenant_id):
             return turn
@@ -29,7 +29,7 @@ class TurnSeals:
         )
 
     def opened(self, turn: wire.StoredResponse) -> wire.StoredResponse | None:
-        """Return a stored response; None: its key was deleted."""
+        """Return a decrypted response; None if its key was deleted."""
         if not (is_sealed(turn.input_items) or is_sealed(turn.response)):
             return turn
         tenant_id, open_ = turn.tenant_id, self._seals.opened
@@ -56,20 +56,20 @@ class TurnSeals:
         return self._seals.sealed(tenant_id, f"{response_id}/under_way", document)
 
     def under_way_opened(self, tenant_id: str, response_id: str, document: bytes) -> bytes:
-        """Return the JSON of a response under way; empty: its key was deleted."""
+        """Return the decrypted JSON of a response under way; empty if its key was deleted."""
         try:
             return self._seals.opened(tenant_id, f"{response_id}/under_way", document)
         except ContentGoneError:
             return b""
 
     def events(self, tenant_id: str, response_id: str, events: bytes) -> bytes:
-        """Return whole events, encrypted."""
+        """Return complete events, encrypted."""
         return self._seals.sealed(tenant_id, f"{response_id}/events", events)
 
     def events_opened(
         self, tenant_id: str, response_id: str, blocks: Sequence[bytes]
     ) -> list[bytes]:
-        """Return blocks of events; none: their key was deleted."""
+        """Return decrypted blocks of events; an empty list if their key was deleted."""
         try:
             place = f"{response_id}/events"
             return [self._seals.opened(tenant_id, place, block) for block in blocks]
@@ -77,7 +77,7 @@ class TurnSeals:
             return []
 
     def is_over(self, tenant_id: str, ids: Sequence[str]) -> bool:
-        """Return whether any of these responses is older than its tenant's may be."""
+        """Return whether the tenant's retention or last erasure covers any of these responses."""
         horizon_ms = self._seals.horizon_unix_ms(tenant_id, time.time_ns() // 1_000_000)
         return bool(horizon_ms) and any(created_unix_ms(it) < horizon_ms for it in ids)
 

@@ -1,7 +1,7 @@
-"""Runs the loop of an answer and its server tools: rounds of the model, and calls of tools.
+"""Runs the loop of an answer with server tools: rounds of the model alternate with tool calls.
 
-Each round is a request of its own, with its limits, its event and its place in the trace. It is
-made in this process, and writes into the client's response.
+Each round is a separate request in this process, with its own limits, usage event and trace span.
+Its tokens are written into the client's response.
 """
 
 import asyncio
@@ -50,17 +50,17 @@ _BROKEN = "the call could not be made"
 
 
 class Answering(Protocol):
-    """Answers one body by its model."""
+    """Answers one request by its model."""
 
     def answer(
         self, request: web.Request, principal: Principal, task: TextTask
     ) -> Awaitable[web.StreamResponse]:
-        """Return the answer."""
+        """Return the HTTP response."""
         ...
 
 
 class ToolAnswering:
-    """Answers the requests of one worker; those with server tools take several rounds."""
+    """Answers the requests of one worker; an answer with server tools may need several rounds."""
 
     def __init__(
         self,
@@ -79,9 +79,9 @@ class ToolAnswering:
             answering: Answers single rounds.
             runner: Calls tools.
             leases: Leases of approved calls.
-            budget: Budget of one answer; a request may ask for less.
+            budget: Upper bounds of one answer; a request may set lower ones.
             keep_alive_s: Longest silence of a stream, in seconds.
-            emit: Takes one event per call and never blocks.
+            emit: Sends one event per call and never blocks.
             gateway_id: Id of this worker.
         """
         self._answering, self._runner, self._leases = answering, runner, leases
@@ -91,10 +91,10 @@ class ToolAnswering:
     def answer(
         self, request: web.Request, principal: Principal, task: TextTask
     ) -> Coroutine[Any, Any, web.StreamResponse]:
-        """Answer one body.
+        """Answer one request, which may take several rounds.
 
-        No frame of this class stays on the way of an answer without rounds: it would keep the body
-        as long as the stream runs.
+        A request without rounds leaves no frame of this class: the frame would keep the body for as
+        long as the stream runs.
         """
         if not task.has_rounds:
             return self._answering.answer(request, principal, task)
@@ -115,7 +115,7 @@ class ToolAnswering:
             run.tell_cut()
 
     def _send_event(self, caller: "_Caller", tool: PlannedTool, facts: CallFacts) -> None:
-        """Emit the event of a call."""
+        """Emit the usage event of a tool call."""
         identity = caller.identity
         event = event_of(
             facts,
@@ -133,7 +133,7 @@ class ToolAnswering:
 
 
 class _Caller(NamedTuple):
-    """The request on whose behalf calls are made."""
+    """The client's request that tool calls are made for."""
 
     identity: CallerIdentity
     principal: Principal
@@ -142,7 +142,7 @@ class _Caller(NamedTuple):
 
 
 class _ToolRun:
-    """The loop of one answer."""
+    """The loop of one answer with server tools."""
 
     def __init__(
         self,
@@ -175,7 +175,7 @@ class _ToolRun:
         return self._rounds.events
 
     async def answer(self, loop: ToolLoop, keep_alive_s: float) -> web.StreamResponse:
-        """Run the loop; return the response, or raise as any other request does."""
+        """Run the loop; return the response, or raise the error of the first round."""
         self._task.begin_rounds(self._identity.uid)
         actions = loop.begin(await self._approved(loop.budget.seconds), time.monotonic())
         while True:
@@ -197,9 +197,10 @@ class _ToolRun:
     # --- calls ------------------------------------------------------------------------------
 
     async def _approved(self, seconds: float) -> list[LoopCall]:
-        """Return the approved calls; each has a lease and an item from now on.
+        """Return the approved calls, and open a lease and an output item for each call.
 
-        PlatformError: another response makes one of them now, or leases cannot be taken.
+        Raises PlatformError if another response is making one of the calls at present, or if Valkey
+        is needed for a lease and cannot be reached.
         """
         calls: list[LoopCall] = []
         for it in self._rounds.approved:
@@ -227,7 +228,7 @@ class _ToolRun:
     async def _run_calls(
         self, loop: ToolLoop, actions: Sequence[LoopAction], keep_alive_s: float
     ) -> AskModel | EndLoop:
-        """Carry out actions until the model's next round, or the end of the loop."""
+        """Carry out actions until the model's next round or the end of the loop; return which."""
         pending = deque(actions)
         ended: asyncio.Queue[tuple[str, CallFailure | None]] = asyncio.Queue()
         running: dict[str, asyncio.Task[None]] = {}
@@ -261,7 +262,7 @@ class _ToolRun:
     async def _attempt(
         self, start: StartCall, ended: asyncio.Queue[tuple[str, CallFailure | None]]
     ) -> None:
-        """Make one attempt; report its result."""
+        """Make one attempt of a call; report its result to the queue."""
         self._run += 1
         call_id, failure = start.call_id, None
         tool, _ = self._calls[call_id]
@@ -272,13 +273,16 @@ class _ToolRun:
             self._outputs[call_id] = await self._output(call_id, start.timeout_s)
         except ToolCallError as error:
             failure = CallFailure(error.message, error.may_repeat)
-        except Exception:  # a fault here must not end what others wait for
+        except Exception:  # a fault of one call must not end the whole answer
             log.exception("tool_call_broken", request_id=self._identity.request_id, tool=tool.name)
             failure = CallFailure(_BROKEN)
         ended.put_nowait((call_id, failure))
 
     async def _output(self, call_id: str, timeout_s: float) -> str:
-        """Return the output of one attempt, or of the call that was made before; ToolCallError."""
+        """Return the output of one attempt, or the known outcome of an earlier identical call.
+
+        Raises ToolCallError if the call failed.
+        """
         known, (tool, arguments) = self._known.get(call_id), self._calls[call_id]
         if known is None:
             return await self._runner.attempt(tool, arguments, timeout_s)
@@ -316,7 +320,7 @@ class _ToolRun:
         )
 
     def _settle(self, answer: AnswerCall, output: str) -> None:
-        """Note the outcome of an approved call."""
+        """Store the outcome of an approved call in its lease."""
         work = self._leased.pop(answer.call_id, None)
         if work is None:
             return
@@ -327,7 +331,7 @@ class _ToolRun:
         self._leases.settle(work, KnownOutcome(output if failure is None else None, failure))
 
     def tell_cut(self) -> None:
-        """Emit events of calls that ran when the client left, or the worker gave up."""
+        """Emit events of the calls that were running when the answer was cancelled."""
         for item_id, work in self._leased.items():
             (self._leases.cut if item_id in self._began else self._leases.release)(work)
         now_s = time.monotonic()
@@ -340,10 +344,10 @@ class _ToolRun:
     # --- rounds -----------------------------------------------------------------------------
 
     async def _round(self) -> list[RoundCall] | None:
-        """Run a round of the model; return its calls. None: it failed, and the response says so.
+        """Run a round of the model; return its calls, or None if the round failed after its start.
 
         Raises:
-            PlatformError: The round was refused before anything was written or run.
+            PlatformError: The first round was refused before anything was written or run.
         """
         is_first = not self._rounds_begun
         task = self._task.next_round(
@@ -368,7 +372,7 @@ class _ToolRun:
         return self._events.round_calls
 
     def _tokens_left(self) -> int | None:
-        """Return the tokens that the output may still have; None: no bound besides the context."""
+        """Return the remaining output tokens; None if only the context bounds the output."""
         wanted = self._task.output_tokens_max
         return None if wanted is None else max(0, wanted - output_tokens_of(self._usage))
 
@@ -405,11 +409,11 @@ class _ToolRun:
 
 
 def _drop(tool: PlannedTool, facts: CallFacts) -> None:
-    """Drop an event: none is composed yet."""
+    """Drop an event; the default until a receiver of events is set."""
 
 
 def _sum(before: dict[str, Any], usage: dict[str, Any]) -> dict[str, Any]:
-    """Return the usage of several rounds."""
+    """Return the summed usage of several rounds."""
     return {
         name: _sum(before.get(name, {}), value)
         if isinstance(value, dict)

@@ -1,8 +1,8 @@
-"""Approved calls run once: a lease in Valkey, and behind it what became of the call.
+"""Makes approved calls run once: a lease in Valkey, later replaced by the call's outcome.
 
-A client that leaves while an approved call runs may send its approval again. The call is then not
-made a second time: the next response gets the output of the first, or waits for it. Where the
-outcome is not known, the model is told so; an idempotent call is made anew.
+A client that disconnects while an approved call runs may send its approval again. The call is then
+not made a second time: the new response gets the output of the first call, or is refused while that
+call runs. If the outcome is unknown, the model is informed, or an idempotent call is repeated.
 """
 
 import hashlib
@@ -20,10 +20,10 @@ from sluice.errors import ErrorCode, PlatformError, RejectedError
 
 _KEY = b"sluice:approval:"
 _KEPT_MS = 24 * 3_600_000
-_SETTLE_MS = 5000  # between the deadline of a call and the note of what became of it
+_SETTLE_MS = 5000  # milliseconds between a call's deadline and the storage of its outcome
 _UNKNOWN = "The call began before, and its result is unknown. It is not repeated."
 
-# Takes a free lease, or its own again; else returns what is there.
+# Claims a lease that is free or already held by this response; otherwise returns its value.
 _CLAIM = (
     b"local known = redis.call('GET', KEYS[1])"
     b" if known and known ~= ARGV[1] then return known end"
@@ -33,13 +33,13 @@ _CLAIM = (
 
 @dataclass(frozen=True, slots=True)
 class ApprovedWork:
-    """An approved call, as a lease knows it.
+    """An approved call, as its lease identifies it.
 
     Attributes:
         tenant_id: Tenant of the call.
         request_id: Id of the approval request's item.
-        call: Server, tool and arguments: an id that a client made up names no other call.
-        is_idempotent: Whether the call may be made again.
+        call: Server, tool and arguments, so that a forged id cannot name another call.
+        is_idempotent: Whether the call may be repeated.
     """
 
     tenant_id: str
@@ -49,39 +49,39 @@ class ApprovedWork:
 
     @property
     def place(self) -> str:
-        """Name of the lease."""
+        """The key of the lease in Valkey."""
         named = orjson.dumps([self.tenant_id, self.request_id, *self.call])
         return hashlib.sha256(named).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
 class KnownOutcome:
-    """The outcome of a call that was made before; one of both is set."""
+    """The outcome of a call that was made before: either an output or a failure."""
 
     output: str | None = None
     failure: str | None = None
 
 
 class ApprovalLeases:
-    """The leases of one worker."""
+    """The leases of approved calls, for one worker."""
 
     def __init__(self, commands: ValkeyCommands, seals: ContentSeals) -> None:
-        """Prepare; `seals` encrypt outputs."""
+        """Prepare; `seals` encrypts the outputs in Valkey."""
         self._commands, self._seals = commands, seals
 
     async def claim(
         self, work: ApprovedWork, response_id: str, timeout_s: float
     ) -> KnownOutcome | None:
-        """Take the lease of a call for a response; None: the call is to be made.
+        """Claim the lease of a call; return its known outcome, or None if the call is to be made.
 
         Args:
             work: The call.
             response_id: Id of the response.
-            timeout_s: Seconds that the call has.
+            timeout_s: Seconds within which the call has to end.
 
         Raises:
-            PlatformError: CONFLICT: another response makes the call now.
-            RejectedError: UNAVAILABLE: without Valkey only idempotent calls are made.
+            PlatformError: CONFLICT if another response is making the call.
+            RejectedError: UNAVAILABLE if Valkey is down and the call is not idempotent.
         """
         until_ms = _now_ms() + round(timeout_s * 1000) + _SETTLE_MS
         mine = orjson.dumps({"by": response_id, "until_ms": until_ms})
@@ -111,20 +111,20 @@ class ApprovalLeases:
         return None if work.is_idempotent else KnownOutcome(failure=_UNKNOWN)
 
     def settle(self, work: ApprovedWork, outcome: KnownOutcome) -> None:
-        """Note what became of a call, without waiting for Valkey."""
+        """Store the outcome of a call, without waiting for Valkey."""
         known = {"failure": outcome.failure}
         told = {"output": outcome.output} if outcome.failure is None else known
-        with suppress(RejectedError):  # then it is not known
+        with suppress(RejectedError):  # without the key, the outcome stays unknown
             sealed = self._seals.sealed(work.tenant_id, work.place, orjson.dumps(told))
             self._commands.send_only((b"SET", _key(work), sealed, b"PX", _KEPT_MS))
 
     def cut(self, work: ApprovedWork) -> None:
-        """Note that a call was given up, without waiting for Valkey."""
+        """Note that a call was abandoned with unknown outcome, without waiting for Valkey."""
         given_up = orjson.dumps({"by": "", "until_ms": 0})
         self._commands.send_only((b"SET", _key(work), given_up, b"PX", _KEPT_MS))
 
     def release(self, work: ApprovedWork) -> None:
-        """Give back the lease of a call that was not begun, without waiting for Valkey."""
+        """Release the lease of a call that was not started, without waiting for Valkey."""
         self._commands.send_only((b"DEL", _key(work)))
 
 

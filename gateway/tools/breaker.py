@@ -1,8 +1,8 @@
-"""A circuit breaker for each tool: one that fails repeatedly is not called for a while. Pure."""
+"""A circuit breaker for each tool: after repeated failures, calls are refused for a while. Pure."""
 
 from collections.abc import Hashable
 
-_FAILURES_MAX = 5  # in a row
+_FAILURES_MAX = 5  # consecutive failures that open a breaker
 _OPEN_S = 15.0
 _TOOLS_MAX = 4096
 
@@ -15,11 +15,11 @@ class _Record:
 
 
 class ToolBreakers:
-    """The breakers of one worker.
+    """The circuit breakers of one worker.
 
-    Five failures in a row open a breaker for 15 s. Then one call tries; its success closes it.
-    Neither an error that the tool reports nor a call that ran out of the loop's budget counts as a
-    failure.
+    Five failures in a row open a breaker for 15 s. Then a single call is let through, and its
+    success closes the breaker. An error that the tool itself reports is not a failure, nor is a
+    call that exceeded the loop's time budget.
     """
 
     def __init__(self) -> None:
@@ -27,20 +27,20 @@ class ToolBreakers:
         self._records: dict[Hashable, _Record] = {}
 
     def refused_for_s(self, tool: Hashable, now_s: float) -> float:
-        """Return for how many seconds calls are refused; 0: this call may run.
+        """Return for how many seconds calls are refused; 0 if this call may run.
 
-        `note` must follow a call that runs.
+        After a call that may run, the caller has to report its end to `note`.
         """
         record = self._records.get(tool)
         if record is None or record.failures < _FAILURES_MAX:
             return 0.0
         if now_s < record.open_until_s:
             return record.open_until_s - now_s
-        record.open_until_s = now_s + _OPEN_S  # the one that tries
+        record.open_until_s = now_s + _OPEN_S  # this call is the single probe
         return 0.0
 
     def note(self, tool: Hashable, now_s: float, *, has_failed: bool) -> None:
-        """Note the end of a call."""
+        """Record the end of a call."""
         if not has_failed:
             self._records.pop(tool, None)
             return

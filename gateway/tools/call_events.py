@@ -1,4 +1,4 @@
-"""The event of one call of a tool: facts for the ledger and the trace, and no text. Pure."""
+"""The usage event of one tool call: facts for the ledger and the trace, without any text. Pure."""
 
 from typing import NamedTuple
 
@@ -11,15 +11,15 @@ _U32_MAX = 0xFFFFFFFF
 
 
 class CallFacts(NamedTuple):
-    """A call that has ended, or was not run.
+    """A tool call that has ended, or was refused.
 
     Attributes:
         uid: Id, unique among all calls.
-        began_at_unix_ms: Unix milliseconds of the first attempt's begin.
+        began_at_unix_ms: Start of the first attempt, in Unix milliseconds.
         duration_s: Seconds of all attempts together.
-        attempts: Number of attempts; 0: the call was not run.
-        output_bytes: Bytes of the output that the model gets.
-        outcome: Outcome: answered, failed, refused or cut.
+        attempts: Number of attempts; 0 if the call was not run.
+        output_bytes: Bytes of the output sent to the model.
+        outcome: One of answered, failed, refused or cut.
     """
 
     uid: str
@@ -43,7 +43,7 @@ def event_of(
     endpoint: str,
     gateway_id: str,
 ) -> bytes:
-    """Return the event of a call, serialised."""
+    """Return the serialized usage event of a tool call."""
     event = RequestEvent(
         schema_version=_SCHEMA_VERSION,
         event_id=f"evt_{facts.uid}",

@@ -1,4 +1,4 @@
-"""Finds the server tools of a request: registered ones, and those of MCP servers that it names."""
+"""Finds the server tools of a request: registered tools, and tools of MCP servers."""
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -36,9 +36,9 @@ class WantedTools:
     """The server tools that a request names.
 
     Attributes:
-        functions: Names of registered HTTP tools, by the fields that name them.
-        servers: MCP servers, by the fields that name them.
-        others: Names of functions that the client runs.
+        functions: Names of registered HTTP tools, by the request fields that contain them.
+        servers: MCP servers, by the request fields that contain them.
+        others: Names of functions that the client itself runs.
     """
 
     functions: Mapping[str, str]
@@ -52,15 +52,15 @@ class WantedTools:
 
 
 def names_of_model(directory: Directory, principal: Principal, model: str) -> set[str]:
-    """Return the names by which tools may name the model of a request; PlatformError: no model."""
+    """Return all names by which a tool's rule may name the model; PlatformError if none exists."""
     return {model} if model == AUTO else {model, directory.model(principal, model).id}
 
 
 class ToolCatalog:
-    """Plans tools, for one worker."""
+    """Plans the server tools of requests, for one worker."""
 
     def __init__(self, mcp: McpClient, sealer: Sealer) -> None:
-        """Compose; `sealer` decrypts registered headers."""
+        """Compose; `sealer` decrypts the secret headers of registered tools."""
         self._mcp, self._sealer = mcp, sealer
 
     async def plan(
@@ -70,7 +70,7 @@ class ToolCatalog:
 
         Args:
             principal: The caller.
-            models: Names of the model that answers.
+            models: Names of the requested model.
             wanted: The tools that the request names.
 
         Raises:
@@ -96,7 +96,7 @@ class ToolCatalog:
         return ToolPlan(tools, listed)
 
     def secrets(self, target: CallTarget) -> Mapping[str, str]:
-        """Return the headers of a call; ToolCallError: they cannot be decrypted here."""
+        """Return the headers of a call; ToolCallError if they cannot be decrypted here."""
         opened = dict(target.headers)
         for name, sealed in target.sealed.items():
             try:
@@ -108,13 +108,13 @@ class ToolCatalog:
         return opened
 
     def address(self, target: CallTarget) -> McpAddress:
-        """Return the address of a server; ToolCallError: its secrets cannot be decrypted here."""
+        """Return the address of a server; ToolCallError if its secrets cannot be decrypted here."""
         return McpAddress(target.key, target.url, self.secrets(target))
 
     async def _listed(
         self, param: str, wanted: McpServerTool, registered: wire.ServerTool | None
     ) -> "_AskedServer":
-        """Return a server with its tools, or with the reason why it has none."""
+        """Return a server with its tools, or with the reason why they could not be listed."""
         del param
         asked = _AskedServer(wanted, registered)
         try:
@@ -159,7 +159,7 @@ class _AskedServer:
             timeout_s=_INLINE_TIMEOUT_S if known is None else known.timeout_ms / 1000,
             result_bytes_max=_INLINE_BYTES_MAX if known is None else known.result_bytes_max,
             is_idempotent=known is not None and known.is_idempotent,
-            # A registered server's rule cannot be lowered by a request.
+            # A request may add approval to a registered server, but cannot remove it.
             needs_approval=asked or (known is not None and has_to),
             price_micros=0 if known is None else known.price_micros,
         )
@@ -184,7 +184,7 @@ def _registered(
 def _registered_server(
     principal: Principal, models: frozenset[str], param: str, wanted: McpServerTool
 ) -> wire.ServerTool | None:
-    """Return the registered server; None: the request names an address of its own, and may."""
+    """Return the registered server, or None if the request may and does give its own URL."""
     if wanted.server_url is None:
         if wanted.headers or wanted.authorization:
             text = "a registered server has its own headers: leave them out"

@@ -1,11 +1,11 @@
-"""Requests to tools, and their replies. Pure."""
+"""Messages exchanged with tools over HTTP: requests and replies. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from gateway.tools.failures import ToolCallError
 
-_RETRYABLE = frozenset({408, 425, 429})  # and all of 500 and above
+_RETRYABLE = frozenset({408, 425, 429})  # every status from 500 on is retryable, too
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class OutgoingRequest:
 
 @dataclass(frozen=True, slots=True)
 class OutgoingReply:
-    """The reply of a tool, whole; header names are in lower case."""
+    """The complete reply of a tool; header names are in lower case."""
 
     status: int
     kind: str  # media type, without parameters
@@ -29,7 +29,7 @@ class OutgoingReply:
 
 
 def require_ok(reply: OutgoingReply, said: str = "") -> None:
-    """Raise ToolCallError unless a status is a success; `said` is the tool's text."""
+    """Raise ToolCallError unless the status is a success; `said` is the tool's error text."""
     if reply.status < 300:
         return
     may_repeat = reply.status in _RETRYABLE or reply.status >= 500

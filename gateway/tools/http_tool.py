@@ -1,4 +1,4 @@
-"""Calls of HTTP tools: JSON in, JSON out. Pure."""
+"""Requests to HTTP tools and their results: JSON arguments in, a JSON result out. Pure."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -17,7 +17,7 @@ _JSON = "application/json"
 def request_of(
     method: str, url: str, arguments: Mapping[str, Any], secrets: Mapping[str, str]
 ) -> OutgoingRequest:
-    """Return the request of a call; `arguments` go into the query or the body."""
+    """Return the HTTP request of a call, with `arguments` in the query or the body."""
     headers = {"Accept": _JSON, **secrets}
     if method not in _IN_QUERY:
         headers["Content-Type"] = _JSON
@@ -32,7 +32,7 @@ def result_of(reply: OutgoingReply) -> str:
     """Return a tool's result, as JSON text.
 
     Raises:
-        ToolCallError: The tool reports a failure, or does not answer with JSON.
+        ToolCallError: The tool reports a failure, or its reply is not JSON.
     """
     is_json = reply.kind == _JSON or reply.kind.endswith("+json")
     said = reply.body[: 4 * _ERROR_CHARACTERS_MAX].decode(errors="replace") if is_json else ""

@@ -1,24 +1,24 @@
-"""The loop of a model and its server tools: a state machine of events, actions and time.
+"""The loop of a model and its server tools: a state machine of events, actions and time. Pure.
 
-A round is one answer of the model. Its calls of server tools run at once; when all have been
-answered, the model is asked again. The loop ends when the model makes no more calls, when a call
-waits for the client, or when a budget is used up. Each call is answered exactly once: by the tool,
-or by the reason why it was not run. Pure: a shell carries out the actions, and reports their
-results.
+A round is one answer of the model. Its server tool calls run concurrently; when all of them have
+been answered, the next round of the model starts. The loop ends when the model makes no more calls,
+when a call has to be run by the client, or when a budget is used up. Each call is answered exactly
+once: with the tool's output, or with the reason why it was not run. A shell around this module
+carries out the actions and reports their results.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-_ATTEMPTS_MAX = 3  # per idempotent call
-_RETRY_S = 0.2  # before the second attempt; doubles
+_ATTEMPTS_MAX = 3  # attempts per idempotent call
+_RETRY_S = 0.2  # seconds before the second attempt; doubled for each further attempt
 
 _SKIPPED = "The tool was not run: "
 
 
 class LoopEnd(StrEnum):
-    """The reason of an early end, as `incomplete_details.reason` names it."""
+    """The budget that ended a loop early, as `incomplete_details.reason` names it."""
 
     CALLS = "max_tool_calls"
     TOKENS = "max_tool_tokens"
@@ -28,13 +28,14 @@ class LoopEnd(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LoopBudget:
-    """The bounds of one loop.
+    """The upper bounds of one loop.
 
     Attributes:
-        calls: Number of calls; attempts of one call count once. A loop has at most one round more.
-        tokens: Tokens of all rounds, prompts and answers; checked between rounds.
-        seconds: Seconds since the loop began.
-        micros: Price of the calls, in millionths of the ledger's currency.
+        calls: Number of calls, not counting repeated attempts; a loop has at most one round more
+            than calls.
+        tokens: Prompt and output tokens of all rounds; checked between rounds.
+        seconds: Seconds since the start of the loop.
+        micros: Price of all calls, in millionths of the ledger's currency.
     """
 
     calls: int
@@ -44,25 +45,25 @@ class LoopBudget:
 
 
 class CallMode(StrEnum):
-    """The executor of a call: this worker, the client, or none."""
+    """The executor of a call: this worker after or without approval, the client, or none."""
 
     RUN = "run"
-    APPROVE = "approve"  # a person has to agree first
+    APPROVE = "approve"  # a person has to approve the call first
     CLIENT = "client"  # the client runs it
     REFUSE = "refuse"
 
 
 @dataclass(frozen=True, slots=True)
 class LoopCall:
-    """A call that the model made, or that a person has approved.
+    """A call that the model made or a person approved.
 
     Attributes:
         call_id: Id, unique in the loop.
         mode: Executor of the call.
-        refusal: Reason why the call is not run, for the model (`REFUSE`).
+        refusal: Reason for the model why the call is not run; set in mode `REFUSE`.
         timeout_s: Seconds for one attempt.
-        is_idempotent: Whether another attempt may be made.
-        price_micros: Price of the call, however many attempts it takes.
+        is_idempotent: Whether a failed attempt may be repeated.
+        price_micros: Price of the call, independent of its number of attempts.
     """
 
     call_id: str
@@ -75,7 +76,7 @@ class LoopCall:
 
 @dataclass(frozen=True, slots=True)
 class CallFailure:
-    """The failure of an attempt: its text for the model, and whether another attempt may help."""
+    """A failed attempt: the text for the model, and whether another attempt may succeed."""
 
     message: str
     may_repeat: bool = False
@@ -86,12 +87,12 @@ class CallFailure:
 
 @dataclass(frozen=True, slots=True)
 class AskModel:
-    """Ask the model, with all results so far."""
+    """An action: start the model's next round, with all results so far."""
 
 
 @dataclass(frozen=True, slots=True)
 class StartCall:
-    """Begin an attempt of a call, `after_s` from now; report its end."""
+    """An action: start an attempt of a call after `after_s` seconds, and report its end."""
 
     call_id: str
     attempt: int
@@ -101,19 +102,19 @@ class StartCall:
 
 @dataclass(frozen=True, slots=True)
 class StopCall:
-    """Cancel a running attempt of a call; report nothing more of it."""
+    """An action: cancel the running attempt of a call, and report nothing more about the call."""
 
     call_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerCall:
-    """A call has ended.
+    """An action: send the answer of an ended call to the client and the model.
 
     Attributes:
         call_id: Id of the call.
-        failure: Text for the model; None: the tool answered.
-        was_run: Whether an attempt was begun.
+        failure: Failure text for the model; None if the tool answered.
+        was_run: Whether an attempt was started.
         attempts: Number of attempts.
         duration_s: Seconds since the first attempt.
     """
@@ -127,7 +128,11 @@ class AnswerCall:
 
 @dataclass(frozen=True, slots=True)
 class EndLoop:
-    """The loop has ended; None: the model has finished, or the client has to act."""
+    """An action: end the loop.
+
+    Attributes:
+        reason: The used-up budget; None if the model has finished or the client has to act.
+    """
 
     reason: LoopEnd | None
 
@@ -144,14 +149,14 @@ class _Running:
 
 @dataclass(slots=True)
 class ToolLoop:
-    """The loop of one response; every method returns the actions to take, in order.
+    """The loop of one response; every method returns the actions to carry out, in order.
 
     Attributes:
         budget: Bounds of the loop.
-        calls: Number of begun calls.
+        calls: Number of started calls.
         tokens: Tokens of all ended rounds.
-        micros: Price of the begun calls.
-        rounds: Number of the model's answers.
+        micros: Price of the started calls.
+        rounds: Number of the model's answers so far.
     """
 
     budget: LoopBudget
@@ -166,21 +171,21 @@ class ToolLoop:
 
     @property
     def ends_at_s(self) -> float:
-        """Time of the loop's deadline; `on_time` is to be called then."""
+        """Time of the loop's deadline, at which `on_time` has to be called."""
         return self.began_at_s + self.budget.seconds
 
     def begin(self, approved: Sequence[LoopCall], now_s: float) -> list[LoopAction]:
-        """Begin with calls that a person has approved or refused; without any, ask the model."""
+        """Start the approved calls; without approved calls, start the first round."""
         return self._take(approved, now_s) + self._advance(now_s)
 
     def on_round(
         self, calls: Sequence[LoopCall], tokens: int, now_s: float, *, is_cut: bool = False
     ) -> list[LoopAction]:
-        """Take an answer of the model.
+        """Process an answer of the model.
 
         Args:
             calls: Calls of the answer, in order.
-            tokens: Tokens of its prompt and answer.
+            tokens: Tokens of the round's prompt and answer.
             now_s: The time.
             is_cut: Whether the answer was cut by a bound, so that its last call may be incomplete.
         """
@@ -195,14 +200,14 @@ class ToolLoop:
         return self._take(calls, now_s) + self._advance(now_s)
 
     def on_result(self, call_id: str, now_s: float) -> list[LoopAction]:
-        """Take the result of a tool."""
+        """Process the result of a tool call."""
         running = self._running.pop(call_id, None)
         if running is None:
             return []
         return [_answer(running, None, now_s), *self._advance(now_s)]
 
     def on_failure(self, call_id: str, failure: CallFailure, now_s: float) -> list[LoopAction]:
-        """Take the failure of an attempt: try again, or report the failure to the model."""
+        """Process a failed attempt: retry the call, or report the failure to the model."""
         running = self._running.get(call_id)
         if running is None:
             return []
@@ -218,7 +223,7 @@ class ToolLoop:
         return [_answer(running, failure.message, now_s), *self._advance(now_s)]
 
     def on_time(self, now_s: float) -> list[LoopAction]:
-        """Take the time; running calls are cancelled after the loop's deadline."""
+        """Check the deadline; after it, cancel all running calls."""
         if now_s < self.ends_at_s or not self._running:
             return []
         actions: list[LoopAction] = []
@@ -230,7 +235,7 @@ class ToolLoop:
         return [*actions, *self._advance(now_s)]
 
     def _take(self, calls: Sequence[LoopCall], now_s: float) -> list[LoopAction]:
-        """Begin the calls that fit into the budget, and answer those that are not run."""
+        """Start the calls that fit into the budget, and answer the calls that are not run."""
         actions: list[LoopAction] = []
         for call in calls:
             if call.mode is CallMode.REFUSE:
@@ -248,7 +253,7 @@ class ToolLoop:
         return actions
 
     def _used_up(self, call: LoopCall, now_s: float) -> LoopEnd | None:
-        """Return the budget that has no room for one more call."""
+        """Return the budget that one more call would exceed, or None."""
         if self.calls >= self.budget.calls:
             return LoopEnd.CALLS
         if self.micros + call.price_micros > self.budget.micros:
@@ -262,7 +267,7 @@ class ToolLoop:
         if end is None and now_s >= self.ends_at_s:
             end = EndLoop(LoopEnd.SECONDS)
         if end is None and self.rounds > self.budget.calls:
-            end = EndLoop(LoopEnd.CALLS)  # of calls that were all refused
+            end = EndLoop(LoopEnd.CALLS)  # all calls of the rounds so far were refused
         if end is None and self.tokens >= self.budget.tokens:
             end = EndLoop(LoopEnd.TOKENS)
         if end is None:

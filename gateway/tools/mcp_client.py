@@ -1,4 +1,4 @@
-"""A client of MCP servers (Model Context Protocol), with the known version, session and tools."""
+"""A client for MCP servers (Model Context Protocol) that caches their versions and tools."""
 
 import asyncio
 import time
@@ -24,13 +24,13 @@ from gateway.tools.mcp_protocol import (
 )
 from gateway.tools.outgoing import Outgoing
 
-_SERVERS_MAX = 1024  # that are remembered
+_SERVERS_MAX = 1024  # servers whose state is cached
 _PAGES_MAX = 16
 
 
 @dataclass(slots=True)
 class _Server:
-    """The known facts of one server, for one caller."""
+    """The cached state of one MCP server for one caller."""
 
     session: McpSession = field(default_factory=McpSession)
     is_known: bool = False
@@ -41,12 +41,12 @@ class _Server:
 
 @dataclass(frozen=True, slots=True)
 class McpAddress:
-    """An MCP server as one tenant calls it.
+    """An MCP server with the secrets of one caller.
 
     Attributes:
-        key: Key of the server; different secrets give different keys.
+        key: Cache key of the server; different secrets give different keys.
         url: URL of the server.
-        secrets: Secret headers of each request.
+        secrets: Secret headers to send with each request.
     """
 
     key: tuple[str, ...]
@@ -64,10 +64,10 @@ class McpClient:
         self._numbers = count(1)
 
     async def tools(self, address: McpAddress, timeout_s: float) -> Sequence[McpTool]:
-        """Return the tools of a server, from its last list while that is valid.
+        """Return the tools of a server, from the cached list if that is still valid.
 
         Raises:
-            ToolCallError: The server could not be asked.
+            ToolCallError: The tools could not be listed.
         """
         server = self._server(address)
         async with server.lock:
@@ -89,7 +89,7 @@ class McpClient:
     async def call(
         self, address: McpAddress, name: str, arguments: Mapping[str, Any], timeout_s: float
     ) -> str:
-        """Call a tool; return its output. ToolCallError: the call failed."""
+        """Call a tool and return its output; ToolCallError if the call failed."""
         server = self._server(address)
         params = {"name": name, "arguments": arguments}
         return output_of(await self._request(server, address, "tools/call", params, timeout_s))
@@ -102,7 +102,7 @@ class McpClient:
         params: Mapping[str, Any],
         timeout_s: float,
     ) -> Mapping[str, Any]:
-        """Return the result of a request, in the version that the server speaks."""
+        """Return the result of a request, sent in a protocol version that the server supports."""
         ends_at_s = time.monotonic() + timeout_s
         session, number = server.session, next(self._numbers)
         asked = request_of(address.url, address.secrets, session, method, params, number)

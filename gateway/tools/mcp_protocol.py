@@ -1,7 +1,7 @@
-"""Messages of the Model Context Protocol, for a client of its streamable HTTP. Pure.
+"""Messages of the Model Context Protocol (MCP), for a client over streamable HTTP. Pure.
 
-Since 2026-07-28 each request is complete by itself. Earlier versions begin with a handshake, and a
-server may name a session.
+Since version 2026-07-28 each request is self-contained. Earlier versions begin with a handshake, in
+which the server may open a session.
 """
 
 import base64
@@ -16,14 +16,14 @@ from gateway.tools.failures import ToolCallError
 from gateway.tools.http_messages import OutgoingReply, OutgoingRequest, require_ok
 
 STATELESS = "2026-07-28"
-# With a handshake, newest first.
+# Versions with a handshake, newest first.
 WITH_HANDSHAKE = ("2025-11-25", "2025-06-18", "2025-03-26")
 UNSUPPORTED_VERSION = -32022
-# Headers that do not fit the body, a missing capability: errors that older versions do not have.
+# Error codes of stateless versions only, for example a missing capability or mismatched headers.
 _STATELESS_ERRORS = frozenset({-32020, -32021, -32003})
-# Statuses with which servers of older versions answer a request without a handshake.
+# Statuses with which servers of older versions refuse a request without a handshake.
 _OLDER = frozenset({400, 404, 405, 406, 415, 422})
-_LOST = 404  # the status for a session that has ended
+_LOST = 404  # the status of a request whose session has ended
 SESSION = "mcp-session-id"
 TOOLS_MAX, _SCHEMA_BYTES_MAX, _NAME_MAX = 128, 64 << 10, 128
 _DESCRIPTION_MAX = 4096
@@ -37,15 +37,15 @@ _ERROR_CHARACTERS_MAX = 300
 
 
 class McpRefusalError(ToolCallError):
-    """A server answered with an error of JSON-RPC.
+    """A server answered with a JSON-RPC error.
 
     Attributes:
         code: Code of the error.
-        supported: Versions that the server supports, if that is the error.
+        supported: Protocol versions that the server supports, if the error lists them.
     """
 
     def __init__(self, code: int, message: str, supported: Sequence[str]) -> None:
-        """Take the server's error."""
+        """Set the server's error."""
         super().__init__(
             f"the server says: {message[:_ERROR_CHARACTERS_MAX]} ({code})", is_fault=False
         )
@@ -54,7 +54,7 @@ class McpRefusalError(ToolCallError):
 
 @dataclass(frozen=True, slots=True)
 class McpTool:
-    """A tool that a server lists."""
+    """A tool in a server's list."""
 
     name: str
     description: str
@@ -63,11 +63,11 @@ class McpTool:
 
 @dataclass(frozen=True, slots=True)
 class McpSession:
-    """The version and session in use with a server.
+    """The protocol version and the session in use with a server.
 
     Attributes:
-        version: Version of the protocol.
-        session_id: Id of the session, in versions with a handshake; empty: none.
+        version: Protocol version.
+        session_id: Id of the session; empty if there is no session.
     """
 
     version: str = STATELESS
@@ -75,7 +75,7 @@ class McpSession:
 
     @property
     def is_stateless(self) -> bool:
-        """Whether each request is complete by itself."""
+        """Whether each request is self-contained, without a session."""
         return self.version == STATELESS
 
 
@@ -87,7 +87,7 @@ def request_of(
     params: Mapping[str, Any],
     number: int,
 ) -> OutgoingRequest:
-    """Return a request of a method, with the headers of the version."""
+    """Return the request that calls a method, with the headers that the version requires."""
     headers = {"Content-Type": _JSON, "Accept": f"{_JSON}, {_EVENTS}", **secrets}
     body: dict[str, Any] = {"jsonrpc": "2.0", "id": number, "method": method}
     if session.is_stateless:
@@ -107,7 +107,7 @@ def request_of(
 
 
 def handshake(url: str, secrets: Mapping[str, str], version: str) -> OutgoingRequest:
-    """Return the first request of a version with a handshake."""
+    """Return the request that starts a handshake."""
     params = {"protocolVersion": version, "capabilities": {}, "clientInfo": _CLIENT}
     body = {"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": params}
     headers = {"Content-Type": _JSON, "Accept": f"{_JSON}, {_EVENTS}", **secrets}
@@ -122,7 +122,7 @@ def initialized(url: str, secrets: Mapping[str, str], session: McpSession) -> Ou
 
 
 def session_of(reply: OutgoingReply) -> McpSession:
-    """Return the session that a server agreed to; ToolCallError: its version is not supported."""
+    """Return the session that a server agreed to; ToolCallError if its version is unsupported."""
     version = result_of(reply, 0).get("protocolVersion")
     if version not in WITH_HANDSHAKE:
         raise ToolCallError("the server speaks no version of MCP that Sluice supports")
@@ -132,13 +132,13 @@ def session_of(reply: OutgoingReply) -> McpSession:
 def version_instead(
     reply: OutgoingReply, session: McpSession, number: int, *, is_known: bool
 ) -> str:
-    """Return the version for a new handshake; empty: the reply stands.
+    """Return the version for a new handshake; empty if the reply is to be used.
 
     Args:
         reply: Server's reply to a request of `session`.
         session: Version and session of the request.
         number: Number of the request.
-        is_known: Whether the server has answered in this version before.
+        is_known: Whether the server has accepted this version before.
 
     Raises:
         ToolCallError: The server supports no version that this client supports.
@@ -160,18 +160,18 @@ def version_instead(
 
 
 def header_text(text: str) -> str:
-    """Return a text in the form of a header: as it is, or in base64 with a mark."""
+    """Return a text as a header value, base64-encoded if it has other than plain characters."""
     if _PLAIN.fullmatch(text) and not (text.startswith("=?base64?") and text.endswith("?=")):
         return text
     return f"=?base64?{base64.b64encode(text.encode()).decode()}?="
 
 
 def result_of(reply: OutgoingReply, number: int) -> Mapping[str, Any]:
-    """Return the result of a request, by its number.
+    """Return the result of the request with a number.
 
     Raises:
-        McpRefusalError: The server answers with an error.
-        ToolCallError: The server's reply is no answer to the request.
+        McpRefusalError: The server answers with a JSON-RPC error.
+        ToolCallError: The reply does not answer the request.
     """
     message = _message(reply, number)
     if message is None:
@@ -191,7 +191,7 @@ def result_of(reply: OutgoingReply, number: int) -> Mapping[str, Any]:
 
 
 def tools_of(result: Mapping[str, Any]) -> tuple[list[McpTool], str, int]:
-    """Return the tools of one page, the cursor of the next, and their validity in ms."""
+    """Return the tools of one page, the cursor of the next page, and the validity in ms."""
     listed = result.get("tools")
     if not isinstance(listed, list):
         raise ToolCallError("it lists no tools")
@@ -206,7 +206,7 @@ def tools_of(result: Mapping[str, Any]) -> tuple[list[McpTool], str, int]:
 
 
 def output_of(result: Mapping[str, Any]) -> str:
-    """Return the output of a call, as text; ToolCallError: the tool reports a failure."""
+    """Return the output of a call as text; ToolCallError if the tool reports a failure."""
     content = result.get("content")
     blocks = cast("list[Any]", content) if isinstance(content, list) else []
     text = "\n".join([_block_text(it) for it in blocks])
@@ -227,7 +227,7 @@ def _session_headers(session: McpSession) -> dict[str, str]:
 
 
 def _message(reply: OutgoingReply, number: int) -> dict[str, Any] | None:
-    """Return the answer to a request in a reply; None: it has none."""
+    """Return the JSON-RPC answer to a request, or None if the reply has none."""
     texts: Sequence[str | bytes] = [reply.body]
     if reply.kind == _EVENTS:
         texts = _event_data(reply.body.decode(errors="replace"))
@@ -269,7 +269,7 @@ def _refusal(error: Mapping[str, Any]) -> McpRefusalError:
 
 
 def _tool(value: object) -> McpTool | None:
-    """Return a listed tool; None: it cannot be called."""
+    """Return a listed tool, or None if the tool cannot be called."""
     if not isinstance(value, dict):
         return None
     listed = cast("dict[str, Any]", value)

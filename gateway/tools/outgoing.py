@@ -1,7 +1,6 @@
-"""HTTP to tools: to checked addresses, bounded in time and size, without redirects.
+"""HTTP requests to tools: checked addresses, bounded time and size, and no redirects.
 
-Addresses outside the public internet are refused, unless an operator has allowed the host with its
-port.
+Addresses outside the public internet are refused, unless an operator has allowed the host and port.
 """
 
 import asyncio
@@ -16,7 +15,7 @@ from gateway.tools.http_messages import OutgoingReply, OutgoingRequest
 from sluice.addresses import is_public
 from sluice.checked_addresses import CheckedResolver, check_literal, refused_for
 
-REPLY_BYTES_MAX = 4 << 20  # read of any reply; models are shown much less
+REPLY_BYTES_MAX = 4 << 20  # bytes read of any reply; the model gets much less
 _CONNECTIONS_MAX, _PER_HOST_MAX = 512, 64
 _IDLE_S = 15.0
 _CONNECT_S = 5.0
@@ -25,19 +24,23 @@ _NOT_OURS = "its address is not public; an operator can allow its host and port"
 
 
 class Outgoing:
-    """The connections of one worker to tools."""
+    """Sends the HTTP requests of one worker to tools."""
 
     def __init__(self, internal: Collection[str]) -> None:
-        """Prepare, and open nothing; `internal` are the `host:port` that may have any address."""
+        """Prepare without opening a connection.
+
+        Args:
+            internal: `host:port` pairs that may have private addresses.
+        """
         self._internal = frozenset(internal)
         self._session: aiohttp.ClientSession | None = None
 
     async def send(self, request: OutgoingRequest, timeout_s: float) -> OutgoingReply:
-        """Send a request; return the whole reply, of any status below 300.
+        """Send a request; return the complete reply of any status.
 
         Raises:
-            ToolCallError: The tool did not answer in time, answered with an error, or its address
-                is not allowed.
+            ToolCallError: The tool did not answer in time, the connection failed, or the address is
+                not allowed.
         """
         try:
             self._check(request.url)
@@ -67,7 +70,7 @@ class Outgoing:
             await self._session.close()
 
     def _check(self, url: str) -> None:
-        """Check a URL; ToolCallError, or AddressRefusedError."""
+        """Raise ToolCallError if a URL is invalid, or AddressRefusedError if it is not allowed."""
         try:
             parts = urlsplit(url)
             host, port = parts.hostname or "", parts.port or _PORTS[parts.scheme]
@@ -120,7 +123,7 @@ class Outgoing:
 
 
 async def _bounded(reply: aiohttp.ClientResponse) -> bytes:
-    """Return the body; ToolCallError: it is too large, and the connection is closed."""
+    """Return the body; if it is too large, close the connection and raise ToolCallError."""
     told = reply.content_length or 0
     body = bytearray()
     if told <= REPLY_BYTES_MAX:

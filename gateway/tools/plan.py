@@ -1,4 +1,4 @@
-"""The server tools of one request: their form for models, and the targets of calls. Pure."""
+"""The server tools of one request: their form for the model, and the targets of calls. Pure."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,21 +10,21 @@ from gateway.bodies.tool_results import NAME_CHARACTERS_MAX, function_name
 from gateway.tools.loop import CallMode, LoopCall
 from gateway.tools.mcp_protocol import McpTool
 
-HTTP_LABEL = "http"  # of tools that are HTTP addresses, in items that tell of calls
+HTTP_LABEL = "http"  # server label of registered HTTP tools in output items
 
 
 @dataclass(frozen=True, slots=True)
 class CallTarget:
-    """The address of a tool.
+    """The address of a tool, and the headers to send.
 
     Attributes:
-        key: Key of the tool, for its breaker and for caches.
+        key: Key of the tool in circuit breakers and caches.
         is_mcp: Whether the tool belongs to an MCP server.
         url: URL of the call.
         method: HTTP method; unused for MCP.
-        tool_id: Id in the registry; empty: the request named the address.
+        tool_id: Id in the registry; empty if the request itself gave the address.
         sealed: Encrypted headers from the registry.
-        headers: Headers from the request.
+        headers: Plain headers from the request.
     """
 
     key: tuple[str, ...]
@@ -41,15 +41,15 @@ class PlannedTool:
     """A server tool that the model may call.
 
     Attributes:
-        shown_name: Name of the function for the model.
-        label: Label of the tool's server, in items.
+        shown_name: Name of the function that the model calls.
+        label: Label of the tool's server in output items.
         name: Name of the tool at its server.
         description: Description for the model.
         parameters: JSON schema of the arguments.
         target: Address of the tool.
         timeout_s: Seconds for one attempt.
-        result_bytes_max: Most bytes of output for the model.
-        is_idempotent: Whether a failed call may be tried again.
+        result_bytes_max: Maximum bytes of output for the model.
+        is_idempotent: Whether a failed call may be repeated.
         needs_approval: Whether a person has to approve each call.
         price_micros: Price of one call, in millionths of the ledger's currency.
     """
@@ -67,7 +67,7 @@ class PlannedTool:
     price_micros: int = 0
 
     def shown(self) -> Tool:
-        """Return the function in the form for the model."""
+        """Return the tool as a function definition for the model."""
         function = FunctionTool.model_construct(
             name=self.shown_name,
             description=self.description or None,
@@ -76,7 +76,7 @@ class PlannedTool:
         return Tool.model_construct(type="function", function=function)
 
     def call(self, call_id: str, arguments: str, *, is_approved: bool = False) -> LoopCall:
-        """Return a call of the tool."""
+        """Return a call of the tool for the loop, with its mode."""
         mode, refusal = CallMode.RUN, ""
         if self.needs_approval and not is_approved:
             mode = CallMode.APPROVE
@@ -94,14 +94,14 @@ class PlannedTool:
 
 @dataclass(frozen=True, slots=True)
 class ListedServer:
-    """A server whose tools were listed; `error` is the reason of a failure."""
+    """An MCP server whose tools were listed; `error` is set if that failed."""
 
     label: str
     tools: Sequence[PlannedTool] = ()
     error: str = ""
 
     def tool_items(self) -> list[dict[str, Any]]:
-        """Return the tools in the form of items."""
+        """Return the tools in the form of a list-tools item."""
         return [
             {"name": it.name, "description": it.description, "input_schema": it.parameters}
             | {"annotations": None}
@@ -114,15 +114,15 @@ class ToolPlan:
     """The server tools of one request.
 
     Attributes:
-        tools: Tools by their names for the model.
-        servers: Servers that were asked for their tools.
+        tools: Tools by the function names that the model uses.
+        servers: MCP servers whose tools were listed for the request.
     """
 
     tools: Mapping[str, PlannedTool]
     servers: Sequence[ListedServer] = ()
 
     def named(self, label: str, name: str) -> PlannedTool | None:
-        """Return a tool by its server's label and its name; None: it may not be called."""
+        """Return a tool by server label and name, or None if it may not be called."""
         for it in self.tools.values():
             if it.label == label and it.name == name:
                 return it
@@ -130,7 +130,7 @@ class ToolPlan:
 
 
 def arguments_of(text: str) -> dict[str, Any] | None:
-    """Return the arguments of a call; None: they are no JSON object."""
+    """Return the arguments of a call, or None if they are not a JSON object."""
     try:
         found = json.loads(text or "{}")
     except (ValueError, RecursionError):
@@ -141,7 +141,7 @@ def arguments_of(text: str) -> dict[str, Any] | None:
 def shown_names(
     tools: Iterable[tuple[str, McpTool]], taken: Iterable[str]
 ) -> dict[tuple[str, str], str]:
-    """Return names for models by label and name: unique, and of allowed characters."""
+    """Return unique function names of allowed characters, by server label and tool name."""
     names = set(taken)
     shown: dict[tuple[str, str], str] = {}
     for label, tool in tools:

@@ -1,4 +1,4 @@
-"""The seam between an API and the loop over rounds: tasks of rounds, and writers of events."""
+"""The interface between an API and the tool loop: round tasks and event writers."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,12 +13,12 @@ from sluice.errors import PlatformError
 
 @dataclass(frozen=True, slots=True)
 class RoundCall:
-    """A call by the model in a round.
+    """A tool call that the model made in a round.
 
     Attributes:
         item_id: Id of the call.
         arguments: Arguments as the model wrote them.
-        tool: Server tool; None: the client runs the call.
+        tool: Server tool; None if the client runs the call.
     """
 
     item_id: str
@@ -27,7 +27,7 @@ class RoundCall:
 
 
 class ApprovedCall:
-    """A call that a person has approved or refused.
+    """A call that a person has approved.
 
     Attributes:
         request_id: Id of the approval request's item.
@@ -41,12 +41,12 @@ class ApprovedCall:
         self.request_id, self.tool, self.arguments = request_id, tool, arguments
 
     def call(self, item_id: str) -> LoopCall:
-        """Return the call to run."""
+        """Return the call in the form of the tool loop."""
         return self.tool.call(item_id, self.arguments, is_approved=True)
 
 
 class RoundEvents(Protocol):
-    """The writer of a stream over all its rounds."""
+    """The writer of one stream's events over all its rounds."""
 
     round_calls: list[RoundCall]
     round_reason: str
@@ -61,7 +61,7 @@ class RoundEvents(Protocol):
         ...
 
     def begin_approved(self, request_id: str, tool: PlannedTool, arguments: str) -> str:
-        """Open an approved call; return its id."""
+        """Open the item of an approved call; return its id."""
         ...
 
     def answer(self, item_id: str, output: str, failure: str | None) -> bytes:
@@ -69,26 +69,26 @@ class RoundEvents(Protocol):
         ...
 
     def end_as(self, reason: str) -> None:
-        """Set the reason of the end: a finish reason, or a budget."""
+        """Set the reason of the end: a finish reason, or a used-up budget."""
         ...
 
 
 class TaskRounds(Protocol):
-    """The rounds of one answer, and the result of the last one."""
+    """The rounds of one answer, and the result of the last round."""
 
     @property
     def approved(self) -> Sequence[ApprovedCall]:
-        """Calls that a person has approved or refused."""
+        """Calls that a person has approved."""
         ...
 
     @property
     def events(self) -> RoundEvents:
-        """Writer of the events."""
+        """The writer of the answer's events."""
         ...
 
     @property
     def usage(self) -> dict[str, object] | None:
-        """Usage of the last round; None: it failed."""
+        """Usage of the last round; None if that round failed."""
         ...
 
     @property
@@ -97,16 +97,16 @@ class TaskRounds(Protocol):
         ...
 
     def commit(self) -> None:
-        """End the round: the next one continues behind it."""
+        """End the round successfully, so that the next round continues after its events."""
         ...
 
     def messages(self) -> list[Message]:
-        """Return the turns of the next round, as `RoundTask.next_round` takes them."""
+        """Return the chat messages of the next round, for `RoundTask.next_round`."""
         ...
 
 
 class RoundTask(Protocol):
-    """The task of an answer with server tools; also a `TextTask`."""
+    """The task of an answer with server tools; the object is also a `TextTask`."""
 
     @property
     def stream(self) -> bool | None:
@@ -125,7 +125,7 @@ class RoundTask(Protocol):
 
     @property
     def max_tool_calls(self) -> int | None:
-        """Calls that the answer may have; None: no bound."""
+        """Maximum number of tool calls in the answer; None if the request sets no bound."""
         ...
 
     @property
@@ -135,11 +135,11 @@ class RoundTask(Protocol):
 
     @property
     def output_tokens_max(self) -> int | None:
-        """Tokens of all rounds' output; None: no bound besides the context."""
+        """Maximum output tokens of all rounds; None if only the context bounds the output."""
         ...
 
     def begin_rounds(self, uid: str) -> None:
-        """Prepare the writers; no request is submitted yet."""
+        """Prepare the event writers, before any request is submitted."""
         ...
 
     def next_round(
@@ -149,17 +149,17 @@ class RoundTask(Protocol):
         ...
 
     async def ended(self, usage: Mapping[str, Any], ended_unix_s: int) -> tuple[bytes, bytes]:
-        """Return the end of the stream, and the whole answer."""
+        """Return the end of the stream, and the complete answer as JSON."""
         ...
 
     def failed(self, error: PlatformError) -> tuple[bytes, bytes]:
-        """Return the end of a stream that failed after it began, and the whole answer.
+        """Return the end of a stream that failed after its start, and the complete answer.
 
-        PlatformError: a whole answer of this API cannot report it.
+        Raises PlatformError if a complete answer of this API cannot report an error.
         """
         ...
 
 
 def output_tokens_of(usage: Mapping[str, Any]) -> int:
-    """Return the tokens of output in a usage of any API."""
+    """Return the output tokens of a usage object of any API."""
     return int(usage.get("output_tokens", usage.get("completion_tokens", 0)))

@@ -1,4 +1,4 @@
-"""Makes the attempts of calls: behind breakers, each with a deadline."""
+"""Makes the attempts of tool calls, each with a deadline and behind a circuit breaker."""
 
 import time
 
@@ -13,7 +13,7 @@ from gateway.tools.plan import PlannedTool, arguments_of
 
 
 class ToolRunner:
-    """Calls tools, for one worker."""
+    """Calls tools for one worker."""
 
     def __init__(self, outgoing: Outgoing, mcp: McpClient, catalog: ToolCatalog) -> None:
         """Compose."""
@@ -21,10 +21,10 @@ class ToolRunner:
         self._breakers = ToolBreakers()
 
     async def attempt(self, tool: PlannedTool, arguments: str, timeout_s: float) -> str:
-        """Make one attempt of a call; return the tool's output, bounded.
+        """Make one attempt of a call; return the tool's output, cut to its maximum size.
 
         Raises:
-            ToolCallError: The attempt failed.
+            ToolCallError: The attempt failed, or the tool's circuit breaker is open.
         """
         key = tool.target.key
         if wait_s := self._breakers.refused_for_s(key, time.monotonic()):

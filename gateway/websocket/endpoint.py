@@ -1,4 +1,4 @@
-"""GET /v1/responses with an upgrade: responses over a WebSocket."""
+"""The WebSocket endpoint of responses: GET /v1/responses with an upgrade."""
 
 from aiohttp import web
 
@@ -15,8 +15,8 @@ from gateway.websocket.session import SocketSession
 from sluice.errors import ErrorCode, RejectedError
 from sluice.scopes import Scope
 
-SOCKETS_MAX = 2048  # per worker
-_PING_S = 30.0  # a client that does not answer a ping is gone
+SOCKETS_MAX = 2048  # open sockets per worker
+_PING_S = 30.0  # seconds between pings; a client that does not answer is disconnected
 _UPGRADE = {"Upgrade": "websocket", "Connection": "Upgrade"}
 
 
@@ -42,16 +42,16 @@ class ResponseSockets:
         return len(self._open)
 
     def drain(self) -> None:
-        """Take no more requests; each socket ends when its responses have."""
+        """Refuse further requests; each socket closes after its running responses."""
         self._is_draining = True
         for session in list(self._open):
             session.drain()
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
-        """Answer the requests of one socket until it ends."""
+        """Answer the requests of one socket until the socket is closed."""
         self._caller(request)
         socket = web.WebSocketResponse(
-            max_msg_size=0,  # the session bounds it
+            max_msg_size=0,  # the session bounds the size
             compress=False,
             heartbeat=_PING_S,
             decode_text=False,

@@ -1,7 +1,7 @@
-"""Turns the events of a response's stream into frames of a WebSocket. Pure.
+"""Converts the events of a response's stream to WebSocket frames. Pure.
 
-An event is two lines and an empty one: its name, and JSON that repeats the name. A frame has the
-JSON alone. Comments and the end mark of the stream have no frame.
+An event consists of two lines and an empty line: its name, and JSON that repeats the name. A frame
+has only the JSON. Comments and the end mark of the stream are dropped.
 """
 
 from struct import Struct
@@ -11,14 +11,14 @@ import orjson
 from sluice.errors import PlatformError
 
 _EVENT_END, _DATA = b"\n\n", b"data: "
-_TEXT = 0x81  # a whole message of text, without a mask, as servers send it
+_TEXT = 0x81  # a complete text message, without a mask, as servers send it
 _CLOSE, _CLOSE_FORM = 0x88, Struct("!BBH").pack
 _SHORT_MAX, _MEDIUM_MAX = 125, 0xFFFF
 _MEDIUM, _LONG = Struct("!BBH").pack, Struct("!BBQ").pack
 
 
 def text_frame(payload: bytes) -> bytes:
-    """Return a message of text as one frame."""
+    """Return a text message as one frame."""
     size = len(payload)
     if size <= _SHORT_MAX:
         return b"%c%c%b" % (_TEXT, size, payload)
@@ -28,18 +28,18 @@ def text_frame(payload: bytes) -> bytes:
 
 
 def close_frame(code: int) -> bytes:
-    """Return the frame after which nothing is sent."""
+    """Return the close frame, after which nothing may be sent."""
     return _CLOSE_FORM(_CLOSE, 2, code)
 
 
 def frames_of(events: bytes, opening: bytes) -> bytes:
-    """Return whole events as frames.
+    """Return complete events as frames.
 
     Args:
         events: Bytes of server-sent events.
-        opening: Beginning of each frame's JSON: `{`, and the fields that all frames share.
+        opening: Start of each frame's JSON: `{`, and the fields that all frames share.
     """
-    if events.find(_EVENT_END) == len(events) - 2:  # one, as nearly always
+    if events.find(_EVENT_END) == len(events) - 2:  # a single event, the usual case
         return _frame(events[:-2], opening)
     return b"".join([_frame(event, opening) for event in events.split(_EVENT_END)])
 
@@ -52,12 +52,12 @@ def _frame(event: bytes, opening: bytes) -> bytes:
 
 
 def payload_opening(head: bytes, opening: bytes) -> bytes:
-    """Return the beginning of a frame's JSON, for the beginning of an event."""
+    """Return the start of a frame's JSON, given the start of an event."""
     return opening + head[head.index(_DATA) + len(_DATA) + 1 :]
 
 
 def opening_of(stream_id: str | None) -> bytes:
-    """Return the beginning that all JSON of one stream shares; None: the stream has no name."""
+    """Return the start of all JSON of one stream; `stream_id` is None for an unnamed stream."""
     if stream_id is None:
         return b"{"
     return b'{"stream_id":%b,' % orjson.dumps(stream_id)
@@ -66,13 +66,13 @@ def opening_of(stream_id: str | None) -> bytes:
 def error_frame(
     error: PlatformError, opening: bytes, *, code: str = "", request_id: str = ""
 ) -> bytes:
-    """Return the frame of a refused request, in the form of OpenAI's SDKs.
+    """Return the frame that reports a refused request, in the form that OpenAI's SDKs expect.
 
     Args:
         error: Reason of the refusal.
         opening: Beginning of the JSON, see `frames_of`.
-        code: Replaces the error's own code.
-        request_id: Id of the request; empty: there was none.
+        code: Code to show instead of the error's own code; empty to show the error's own.
+        request_id: Id of the request; empty if there is none.
     """
     headers = {"x-request-id": request_id} if request_id else {}
     if error.retry_after_s is not None:

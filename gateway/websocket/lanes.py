@@ -1,7 +1,4 @@
-"""The order of a socket's requests: one after the other in a stream, streams beside each other.
-
-Pure.
-"""
+"""Orders the requests of a socket: sequentially per stream, with streams in parallel. Pure."""
 
 from collections import deque
 from typing import Generic, TypeVar
@@ -9,31 +6,40 @@ from typing import Generic, TypeVar
 from gateway.server.body import BodyBudget
 from sluice.errors import ErrorCode, RejectedError
 
-STREAMS_MAX = 64  # with requests, per socket
-WAITING_MAX = 128  # requests of one socket that wait for the one before
+STREAMS_MAX = 64  # concurrent streams per socket
+WAITING_MAX = 128  # queued requests per socket
 WAITING_BYTES_MAX = 8 << 20
 
 _Wanted = TypeVar("_Wanted")
 
 
 class Lanes(Generic[_Wanted]):
-    """The requests of one socket that have not ended."""
+    """The running and queued requests of one socket."""
 
     def __init__(self, budget: BodyBudget) -> None:
-        """Start empty; `budget` bounds the waiting bytes of all sockets of the worker."""
+        """Start empty; `budget` bounds the queued bytes of all sockets of the worker."""
         self._budget = budget
         self._lanes: dict[str | None, deque[tuple[_Wanted, int]]] = {}
         self._waiting = self._bytes = 0
 
     @property
     def open(self) -> int:
-        """Number of streams with requests."""
+        """Number of streams with running requests."""
         return len(self._lanes)
 
     def add(self, stream_id: str | None, wanted: _Wanted, size: int) -> bool:
-        """Take a request of this many bytes; return whether its stream begins with it.
+        """Add a request to its stream.
 
-        RejectedError: too many are under way, or wait.
+        Args:
+            stream_id: Name of the stream; None for the unnamed stream.
+            wanted: The request.
+            size: Bytes of the request.
+
+        Returns:
+            True if the request can start now; False if it was queued behind its stream's others.
+
+        Raises:
+            RejectedError: The socket has too many streams or too many queued requests.
         """
         lane = self._lanes.get(stream_id)
         if lane is None:
@@ -50,7 +56,7 @@ class Lanes(Generic[_Wanted]):
         return False
 
     def next(self, stream_id: str | None) -> _Wanted | None:
-        """Return the request that follows one that has ended; None: the stream has no more."""
+        """Return the next request of a stream after one has ended; None if no more are queued."""
         lane = self._lanes[stream_id]
         if not lane:
             del self._lanes[stream_id]

@@ -1,7 +1,7 @@
-"""The output of one socket: all frames of one turn of the event loop are one write.
+"""The output of one socket: all frames of one turn of the event loop are sent in one write.
 
-A router's message has the tokens of an engine step for all answers of this worker, and is
-distributed in one turn. So a socket with fifty streams pays one write for a step, not fifty.
+A router's message contains the tokens of one engine step for all answers of this worker, which are
+distributed in one turn. So a socket with fifty streams costs one write per step instead of fifty.
 """
 
 import asyncio
@@ -14,12 +14,12 @@ _DELTA_END = b'"}'
 
 
 class SocketOutbox:
-    """The output of one socket; takes whole frames."""
+    """Collects complete frames for one socket, and sends them."""
 
     __slots__ = ("_call_soon", "_frames", "_is_due", "_transport")
 
     def __init__(self, transport: asyncio.WriteTransport) -> None:
-        """Prepare; no other writer may send text over the transport."""
+        """Prepare; nothing else may write text frames to the transport."""
         self._transport = transport
         self._call_soon = asyncio.get_running_loop().call_soon
         self._frames: list[bytes] = []
@@ -27,11 +27,11 @@ class SocketOutbox:
 
     @property
     def waiting_bytes(self) -> int:
-        """Bytes that the client has not read."""
+        """Bytes that the client has not read yet."""
         return self._transport.get_write_buffer_size()
 
     def add(self, frames: bytes) -> None:
-        """Send frames, at the end of this turn of the loop."""
+        """Send frames at the end of this turn of the event loop."""
         self._frames.append(frames)
         if not self._is_due:
             self._is_due = True
@@ -42,7 +42,7 @@ class SocketOutbox:
         self._is_due = False
         frames, self._frames = self._frames, []
         if frames and not self._transport.is_closing():
-            with suppress(RuntimeError):  # uvloop's connection is closed: its end is on its way
+            with suppress(RuntimeError):  # uvloop: the connection was just closed
                 self._transport.write(b"".join(frames))
 
     def cut(self) -> None:
@@ -52,7 +52,7 @@ class SocketOutbox:
 
 
 class SocketSink(asyncio.WriteTransport):
-    """Takes the events of one response, and sends them as frames."""
+    """Accepts the events of one response like a transport, and sends them as frames."""
 
     def __init__(self, outbox: SocketOutbox, opening: bytes) -> None:
         """Prepare; for `opening` see `frames_of`."""
@@ -62,14 +62,14 @@ class SocketSink(asyncio.WriteTransport):
         self._delta_head = self._delta_opening = b""
 
     def take_delta(self, head: bytes, rest: bytes) -> None:
-        """See `DeltaSink`; all but a delta's number and text is made once."""
+        """See `DeltaSink`; only the number and text of a delta are encoded per call."""
         if head is not self._delta_head:
             self._delta_head = head
             self._delta_opening = payload_opening(head, self._opening)
         self._outbox.add(text_frame(b"".join((self._delta_opening, rest, _DELTA_END))))
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Take bytes in place of a socket."""
+        """Send events as frames; the HTTP head before the first event is dropped."""
         events = bytes(data)
         if not self._is_behind_head:
             self._is_behind_head = True
@@ -78,14 +78,14 @@ class SocketSink(asyncio.WriteTransport):
             self._outbox.add(frames_of(events, self._opening))
 
     def get_write_buffer_size(self) -> int:
-        """Return the unread bytes of all streams together."""
+        """Return the unread bytes of all streams of the socket."""
         return self._outbox.waiting_bytes
 
     def is_closing(self) -> bool:
-        """Return whether writes are ignored from now on."""
+        """Return whether further writes are ignored."""
         return self._is_closed
 
     def abort(self) -> None:
-        """End the socket: its client does not read."""
+        """End the whole socket, because its client does not read."""
         self._is_closed = True
         self._outbox.cut()

@@ -1,7 +1,7 @@
-"""One WebSocket: its requests, each answered like a request over HTTP.
+"""One WebSocket session: each of its requests is answered like a request over HTTP.
 
-A request of the socket is a request of this worker to itself, on behalf of the caller who has
-opened the socket. So key, limits, guards, usage and traces are those of HTTP.
+Each request of the socket is run as an in-process request of the caller who opened the socket. So
+authentication, limits, guards, usage and traces work as over HTTP.
 """
 
 import asyncio
@@ -30,9 +30,9 @@ from sluice.errors import BadRequestError, ErrorCode, PlatformError, RejectedErr
 log = structlog.get_logger(__name__)
 
 ENDPOINT = "/v1/responses"
-SOCKET_S = 3600.0  # a socket takes requests for this long
-LAST_S = 600.0  # running responses may go on for this long
-_STRAY_BYTES = 4096  # of frames around messages, and of control frames between two
+SOCKET_S = 3600.0  # seconds for which a socket accepts requests
+LAST_S = 600.0  # further seconds in which running responses may end
+_STRAY_BYTES = 4096  # bytes of frame heads around a message, and of control frames between messages
 _CLOSE_S = 5.0
 _MESSAGES = frozenset({WSMsgType.TEXT, WSMsgType.BINARY})
 _EXPIRED = "websocket_connection_limit_reached"
@@ -46,7 +46,7 @@ Answer = Callable[
 
 
 class SocketSession:
-    """An open socket."""
+    """The session of an open socket."""
 
     def __init__(
         self,
@@ -63,12 +63,12 @@ class SocketSession:
 
         Args:
             socket: The socket.
-            request: Request that has opened it.
-            answer: Answers one of its requests.
-            caller: Returns the caller by the request's key, as it is now.
+            request: Request that opened the socket.
+            answer: Answers one request of the socket.
+            caller: Authenticates the socket's key again, and returns the caller.
             counts: Counts answered requests.
-            turns: Responses that are not stored.
-            budget: Budget of the worker for unfinished bodies.
+            turns: Responses of this socket that are stored nowhere.
+            budget: The worker's byte budget of unfinished messages.
         """
         transport = request.transport
         assert transport is not None
@@ -86,7 +86,7 @@ class SocketSession:
         self._timer = asyncio.get_running_loop().call_later(SOCKET_S, self._expire)
 
     async def run(self) -> None:
-        """Answer requests until the client closes the socket, or it is to end."""
+        """Answer requests until the client or the server closes the socket."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 self._tasks = tasks
@@ -104,10 +104,11 @@ class SocketSession:
             self._unread = 0
 
     def note_bytes(self, size: int) -> bool:
-        """Note received bytes of a message; return whether the message is still wanted.
+        """Note received bytes of a message; return whether the message is still read.
 
-        A message has bounds of size and time, as a body has. Bytes behind a message that is too
-        large are dropped unread: closing at once would keep its client from reading the reason.
+        A message has a maximum size and a minimum speed, like a body over HTTP. The rest of a
+        message that is too large is received and dropped, because the client could not read the
+        reason if the socket were closed at once.
         """
         now_s = time.monotonic()
         if self._is_deaf:
@@ -131,7 +132,7 @@ class SocketSession:
         return True
 
     def drain(self) -> None:
-        """End the socket after its running responses; the client is to connect anew."""
+        """Close the socket after its running responses, so that the client connects anew."""
         text = "The server is stopping; connect again, and another one answers."
         error = RejectedError(ErrorCode.DRAINING, text, retry_after_s=1.0)
         self._refuse_all(_SocketEnd(WSCloseCode.SERVICE_RESTART, error))
@@ -159,7 +160,7 @@ class SocketSession:
             self._close(self._end.close_code)
 
     def _close(self, code: int) -> None:
-        """Send the close frame; the client has a while to answer with its own."""
+        """Send the close frame, and give the client a few seconds to answer it."""
         if not self._is_closed:
             self._is_closed = True
             self._outbox.add(close_frame(code))
@@ -174,7 +175,7 @@ class SocketSession:
             self._budget.release(self._unread)
             self._unread = 0
             if self._is_closed and message.type in _MESSAGES:
-                continue  # its client did not know yet
+                continue  # the client had not yet received the close frame
             if message.type is WSMsgType.TEXT:
                 await self._take(cast("bytes", message.data))
             elif message.type is WSMsgType.BINARY:
@@ -210,19 +211,19 @@ class SocketSession:
     def _refuse(
         self, error: PlatformError, stream_id: str | None, code: str = "", number: int = 0
     ) -> None:
-        """Report a message that is not answered at all; without a named stream, the latest one."""
+        """Send an error for a message that is not answered; its number is the latest by default."""
         request_id = f"{identity_of(self._request).request_id}-{number or self._number}"
         self._counts.note(ENDPOINT, error.status, error.code, request_id, time.monotonic())
         self._outbox.add(
             error_frame(error, opening_of(stream_id), code=code, request_id=request_id)
         )
         if self._outbox.waiting_bytes > BUFFER_BYTES_MAX:
-            self._outbox.cut()  # it asks, and does not read
+            self._outbox.cut()  # the client sends requests without reading answers
 
     # --- answers ----------------------------------------------------------------------------
 
     async def _work(self, stream_id: str | None, first: "_Work") -> None:
-        """Answer the requests of one stream, one after the other."""
+        """Answer the requests of one stream sequentially."""
         work: _Work | None = first
         del first
         is_first = True
@@ -238,7 +239,7 @@ class SocketSession:
         self._close_if_idle()
 
     async def _answer(self, work: "_Work", stream_id: str | None) -> None:
-        """Answer one request; its failure does not end the socket."""
+        """Answer one request; an error is sent to the client without ending the socket."""
         opening, started_at_s = opening_of(stream_id), time.monotonic()
         identity = identity_of_part(self._request, work.number)
         sink = SocketSink(self._outbox, opening)
@@ -256,13 +257,14 @@ class SocketSession:
         except (asyncio.CancelledError, ConnectionError):
             self._note(request, ErrorCode.CLIENT_CLOSED, started_at_s)
             raise
-        except Exception:  # the outermost place: no socket is lost
+        except Exception:  # the outermost edge: one failed request must not end the socket
             log.exception("socket_request_failed", request_id=identity.request_id)
             error = PlatformError(ErrorCode.INTERNAL, "The server had an error; try again.")
         if error is None:
             self._note(request, None, started_at_s)
             return
-        if error.status not in _PASSING:  # it may be asked for again as it is
+        # After a temporary refusal the client may send the request again.
+        if error.status not in _PASSING:
             self._turns.forget(continued)
         self._note(request, error.code, started_at_s)
         code = _LOST if _is_lost(error) else ""
@@ -270,7 +272,7 @@ class SocketSession:
         self._outbox.add(frame)
 
     def _note(self, request: web.Request, code: ErrorCode | None, started_at_s: float) -> None:
-        """Count a request that has ended; `code` is the error that it ended with."""
+        """Count an ended request; `code` is its error, or None if it succeeded."""
         status = 200 if code is None else code.policy.status
         outcome = outcome_of(request, status) if code is None else code
         request_id = identity_of(request).request_id
@@ -278,10 +280,10 @@ class SocketSession:
 
 
 class _SocketEnd(NamedTuple):
-    """The reason why a socket takes no more requests: its close code, and its error.
+    """The reason why a socket accepts no more requests: a close code and an error.
 
     Attributes:
-        code: Replaces the error's own code; empty: keep it.
+        code: Code to show instead of the error's own code; empty to show the error's own.
     """
 
     close_code: int
@@ -290,7 +292,7 @@ class _SocketEnd(NamedTuple):
 
 
 class _Work(NamedTuple):
-    """A request: its body, the body's bytes, and its place among the socket's requests."""
+    """A request of a socket: its parsed body, its size in bytes, and its number in the socket."""
 
     wanted: CreateMessage
     size: int

@@ -1,1 +1,1 @@
-"""The cost of the fleet by tenant: prices, the division of paid hours, break-even."""
+"""The cost of the fleet by tenant: prices, division of paid hours, and break-even with APIs."""

@@ -1,10 +1,11 @@
-"""The volumes at which an own fleet is cheaper than an API; pure.
+"""The token volumes at which running an own fleet is cheaper than an API. Pure.
 
-A fleet grows by whole replicas, an API's bill by tokens. With R the price of a replica-month, C the
-tokens that it serves in a month, p the API's price of a token and q = R / p the volume at which the
-API's bill has reached one replica: n replicas are cheaper for volumes from n * q to n * C. So there
-is a break-even exactly if q < C, the first at q. When n replicas are full, n + 1 are not cheaper at
-once unless n * C >= (n + 1) * q: from N = ceil(q / (C - q)) replicas on, no gap is left.
+The cost of a fleet grows by whole replicas, the bill of an API by tokens. Let R be the price of a
+replica-month, C the tokens that a replica serves in a month, p the API's price per token, and
+q = R / p the volume at which the API's bill equals one replica. Then n replicas are cheaper for
+volumes from n * q to n * C. So there is a break-even exactly if q < C, the first one at q. When n
+replicas are full, n + 1 replicas are only cheaper at once if n * C >= (n + 1) * q. From
+N = ceil(q / (C - q)) replicas on, the fleet is therefore cheaper at every volume.
 """
 
 import math
@@ -15,15 +16,16 @@ MONTH_HOURS = 730.0
 
 @dataclass(frozen=True, slots=True)
 class BreakEven:
-    """The token volumes at which an own fleet costs as much as an API, for the measured mix.
+    """The token volumes at which a fleet costs as much as an API, for the measured token mix.
 
     Attributes:
-        utilisation: Share of paid time that is busy.
-        own_per_million: Cost of 1M tokens on full replicas at that utilisation, in the currency.
-        api_per_million: The API's price of 1M tokens of the same mix, in the currency.
+        utilisation: Share of paid time in which replicas are busy.
+        own_per_million: Cost of 1M tokens on fully loaded replicas at that utilisation.
+        api_per_million: The API's price of 1M tokens of the same mix.
         replica_tokens: Tokens that one replica serves in a month at that utilisation.
-        first_tokens: Volume per month from which one replica is cheaper; None: it never is.
-        always_tokens: Volume per month from which the fleet is cheaper at every volume.
+        first_tokens: Tokens per month from which one replica is cheaper; None if it never is.
+        always_tokens: Tokens per month from which the fleet is cheaper at every volume; None if
+            there is no such volume.
     """
 
     utilisation: float
@@ -36,7 +38,7 @@ class BreakEven:
 
 @dataclass(frozen=True, slots=True)
 class AtVolume:
-    """The fleet's replicas and bill, and the API's bill, for a month of this many tokens."""
+    """The replicas and the bill of the fleet, and the API's bill, at a monthly token volume."""
 
     tokens: float
     replicas: int
@@ -45,14 +47,14 @@ class AtVolume:
 
     @property
     def is_own_cheaper(self) -> bool:
-        """Whether the own fleet is cheaper."""
+        """Whether the own fleet is cheaper than the API."""
         return self.own < self.api
 
 
 def break_even(
     tokens_per_busy_hour: float, utilisation: float, replica_hour: float, api_per_million: float
 ) -> BreakEven:
-    """Compare the two; the tokens of a busy hour are taken as measured at any utilisation.
+    """Return the break-even; a busy hour is assumed to serve the same tokens at any utilisation.
 
     Args:
         tokens_per_busy_hour: Tokens that one replica serves in a busy hour; above 0.
@@ -71,7 +73,7 @@ def break_even(
 
 
 def at_volume(even: BreakEven, tokens: float) -> AtVolume:
-    """Return both bills for a month of this many tokens."""
+    """Return the bills of fleet and API for a month of this many tokens."""
     replicas = max(1, math.ceil(tokens / even.replica_tokens))
     own = replicas * even.own_per_million * even.replica_tokens / 1e6
     return AtVolume(tokens, replicas, own, even.api_per_million * tokens / 1e6)

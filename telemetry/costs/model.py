@@ -1,15 +1,16 @@
-"""Divides the price of paid pool-hours among tenants by the work of their requests; pure.
+"""Divides the price of paid pool-hours among tenants by the work of their requests. Pure.
 
-An hour of a pool has a price, whether it is used or not. The share of its accelerators' time in
-which their replicas had a request is *busy*, the rest is *idle*. The busy part is divided among the
-requests by their least device time (a roofline: prefill is bound by compute, decode by memory):
+An hour of a pool has a price, whether the pool is used or not. The share of its accelerators' time
+in which their replicas had a request is *busy*, the rest is *idle*. The busy part is divided among
+the requests by their minimum device time (roofline model: prefill is bound by compute, decode by
+memory bandwidth):
 
     least_s = 2 * parameters * uncached prompt tokens / peak
             + output tokens / batch * weights / bandwidth
             + KV bytes per token * (tokens attended to + cached tokens) / bandwidth
 
-with the peak and bandwidth of all accelerators of a replica; `batch` is the mean number of requests
-that a busy replica of the pool had in that hour. A cached token costs one read of its KV.
+Peak and bandwidth are those of all accelerators of a replica. `batch` is the mean number of
+requests that a busy replica of the pool had in that hour. A cached token costs one read of its KV.
 """
 
 from collections import defaultdict
@@ -26,12 +27,13 @@ HOUR_MS = 3_600_000
 class Work:
     """The work that a pool did for one tenant and model within an hour.
 
-    A request that runs over an hour counts in both, by its time in each; so counts are fractions.
+    A request that spans two hours is divided between them by its time in each, so that counts are
+    fractions.
 
     Attributes:
         start_ms: Unix time of the hour.
-        is_copy: Whether the requests were copies for a shadow stage, which no tenant pays.
-        attended_tokens: Sum over output tokens of the tokens before them.
+        is_copy: Whether the requests were copies for a shadow stage, which no tenant pays for.
+        attended_tokens: Sum over output tokens of the number of tokens before each.
     """
 
     start_ms: int
@@ -48,7 +50,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Busy:
-    """The time in an hour in which the replicas of a pool had requests.
+    """The time within an hour in which the replicas of a pool had requests.
 
     Attributes:
         start_ms: Unix time of the hour.
@@ -64,13 +66,13 @@ class Busy:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """The hours of accelerators and replicas that a pool held within one clock hour.
+    """The hours of accelerators and replicas that were assigned to a pool within one clock hour.
 
     Attributes:
         start_ms: Unix time of the hour.
-        accelerator_hours: Hours of the accelerators that replicas were assigned.
-        unassigned_hours: Replica-hours of replicas without assigned accelerators; the price list
-            gives the number of accelerators of each.
+        accelerator_hours: Hours of the accelerators that were assigned to replicas.
+        unassigned_hours: Replica-hours of replicas without assigned accelerators, whose number
+            comes from the price list.
     """
 
     start_ms: int
@@ -79,20 +81,20 @@ class Recorded:
     unassigned_hours: float
 
     def paid_hours(self, accelerators_per_replica: int) -> float:
-        """Return accelerator-hours."""
+        """Return the total accelerator-hours."""
         return self.accelerator_hours + self.unassigned_hours * accelerators_per_replica
 
 
 @dataclass(frozen=True, slots=True)
 class CostLine:
-    """A row of the costs.
+    """One row of the costs.
 
     Attributes:
         work: Work of the row; zero for idle rows.
         busy_micros: Cost of busy time, divided by work, in millionths of the currency.
-        idle_micros: Cost of time without requests, on idle rows or spread over the others, in
-            millionths of the currency.
-        is_idle: Whether the row is idle time of no tenant.
+        idle_micros: Cost of time without requests, in millionths of the currency; on idle rows, or
+            spread over the other rows.
+        is_idle: Whether the row is idle time, which belongs to no tenant.
     """
 
     work: Work
@@ -102,23 +104,23 @@ class CostLine:
 
     @property
     def micros(self) -> int:
-        """The whole cost, in millionths of the currency."""
+        """The total cost, in millionths of the currency."""
         return self.busy_micros + self.idle_micros
 
 
 @dataclass(frozen=True, slots=True)
 class PoolCost:
-    """The cost of a pool over the whole span.
+    """The cost of a pool over the whole time range.
 
     Attributes:
         paid_hours: Accelerator-hours.
-        paid_by: Source of the paid hours: `list`, the price list; `given`, the caller; `recorded`,
-            the control
-            plane.
-        busy_hours: Paid hours with requests, as measured.
-        unpaid_hours: Busy hours beyond the paid ones: the price list has too few replicas.
-        least_hours: Least hours for the same work by the accelerators' data sheets.
-        batch: Mean number of requests of a replica while it was busy.
+        paid_by: Source of the paid hours: `list` for the price list, `given` for the caller,
+            `recorded` for the control plane.
+        busy_hours: Measured accelerator-hours with requests.
+        unpaid_hours: Busy hours in excess of the paid hours, if the price list has too few
+            replicas.
+        least_hours: Minimum hours for the same work by the accelerators' data sheets.
+        batch: Mean number of requests on a busy replica.
     """
 
     pool_id: str
@@ -135,10 +137,10 @@ class PoolCost:
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """The costs of a span.
+    """The costs of a time range.
 
     Attributes:
-        lines: Rows of the answer, whose micros add up to those of the pools.
+        lines: Rows of the answer; their costs add up to the costs of the pools.
         unpriced_requests: Number of requests by pool, for pools that are not in the price list.
     """
 
@@ -148,9 +150,10 @@ class Costs:
 
 
 def split(total: int, weights: Sequence[float]) -> list[int]:
-    """Divide an integer by weights, of which one is above 0; the parts add up to it exactly.
+    """Divide an integer in proportion to weights; the parts add up to the integer exactly.
 
-    Each part is less than 1 from its true share: running sums are rounded, not the shares.
+    At least one weight has to be above 0. Each part differs from its exact share by less than 1,
+    because the running sums are rounded instead of the shares.
     """
     sums = list(accumulate(weights))
     ends = [round(total * (reached / sums[-1])) for reached in sums]
@@ -158,7 +161,7 @@ def split(total: int, weights: Sequence[float]) -> list[int]:
 
 
 def least_s(work: Work, pool: PricedPool, kind: AcceleratorPrice, batch: float) -> float:
-    """Return the least device time of a replica for some work (see the module)."""
+    """Return the minimum device time of a replica for some work (see the module's formula)."""
     peak = kind.tflops * 1e12 * pool.accelerators_per_replica
     bandwidth = kind.memory_bandwidth_gb_s * 1e9 * pool.accelerators_per_replica
     weight_bytes = pool.parameters * pool.bytes_per_parameter
@@ -175,17 +178,17 @@ def costs(
     paid_hours: Mapping[str, float] | None = None,
     recorded: Iterable[Recorded] = (),
 ) -> Costs:
-    """Divide the paid cost of a span.
+    """Divide the paid cost of a time range among the work done in it.
 
     Args:
-        prices: Price list with the paid pools; work of other pools is not divided.
-        busy: Busy times, at most one for an hour and pool.
-        works: Work, any number for an hour and pool.
-        span_ms: Unix times; the first and last hour may be parts.
-        paid_hours: Accelerator-hours of a pool in the span, spread evenly over it, in place of the
-            price list's.
-        recorded: Recorded hours, at most one for an hour and pool, for pools without hours from
-            list or caller.
+        prices: Price list with the paid pools; work on other pools is not divided.
+        busy: Busy times, at most one per hour and pool.
+        works: Work, any number of rows per hour and pool.
+        span_ms: Time range in Unix ms; its first and last hour may be partial.
+        paid_hours: Accelerator-hours by pool to use instead of the price list's, spread evenly
+            over the time range.
+        recorded: Recorded hours, at most one per hour and pool, for pools without hours in
+            `prices` and `paid_hours`.
     """
     hours = _hours(*span_ms)
     busy_by = {(it.pool_id, it.start_ms): it for it in busy}
@@ -219,7 +222,7 @@ def costs(
 
 
 def spread_idle(lines: Sequence[CostLine]) -> list[CostLine]:
-    """Spread each pool's idle cost over its users, by their costs; unused pools stay idle."""
+    """Spread each pool's idle cost over its users by their busy costs; unused pools stay idle."""
     by_pool: dict[str, list[CostLine]] = defaultdict(list)
     for line in lines:
         by_pool[line.work.pool_id].append(line)
@@ -237,7 +240,7 @@ def spread_idle(lines: Sequence[CostLine]) -> list[CostLine]:
 
 
 def _hours(from_ms: int, to_ms: int) -> dict[int, tuple[int, int]]:
-    """Return the hours of a span, each with its part inside the span."""
+    """Return the hours of a time range by start, each with its part within the range."""
     first = from_ms // HOUR_MS * HOUR_MS
     return {
         start: (max(start, from_ms), min(start + HOUR_MS, to_ms))
@@ -252,7 +255,7 @@ def _paid(
     given: float | None,
     recorded: Mapping[tuple[str, int], Recorded],
 ) -> tuple[str, dict[int, float]]:
-    """Return the source of the paid hours, and the accelerator-hours of each hour."""
+    """Return the source of the paid hours, and the accelerator-hours by hour."""
     if given is not None:
         each = given / sum(end - begin for begin, end in hours.values())
         return "given", {start: each * (end - begin) for start, (begin, end) in hours.items()}
@@ -268,7 +271,7 @@ def _paid(
 def _hour(
     prices: Prices, busy: Busy, works: Sequence[Work], micros: int, paid_hours: float
 ) -> tuple[list[CostLine], float]:
-    """Return the rows of an hour of a pool, and its least accelerator-hours."""
+    """Return the rows of a pool in one hour, and the minimum accelerator-hours of its work."""
     pool, kind = prices.pools[busy.pool_id], prices.accelerator_of(busy.pool_id)
     each = pool.accelerators_per_replica
     batch = busy.request_s / busy.busy_s if busy.busy_s > 0 else 1.0

@@ -1,6 +1,6 @@
-"""The price list: prices and figures of accelerators, and prices of APIs for comparison.
+"""The price list: prices and data of accelerators, and prices of APIs for comparison.
 
-Money is counted in millionths of the currency, as integers, so that parts add up to their whole.
+Money is stored as integer millionths of the currency, so that parts add up exactly.
 """
 
 import json
@@ -33,7 +33,7 @@ _HINTS = {
 
 
 class PricesError(ValueError):
-    """An invalid price list; one line per mistake."""
+    """The price list is invalid; the text has one line per mistake."""
 
 
 class _Part(BaseModel):
@@ -102,7 +102,7 @@ class PricedPool(_Part):
         return replicas
 
     def accelerator_hours(self, from_ms: int, to_ms: int) -> float:
-        """Return the paid accelerator-hours of a span by the list; Unix times."""
+        """Return the paid accelerator-hours of a time range by the price list, in Unix ms."""
         assert self.replicas is not None, "the control plane knows"
         steps = [(round(it.since.timestamp() * 1000), it.replicas) for it in self.replicas]
         ends = [begin_ms for begin_ms, _ in steps[1:]] + [to_ms]
@@ -127,7 +127,7 @@ class ApiPrice(_Part):
     output_per_million: _Price
 
     def cost_micros(self, uncached: float, cached: float, output: float) -> int:
-        """Return the price of this many tokens, in millionths of the currency."""
+        """Return the price of token counts, in millionths of the currency."""
         return round(
             float(self.prompt_per_million) * uncached
             + float(self.cached_per_million) * cached
@@ -163,7 +163,7 @@ class Prices(_Part):
 
     @property
     def recorded_pools(self) -> list[str]:
-        """The pools whose paid hours come from the control plane."""
+        """Ids of the pools whose paid hours come from the control plane's records."""
         return [name for name, pool in self.pools.items() if pool.replicas is None]
 
     @property
@@ -180,14 +180,14 @@ class Prices(_Part):
 
 
 def parse_prices(text: str, *, is_json: bool = False) -> Prices:
-    """Read a price list in TOML or JSON.
+    """Parse a price list in TOML or JSON.
 
     Raises:
-        PricesError: The list has mistakes; each is named with its field and the fix.
+        PricesError: The list has mistakes; the text names each field and its remedy.
     """
     try:
         found: Any = json.loads(text) if is_json else tomllib.loads(text)
-    except ValueError as error:  # of both parsers
+    except ValueError as error:  # raised by both parsers
         raise PricesError(f"is no {'JSON' if is_json else 'TOML'}: {error}") from None
     try:
         return Prices.model_validate(found)
@@ -197,7 +197,10 @@ def parse_prices(text: str, *, is_json: bool = False) -> Prices:
 
 
 def read_prices(path: Path) -> Prices:
-    """Read a file, JSON by its name or else TOML; PricesError: each line names the file."""
+    """Read a price list, as JSON if the file's name ends in .json, otherwise as TOML.
+
+    Raises PricesError, with the file's name in each line, if the file is not a valid price list.
+    """
     try:
         return parse_prices(path.read_text(encoding="utf-8"), is_json=path.suffix == ".json")
     except OSError as error:

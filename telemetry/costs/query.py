@@ -1,4 +1,4 @@
-"""Queries that read the busy time of pools and the work of requests from the trace store."""
+"""Reads the busy time of pools and the work of requests from the trace store."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -18,8 +18,9 @@ _DEFAULT_MS = 86_400_000
 _TOO_MANY_ROWS = 396
 _BY = ("pool", "model", "tenant", "hour")
 
-# A request is on its replica from the end of its queue to its end, and counts in each hour by its
-# time there; the longest that an event can tell of is 72 minutes. FINAL: one row per event.
+# A request occupies its replica from the end of its queueing to its end. It counts in each hour by
+# its share of time there; the longest time that an event can contain is 72 minutes. FINAL makes
+# one row per event.
 SPANS = """
     SELECT *, greatest(0, least(end_ms, (bucket + 1) * 3600000, {to_ms:Int64})
             - greatest(begin_ms, bucket * 3600000, {from_ms:Int64})) AS inside_ms,
@@ -47,7 +48,7 @@ LIMITS = f"""
 SETTINGS max_execution_time = 25, do_not_merge_across_partitions_select_final = 1,
     max_result_rows = {ROWS_MAX}, result_overflow_mode = 'throw'
 """
-# A request's part in an hour.
+# The share of a request that belongs to one hour.
 PARTS = """sum(share) AS requests, sum(uncached * share) AS uncached_tokens,
     sum(cached * share) AS cached_tokens, sum(output * share) AS output_tokens,
     sum(attended * share) AS attended_tokens"""
@@ -74,12 +75,12 @@ ORDER BY start_ms, pool_id
 
 
 def cost_query(query: params.Query, now_ms: int) -> CostQuery:
-    """Return the query in a request's parameters; the default is the last day by model.
+    """Return the query for a request's parameters; by default the last day by model.
 
     Raises:
-        BadRequestError: A parameter is invalid, or the span is longer than 100 days.
+        BadRequestError: A parameter is invalid, or the time range is longer than 100 days.
     """
-    to_ms = min(now_ms, params.moment_ms(query, "to", default_ms=now_ms))  # nothing is known beyond
+    to_ms = min(now_ms, params.moment_ms(query, "to", default_ms=now_ms))  # the future has no data
     from_ms = params.moment_ms(query, "from", default_ms=max(0, to_ms - _DEFAULT_MS))
     if not 0 < to_ms - from_ms <= RANGE_MS_MAX:
         raise BadRequestError(
@@ -96,11 +97,11 @@ def cost_query(query: params.Query, now_ms: int) -> CostQuery:
 
 
 async def measured(store: Store, span_ms: tuple[int, int]) -> Measured:
-    """Return busy times and work of a span.
+    """Return the busy times and the work of a time range.
 
     Raises:
-        BadRequestError: More than `ROWS_MAX` rows.
-        STORE_ERRORS: ClickHouse is away.
+        BadRequestError: The result has more than `ROWS_MAX` rows.
+        STORE_ERRORS: ClickHouse cannot be reached.
     """
     span = {"from_ms": span_ms[0], "to_ms": span_ms[1]}
     busy, works = await with_bounded_rows(store, (_BUSY, _WORK), span)
@@ -113,8 +114,8 @@ async def with_bounded_rows(
     """Return the rows of each query.
 
     Raises:
-        BadRequestError: One of them has more than `ROWS_MAX` rows.
-        STORE_ERRORS: ClickHouse is away.
+        BadRequestError: A result has more than `ROWS_MAX` rows.
+        STORE_ERRORS: ClickHouse cannot be reached.
     """
     try:
         return [await store.query(query, parameters) for query in queries]

@@ -1,4 +1,4 @@
-"""Replica-hours recorded by the control plane, read for each query of costs."""
+"""Reads the replica-hours that the control plane has recorded, for each query of costs."""
 
 import asyncio
 from datetime import UTC, datetime
@@ -12,13 +12,13 @@ from sluice.errors import ErrorCode, RejectedError
 from sluice.identity import CertificateRole
 from telemetry.costs.model import HOUR_MS, Recorded
 
-_DEADLINE_S = 8.0  # of all pages; each takes the control plane at most 4 s
+_DEADLINE_S = 8.0  # seconds for all pages; the control plane takes at most 4 s per page
 _PAGE_ROWS = 10_000
 _ROWS_MAX = 100_000
 
 
 class _HoursRow(BaseModel):
-    """A row of `GET /v1/replica-hours`; a newer control plane may send more fields."""
+    """A row of `GET /v1/replica-hours`; unknown fields of newer control planes are ignored."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -37,14 +37,14 @@ class _Page(BaseModel):
 
 
 class RecordedHours:
-    """A client of the control plane; open it with `async with`."""
+    """A client of the control plane's replica-hours; has to be opened with `async with`."""
 
     def __init__(self, url: str, key: str) -> None:
         """Prepare.
 
         Args:
-            url: http(s)://host:port of its REST; empty: there is none.
-            key: Admin key of a viewer.
+            url: http(s)://host:port of the control plane's REST API; empty if there is none.
+            key: Admin key with the viewer role.
         """
         self._url = url.rstrip("/")
         self._key = key
@@ -61,11 +61,11 @@ class RecordedHours:
             await self._session.close()
 
     async def of(self, span_ms: tuple[int, int]) -> list[Recorded]:
-        """Return the held hours of a span by pool.
+        """Return the recorded hours of a time range, by hour and pool.
 
         Raises:
-            RejectedError: The control plane is away, slow, or answers with an error; the message
-                names the fix.
+            RejectedError: The control plane cannot be reached, is too slow, or answers with an
+                error; the text names the remedy.
         """
         if not self._url:
             raise _unknown("TELEMETRY__CONTROL_PLANE_URL is not set")

@@ -1,6 +1,6 @@
-"""The answer of `GET /v1/costs`, from measured work and a price list; pure.
+"""Builds the answer of `GET /v1/costs` from measured work and a price list. Pure.
 
-The command line computes the same from prices of its own, so this module needs no trace store.
+The command line computes the same with its own prices, so this module needs no trace store.
 """
 
 from collections import defaultdict
@@ -25,16 +25,16 @@ from telemetry.costs.prices import MICRO, Prices
 
 @dataclass(frozen=True, slots=True)
 class CostQuery:
-    """A query for costs: the span, the grouping, and the options of break-even.
+    """A query for costs: the time range, the grouping, and the options of break-even.
 
     Attributes:
-        span_ms: Unix times, not rounded.
-        by: Grouping: one of `pool`, `model`, `tenant`, `hour`.
-        tenant_id: Tenant to show alone; empty: the whole fleet.
-        is_idle_spread: Whether the pool's users share its idle cost.
-        utilisation: Busy share of paid time, for break-even; 0: the measured one.
-        volume_tokens: Tokens per month at which both bills are compared; 0: none.
-        paid_hours: Accelerator-hours by pool, instead of the price list's.
+        span_ms: Time range in Unix ms, not rounded.
+        by: Grouping of the rows, one of `pool`, `model`, `tenant`, `hour`.
+        tenant_id: The only tenant to show; empty to show the whole fleet.
+        is_idle_spread: Whether the idle cost of a pool is spread over its users.
+        utilisation: Busy share of paid time for break-even; 0 for the measured share.
+        volume_tokens: Tokens per month at which the bills are compared; 0 for no comparison.
+        paid_hours: Accelerator-hours by pool to use instead of the price list's.
     """
 
     span_ms: tuple[int, int]
@@ -48,12 +48,12 @@ class CostQuery:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The measured work and busy time of the fleet, without prices.
+    """The measured busy time and work of the fleet, without prices.
 
     Attributes:
         busy: Busy times of pools, by hour.
         works: Work of requests, by hour, pool, tenant and model.
-        recorded: Replica-hours; empty when they were not queried.
+        recorded: Recorded replica-hours; empty if they were not queried.
     """
 
     busy: Sequence[Busy]
@@ -61,7 +61,7 @@ class Measured:
     recorded: Sequence[Recorded] = ()
 
     def as_json(self) -> dict[str, Any]:
-        """Return it as an object of JSON."""
+        """Return the measurements as a JSON object."""
         return {
             "busy": [asdict(it) for it in self.busy],
             "work": [asdict(it) for it in self.works],
@@ -70,7 +70,7 @@ class Measured:
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> "Measured":
-        """Return the result of `as_json` as an object again."""
+        """Return the measurements from a JSON object that `as_json` has returned."""
         return cls(
             [Busy(**it) for it in found["busy"]],
             [Work(**it) for it in found["work"]],
@@ -79,7 +79,7 @@ class Measured:
 
 
 def answer(prices: Prices, found: Measured, query: CostQuery) -> dict[str, Any]:
-    """Return it as an object of JSON."""
+    """Return the answer to a query for costs, as a JSON object."""
     all_costs = costs(
         *(prices, found.busy, found.works, query.span_ms, query.paid_hours), found.recorded
     )
@@ -116,7 +116,7 @@ _NAMES: Mapping[str, Callable[[CostLine], str]] = {
 
 
 def _table(lines: Iterable[CostLine], by: str) -> dict[str, Any]:
-    """Return rows of use, and rows of cost without a user; they add up to the total."""
+    """Return the rows of users, of copies and of idle time, and their total."""
     groups: dict[tuple[str, str], list[CostLine]] = defaultdict(list)
     for line in lines:
         kind = "idle" if line.is_idle else "copies" if line.work.is_copy else "use"
@@ -167,7 +167,7 @@ def _pool_json(pool: PoolCost) -> dict[str, Any]:
 
 
 def _break_even(prices: Prices, found: Costs, query: CostQuery) -> list[dict[str, Any]]:
-    """Compare each used pool with each API, at the measured and at the asked utilisation."""
+    """Compare each used pool with each API, at the measured and at the queried utilisation."""
     told: list[dict[str, Any]] = []
     for pool in found.pools:
         works = [it.work for it in found.lines if it.work.pool_id == pool.pool_id]

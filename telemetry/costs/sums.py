@@ -1,7 +1,7 @@
-"""Costs of whole hours from sums: for pages, which must not read single requests.
+"""Reads costs of whole hours from precomputed sums, for web pages.
 
-Sums are made a day at a time by `telemetry.day_sums`, from all events of the day, and are as old as
-its last round. `telemetry.costs.query` reads events, and misses nothing.
+`telemetry.day_sums` computes the sums a day at a time from all events of the day, so they are as
+old as its last round. `telemetry.costs.query` reads single events and is always up to date.
 """
 
 from typing import Any
@@ -71,13 +71,14 @@ ORDER BY start_ms, pool_id
 
 
 async def summed(store: Store, query: CostQuery) -> tuple[Measured, tuple[int, int], str]:
-    """Return what whole hours took, their span in Unix time, and the time of the sums.
+    """Return the work of whole hours, their time range in Unix ms, and the time of the sums.
 
-    The span ends with the last hour that is summed. Where no hour of it is, events are read.
+    The time range ends with the last hour that has sums. If none of its hours has sums, the work is
+    read from events.
 
     Raises:
-        BadRequestError: More than 100,000 rows.
-        STORE_ERRORS: ClickHouse is away.
+        BadRequestError: The result has more than 100,000 rows.
+        STORE_ERRORS: ClickHouse cannot be reached.
     """
     known = await progress(store)
     made_ms = known.made_ms(_NAME)

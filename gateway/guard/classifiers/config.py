@@ -1,4 +1,4 @@
-"""The classifiers of a gateway: the operator's file that names them, checked before the start."""
+"""The classifiers of a gateway, from the operator's file, which is checked at the start."""
 
 import json
 from pathlib import Path
@@ -56,7 +56,7 @@ class ClassifierEntry(BaseModel):
         return self
 
     def make(self) -> Classifier:
-        """Return the classifier; ClassifiersError: its key cannot be read."""
+        """Return the classifier; ClassifiersError if its key file cannot be read."""
         if self.kind == "http":
             return HttpClassifier(self.url, model=self.model, key=_key(self.key_file))
         if self.kind == "triton":
@@ -65,14 +65,15 @@ class ClassifierEntry(BaseModel):
 
 
 class ClassifiersError(ValueError):
-    """The file is invalid; the message names the place, and never a key."""
+    """The classifiers' file is invalid; the message names the invalid field, but never a key."""
 
 
 def read_classifiers(file: Path | None) -> tuple[ClassifierEntry, ...]:
-    """Return the classifiers of a JSON file, and the shipped one unless the file has its name.
+    """Return the classifiers of a JSON file, and the shipped one unless the file replaces it.
 
     Raises:
-        ClassifiersError: The file cannot be read, or is no list of classifiers with unique names.
+        ClassifiersError: The file cannot be read, or is not a list of classifiers with unique
+            names.
     """
     entries = [] if file is None else _entries(file)
     found = [_entry(entry, f"{file}: {number}") for number, entry in enumerate(entries)]

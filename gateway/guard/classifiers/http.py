@@ -1,4 +1,4 @@
-"""A classifier behind HTTP, in the form of OpenAI's `/v1/moderations`."""
+"""A classifier over HTTP, with the interface of OpenAI's `/v1/moderations`."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -12,15 +12,15 @@ _ANSWER_BYTES_MAX = 4 << 20
 
 
 class HttpClassifier:
-    """Asks one address; the session opens with the first question."""
+    """Sends texts to one URL; the HTTP session is opened with the first request."""
 
     def __init__(self, url: str, *, model: str = "", key: str = "") -> None:
         """Prepare.
 
         Args:
-            url: Address that texts are posted to.
-            model: Model named in each question; empty: none.
-            key: Bearer token; empty: none is sent.
+            url: URL that texts are posted to.
+            model: Model name to send in each request; empty to send none.
+            key: Bearer token; empty to send none.
         """
         self._url = url
         self._model = {"model": model} if model else {}

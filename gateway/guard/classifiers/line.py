@@ -1,4 +1,4 @@
-"""The queue of one classifier: texts in batches, each answered before its deadline or never."""
+"""The queue of one classifier: sends texts in batches, and returns scores before a deadline."""
 
 import asyncio
 from collections import deque
@@ -15,7 +15,7 @@ from gateway.guard.verdicts import Scores
 
 log = structlog.get_logger(__name__)
 
-# Called once with the scores of a text; None: there are none.
+# Called once with the scores of a text, or with None if the text gets no scores.
 OnScores = Callable[[Scores | None], None]
 
 
@@ -27,14 +27,14 @@ class _Question(NamedTuple):
 
 
 class ClassifierLine:
-    """The questions of one worker to one classifier; `run` belongs into a TaskGroup.
+    """The texts of one worker for one classifier; `run` has to run in a TaskGroup.
 
-    A text waits no longer than `timeout_ms`, in the queue and on the wire together. A text that
-    finds the queue full, or a classifier that has just failed several times, gets no scores.
+    A text waits at most `timeout_ms`, including the time in the queue and on the wire. A text gets
+    no scores if the queue is full, or if the classifier has failed several times just before.
     """
 
     def __init__(self, entry: ClassifierEntry, classifier: Classifier, texts: Counter) -> None:
-        """Prepare; `texts` counts by `classifier` and `result`."""
+        """Prepare; `texts` counts texts by the labels `classifier` and `result`."""
         self.entry = entry
         self._classifier = classifier
         self._waiting: deque[_Question] = deque()
@@ -46,7 +46,7 @@ class ClassifierLine:
         )
 
     def judge(self, text: str, answer: OnScores) -> None:
-        """Queue a text; `answer` is called once, from the event loop and never at once."""
+        """Queue a text; `answer` is called once, later, from the event loop."""
         loop = asyncio.get_running_loop()
         now_s = loop.time()
         is_full = len(self._waiting) >= self.entry.queue_texts
@@ -60,7 +60,7 @@ class ClassifierLine:
         self._has_some.set()
 
     async def run(self) -> None:
-        """Send questions until cancelled; then close."""
+        """Send queued texts until cancelled; then close the classifier."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 for _ in range(self.entry.in_flight):
@@ -91,7 +91,7 @@ class ClassifierLine:
             scores = await self._classifier.scores([it.text for it in batch], timeout_s=left_s)
             if len(scores) != len(batch):
                 text = f"scores of {len(scores)} texts, not of {len(batch)}"
-                raise ClassifierError(text)  # noqa: TRY301 - as if it had said so
+                raise ClassifierError(text)  # noqa: TRY301 - as if it had reported this
         except ClassifierError as error:
             self._note_failure(str(error))
             self._failed.inc(len(batch))
@@ -107,7 +107,7 @@ class ClassifierLine:
         self._pause.note(_now_s(), has_failed=True)
 
     def _resolve(self, question: _Question, scores: Scores | None) -> None:
-        """Answer a question, unless its deadline has passed."""
+        """Pass the scores of a text to its callback, unless the text's deadline has passed."""
         if question.timer.cancelled() or question.give_up_at_s <= _now_s():
             return
         question.timer.cancel()

@@ -1,12 +1,12 @@
-"""The pause before a failing classifier is asked again, which doubles. Pure."""
+"""The pause before a failing classifier gets texts again; doubles after each failure. Pure."""
 
-_FAILURES_MAX = 3  # in a row
+_FAILURES_MAX = 3  # consecutive failures that start a pause
 _FIRST_S, _LONGEST_S = 0.5, 30.0
 _DOUBLINGS_MAX = 10
 
 
 class FailurePause:
-    """The outcomes of the last questions."""
+    """Decides from the latest outcomes of requests whether a classifier is paused."""
 
     def __init__(self) -> None:
         """Begin without failures."""
@@ -14,11 +14,11 @@ class FailurePause:
         self._until_s = 0.0
 
     def is_asked(self, now_s: float) -> bool:
-        """Return whether the classifier may be asked now."""
+        """Return whether texts may be sent to the classifier now."""
         return now_s >= self._until_s
 
     def note(self, now_s: float, *, has_failed: bool) -> None:
-        """Note the outcome of a call. After a pause a single failure begins the next pause."""
+        """Record the outcome of a request; after a pause, one failure starts the next pause."""
         if not has_failed:
             self._failures, self._until_s = 0, 0.0
             return

@@ -1,4 +1,4 @@
-"""The protocol of classifiers: texts in, scores out; and checks of their answers. Pure."""
+"""The interface of classifiers, which return scores for texts, and checks of answers. Pure."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,11 +9,11 @@ NAME_CHARACTERS_MAX = 100
 
 
 class ClassifierError(Exception):
-    """A classifier gave no usable answer; the message gives the reason, and quotes no text."""
+    """A classifier gave no usable answer; the message has the reason but not the text."""
 
 
 class Classifier(Protocol):
-    """A judge of texts."""
+    """A classifier that scores texts by category."""
 
     async def scores(
         self, texts: Sequence[str], *, timeout_s: float
@@ -21,7 +21,7 @@ class Classifier(Protocol):
         """Return the scores of each text, by category and between 0 and 1.
 
         Raises:
-            ClassifierError: No usable answer has come within `timeout_s`.
+            ClassifierError: No usable answer arrived within `timeout_s` seconds.
         """
         ...
 
@@ -31,7 +31,7 @@ class Classifier(Protocol):
 
 
 def checked_scores(pairs: Iterable[tuple[object, object]]) -> dict[str, float]:
-    """Return the scores of one text; ClassifierError: a value is no score."""
+    """Return the checked scores of one text; ClassifierError if a value is not a valid score."""
     found = dict[str, float]()
     for name, value in pairs:
         if not isinstance(name, str) or not 0 < len(name) <= NAME_CHARACTERS_MAX:
@@ -47,10 +47,10 @@ def checked_scores(pairs: Iterable[tuple[object, object]]) -> dict[str, float]:
 
 
 def moderation_scores(document: object, count: int) -> list[dict[str, float]]:
-    """Return the scores in an answer of OpenAI's moderation form.
+    """Return the scores of texts from an answer in the form of OpenAI's moderation API.
 
     Raises:
-        ClassifierError: The answer has another form, or is for another number of texts.
+        ClassifierError: The answer has another form or another number of texts.
     """
     results = _field(document, "results")
     if not isinstance(results, list):
@@ -64,7 +64,7 @@ def moderation_scores(document: object, count: int) -> list[dict[str, float]]:
         if not isinstance(scores, dict):
             raise ClassifierError("a result has no object 'category_scores'")
         pairs = cast("dict[object, object]", scores).items()
-        # Categories that a moderation does not judge are null there.
+        # A category without a judgement has the score null.
         found.append(checked_scores([it for it in pairs if it[1] is not None]))
     return found
 

@@ -1,7 +1,7 @@
-"""The shipped classifier: a sparse logistic regression over words and pieces of words.
+"""The shipped classifier: a sparse logistic regression over words and parts of words.
 
-`training/moderation.py` makes it; `shipped.json` holds its weights, and the page on guarding
-reports its accuracy. A sentence takes some 0.1 ms in the gateway's own process.
+`training/moderation.py` trains it, `shipped.json` has its weights, and the page on guarding reports
+its accuracy. A sentence takes about 0.1 ms in the gateway's own process.
 """
 
 import asyncio
@@ -14,19 +14,19 @@ import orjson
 
 from sluice.guard.features import features
 
-# Above this, other requests have their turn between two texts.
+# Characters after which the event loop can run other requests between two texts.
 _PAUSE_CHARACTERS = 1_000
 
 
 class ShippedWeights:
-    """Weights by feature.
+    """The weights of the classifier by feature.
 
     Attributes:
-        categories: Names, in the order of the weights.
+        categories: Names of the categories, in the order of the weights.
     """
 
     def __init__(self, content: bytes) -> None:
-        """Read the file that training has written."""
+        """Parse the file that the training has written."""
         document = orjson.loads(content)
         self.categories: tuple[str, ...] = tuple(document["categories"])
         self._bias: list[float] = document["bias"]
@@ -36,7 +36,7 @@ class ShippedWeights:
         }
 
     def scores(self, text: str) -> dict[str, float]:
-        """Return the score of each category for the first 8,000 characters."""
+        """Return the score of each category, for the first 8,000 characters of a text."""
         weights, sums, known = self._weights, [0.0] * len(self.categories), 0
         for it in features(text):
             row = weights.get(it)
@@ -52,19 +52,19 @@ class ShippedWeights:
 
 @cache
 def shipped_weights() -> ShippedWeights:
-    """Return the weights of this release."""
+    """Return the weights that this release includes."""
     return ShippedWeights(
         resources.files("gateway.guard.classifiers").joinpath("shipped.json").read_bytes()
     )
 
 
 class ShippedClassifier:
-    """Judges in this process, with pauses for other requests."""
+    """Scores texts in this process, and lets the event loop run other requests in between."""
 
     async def scores(
         self, texts: Sequence[str], *, timeout_s: float
     ) -> Sequence[Mapping[str, float]]:
-        """See `Classifier`; makes no request."""
+        """See `Classifier`; runs without any network request."""
         del timeout_s
         weights, found, characters = shipped_weights(), list[Mapping[str, float]](), 0
         for text in texts:

@@ -1,4 +1,4 @@
-"""A classifier that is a Triton model of the operator's: `text` (BYTES) in, `scores` (FP32) out."""
+"""A classifier that is an operator's Triton model: `text` (BYTES) in, `scores` (FP32) out."""
 
 import struct
 from array import array
@@ -14,15 +14,15 @@ from sluice.triton import Stub, messages
 
 
 class TritonClassifier:
-    """Asks one model of one Triton; connects with the first question."""
+    """Sends texts to one model of one Triton server; connects with the first request."""
 
     def __init__(self, address: str, model: str, categories: Sequence[str]) -> None:
         """Prepare.
 
         Args:
-            address: `host:port` of gRPC.
-            model: Name of the model; input `text` has shape [n, 1], output `scores` [n,
-                categories].
+            address: `host:port` of Triton's gRPC.
+            model: Name of the model; its input `text` has shape [n, 1], its output `scores` has
+                shape [n, categories].
             categories: Names of the columns of `scores`.
         """
         self._model = model
@@ -46,7 +46,7 @@ class TritonClassifier:
 
 
 def question(model: str, texts: Sequence[str]) -> Any:
-    """Return the `ModelInferRequest` for some texts."""
+    """Return the `ModelInferRequest` that scores some texts."""
     message = messages.ModelInferRequest(model_name=model)
     message.inputs.add(name="text", datatype="BYTES", shape=[len(texts), 1])
     packed = [it.encode() for it in texts]
@@ -56,7 +56,7 @@ def question(model: str, texts: Sequence[str]) -> Any:
 
 
 def read_scores(message: Any, count: int, categories: Sequence[str]) -> list[dict[str, float]]:
-    """Return the scores in a `ModelInferResponse`; ClassifierError: it holds none."""
+    """Return the scores of a `ModelInferResponse`; ClassifierError if it has no valid scores."""
     if message is None or len(message.outputs) != len(message.raw_output_contents):
         raise ClassifierError("the answer is no message of Triton's")
     for output, content in zip(message.outputs, message.raw_output_contents, strict=True):
