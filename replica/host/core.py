@@ -167,7 +167,7 @@ class HostCore:
         attachment.outbox.close()
 
     def orphan(self, epoch: int, now_s: float) -> None:
-        """Record that an attachment's stream broke; the attachment is closed after a grace period."""
+        """Record that an attachment's stream broke; the attachment is closed after a grace."""
         attachment = self._attachments.get(epoch)
         if attachment is not None and attachment.orphaned_at_s is None:
             attachment.orphaned_at_s = now_s

@@ -115,7 +115,7 @@ class SequenceBook:
         self._equip(request)
 
     def cancel(self, hosted: Hosted) -> None:
-        """End a sequence, at once if the driver does not have it yet, else by the driver's event."""
+        """End a sequence: at once if the driver does not have it yet, else by its last event."""
         if hosted.is_parked:
             self._end(hosted, FinishedEvent(hosted.key, Finish.CANCELLED))
         else:

@@ -147,7 +147,7 @@ class EngineHost:
 
     @property
     def adapters(self) -> tuple[AdapterState, ...]:
-        """Adapters of the engine, at most some ADAPTERS_LOOK_S old; for metrics, from any thread."""
+        """Adapters of the engine, some ADAPTERS_LOOK_S old at most; for metrics, any thread."""
         return self._adapters
 
     @property
