@@ -136,7 +136,7 @@ class PredictedText:
             self._find()
 
     def _find(self) -> None:
-        """Move the position after the next occurrence of the answer's last tokens, else the first."""
+        """Move behind the next occurrence of the answer's last tokens, otherwise the first."""
         end = min(len(self._text), self._read + READ_TOKENS_MAX)
         for position in range(self._read, end):
             self._read_ngram = (self._read_ngram << _ID_BITS | self._text[position]) & _NGRAM_MASK
