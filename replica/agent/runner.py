@@ -199,7 +199,7 @@ class ReplicaRunner:
         return self.state.phase is ReplicaPhase.READY or self.is_draining or not self.is_wanted
 
     async def run(self) -> None:
-        """Run until the replica is removed and its engine gone; a cancel leaves the engine running."""
+        """Run until the replica is removed and its engine gone; a cancellation keeps the engine."""
         probe: asyncio.Task[None] | None = None
         async with asyncio.TaskGroup() as group:
             if self._leftover is not None:
