@@ -309,6 +309,8 @@ async def _run_program(name: str, database: str, *words: str) -> None:
 
 def _program(name: str) -> Path:
     """Return the path of a PostgreSQL program: in PG_BIN, in the wheel, or on PATH.
+
+    A program older than the server refuses to work, and the wheel has the newest version.
     """
     if chosen := os.environ.get("PG_BIN"):
         return Path(chosen) / name

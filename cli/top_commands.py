@@ -218,6 +218,8 @@ def _screen() -> Generator[None]:
 @contextmanager
 def _keys(ended: asyncio.Event) -> Generator[None]:
     """Set the event when q is pressed, or when the terminal is gone.
+
+    Ctrl-C ends the task, even if the parent process ignores the signal.
     """
     task = asyncio.current_task()
     assert task is not None, "drawn by a task"

@@ -79,13 +79,13 @@ class ScrapeChange:
         return next(iter(self.rates(name, **labels).values()), None)
 
     def rates(self, name: str, *by: str, **labels: str) -> dict[tuple[str, ...], float]:
-        """Return increases per second, summed up by some labels; a missing label is empty."""
+        """Return increases per second, summed by some labels; a missing label counts as empty."""
         if not self.took_s:
             return {}
         return {key: it / self.took_s for key, it in self._increases(name, by, labels).items()}
 
     def gauges(self, name: str, *by: str, **labels: str) -> dict[tuple[str, ...], list[float]]:
-        """Return the values of now, grouped by some labels."""
+        """Return the values of the later scrape, grouped by some labels."""
         found: dict[tuple[str, ...], list[float]] = {}
         for key, value in _matching(self.after, name, labels):
             found.setdefault(_group(key, by), []).append(value)
@@ -94,7 +94,7 @@ class ScrapeChange:
     def quantiles(
         self, name: str, shares: Iterable[float], *by: str
     ) -> dict[tuple[str, ...], list[float | None]]:
-        """Return quantiles of what a histogram saw between the scrapes, grouped by some labels."""
+        """Return quantiles of a histogram's values between the scrapes, grouped by some labels."""
         buckets: dict[tuple[str, ...], dict[float, float]] = {}
         for (*group, edge), count in self._increases(f"{name}_bucket", (*by, "le"), {}).items():
             found = buckets.setdefault(tuple(group), {})
@@ -114,7 +114,7 @@ class ScrapeChange:
             then = earlier.get(key)
             if then is None and dict(key).get(INSTANCE) not in self.before.instances:
                 continue  # counts from before the first scrape have no known rate
-            # A counter that went down began anew, as one that was not there.
+            # A counter that decreased started again from 0, like a counter that is new.
             group = _group(key, by)
             grown = now if then is None or now < then else now - then
             found[group] = found.get(group, 0.0) + max(0.0, grown)
@@ -122,12 +122,12 @@ class ScrapeChange:
 
 
 def quantile(counts: Mapping[float, float], share: float) -> float | None:
-    """Return a quantile of a histogram, linear within a bucket; None when it saw nothing.
+    """Return a quantile of a histogram, linear within a bucket; None if the histogram is empty.
 
     Args:
-        counts: Number of values at or below each edge. They should not fall from edge to edge, but
-            scrapes are not one instant: the largest so far counts.
-        share: 0 to 1.
+        counts: Number of values at or below each edge. Scrapes are not simultaneous, so a count
+            may be lower than that of a lower edge; then the largest count so far is used.
+        share: The quantile, from 0 to 1.
     """
     edges = sorted(counts)
     total = max(counts.values(), default=0.0)
@@ -138,7 +138,7 @@ def quantile(counts: Mapping[float, float], share: float) -> float | None:
         upto = max(below, counts[high])
         if upto >= wanted and upto > below:
             if high == inf:
-                return low or None  # beyond the last edge there is: at least that
+                return low or None  # beyond the last edge, the best known lower bound
             return low + (high - low) * (wanted - below) / (upto - below)
         below = upto
     return edges[-1] if edges[-1] != inf else (edges[-2] if len(edges) > 1 else None)
