@@ -1,4 +1,4 @@
-"""Tells a frozen engine from a starved engine, and both from a pause of the agent's own process."""
+"""Distinguishes a frozen engine, a starved engine, and a pause of the agent's own process."""
 
 import asyncio
 import time

@@ -1,4 +1,4 @@
-"""Gives a program one option that no other user of the machine can read.
+"""Passes a program one option that no other user of the machine can read.
 
 A program's arguments are visible to all users (`ps`), its environment only to its own user. But
 Triton accepts secrets only as arguments. So the secret is passed in the environment, and the

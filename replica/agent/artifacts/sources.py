@@ -84,7 +84,7 @@ class Sources:
             ticket: Ticket to send to the peer.
 
         Raises:
-            RefusedError: There is no such source, or it has no such chunk.
+            SourceRefusedError: The source does not exist, or does not have the chunk.
             TimeoutError: The source does not answer; the caller's deadline must end slower answers.
         """
         await self._pace.take(piece.size_bytes)
