@@ -302,6 +302,7 @@ class PromptLogprobs:
     """Logprobs of consecutive prompt tokens, each given all tokens before it.
 
     Attributes:
+        key: Key of the sequence.
         first: Position of the first token in `tokens`; at least 1, because position 0 has no
             logprob.
         tokens: One entry per prompt token; the `key` of each entry is the sequence's key.
