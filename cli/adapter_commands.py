@@ -1,4 +1,4 @@
-"""`sluice adapters`: the adapters of all models, which releases use them, and where they lie."""
+"""`sluice adapters`: the adapters of all models, the releases that use them, and their nodes."""
 
 import asyncio
 import json
@@ -20,7 +20,7 @@ _LISTED = (
     "is_pinned",
 )
 _CONFIG = "adapter_config.json"
-_SHORT = 12  # digits; enough to tell apart what a platform has
+_SHORT = 12  # digits of a digest in tables, enough to distinguish the adapters of a platform
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _PREFIX = re.compile(r"[0-9a-f]{4,63}")
 _JOBS = 8
@@ -123,7 +123,7 @@ async def _digest(api: ApiClient, adapter: str) -> str:
     """Return the digest of the named adapter.
 
     Raises:
-        ApiError: There is no such adapter, or there are several.
+        ApiError: There is no such adapter, or the name is ambiguous.
     """
     if _DIGEST.fullmatch(adapter):
         return adapter
@@ -152,7 +152,7 @@ async def _of_prefix(api: ApiClient, prefix: str) -> str:
 
 
 async def _nodes(api: ApiClient, digest: str) -> list[Json] | None:
-    """Return the nodes that have an artifact; None for a key without the right to know."""
+    """Return the nodes that have an artifact; None if the key may not list them."""
     try:
         return await api.list(f"/v1/artifacts/{digest}/nodes")
     except ApiError as error:
@@ -162,7 +162,7 @@ async def _nodes(api: ApiClient, digest: str) -> list[Json] | None:
 
 
 async def _with_configs(api: ApiClient, found: list[Json]) -> list[Json]:
-    """Return adapters with rank, alpha and target modules; None where there was no upload."""
+    """Return adapters with rank, alpha and target modules; these are None without an upload."""
     waiting = list(enumerate(found))
     made = list(found)
 
@@ -173,7 +173,7 @@ async def _with_configs(api: ApiClient, found: list[Json]) -> list[Json]:
             names = {"rank": "r", "alpha": "lora_alpha", "target_modules": "target_modules"}
             made[index] = row | {name: config.get(key) for name, key in names.items()}
 
-    # A group would wrap the one error that people shall read.
+    # gather, because a TaskGroup would wrap the one error that people have to read.
     for outcome in await asyncio.gather(*(work() for _ in range(_JOBS)), return_exceptions=True):
         if outcome is not None:
             raise outcome
@@ -186,7 +186,7 @@ async def _config(api: ApiClient, digest: str) -> dict[str, Any]:
 
 
 def _row(row: Json) -> Json:
-    """Return an adapter for people: with the first digits of digests."""
+    """Return an adapter in the form for people, with only the first digits of digests."""
     tenants = ["everybody"] * row["is_public"] + row["tenant_ids"]
     return row | {
         "adapter": row["digest"][:_SHORT],

@@ -1,4 +1,4 @@
-"""The shared part of all commands on the admin REST: address, key, and report of the outcome."""
+"""The shared part of all commands on the admin REST: address, key, and output of the result."""
 
 import os
 import sys
@@ -17,7 +17,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="For programs.")]
 Tenant = Annotated[str, typer.Argument(help="Id of a tenant.")]
 Digest = Annotated[str, typer.Argument(help="SHA-256 that names the artifact, 64 hex digits.")]
 
-_TLS = "MTLS__"  # begins the settings of mutual TLS
+_TLS = "MTLS__"  # prefix of the settings of mutual TLS
 
 WHERE = (
     "Taken from SLUICE_ADMIN_URL, SLUICE_ADMIN_KEY and SLUICE_TELEMETRY_URL of the environment,"
@@ -27,19 +27,19 @@ WHERE = (
 
 
 def setting(name: str) -> str:
-    """Return an address or key from the environment, else from the stack's env file."""
+    """Return an address or key from the environment, or else from the stack's env file."""
     if value := setting_value(name):
         return value
     raise fail(f"{name} is not set, nor in {Home.find().env_file}: start the stack, or set it")
 
 
 def setting_value(name: str) -> str:
-    """Return an address or key; empty when it is nowhere."""
+    """Return an address or key; empty if neither the environment nor the env file has it."""
     return os.environ.get(name) or read_env(Home.find()).get(name) or ""
 
 
 def take_certificates() -> None:
-    """Use the certificates for the called installation: from the environment, else the stack's."""
+    """Use certificates from the environment, or else those of the local stack."""
     if "SLUICE_ADMIN_URL" not in os.environ:
         for name, value in read_env(Home.find()).items():
             if name.startswith(_TLS):
@@ -51,13 +51,13 @@ def take_certificates() -> None:
 
 
 def has_certificate() -> bool:
-    """Return whether this process has a certificate in use; loads none."""
+    """Return whether this process uses a certificate already; loads none."""
     module = sys.modules.get("sluice.certificates")
     return module is not None and module.ours() is not None
 
 
 def take_secret() -> None:
-    """Use the installation's secret: from the environment, else the stack's; without one, none."""
+    """Use the installation's secret from the environment, or else the stack's, if there is one."""
     from sluice import shared_secret
 
     if "SLUICE_ADMIN_URL" not in os.environ:
@@ -69,7 +69,7 @@ def take_secret() -> None:
 
 
 def refuse_clear(name: str, url: str) -> None:
-    """End with a line on stderr if the admin key would go to `url`, of setting `name`, in clear."""
+    """Raise an exit if the admin key would be sent in clear text to `url`, of setting `name`."""
     if urlsplit(url).scheme != "https" and has_certificate():
         raise fail(
             f"{name} is {url}: with mutual TLS (MTLS__CERTIFICATE) our services answer HTTPS"
@@ -112,11 +112,11 @@ def show_one(
 
 
 def delete_one(path: str, name: str) -> None:
-    """Delete an object and report it."""
+    """Delete an object and print that it was deleted."""
     ask(lambda api: api.call("DELETE", path))
     typer.echo(f"deleted {name}")
 
 
 def given(**options: object) -> dict[str, Any]:
-    """Return the options on the command line."""
+    """Return only the options that were given on the command line."""
     return {name: value for name, value in options.items() if value is not None}

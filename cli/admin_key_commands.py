@@ -1,4 +1,4 @@
-"""`sluice admin-keys`: who may use the admin REST, and for what."""
+"""`sluice admin-keys`: the keys of the admin REST and their roles."""
 
 import time
 from enum import StrEnum

@@ -1,4 +1,4 @@
-"""`sluice alerts`: what fires, who looks at it, silences, incidents, and who was told."""
+"""`sluice alerts`: firing alerts, their owners, silences, incidents and notifications."""
 
 import re
 from typing import Annotated
@@ -163,7 +163,7 @@ def close(incident: IncidentId, text: Text) -> None:
 
 
 def matcher_of(word: str) -> dict[str, str]:
-    """Return the matcher in a word of the command line."""
+    """Return the label matcher that a word of the command line denotes."""
     found = _MATCHER.fullmatch(word)
     if found is None:
         raise fail(f"{word!r} is no LABEL=VALUE (or !=, =~, !~)", 2)
@@ -172,7 +172,7 @@ def matcher_of(word: str) -> dict[str, str]:
 
 
 def seconds_of(text: str) -> int:
-    """Return the seconds of a time as `30m`, `2h` or `7d`."""
+    """Return the seconds of a duration such as `30m`, `2h` or `7d`."""
     if not (text[:-1].isdigit() and text[-1:] in _UNITS_S):
         raise fail(f"{text!r} is no time like 30m, 2h or 7d", 2)
     return int(text[:-1]) * _UNITS_S[text[-1]]

@@ -1,4 +1,4 @@
-"""A client of the admin REST and the telemetry queries, over HTTP alone."""
+"""A client of the admin REST and of the telemetry queries, over HTTP only."""
 
 import json
 import secrets
@@ -8,18 +8,18 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import quote, urlsplit
 
-if TYPE_CHECKING:  # imported only for calls
+if TYPE_CHECKING:  # imported only when a call needs it
     import ssl
 
     import httpx
 
 _TIMEOUT_S = 10.0
-_EDITS_MAX = 5  # tries against concurrent writers
+_EDITS_MAX = 5  # attempts of an edit against concurrent writers
 _PAGE_MAX = 1000
 _PRECONDITION_FAILED = 412
 _NOT_FOUND = 404
 _UNAUTHORIZED = 401
-# Which command lists what can be at a path; the first one that fits.
+# Path prefix -> command that lists the objects at such a path; the first match is used.
 _LISTS = {
     "artifacts/uploads": "artifacts uploads list",
     "signing-keys": "artifacts signing-keys list",
@@ -50,7 +50,7 @@ class ApiError(RuntimeError):
     """A call failed; the message is for people.
 
     Attributes:
-        status: HTTP status; 0 when there was no answer.
+        status: HTTP status; 0 if there was no answer.
     """
 
     def __init__(self, message: str, status: int = 0) -> None:
@@ -59,13 +59,13 @@ class ApiError(RuntimeError):
 
 
 class ApiClient:
-    """A client of one service's HTTP API, with the admin key."""
+    """A client of one service's HTTP API, which sends the admin key."""
 
     def __init__(self, base_url: str, key: str, *, timeout_s: float = _TIMEOUT_S) -> None:
         import httpx
 
         self.base_url = base_url
-        # Loopback or an operator's own proxy-free network; no certificate store to load for http.
+        # The network is the loopback or an operator's own; plain HTTP needs no certificate store.
         self._http = httpx.AsyncClient(
             base_url=base_url,
             headers={"authorization": f"Bearer {key}"},
@@ -92,10 +92,10 @@ class ApiClient:
         body: Mapping[str, Any] | None = None,
         query: Mapping[str, str | int] | None = None,
     ) -> Json:
-        """Return the JSON object of the answer; empty when there is no body.
+        """Return the JSON object of the answer; empty if the answer has no body.
 
         Raises:
-            ApiError: No answer, or a status of 400 and above.
+            ApiError: There is no answer, or its status is 400 or higher.
         """
         answer = await self._send(method, path, body=body, query=query)
         return answer.json() if answer.content else {}
@@ -103,15 +103,15 @@ class ApiClient:
     async def edit(
         self, path: str, change: Callable[[Json], Json], new: Json | None = None
     ) -> Json:
-        """Replace an object by the result of `change`, without losing a change of others.
+        """Replace an object by the result of `change`, without losing a concurrent change.
 
         Args:
             path: Path of the object.
-            change: Returns the body of the PUT. Runs again when the object has changed meanwhile.
-            new: First form of a missing object; None: it must exist.
+            change: Returns the body of the PUT; called again if the object has changed meanwhile.
+            new: First version of a missing object; None: the object must exist.
 
         Raises:
-            ApiError: An error of `call`; 404 when the object must exist and does not.
+            ApiError: As for `call`; with status 404 if the object must exist and does not.
         """
         for left in reversed(range(_EDITS_MAX)):
             condition = {"If-None-Match": "*"}
@@ -143,10 +143,10 @@ class ApiClient:
     ) -> "httpx.Response":
         import httpx
 
-        # The process that took it ended or hung before it answered; another may be there by now.
+        # The process that received the call ended or hung; another may serve the address by now.
         answer_lost = (httpx.ReadError, httpx.RemoteProtocolError, httpx.ReadTimeout)
         sent, path = dict(headers or {}), _checked(path)
-        if method != "GET":  # so that asking again cannot do it twice
+        if method != "GET":  # so that a retry cannot repeat the change
             sent["idempotency-key"] = secrets.token_hex(16)
         request = partial(
             self._http.request,
@@ -173,20 +173,20 @@ class ApiClient:
         return answer
 
     async def send_bytes(self, path: str, content: bytes) -> None:
-        """PUT bytes unchanged; ApiError, see `call`."""
+        """PUT bytes unchanged. Raises ApiError like `call`."""
         await self._send("PUT", path, content=content)
 
     async def read(self, path: str, query: Mapping[str, str | int]) -> bytes:
-        """Return the bytes of an answer other than JSON; ApiError, see `call`."""
+        """Return the bytes of an answer that is not JSON. Raises ApiError like `call`."""
         return (await self._send("GET", path, query=query)).content
 
     async def report_alerts(self, alerts: Sequence[Json]) -> None:
-        """Report alerts, as Prometheus does; ApiError, see `call`."""
+        """Report alerts in the form that Prometheus uses. Raises ApiError like `call`."""
         content = json.dumps(alerts).encode()
         await self._send("POST", "/v1/alertmanager/api/v2/alerts", content=content)
 
     async def find(self, path: str) -> dict[str, Any] | None:
-        """Return an object, or None when there is none of that id."""
+        """Return an object; None if there is no object with this id."""
         try:
             return await self.call("GET", path)
         except ApiError as error:
@@ -195,7 +195,7 @@ class ApiClient:
             raise
 
     async def list(self, path: str, **query: str | int) -> list[dict[str, Any]]:
-        """Return the objects of a list: the first `limit`, or all, page by page."""
+        """Return the objects of a list, the first `limit` of them or all, read page by page."""
         limit = int(query.pop("limit", 0))
         found: list[dict[str, Any]] = []
         while True:
@@ -208,14 +208,14 @@ class ApiClient:
 
 
 def _checked(path: str) -> str:
-    """Return a path for sending; ids with other segments are refused."""
+    """Return a quoted path. Raises ApiError if an id is empty or consists of dots."""
     if not all(part.strip(".") for part in path.split("/")[1:]):
         raise ApiError(f"{path}: an id is missing, or has only dots; give one", 400)
     return quote(path, safe="/%@:+,=~")
 
 
 def _hint(path: str, status: int) -> str:
-    """Return a hint for a refusal; empty when its reason is enough."""
+    """Return a hint for an error; empty if the error explains itself."""
     if status == _UNAUTHORIZED:
         return "; the key is that of SLUICE_ADMIN_KEY, else of the running stack"
     if status != _NOT_FOUND:
@@ -225,9 +225,9 @@ def _hint(path: str, status: int) -> str:
 
 
 def trust() -> "ssl.SSLContext | bool":
-    """Return the CAs for servers' certificates: the public ones, and the platform's if set.
+    """Return the CAs that are trusted for servers: the public CAs, and the platform's if set.
 
-    Services have certificates of the platform; a proxy in front may have a public one.
+    Services have certificates of the platform, while a proxy before them may have a public one.
     """
     import httpx
 

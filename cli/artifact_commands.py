@@ -1,4 +1,4 @@
-"""`sluice artifacts`: bases and adapters on their way to the platform."""
+"""`sluice artifacts`: uploads, imports and downloads of bases and adapters."""
 
 from enum import StrEnum
 from pathlib import Path

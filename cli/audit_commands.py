@@ -1,4 +1,4 @@
-"""`sluice audit`: who wrote what, and what was refused."""
+"""`sluice audit`: the writes of the admin REST with their authors, and the refused writes."""
 
 import re
 from collections.abc import Mapping
@@ -40,7 +40,7 @@ def audit(
 
 
 def since_moment(text: str, now: datetime, hint: str = "--since") -> str:
-    """Return a moment in ISO 8601 for a duration before now, or for a moment; BadParameter."""
+    """Return a moment in ISO 8601, given a moment or a duration before now. Raises BadParameter."""
     if re.fullmatch(r"\d+[smhd]", text):
         return (now - timedelta(seconds=duration_s(text))).isoformat()
     try:
@@ -52,7 +52,7 @@ def since_moment(text: str, now: datetime, hint: str = "--since") -> str:
 
 
 def changed(row: Mapping[str, Any]) -> str:
-    """Return the changes of a write, or the reason of its refusal."""
+    """Return the changed fields of a write, or the reason of its refusal."""
     before, after = row["before"], row["after"]
     if row["outcome"] != "done" or before is None or after is None:
         return str(row["detail"])

@@ -1,4 +1,4 @@
-"""`sluice auto`: the models that `auto` may choose from for a tenant, and how it does."""
+"""`sluice auto`: the models that `auto` may choose from for a tenant, and the choices' quality."""
 
 import json
 from collections.abc import Callable
@@ -34,9 +34,9 @@ _SHOWN = (
     *("id", "candidates", "price_max", "quality_min", "second_price", "miss_price"),
     *("explored_share", "queue_priority_min", "pin", "judged"),
 )
-# Judged answers below which an estimate says little.
+# Number of judged answers below which an estimate is unreliable.
 _EFFECTIVE_LEAST = 100.0
-# Why a model answered where it was chosen among others, so that its chance is known.
+# Reasons with which a model was chosen among several, so that the choice's probability is known.
 _CHOSEN = frozenset({"cheapest", "explored", "saturated", "below_floor"})
 Since = Annotated[str, typer.Option(help="30d ago, as 30d; or a moment, as 2030-12-01.")]
 TableFile = Annotated[
@@ -200,7 +200,7 @@ def use_table(tenant: Tenant, *, table: TableFile, as_json: AsJson = False) -> N
 
 
 def _logged(tenant: str, since: str) -> list[LoggedTurn]:
-    """Return the logged turns under this release's scheme of clusters."""
+    """Return the logged turns that use this release's scheme of clusters."""
     return [_turn(row) for row in logged_rows(tenant, since) if row["scheme"] == SCHEME]
 
 
@@ -209,7 +209,7 @@ def _turn(row: Json) -> LoggedTurn:
     options = [LoggedOption(*it) for it in told]
     if row["reason"] in _CHOSEN:
         options = [it for it in options if it.propensity > 0]
-    else:  # nothing was to choose: it teaches of its model alone
+    else:  # there was no choice, so this turn informs only about its own model
         options = [it for it in options if it.name == row["model"]]
     return LoggedTurn(row["cluster"], row["model"], options, row["good"])
 
@@ -305,7 +305,7 @@ def _take(
 
 
 def _show(policies: list[Json], *, as_json: bool) -> None:
-    """Show policies; a table has the models' names and the number of judged answers."""
+    """Print policies; the table has the models' names and the number of judged answers."""
     if not as_json:
         policies = [
             it

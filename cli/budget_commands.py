@@ -1,4 +1,4 @@
-"""`sluice tenants budget`: what a tenant may use in a day or month, and how far it is."""
+"""`sluice tenants budget`: a tenant's budgets per day or month, and how far they are used."""
 
 from collections.abc import Mapping
 from enum import StrEnum
@@ -10,7 +10,7 @@ from cli.admin import AsJson, Tenant, ask, given
 from cli.api import Json
 from cli.render import console, duration, show_json, show_objects, table
 
-if TYPE_CHECKING:  # imported where it is drawn
+if TYPE_CHECKING:  # imported only when a bar is drawn
     from rich.progress_bar import ProgressBar
     from rich.text import Text
 
@@ -26,14 +26,14 @@ _STYLES = {"exhausted": "red", "soft": "yellow"}
 
 
 class BudgetPeriodOption(StrEnum):
-    """The period, in UTC."""
+    """The period of a budget, in UTC."""
 
     DAY = "day"
     MONTH = "month"
 
 
 class OnExhaustedOption(StrEnum):
-    """The consequence of an exhausted budget."""
+    """The consequence when a budget is exhausted."""
 
     STOP = "stop"
     ALERT = "alert"

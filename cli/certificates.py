@@ -1,7 +1,7 @@
 """Self-made certificates for mutual TLS: for tests, laptops and small installations.
 
-Two CAs sign them. Triton can require a certificate of callers, but no role. So callers of engines
-are signed by a CA of their own, and engines accept only that one.
+Two CAs sign the certificates. Triton can require certificates of its callers, but cannot check
+roles. So the callers of engines are signed by a CA of their own, the only CA that engines accept.
 """
 
 import ipaddress
@@ -22,7 +22,7 @@ from sluice.identity import CALLERS, DOMAIN, CertificateRole, Service, server_na
 CA_DIR, PRIVATE_DIR, BUNDLE = "ca", "private", "ca.pem"
 INTERNAL, ENGINE_CALLERS = "internal", "engine-callers"
 _CA_DAYS = 3650
-_SKEW = timedelta(minutes=5)  # clocks differ
+_SKEW = timedelta(minutes=5)  # tolerance for clocks that differ
 _USAGE = x509.KeyUsage(
     digital_signature=True,
     content_commitment=False,
@@ -49,14 +49,14 @@ _CA_USAGE = x509.KeyUsage(
 
 @dataclass(frozen=True, slots=True)
 class Authority:
-    """A CA that can sign."""
+    """A CA's certificate and the key with which it signs."""
 
     certificate: x509.Certificate
     key: ec.EllipticCurvePrivateKey
 
 
 def settings_of(directory: Path, role: CertificateRole) -> dict[str, str]:
-    """Return the environment of a process with the certificates of `create`."""
+    """Return the settings of a process that uses the certificates made by `create`."""
     return {
         "MTLS__CA": str(directory / CA_DIR),
         "MTLS__CERTIFICATE": str(directory / f"{role}.pem"),
@@ -68,15 +68,15 @@ def settings_of(directory: Path, role: CertificateRole) -> dict[str, str]:
 def create(
     directory: Path, *, days: int, domain: str = DOMAIN, hosts: Sequence[str] = ()
 ) -> list[Path]:
-    """Make a certificate for each role, and the CAs if they are not there; return the former.
+    """Create a certificate for each role, and missing CAs; return the certificates' files.
 
-    The files are replaced one by one, each in one step, the key first.
+    Each file is replaced atomically, a key before its certificate.
 
     Args:
         directory: Directory of the files; only its owner can read keys.
-        days: Days for which certificates are valid.
+        days: Number of days for which the certificates are valid.
         domain: Suffix of the roles' names.
-        hosts: Further names and addresses for all certificates.
+        hosts: Additional names and addresses for all certificates.
 
     Raises:
         CertificateError: A CA exists without its key.
@@ -88,7 +88,7 @@ def create(
     _write(directory / BUNDLE, bundle)
     made: list[Path] = []
     for role in CertificateRole:
-        if role is CertificateRole.ENGINE:  # an agent's
+        if role is CertificateRole.ENGINE:  # engines use the certificate of their agent
             continue
         name = ENGINE_CALLERS if role in CALLERS[Service.ENGINE] else INTERNAL
         roles = (role, CertificateRole.ENGINE) if role is CertificateRole.AGENT else (role,)
@@ -129,7 +129,7 @@ def issue(
 
 
 def new_authority(name: str, now: datetime, valid: timedelta) -> Authority:
-    """Return a new CA."""
+    """Return a new self-signed CA."""
     key = ec.generate_private_key(ec.SECP256R1())
     builder = _builder(name, key, now, valid)
     certificate = (
@@ -156,7 +156,7 @@ def _builder(
 
 
 def _authority(directory: Path, name: str, now: datetime) -> Authority:
-    """Return the CA of a directory, created there if there is none."""
+    """Return the CA in a directory; it is created if there is none."""
     file = directory / CA_DIR / f"{name}.pem"
     key_file = directory / PRIVATE_DIR / f"{name}-key.pem"
     if file.exists() != key_file.exists():
@@ -197,7 +197,7 @@ def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def _write(file: Path, content: bytes, *, mode: int = 0o644) -> None:
-    """Replace a file in one step."""
+    """Replace a file atomically."""
     is_secret = mode == 0o600
     file.parent.mkdir(parents=True, exist_ok=True, mode=0o700 if is_secret else 0o755)
     staging = file.with_name(f".{file.name}.{os.getpid()}")

@@ -1,7 +1,8 @@
 """The list of commands: the help of each, and the module that defines it.
 
-Modules of commands import clients, tables and certificates, which takes half a second of CPU. So
-only the module of the command that runs is imported. A test compares the helps with the modules'.
+The modules of commands import clients, tables and certificates, which takes half a second of CPU.
+So only the module of the requested command is imported. A test compares the helps here with those
+of the modules.
 """
 
 import importlib
@@ -12,14 +13,14 @@ import typer
 from typer.core import TyperGroup
 
 _GAP = 2  # columns between a name and its help
-_MARGIN = 6  # columns that the help's frame takes
+_MARGIN = 6  # columns that the frame of the help needs
 
 
 class CommandEntry(NamedTuple):
-    """A command of the first level.
+    """A command of the first level of the command line.
 
     Attributes:
-        place: Module and attribute of its function, or of its group of commands.
+        place: Module and attribute of the command's function, or of its group of commands.
         help: First sentence of its help.
         is_remote: Whether the command calls an installation, which may be on another machine.
     """
@@ -117,7 +118,7 @@ COMMANDS: dict[str, CommandEntry] = {
 
 
 def load(name: str) -> Any:
-    """Import the module of a command and return the command, as the command line takes it.
+    """Import the module of a command; return the command in the form for the command line.
 
     Raises:
         KeyError: There is no command of this name.
@@ -139,10 +140,10 @@ def load(name: str) -> Any:
 
 
 class LoadedCommands(MutableMapping[str, Any]):
-    """All commands by name, each imported at its first use."""
+    """All commands by name; each is imported when it is first used."""
 
     def __init__(self) -> None:
-        """Begin with nothing imported."""
+        """Begin without any imported command."""
         self._loaded: dict[str, Any] = {}
 
     def __getitem__(self, name: str) -> Any:
@@ -168,7 +169,7 @@ class LoadedCommands(MutableMapping[str, Any]):
         return len(COMMANDS)
 
     def __contains__(self, name: object) -> bool:
-        """Return whether there is such a command; imports nothing."""
+        """Return whether there is a command of this name, without importing it."""
         return name in COMMANDS
 
 
@@ -176,7 +177,7 @@ class CommandGroup(TyperGroup):
     """The first level of the command line; its help imports no command."""
 
     def __init__(self, **attributes: Any) -> None:
-        """Take the list in place of registered commands."""
+        """Use the list of commands instead of registered commands."""
         super().__init__(**attributes)
         self.commands = LoadedCommands()
 
@@ -189,7 +190,7 @@ class CommandGroup(TyperGroup):
 
 
 def _shortened(text: str, limit: int) -> str:
-    """Return as many words of a text as fit."""
+    """Return as many words of a text as fit into `limit` characters."""
     if len(text) <= limit:
         return text
     words = text[: limit - len("...") + 1].rpartition(" ")[0]

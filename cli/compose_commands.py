@@ -1,4 +1,4 @@
-"""`sluice compose`: what docker-compose.yml needs besides Docker."""
+"""`sluice compose`: prepares the environment that docker-compose.yml needs besides Docker."""
 
 import asyncio
 import json
@@ -89,7 +89,7 @@ def bootstrap(
 async def _give(
     url: str, home: Home, base: ShippedBase, secrets: Secrets, engine: str, replicas: int
 ) -> Secrets:
-    """Upload first: nodes fetch a base from the store as soon as a pool wants it."""
+    """Upload the base first, because nodes fetch it as soon as a pool wants it."""
     from cli.stack.base import push_base
 
     async with ApiClient(url, secrets.admin_key) as api:

@@ -1,6 +1,7 @@
-"""`.env` of docker-compose.yml: every secret is made here, none has a default.
+"""Writes `.env` for docker-compose.yml; every secret is generated, none has a default.
 
-Standard library only, so that `python3 -m cli.compose_env` works in a fresh checkout.
+This module uses only the standard library, so that `python3 -m cli.compose_env` works in a fresh
+checkout.
 """
 
 import hashlib
@@ -35,21 +36,21 @@ PLAIN = {
     "PROMETHEUS_PORT": "9090",
 }
 
-# As Compose reads a line: maybe quoted, maybe with a comment behind it.
+# A line in Compose's syntax, in which the value may be quoted and followed by a comment.
 _LINE = re.compile(
     r"""\s*(?:export\s+)?(?P<name>\w+)\s*=\s*"""
     r"""(?:(?P<quote>["'])(?P<quoted>.*?)(?P=quote)|(?P<plain>[^"'\s#][^"']*?|))(?:\s+\#.*)?\s*"""
 )
-# Characters, in generated values, that have a meaning in a shell, Compose or a URL.
+# Characters that a generated value must not have, because shells, Compose or URLs interpret them.
 _SPECIAL = re.compile(r"""[\s'"$`\\;&|<>()]""")
 _SPECIAL_IN_URLS = re.compile(r"[@:/?#%\[\]]")
 
 
 def completed(known: Mapping[str, str]) -> dict[str, str]:
-    """Return `known` with all missing variables; existing values stay.
+    """Return `known` with all missing variables added; existing values stay.
 
-    The digest of the admin key follows the key. Control plane and telemetry know callers by the
-    digest; only callers have the key itself: these two one another, `bootstrap` and `targets`.
+    The digest is derived from the admin key. Control plane and telemetry verify callers by the
+    digest; the key itself is only for callers, which are these two, `bootstrap` and `targets`.
     """
     made = {name: known.get(name) or new_secret(prefix) for name, prefix in _SECRETS.items()}
     plain = {name: known.get(name, value) for name, value in PLAIN.items()}
@@ -58,7 +59,7 @@ def completed(known: Mapping[str, str]) -> dict[str, str]:
 
 
 def client_env(values: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of `sluice --context compose`: local addresses, and the key."""
+    """Return the variables of `sluice --context compose`: local addresses, and the admin key."""
     return {
         "OPENAI_BASE_URL": f"http://127.0.0.1:{values['GATEWAY_PORT']}/v1",
         "SLUICE_ADMIN_URL": f"http://127.0.0.1:{values['ADMIN_PORT']}",
@@ -68,11 +69,11 @@ def client_env(values: Mapping[str, str]) -> dict[str, str]:
 
 
 def parsed(text: str) -> dict[str, str]:
-    """Return what Compose finds in the file.
+    """Return the variables that Compose reads from the file.
 
     Raises:
-        ValueError: A line is no NAME=VALUE, or a value of ours has characters that would be
-            misread; the message has the line or the name, never a value.
+        ValueError: A line is not NAME=VALUE, or a value would be misread; the message has the line
+            or the name, never a value.
     """
     known: dict[str, str] = {}
     for number, line in enumerate(text.splitlines(), 1):
@@ -90,7 +91,7 @@ def parsed(text: str) -> dict[str, str]:
 
 
 def amended(text: str, changes: Mapping[str, str]) -> str:
-    """Return the text with these variables: in their line if they have one, else at the end."""
+    """Return the text with these variables changed in their lines, or appended at the end."""
     for name, value in changes.items():
         line = f"{name}={value}\n"
         text, count = re.subn(
@@ -102,13 +103,13 @@ def amended(text: str, changes: Mapping[str, str]) -> str:
 
 
 def write(file: Path, home: Home) -> list[str]:
-    """Complete the file and write the context; return the names that were added.
+    """Complete the file and write the context; return the names of the added variables.
 
-    Lines that are right stay as they are, comments as well.
+    Correct lines and comments stay unchanged.
 
     Raises:
-        OSError: One of them cannot be written.
-        ValueError: The file cannot be read as Compose would; it is left alone.
+        OSError: A file cannot be written.
+        ValueError: Compose could not read the file, which is left unchanged.
     """
     text = file.read_text() if file.exists() else ""
     known = parsed(text)
@@ -122,7 +123,7 @@ def write(file: Path, home: Home) -> list[str]:
 
 
 def main() -> None:
-    """Write both files, for machines without `sluice`."""
+    """Write both files on machines without the `sluice` command."""
     try:
         added = write(ENV_FILE, Home.find())
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""`sluice config`: are a service's settings right, before it is started."""
+"""`sluice config`: checks the settings of a service before its start."""
 
 import os
 from collections.abc import Generator, Mapping
@@ -92,7 +92,7 @@ def _given(owner: "type[ServiceSettings]") -> set[str]:
 
 
 def _meaning(owner: "type[ServiceSettings]", problem: str) -> str:
-    """Return type and meaning of the setting in a problem; empty if it names none."""
+    """Return type and meaning of the setting that a problem names; empty if it names none."""
     from cli.settings_table import accepted, descriptions
 
     prefix = _variable(owner, "")
@@ -104,7 +104,7 @@ def _meaning(owner: "type[ServiceSettings]", problem: str) -> str:
 
 @contextmanager
 def _environment(file: Path | None) -> Generator[None]:
-    """Let the settings read a file, if there is one, and nothing else."""
+    """Make the settings come from the file only, if there is one."""
     if file is None:
         yield
         return

@@ -1,4 +1,4 @@
-"""`sluice tenants content`: the keys that encrypt a tenant's content."""
+"""`sluice tenants content`: the keys with which a tenant's content is encrypted."""
 
 from typing import Annotated
 

@@ -1,4 +1,4 @@
-"""Costs as bars: in the terminal, and as a small SVG."""
+"""Draws costs as bars, in the terminal and as a small SVG."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
@@ -22,7 +22,8 @@ def label(row: Mapping[str, Any]) -> str:
 def amounts(micros: Sequence[int]) -> list[str]:
     """Return rounded amounts that add up exactly to their rounded total.
 
-    In cents, or in millionths if the total is less than 100. Running sums are rounded, so each
+    The unit is a cent, or a millionth if the total is less than 100. Running sums are rounded, so
+    that each amount is off by less than one unit.
     amount is less than one unit from its true value.
     """
     places = 2 if sum(micros) >= 100_000_000 else 6
@@ -33,13 +34,13 @@ def amounts(micros: Sequence[int]) -> list[str]:
 
 
 def text_bar(micros: int, most: int, width: int = 24) -> str:
-    """Return a bar of a line of text, in eighths of a character."""
+    """Return a bar for a line of text, with a resolution of an eighth of a character."""
     eighths = round(micros / most * width * 8) if most > 0 else 0
     return "█" * (eighths // 8) + ("", *"▏▎▍▌▋▊▉")[eighths % 8]
 
 
 def svg(rows: Sequence[Mapping[str, Any]], title: str) -> str:
-    """Return a chart of one bar per name, its kinds behind each other."""
+    """Return a chart with one bar per name, in which the kinds of cost follow each other."""
     by_name: dict[str, dict[str, int]] = {}
     for row in rows:
         name = label(row) if not row["name"] else row["name"]

@@ -20,7 +20,7 @@ from telemetry.costs.report import CostQuery, Measured, answer
 _URL = "SLUICE_TELEMETRY_URL"
 _PATH = "/v1/costs"
 _COUNTS = ("requests", "prompt_tokens", "cached_tokens", "output_tokens")
-_ROUNDING = 0.005  # hours are shown in hundredths
+_ROUNDING = 0.005  # half a hundredth, because hours are shown in hundredths
 _PAID_BY = {
     "list": "by the replicas of the price list",
     "given": "as given",
@@ -219,7 +219,7 @@ def _show_pools(found: Mapping[str, Any]) -> None:
 
 
 def _sentence(even: Mapping[str, Any], currency: str) -> str:
-    """Return a comparison as a sentence."""
+    """Return a comparison with other prices as a sentence."""
     own = f"{even['pool_id']} at {_percent(even['utilisation'])} busy: {currency} "
     own += (
         f"{_money(even['own_per_million'])} per 1M, {even['api']} {_money(even['api_per_million'])}"

@@ -78,7 +78,7 @@ def _installation(home: Home, pages: dict[str, str]) -> Iterable["DoctorFinding"
 
 
 def _pages(home: Home, given: Sequence[str]) -> dict[str, str]:
-    """Return the pages of metrics by name: the given ones, else those of the local stack."""
+    """Return the pages of metrics by name: the given pages, or else those of the local stack."""
     pages: dict[str, str] = {}
     for word in given:
         name, equals, url = word.partition("=")

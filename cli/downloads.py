@@ -1,4 +1,4 @@
-"""Fetching artifacts from the control plane into a directory, chunk by chunk, each verified."""
+"""Downloads artifacts from the control plane into a directory, verifying each chunk."""
 
 import asyncio
 import hashlib
@@ -12,26 +12,26 @@ from sluice.manifests import CHUNK_BYTES, Manifest, ManifestError, parse_manifes
 _TRIES_MAX = 30
 _PAUSE_S = 1.0
 
-Place = tuple[Path, int]  # a file and an offset in it, in bytes
+Place = tuple[Path, int]  # a file, and an offset in it in bytes
 OnDone = Callable[[int, int], None]
 
 
 class Pull:
     """A download of one artifact into a directory beside the target, which it then replaces.
 
-    After an interruption the same call continues: it verifies the chunks that are there, and
+    After an interruption the same call continues: it verifies the chunks that are present, and
     fetches the rest. The target is never incomplete.
     """
 
     def __init__(self, directory: Path, manifest: Manifest) -> None:
-        """Prepare; nothing is written.
+        """Prepare a download without writing anything.
 
         Args:
             directory: Target; must be missing or empty.
             manifest: Manifest of the artifact.
 
         Raises:
-            ApiError: No other directory can replace the target.
+            ApiError: The target cannot be replaced by another directory.
         """
         self.directory = _replaceable(directory)
         self.part = self.directory.with_name(f"{self.directory.name}.{manifest.digest[:12]}.part")
@@ -40,16 +40,16 @@ class Pull:
         self._done_bytes = 0
 
     async def run(self, api: ApiClient, *, jobs: int, on_done: OnDone) -> None:
-        """Download, then put the directory in its place.
+        """Download the artifact, then rename the directory to the target.
 
         Args:
             api: Client of the control plane.
             jobs: Largest number of concurrent chunks.
-            on_done: Called with the bytes that are there, and all bytes.
+            on_done: Called with the number of present bytes and of all bytes.
 
         Raises:
             ApiError: The control plane cannot be reached, or has other bytes.
-            OSError: The disk is full, or may not be written.
+            OSError: The disk is full, or access is denied.
         """
         waiting = await asyncio.to_thread(self._prepare)
         missing = sum(len(places) * size for _, size, places in waiting)
@@ -66,12 +66,12 @@ class Pull:
                     content = await _fetch(api, sha256, size)
                     await asyncio.to_thread(_write, places, content)
                 except (ApiError, OSError):
-                    waiting.clear()  # the others end with what they have begun
+                    waiting.clear()  # the other workers finish the chunks that they have begun
                     raise
                 self._done_bytes += size * len(places)
                 on_done(self._done_bytes, self._all_bytes)
 
-        # A group would wrap the one error that people shall read.
+        # gather, because a TaskGroup would wrap the one error that people have to read.
         outcomes = await asyncio.gather(*(work() for _ in range(jobs)), return_exceptions=True)
         for outcome in outcomes:
             if outcome is not None:
@@ -79,7 +79,7 @@ class Pull:
         self.part.replace(self.directory)
 
     def _prepare(self) -> list[tuple[str, int, list[Place]]]:
-        """Create all files in their sizes; return missing chunks with their sizes and places."""
+        """Create all files in their sizes; return the missing chunks, with sizes and places."""
         self.part.mkdir(parents=True, exist_ok=True)
         lacking: dict[str, tuple[int, list[Place]]] = {}
         for entry in self._manifest.files:
@@ -93,7 +93,7 @@ class Pull:
                 if is_new or not _holds(place, chunk.sha256, chunk.size_bytes):
                     lacking.setdefault(chunk.sha256, (chunk.size_bytes, []))[1].append(place)
         waiting = [(sha256, size, places) for sha256, (size, places) in lacking.items()]
-        return waiting[::-1]  # they are taken from the end
+        return waiting[::-1]  # workers pop from the end
 
 
 def _replaceable(directory: Path) -> Path:
@@ -101,7 +101,7 @@ def _replaceable(directory: Path) -> Path:
         found = directory.resolve()
     except RuntimeError:  # the error of Python 3.11
         raise ApiError(f"{directory} is a loop of symbolic links") from None
-    # A shell in the working directory would go on in the empty one that was there before.
+    # A shell in the working directory would stay in the old, empty directory.
     if found == Path.cwd():
         why = "is the working directory"
     elif found.is_mount():
@@ -115,7 +115,7 @@ async def find_manifest(api: ApiClient, digest: str) -> Manifest:
     """Return the manifest of an artifact.
 
     Raises:
-        ApiError: There is none, or it does not match the digest.
+        ApiError: There is no manifest, or the manifest does not match the digest.
     """
     document = await api.call("GET", f"/v1/artifacts/{digest}/manifest")
     try:
@@ -128,7 +128,10 @@ async def find_manifest(api: ApiClient, digest: str) -> Manifest:
 
 
 async def fetch_file(api: ApiClient, manifest: Manifest, name: str) -> bytes:
-    """Return the content of a small file of an artifact; ApiError when it has none of that name."""
+    """Return the content of a small file of an artifact.
+
+    Raises ApiError if there is no such file.
+    """
     entry = manifest.find(name)
     if entry is None:
         raise ApiError(f"{manifest.digest} has no {name}")
@@ -137,7 +140,7 @@ async def fetch_file(api: ApiClient, manifest: Manifest, name: str) -> bytes:
 
 
 async def _fetch(api: ApiClient, sha256: str, size: int) -> bytes:
-    """Return a verified chunk; retries while the platform is busy or restarts."""
+    """Return a verified chunk; retries while the platform is busy or restarting."""
     for left in reversed(range(_TRIES_MAX)):
         try:
             content = await api.read(f"/v1/artifacts/chunks/{sha256}", {})

@@ -1,4 +1,4 @@
-"""`sluice explain`: why a request is where it is, or where it would go; queries the routers."""
+"""`sluice explain`: reasons of a request's placement, real or hypothetical, from the routers."""
 
 import asyncio
 import json
@@ -21,18 +21,18 @@ _TIMEOUT_S = 5.0
 _BYTES_PER_TOKEN = 4  # estimate for a text without counted tokens
 _TOKENS_MAX = 4_000_000
 _NUMBERS = ("cost", "owed", "prefill", "adapter", "cached", "active", "kv_free")
-_KEPT_TIMES = 2  # cost and owed, of what is left of a decision
+_KEPT_TIMES = 2  # values that a router keeps of a past decision: cost and owed
 _CHANNEL = (("grpc.enable_http_proxy", 0), ("grpc.max_receive_message_length", 64 << 20))
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A hypothetical request.
+    """A hypothetical request whose placement the routers explain.
 
     Attributes:
         model: Public name of the model.
-        prompt: Token ids; only their number matters while `cache_root` is empty.
-        cache_root: Root of the tenant's prefix cache; with it the routers know the cached blocks.
+        prompt: Token ids; without a `cache_root` only their number matters.
+        cache_root: Root of the tenant's prefix cache, by which the routers find cached blocks.
     """
 
     model: str
@@ -124,7 +124,7 @@ def _root(text: str, path: Path | None) -> bytes:
 
 
 async def find_request(api: ApiClient, request_id: str) -> tuple[list[wire.Explanation], list[str]]:
-    """Return the answer of the router that knows a request."""
+    """Return the answer of the router that has a request."""
     addresses = {cell["router_address"]: None for cell in await _cells(api)}
     request = wire.ExplainRequest(request_id=request_id)
     answers, silent = await _ask_all([(address, request) for address in addresses])
@@ -136,7 +136,7 @@ async def find_request(api: ApiClient, request_id: str) -> tuple[list[wire.Expla
 
 
 async def _suppose(api: ApiClient, question: Question) -> tuple[list[wire.Explanation], list[str]]:
-    """Return the answers of all cells that could serve a request, the best first."""
+    """Return the answers of all cells that could serve a request, the best answer first."""
     model = await _model(api, question.model)
     submit = await _submit(api, question, model)
     asked: list[tuple[str, wire.ExplainRequest]] = []
@@ -155,7 +155,7 @@ async def _suppose(api: ApiClient, question: Question) -> tuple[list[wire.Explan
 
 
 async def _model(api: ApiClient, name: str) -> dict[str, Any]:
-    """Return the model or release that a public name stands for."""
+    """Return the model or release that a public name resolves to."""
     alias = await api.find(f"/v1/aliases/{name}")
     target = name if alias is None else str(alias["target"])
     for kind in ("models", "releases"):
@@ -207,14 +207,14 @@ async def _cells(api: ApiClient) -> list[dict[str, Any]]:
 async def _ask_all(
     asked: list[tuple[str, wire.ExplainRequest]],
 ) -> tuple[list[wire.Explanation], list[str]]:
-    """Return the answers of routers, and the reasons of missing ones."""
+    """Return the answers of the routers, and the reasons of the missing answers."""
     replies = await asyncio.gather(*(_ask_router(*question) for question in asked))
     answers = [reply for reply in replies if isinstance(reply, wire.Explanation)]
     return answers, [reply for reply in replies if isinstance(reply, str)]
 
 
 async def _ask_router(address: str, request: wire.ExplainRequest) -> wire.Explanation | str:
-    import grpc.aio  # 0.2 s that no other command shall pay
+    import grpc.aio  # takes 0.2 s, which other commands need not spend
 
     from sluice.channels import channel_to
     from sluice.identity import CertificateRole
@@ -236,7 +236,7 @@ async def _ask_router(address: str, request: wire.ExplainRequest) -> wire.Explan
 
 
 def plain(answer: wire.Explanation) -> dict[str, Any]:
-    """Return a message in JSON's form, with all its fields."""
+    """Return a message as JSON values, with all its fields."""
     values = {field.name: getattr(answer, field.name) for field in answer.DESCRIPTOR.fields}
     values["candidates"] = [
         {field.name: getattr(candidate, field.name) for field in candidate.DESCRIPTOR.fields}
@@ -281,7 +281,7 @@ def _row(candidate: wire.Candidate, chosen: str) -> list[str]:
         *(candidate.cost_us, candidate.backlog_us),
         *(candidate.prefill_us, candidate.adapter_us),
     )
-    is_known = bool(candidate.health)  # else only a part of it was kept
+    is_known = bool(candidate.health)  # otherwise the router kept only a part of the candidate
     return [
         candidate.replica_id,
         *(

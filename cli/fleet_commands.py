@@ -1,4 +1,4 @@
-"""`sluice fleet`: pools, and what is observed of cells, replicas, nodes and routers."""
+"""`sluice fleet`: pools, and the observed state of cells, replicas, nodes and routers."""
 
 from typing import Annotated
 
@@ -194,14 +194,14 @@ def _put(
     as_json: bool,
     new: Json | None = None,
 ) -> None:
-    """Write a pool with the changes; a missing one begins as `new`, if that is given.
+    """Write a pool with changed fields; a missing pool begins as `new`, if that is given.
 
     Args:
         name: Id of the pool.
-        changes: Fields that are replaced.
+        changes: Fields that are replaced as a whole.
         parts: Fields of which only the given parts are replaced.
         as_json: Whether the pool is printed as JSON.
-        new: First form of a pool that is not there.
+        new: First version of a missing pool; None: the pool must exist.
     """
 
     def change(known: Json) -> Json:

@@ -1,4 +1,4 @@
-"""`sluice golden`: prompts that every replica answers regularly, and what came of it."""
+"""`sluice golden`: prompts that every replica answers regularly, and the resulting quarantines."""
 
 import json
 import re
@@ -188,7 +188,7 @@ def release_replica(
 async def _tokenized(
     gateway: ApiClient, model: str, asked: Json, expect: str
 ) -> tuple[list[int], list[int]]:
-    """Return the ids of a prompt, and of what is expected behind it."""
+    """Return the token ids of a prompt, and of the expected answer after the prompt."""
 
     async def ids(**text: Any) -> list[int]:
         found = await gateway.call("POST", "/tokenize", {"model": model, **text})
@@ -197,7 +197,7 @@ async def _tokenized(
     prompt = await ids(**asked)
     if not expect:
         return prompt, []
-    if "prompt" in asked:  # tokens may span the place where the prompt ends
+    if "prompt" in asked:  # a token may extend over the end of the prompt
         both = await ids(prompt=f"{asked['prompt']}{expect}")
         if len(both) > len(prompt) and both[: len(prompt)] == prompt:
             return prompt, both[len(prompt) :]
@@ -213,7 +213,7 @@ def _read(path: Path | None) -> Any:
 
 
 def _seconds(text: str) -> int:
-    """Return the seconds that `30s`, `5m` or `1h` are."""
+    """Return the seconds of a duration such as `30s`, `5m` or `1h`."""
     found = _EVERY.fullmatch(text)
     if found is None:
         raise typer.BadParameter(f"{text!r} is no time such as 30s or 5m", param_hint="--every")

@@ -1,4 +1,4 @@
-"""Token ids of golden prompts and answers as text, by the gateway's /detokenize."""
+"""Decodes token ids of golden prompts and answers into text, by the gateway's /detokenize."""
 
 import asyncio
 from collections.abc import Iterable, Sequence
@@ -13,14 +13,14 @@ Tokens = tuple[int, ...]
 
 
 class PoolTexts:
-    """Texts of token ids by pool; a pool whose gateway or model cannot decode them has none."""
+    """Texts of token ids by pool; empty for pools whose gateway or model cannot decode them."""
 
     def __init__(self, texts: dict[tuple[str, Tokens], str]) -> None:
-        """Take what was decoded."""
+        """Use these decoded texts."""
         self._texts = texts
 
     def of(self, pool_id: str, tokens: Sequence[int] | None) -> str:
-        """Return the text of token ids, quoted; the ids where the text is not known."""
+        """Return the quoted text of token ids; the ids themselves if the text is unknown."""
         if tokens is None:
             return "-"
         text = self._texts.get((pool_id, tuple(tokens)))
@@ -32,7 +32,7 @@ class PoolTexts:
 async def decode(admin: ApiClient, wanted: Iterable[tuple[str, Sequence[int] | None]]) -> PoolTexts:
     """Return the texts of pools' token ids, as far as the gateway can decode them.
 
-    Without OPENAI_BASE_URL and OPENAI_API_KEY there are none, and the ids are shown.
+    Without OPENAI_BASE_URL and OPENAI_API_KEY no ids are decoded, and commands show the ids.
 
     Args:
         admin: Admin REST, for the model of each pool.
@@ -55,7 +55,7 @@ async def decode(admin: ApiClient, wanted: Iterable[tuple[str, Sequence[int] | N
                 body = {"model": model_of[pool], "tokens": list(ids)}
                 found[pool, ids] = (await gateway.call("POST", "/detokenize", body))["prompt"]
             except (ApiError, KeyError):
-                return  # the ids are shown in its place
+                return  # commands show the ids instead
 
     async with ApiClient(url, key) as gateway:
         await asyncio.gather(*(one(gateway, *name) for name in asked))
@@ -63,7 +63,7 @@ async def decode(admin: ApiClient, wanted: Iterable[tuple[str, Sequence[int] | N
 
 
 def readable_result(result: Json, texts: PoolTexts) -> Json:
-    """Return a result of a golden prompt with texts in place of token ids."""
+    """Return a result of a golden prompt with texts instead of token ids."""
     pool = result["pool_id"]
     right = texts.of(pool, result["right"])
     return result | {
@@ -73,7 +73,7 @@ def readable_result(result: Json, texts: PoolTexts) -> Json:
 
 
 def readable_quarantine(found: Json, texts: PoolTexts) -> Json:
-    """Return a quarantine, a field per line, with texts in place of token ids."""
+    """Return a quarantine with one field per line, and texts instead of token ids."""
     pool, evidence = found["pool_id"], found["evidence"]
     lines = {name: value for name, value in found.items() if name != "evidence"}
     if not evidence:
@@ -89,7 +89,7 @@ def readable_quarantine(found: Json, texts: PoolTexts) -> Json:
 
 
 def token_ids_of(found: Json) -> list[tuple[str, Sequence[int] | None]]:
-    """Return the pool and all token ids of a quarantine."""
+    """Return all token ids of a quarantine, each list with the pool."""
     pool, evidence = found["pool_id"], found["evidence"]
     if not evidence:
         return []

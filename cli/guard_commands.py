@@ -1,4 +1,4 @@
-"""`sluice tenants guard`: rules on what a tenant's requests say and are answered."""
+"""`sluice tenants guard`: rules on the content of a tenant's requests and answers."""
 
 import json
 from pathlib import Path
@@ -114,7 +114,7 @@ def _kept(known: Json) -> Json:
 
 
 def _show(sets: list[dict[str, Any]], *, as_json: bool) -> None:
-    """Show sets; a table has the number of rules."""
+    """Print rule sets; the table has the number of rules."""
     if not as_json:
         sets = [it | {"rules": len(it["rules"])} for it in sets]
     show_objects(sets, _SHOWN, as_json=as_json)

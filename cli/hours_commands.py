@@ -1,4 +1,4 @@
-"""`sluice fleet hours`: how long replicas were there."""
+"""`sluice fleet hours`: the hours for which replicas existed."""
 
 from datetime import UTC, datetime
 from enum import StrEnum

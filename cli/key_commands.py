@@ -23,7 +23,7 @@ _SHOWN = ("id", "is_disabled", "expires", *METERED_NAMES, "scopes", "models")
 
 
 def duration_s(text: str) -> int:
-    """Return the seconds of `90d`, `12h`, `30m` or `45s`; BadParameter when it is none."""
+    """Return the seconds of `90d`, `12h`, `30m` or `45s`. Raises BadParameter for other texts."""
     found = _DURATION.fullmatch(text)
     if found is None:
         raise typer.BadParameter(f"{text!r} is no duration; 90d, 12h, 30m and 45s are")
@@ -31,7 +31,7 @@ def duration_s(text: str) -> int:
 
 
 def expiry_unix_ms(text: str, now_s: float) -> int:
-    """Return when a key ends: after a duration, with a day (UTC), or 0 for `never`."""
+    """Return when a key expires: after a duration, at the end of a day (UTC), or 0 for `never`."""
     if text == "never":
         return 0
     if re.fullmatch(r"\d{4}-\d\d-\d\d", text):
@@ -151,7 +151,7 @@ def _properties(
     expires: str | None,
     interval_ms: int | None,
 ) -> dict[str, Any]:
-    """Return the given properties of a key."""
+    """Return those properties of a key that were given as options."""
     return given(
         scopes=scopes or None,
         models=models or None,
@@ -162,7 +162,7 @@ def _properties(
 
 
 def rotate(path: str, grace: str, *, as_json: bool) -> None:
-    """Rotate the key at a path, and show the new one."""
+    """Rotate the key at a path, and print the new key."""
     body = {"grace_s": duration_s(grace)}
     made = ask(lambda api: api.call("POST", f"{path}/rotate", body))
     if not as_json:
@@ -182,7 +182,7 @@ def show_once(made: dict[str, Any], *, as_json: bool) -> None:
 
 
 def readable(key: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a key with its end in readable form, `expires`."""
+    """Return a key with its expiry in readable form, as `expires`."""
     return {**key, "expires": _moment(key["expires_at_unix_ms"])}
 
 

@@ -1,4 +1,4 @@
-"""Options for limits, one of each kind of `sluice.limits`."""
+"""Command options for limits, one option per kind of `sluice.limits`."""
 
 from collections.abc import Callable, Iterable
 from functools import wraps
@@ -16,9 +16,9 @@ _PLACE = "limits"
 def limit_options(
     kinds: Iterable[LimitKind], of: str
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Return a decorator that gives a command's `limits` an option of each kind.
+    """Return a decorator that replaces a command's `limits` by an option per kind of limit.
 
-    The command gets the given ones, by the names of their kinds.
+    The command gets the limits that were given, by the names of their kinds.
 
     Args:
         kinds: Kinds of limits.

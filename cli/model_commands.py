@@ -1,4 +1,4 @@
-"""`sluice models`: what can be asked for, under which names."""
+"""`sluice models`: the models, aliases and releases that requests can name."""
 
 from pathlib import Path
 from typing import Annotated
@@ -223,7 +223,7 @@ def remove_model_pools(model: Model) -> None:
 
 
 def _model_pool(text: str) -> Json:
-    """Return the entry of `POOL[=WEIGHT[,PRICE]]`."""
+    """Return the pool entry that `POOL[=WEIGHT[,PRICE]]` denotes."""
     name, _, factors = text.partition("=")
     try:
         weight, _, price = factors.partition(",")
@@ -277,13 +277,13 @@ def _put(
     as_json: bool,
     new: Json | None = None,
 ) -> None:
-    """Write a model with the changes; a missing one begins as `new`, if that is given."""
+    """Write a model with changed fields; a missing model begins as `new`, if that is given."""
     changes = changes | given(adapter_digest=adapter)
 
     def change(known: Json) -> Json:
         kept = {name: known[name] for name in known if name not in _READ_ONLY}
         changed = kept | changes
-        # A release keeps its digests, so with others the model stands for another one.
+        # A release keeps its digests, so a model with other digests needs another release.
         is_same = all(
             changed.get(part) == known.get(part) for part in ("base_digest", "adapter_digest")
         )

@@ -1,4 +1,4 @@
-"""`sluice fleet nodes`: what machines there are, and taking them out of service and back."""
+"""`sluice fleet nodes`: lists machines, and takes them out of service and back."""
 
 import asyncio
 from typing import Annotated, Any
@@ -115,7 +115,7 @@ def _order(node: str, orders: Json, *, as_json: bool) -> None:
 
 
 async def _until_empty(api: ApiClient, node: str) -> None:
-    """Print changes of the node's progress on stderr, until it has no replicas."""
+    """Print changes of a node's drain on stderr, until the node has no replicas."""
     said = ""
     while True:
         found = await api.call("GET", _path(node))
@@ -135,7 +135,7 @@ def _cordons(node: Json) -> list[str]:
 
 
 def _readable(node: Json) -> Json:
-    """Return a node with its accelerators in words."""
+    """Return a node with its accelerators described in words."""
 
     def told(fact: dict[str, Any]) -> str:
         line = f"{fact['index']}: {fact['name']} {fact['memory_bytes'] / _GIB:.4g} GiB"

@@ -1,7 +1,7 @@
 """Generates reference pages from the code, for `make docs`: settings, metrics, errors.
 
-The meaning of a setting stands once, under `Attributes:` in its class; that of a metric stands at
-its declaration. A test compares the pages with the result of this module.
+The meaning of a setting is written once, under `Attributes:` in its class, and that of a metric at
+its declaration. A test compares the pages with the output of this module.
 """
 
 from collections.abc import Iterable
@@ -89,7 +89,7 @@ def settings_page() -> str:
     """Return docs/config.md.
 
     Raises:
-        LookupError: A setting is not described in its class.
+        LookupError: A setting has no description in its class.
     """
     parts = [_SETTINGS_HEAD, _GENERATED]
     for service, owner in SETTINGS.items():
@@ -161,7 +161,7 @@ def _registries() -> dict[str, CollectorRegistry]:
 
 
 def _metrics(process: str, registry: CollectorRegistry) -> Iterable[Declared]:
-    # The library shows label names only on samples, which there are none of before the first value.
+    # The library shows label names only on samples, and there are none before the first value.
     for collector in registry._collector_to_names:  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
         names: Iterable[str] = getattr(collector, "_labelnames", ())
         bounds: Iterable[float] = getattr(collector, "_upper_bounds", ())

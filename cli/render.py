@@ -7,20 +7,21 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, cast
 
-if TYPE_CHECKING:  # rich takes 50 ms; health brings psutil, which only the local stack has
+# rich takes 50 ms to import; health imports psutil, which only the local stack has
+if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
     from cli.stack.health import HealthRow
 
-_PLAIN_WIDTH = 240  # pipes and files have no width; rich would take 80 and fold
-_FOLDED_WIDTH = 12  # of a column of text at least
-_GAP = 3  # columns between two
+_PLAIN_WIDTH = 240  # width for pipes and files, for which rich would assume 80 and fold lines
+_FOLDED_WIDTH = 12  # least width of a text column
+_GAP = 3  # columns between two table columns
 _IDS = ("id", "name", "tenant", "model", "key", "pool", "cell", "replica", "node")
 
 
 def console(*, stderr: bool = False) -> "Console":
-    """Return a console as wide as the terminal, or COLUMNS; wide where there is neither."""
+    """Return a console as wide as the terminal or COLUMNS; very wide if neither is known."""
     from rich.console import Console
 
     file = sys.stderr if stderr else sys.stdout
@@ -31,7 +32,7 @@ def console(*, stderr: bool = False) -> "Console":
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: str = "") -> "Table":
     """Return a table without frames; the columns named in `right` are right-aligned.
 
-    Text is folded where the table is too wide; a column of ids keeps them whole.
+    Text is folded if the table is too wide, but columns of ids are never folded.
     """
     from rich import box
     from rich.table import Table
@@ -54,7 +55,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: str =
 
 
 def show_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: str = "") -> None:
-    """Print a table; where its ids do not fit, it is wider than the console."""
+    """Print a table; if its ids do not fit, the table is wider than the console."""
     from rich.console import Console
 
     made, out = table(columns, rows, right=right), console()
@@ -68,14 +69,14 @@ def _is_id(column: str) -> bool:
 
 
 def show_json(value: Any) -> None:
-    """Print JSON."""
+    """Print a value as indented JSON."""
     sys.stdout.write(json.dumps(value, indent=2) + "\n")
 
 
 def show_objects(
     objects: Sequence[Mapping[str, Any]], columns: Sequence[str], *, as_json: bool
 ) -> None:
-    """Print objects of an API: some of their fields as a table, or all as JSON."""
+    """Print objects of an API: some fields as a table, or all fields as JSON."""
     if as_json:
         show_json(list(objects))
         return
@@ -84,7 +85,7 @@ def show_objects(
 
 
 def show_fields(item: Mapping[str, Any]) -> None:
-    """Print one object, a field per line."""
+    """Print one object with a field per line."""
     show_table(("field", "value"), [(name, _cell(item[name])) for name in item])
 
 
@@ -99,7 +100,7 @@ def _cell(value: object) -> str:
 
 
 def size_text(size_bytes: int | None) -> str:
-    """Return a size for people, in decimal units; `-` when it is not known."""
+    """Return a size for people, in decimal units; `-` if the size is unknown."""
     if size_bytes is None:
         return "-"
     size, unit = float(size_bytes), "B"
@@ -130,7 +131,7 @@ def status_json(rows: "Sequence[HealthRow]", phase: str, engine: str) -> dict[st
 
 
 def status_table(rows: "Sequence[HealthRow]") -> "Table":
-    """Return the table of processes, with health."""
+    """Return the table of processes with their health."""
     columns = ("name", "pid", "port", "memory", "health", "restarts", "uptime")
     cells = [
         (
@@ -159,7 +160,7 @@ def started_table(rows: "Sequence[HealthRow]") -> "Table":
 
 
 def duration(seconds: float) -> str:
-    """Return a duration with its two largest units."""
+    """Return a duration in its two largest units."""
     whole = int(seconds)
     days, hours, minutes = whole // 86400, whole % 86400 // 3600, whole % 3600 // 60
     if days:
@@ -170,7 +171,7 @@ def duration(seconds: float) -> str:
 
 
 def curl_line(base_url: str, key: str, model: str) -> str:
-    """Return one line that streams an answer when pasted into a shell."""
+    """Return a shell command line that streams an answer."""
     body = json.dumps(
         {
             "model": model,

@@ -1,4 +1,4 @@
-"""`sluice rollouts`: a release takes over a model's traffic in stages, and is watched."""
+"""`sluice rollouts`: starts and watches the staged move of a model's traffic to a release."""
 
 import asyncio
 import json
@@ -22,7 +22,7 @@ _SHOWN = ("id", "model_id", "canary", "phase", "reason", "stage", "share_percent
 _EVENTS = ("at", "event", "actor_id", "phase", "reason", "stage", "share_percent", "detail")
 _STAGES = ("share_percent", "duration_min_s", "sample_min", "duration_max_s", "is_shadow")
 _POLL_S = 0.5
-_LOST_S_MAX = 60.0  # without an answer: a control plane is replaced within seconds
+_LOST_S_MAX = 60.0  # seconds without an answer; a control plane is replaced within seconds
 _ROLLOUT = re.compile(r"rollout_[0-9a-z]{26}")
 _UNKNOWN_STATUS = 3  # 2 is for wrong words on the command line
 
@@ -179,7 +179,7 @@ def plan_rollouts(
 
 
 def _whole(found: Json) -> Json:
-    """Return durations of whole seconds as such, not as 8.64e+04."""
+    """Return whole numbers of seconds as integers, so that 86400 is not shown as 8.64e+04."""
     return {
         name: int(value) if isinstance(value, float) and value.is_integer() else value
         for name, value in found.items()
@@ -215,10 +215,10 @@ def _command(rollout: str, command: str, *, as_json: bool) -> None:
 
 
 async def _path(api: ApiClient, name: str) -> str:
-    """Return the path of a rollout that is named by its id, or by its model.
+    """Return the path of a rollout, given its id or its model.
 
     Raises:
-        ApiError: The model has none.
+        ApiError: The model has no rollout.
     """
     if _ROLLOUT.fullmatch(name):
         return f"/v1/rollouts/{name}"
@@ -249,7 +249,7 @@ def _show(found: Json, *, as_json: bool) -> None:
 
 
 def _show_gates(gates: list[Json], title: str) -> None:
-    """Show the evidence of the gates in a stage."""
+    """Print the evidence of the gates in a stage."""
     rows = [
         (
             gate["metric"],
@@ -272,7 +272,7 @@ def _show_gates(gates: list[Json], title: str) -> None:
 
 
 def _stage(found: Json) -> str:
-    """Return the number of the stage, as plans and explanations count: from 0."""
+    """Return the number of the stage, counted from 0 as in plans and explanations."""
     last = found["stages"] - 1
     return f"none yet (0 to {last})" if found["stage"] < 0 else f"{found['stage']} (0 to {last})"
 
@@ -283,7 +283,7 @@ def _percent(found: Json) -> str:
 
 
 def _left(found: Json) -> str | None:
-    """Return the remaining time of the stage at this pace; None: it does not go on."""
+    """Return the remaining time of the stage at the present pace; None if it does not advance."""
     left_s = found.get("stage_left_s")
     return None if left_s is None else f"about {duration(left_s)}"
 
@@ -297,7 +297,7 @@ def _seen(found: Json) -> str:
 
 
 async def _follow(api: ApiClient, rollout: str, *, as_json: bool) -> Json:
-    """Print a line for each change of a rollout, until it has ended; return it then."""
+    """Print a line per change of a rollout until it has ended, then return the rollout."""
     from rich.progress import BarColumn, Progress, TextColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[seen]}"))
@@ -327,7 +327,7 @@ async def _follow(api: ApiClient, rollout: str, *, as_json: bool) -> Json:
 
 
 async def _polled(api: ApiClient, path: str) -> Json:
-    """Return an object; a server that does not answer is tried again for a while."""
+    """Return an object; retries for a while if the server does not answer."""
     until_s = time.monotonic() + _LOST_S_MAX
     while True:
         try:

@@ -1,4 +1,4 @@
-"""`sluice scaling`: bounds of pools, numbers set by hand, and why a pool has its number."""
+"""`sluice scaling`: bounds and manual sizes of pools, and the reasons for their sizes."""
 
 import re
 from typing import Annotated, Any
@@ -235,7 +235,7 @@ def budget(
 
 
 def told(found: Json) -> list[str]:
-    """Return in words the reason of a pool's number."""
+    """Return the reason of a pool's size in words."""
     if not found.get("decided_at", "") and "wanted" not in found:
         return ["The pool has bounds and no plan yet: check that a control plane runs."]
     lines = [f"{found['wanted']} replicas ({found['ready']} ready, {found['booting']} booting):"]
@@ -282,7 +282,7 @@ def _show(found: Any, *, as_json: bool) -> None:
 
 
 def _seconds(text: str, option: str) -> float:
-    """Return a duration in seconds: a number with s, m, h or d."""
+    """Return the seconds of a duration: a number followed by s, m, h or d."""
     found = re.fullmatch(r"([0-9]{1,7}(?:\.[0-9]{1,3})?)([smhd])", text.strip())
     if found is None:
         message = f"{text!r} is no duration: 90s, 15m, 2h and 1d are"

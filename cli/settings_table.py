@@ -1,4 +1,4 @@
-"""The settings of every service, by its name; for the reference page and `sluice config`."""
+"""The settings classes of all services by name, for the reference page and `sluice config`."""
 
 import inspect
 import re
@@ -47,9 +47,9 @@ def descriptions(owner: type[ServiceSettings]) -> dict[str, str]:
 
 
 def accepted(field: FieldInfo) -> str:
-    """Return the type of a setting and its range."""
+    """Return the type and the range of a setting."""
     kind: Any = field.annotation
-    if type(None) in get_args(kind):  # the default is none, shown as empty
+    if type(None) in get_args(kind):  # a default of None is shown as empty
         kind = next(choice for choice in get_args(kind) if choice is not type(None))
     if get_origin(kind) is Annotated:
         kind = get_args(kind)[0]

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from cli.stack.services import StackOptions
 
 _INTERRUPTED = 130
-_STOP_TIMEOUT_S = 90.0  # the layers' grace times together
+_STOP_TIMEOUT_S = 90.0  # seconds; the sum of the grace times of all layers
 
 
 class EngineOption(StrEnum):
@@ -41,7 +41,7 @@ def fail(message: str, code: int = 1) -> typer.Exit:
 
 
 def _endpoint(value: str) -> str:
-    """Refuse here what telemetry would not start with."""
+    """Raise BadParameter for a URL that telemetry would refuse."""
     if value and re.fullmatch(r"https?://[^/\s]+/\S*", value) is None:
         raise typer.BadParameter(f"{value} is no http(s)://HOST:PORT/PATH; collectors: /v1/traces")
     return value
@@ -116,7 +116,7 @@ def up(
 
 
 def _run_here(home: Home, options: "StackOptions", ready_fd: int) -> None:
-    """Be the supervisor; `ready_fd` is the pipe to a waiting foreground process, or -1."""
+    """Run the supervisor; `ready_fd` is the pipe to a waiting foreground process, or -1."""
     import asyncio
 
     from cli.stack.progress import PipeRenderer, PlainRenderer, StartProgress, terminal_renderer
@@ -150,10 +150,10 @@ def _run_here(home: Home, options: "StackOptions", ready_fd: int) -> None:
 
 
 def _lock(home: Home) -> IO[str]:
-    """Return the held lock of the home.
+    """Take and return the lock of the home.
 
     Raises:
-        StackError: Another supervisor holds it, or the folder cannot be used.
+        StackError: Another supervisor holds the lock, or the folder cannot be used.
     """
     from cli.stack.preflight import check_home
 
@@ -169,7 +169,7 @@ def _lock(home: Home) -> IO[str]:
 
 
 def _start_in_background(home: Home, arguments: list[str]) -> None:
-    """Run `sluice up` again in a session of its own, show its progress, return when it serves."""
+    """Run `sluice up` in a session of its own, show its progress, and return when it serves."""
     from cli.stack.preflight import check_home
     from cli.stack.progress import replay, terminal_renderer
 
@@ -230,7 +230,7 @@ def print_summary(home: Home, began_unix_s: float) -> None:
 
 
 def _age_s() -> float:
-    """Return how long this process has been running."""
+    """Return the seconds for which this process has been running."""
     ticks = start_ticks(os.getpid())
     uptime_s = float(Path("/proc/uptime").read_text().split()[0])
     return max(0.0, uptime_s - ticks / os.sysconf("SC_CLK_TCK"))
@@ -261,7 +261,7 @@ def _running(state: StackState) -> list[str]:
 
 
 def _stop_supervisor(state: StackState) -> None:
-    """Ask the supervisor to stop everything, and wait; kill it when it does not get there."""
+    """Make the supervisor stop everything, and wait; kill the supervisor if it takes too long."""
     os.kill(state.supervisor_pid, signal.SIGTERM)
     deadline = time.monotonic() + _STOP_TIMEOUT_S
     while is_supervised(state) and time.monotonic() < deadline:

@@ -1,4 +1,4 @@
-"""More of `sluice artifacts`: pull, pins, garbage, uploads and signing keys."""
+"""Further commands of `sluice artifacts`: pull, pins, garbage, uploads and signing keys."""
 
 from collections import Counter
 from pathlib import Path

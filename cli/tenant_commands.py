@@ -1,4 +1,4 @@
-"""`sluice tenants`."""
+"""`sluice tenants`: the tenants, with their tiers, limits and fallbacks."""
 
 from collections.abc import Callable
 from typing import Annotated
@@ -154,7 +154,7 @@ def unpin(tenant: Tenant, model: PinnedModel, *, as_json: AsJson = False) -> Non
 
 
 def _fallbacks(options: list[str]) -> dict[str, str]:
-    """Return what `MODEL=OTHER` options say; an empty OTHER ends a fallback."""
+    """Return the fallbacks that `MODEL=OTHER` options set; an empty OTHER removes a fallback."""
     found: dict[str, str] = {}
     for option in options:
         model, mark, other = option.partition("=")
@@ -173,7 +173,7 @@ def _put(
     as_json: bool,
     new: Json | None = None,
 ) -> None:
-    """Write a tenant with the changes; one that is not there begins as `new`, if that is given."""
+    """Write a tenant with changed fields; a missing tenant begins as `new`, if that is given."""
 
     def change(known: Json) -> Json:
         known.pop("id", None)

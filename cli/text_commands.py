@@ -1,4 +1,4 @@
-"""`sluice tenants texts`: whether what a tenant's requests say is kept, redacted."""
+"""`sluice tenants texts`: whether redacted texts of a tenant's requests are kept, and which."""
 
 from typing import Annotated, Any
 

@@ -113,10 +113,10 @@ def delete_tier(tier: Tier) -> None:
 
 
 def model_limits(options: list[str]) -> dict[str, dict[str, int]]:
-    """Return what `MODEL NAME=N ...` options say; no limits end those of a model.
+    """Return the limits that `MODEL NAME=N ...` options set; no limits remove those of a model.
 
     Raises:
-        BadParameter: An option says something else.
+        BadParameter: An option has another form.
     """
     found: dict[str, dict[str, int]] = {}
     for option in options:
@@ -137,7 +137,7 @@ def _put(
     as_json: bool,
     new: Json | None = None,
 ) -> None:
-    """Write a tier with the changes; one that is not there begins as `new`, if that is given."""
+    """Write a tier with changed fields; a missing tier begins as `new`, if that is given."""
 
     def change(known: Json) -> Json:
         known.pop("id", None)

@@ -1,4 +1,4 @@
-"""`sluice tools`: tools that gateways call for the models of a tenant."""
+"""`sluice tools`: the tools that gateways call for a tenant's models."""
 
 import json
 import os
@@ -123,7 +123,7 @@ def _schema(file: Path) -> dict[str, Any]:
 
 
 def _headers(given_: list[str]) -> dict[str, str]:
-    """Return headers whose texts stand in variables: a command line can be seen by others."""
+    """Return headers whose values are in variables, because other users can see a command line."""
     headers: dict[str, str] = {}
     for one in given_:
         name, _, variable = one.partition("=")

@@ -1,4 +1,4 @@
-"""`sluice top`: pools, routers, tenants and models, as they are now."""
+"""`sluice top`: a live view of pools, routers, tenants and models."""
 
 import asyncio
 import json
@@ -32,9 +32,9 @@ from cli.top_sources import (
 from cli.top_view import View, build, lines
 
 _HOST = "127.0.0.1"
-_ADAPTER_DIGITS = 12  # of a digest, as metrics of engines show it
+_ADAPTER_DIGITS = 12  # digits of a digest, as in the engines' metrics
 _NAMES_TIMEOUT_S = 3.0
-# The other screen of the terminal, no cursor; and back.
+# Switch to the terminal's alternate screen without a cursor, and back.
 _ENTER, _LEAVE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
 _HOME, _END_LINE, _END_SCREEN = "\x1b[H", "\x1b[K", "\x1b[J"
 
@@ -70,7 +70,7 @@ def top(
     is_live = sys.stdin.isatty() and sys.stdout.isatty() and not once and not as_json
 
     async def run() -> None:
-        # A Prometheus has no certificate of ours.
+        # a Prometheus has no certificate of the platform
         verify = True if prometheus else trust()
         import httpx
 
@@ -99,7 +99,7 @@ def top(
 
 
 class _TargetOptions:
-    """Targets of the command line."""
+    """Returns the targets that the command line names."""
 
     def __init__(self, targets: Sequence[ScrapeTarget]) -> None:
         self._targets = targets
@@ -109,7 +109,7 @@ class _TargetOptions:
 
 
 class _Stack:
-    """Targets of the stack of $SLUICE_HOME: its services, and the replicas of now."""
+    """Returns the targets of the stack in $SLUICE_HOME: its services and its present replicas."""
 
     def __init__(self) -> None:
         home = Home.find()
@@ -131,7 +131,7 @@ class _Stack:
             return [*self._services, *await engine_targets(api)]
 
     async def models(self) -> dict[str, str]:
-        """Return names of models by the digits of their adapters; empty: not known now."""
+        """Return the names of models by the digits of their adapters; empty if unknown now."""
         try:
             async with asyncio.timeout(_NAMES_TIMEOUT_S), ApiClient(self._admin, self._key) as api:
                 found = await api.list("/v1/models")
@@ -142,7 +142,7 @@ class _Stack:
 
 
 class _Look:
-    """One look after the other."""
+    """Takes one view of the metrics after the other."""
 
     def __init__(self, source: ScrapeSource, models: Mapping[str, str]) -> None:
         self._source = source
@@ -150,10 +150,10 @@ class _Look:
         self._has_seen = False
 
     async def view(self) -> View:
-        """Return the picture of now: an empty one, with the reason, when all have fallen silent.
+        """Return the present view; if all targets are silent, an empty view with the reason.
 
         Raises:
-            SourceError: Nothing has ever answered.
+            ScrapeError: No target has ever answered.
         """
         try:
             change = await self._source.change()
@@ -169,7 +169,7 @@ async def _printed(
     look: _Look, interval_s: float, show: Callable[[View, bool], None], *, once: bool
 ) -> None:
     view = await look.view()
-    if not view.took_s:  # of one scrape alone there are no rates
+    if not view.took_s:  # a single scrape gives no rates
         await asyncio.sleep(interval_s)
         view = await look.view()
     show(view, once)
@@ -190,7 +190,7 @@ def _print_text(view: View, once: bool) -> None:
 
 
 async def _live(look: _Look, interval_s: float) -> None:
-    """Draw until q; SourceError: nothing answered the first time."""
+    """Draw until q is pressed. Raises ScrapeError if nothing answers the first time."""
     ended = asyncio.Event()
     with _screen(), _keys(ended):
         while not ended.is_set():
@@ -201,7 +201,7 @@ async def _live(look: _Look, interval_s: float) -> None:
 
 @contextmanager
 def _screen() -> Generator[None]:
-    """Use the terminal's alternate screen, and read keys without Enter; restore both at any end."""
+    """Use the alternate screen and read keys without Enter; restore both however this ends."""
     descriptor = sys.stdin.fileno()
     before = termios.tcgetattr(descriptor)
     try:
@@ -219,7 +219,7 @@ def _screen() -> Generator[None]:
 def _keys(ended: asyncio.Event) -> Generator[None]:
     """Set the event when q is pressed, or when the terminal is gone.
 
-    Ctrl-C ends the task, also where the parent process ignores the signal.
+    Ctrl-C ends the task, even if the parent process ignores the signal.
     """
     task = asyncio.current_task()
     assert task is not None, "drawn by a task"

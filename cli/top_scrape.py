@@ -1,7 +1,7 @@
-"""Scraped metrics, and rates from two scrapes a moment apart; pure.
+"""Scraped metrics, and rates from two consecutive scrapes; pure.
 
-A series keeps the labels of its target (`instance`, of engines `pool`), so that a restart or a loss
-of one process is told from a counter that went down.
+A series has the labels of its target (`instance`, for engines also `pool`), so that the restart or
+loss of one process is distinguished from a counter that decreased.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,10 +17,10 @@ _TOOK_S_MIN = 1e-3
 
 @dataclass(frozen=True)
 class Scrape:
-    """Values by name and labels; every series has the label `instance`.
+    """The values of a scrape by name and labels; every series has the label `instance`.
 
     Attributes:
-        at_s: Seconds at which it was taken, on any clock that does not go back.
+        at_s: Time of the scrape in seconds, on any monotonic clock.
         silent: Pages that did not answer, each with the reason.
     """
 
@@ -30,7 +30,7 @@ class Scrape:
 
     @cached_property
     def instances(self) -> frozenset[str]:
-        """Targets that have answered."""
+        """The targets that have answered."""
         labels = (labels for series in self.values.values() for labels in series)
         return frozenset(value for one in labels for name, value in one if name == INSTANCE)
 
@@ -39,9 +39,10 @@ def parse(text: str, target: Mapping[str, str]) -> Iterator[tuple[str, Labels, f
     """Yield the samples of one page in Prometheus' text format, with the labels of its target.
 
     Raises:
-        ValueError: The text is no page of metrics.
+        ValueError: The text is not a page of metrics.
     """
-    from prometheus_client.parser import text_string_to_metric_families  # 30 ms for no one else
+    # takes 30 ms, only where needed
+    from prometheus_client.parser import text_string_to_metric_families
 
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
@@ -53,7 +54,7 @@ def parse(text: str, target: Mapping[str, str]) -> Iterator[tuple[str, Labels, f
 def gathered(
     at_s: float, samples: Iterable[tuple[str, Labels, float]], silent: Iterable[str] = ()
 ) -> Scrape:
-    """Return a scrape of samples."""
+    """Return a scrape with these samples."""
     values: dict[str, dict[Labels, float]] = {}
     for name, labels, value in samples:
         values.setdefault(name, {})[labels] = value
@@ -62,29 +63,29 @@ def gathered(
 
 @dataclass(frozen=True)
 class ScrapeChange:
-    """Two scrapes, the earlier first."""
+    """Two scrapes, the earlier one first."""
 
     before: Scrape
     after: Scrape
 
     @property
     def took_s(self) -> float:
-        """Time between them; 0 when there is no usable interval for a rate."""
+        """Seconds between the scrapes; 0 if the interval is too short for a rate."""
         took_s = self.after.at_s - self.before.at_s
         return took_s if took_s >= _TOOK_S_MIN else 0.0
 
     def rate(self, name: str, **labels: str) -> float | None:
-        """Return the increase per second of all series with these labels; None: not known."""
+        """Return the increase per second of all series with these labels; None if unknown."""
         return next(iter(self.rates(name, **labels).values()), None)
 
     def rates(self, name: str, *by: str, **labels: str) -> dict[tuple[str, ...], float]:
-        """Return increases per second, summed up by some labels; a missing label is empty."""
+        """Return increases per second, summed by some labels; a missing label counts as empty."""
         if not self.took_s:
             return {}
         return {key: it / self.took_s for key, it in self._increases(name, by, labels).items()}
 
     def gauges(self, name: str, *by: str, **labels: str) -> dict[tuple[str, ...], list[float]]:
-        """Return the values of now, grouped by some labels."""
+        """Return the values of the later scrape, grouped by some labels."""
         found: dict[tuple[str, ...], list[float]] = {}
         for key, value in _matching(self.after, name, labels):
             found.setdefault(_group(key, by), []).append(value)
@@ -93,7 +94,7 @@ class ScrapeChange:
     def quantiles(
         self, name: str, shares: Iterable[float], *by: str
     ) -> dict[tuple[str, ...], list[float | None]]:
-        """Return quantiles of what a histogram saw between the scrapes, grouped by some labels."""
+        """Return quantiles of a histogram's values between the scrapes, grouped by some labels."""
         buckets: dict[tuple[str, ...], dict[float, float]] = {}
         for (*group, edge), count in self._increases(f"{name}_bucket", (*by, "le"), {}).items():
             found = buckets.setdefault(tuple(group), {})
@@ -113,7 +114,7 @@ class ScrapeChange:
             then = earlier.get(key)
             if then is None and dict(key).get(INSTANCE) not in self.before.instances:
                 continue  # counts from before the first scrape have no known rate
-            # A counter that went down began anew, as one that was not there.
+            # A counter that decreased started again from 0, like a counter that is new.
             group = _group(key, by)
             grown = now if then is None or now < then else now - then
             found[group] = found.get(group, 0.0) + max(0.0, grown)
@@ -121,12 +122,12 @@ class ScrapeChange:
 
 
 def quantile(counts: Mapping[float, float], share: float) -> float | None:
-    """Return a quantile of a histogram, linear within a bucket; None when it saw nothing.
+    """Return a quantile of a histogram, linear within a bucket; None if the histogram is empty.
 
     Args:
-        counts: Number of values at or below each edge. They should not fall from edge to edge, but
-            scrapes are not one instant: the largest so far counts.
-        share: 0 to 1.
+        counts: Number of values at or below each edge. Scrapes are not simultaneous, so a count
+            may be lower than that of a lower edge; then the largest count so far is used.
+        share: The quantile, from 0 to 1.
     """
     edges = sorted(counts)
     total = max(counts.values(), default=0.0)
@@ -137,7 +138,7 @@ def quantile(counts: Mapping[float, float], share: float) -> float | None:
         upto = max(below, counts[high])
         if upto >= wanted and upto > below:
             if high == inf:
-                return low or None  # beyond the last edge there is: at least that
+                return low or None  # beyond the last edge, the best known lower bound
             return low + (high - low) * (wanted - below) / (upto - below)
         below = upto
     return edges[-1] if edges[-1] != inf else (edges[-2] if len(edges) > 1 else None)

@@ -1,4 +1,4 @@
-"""Where `sluice top` gets its numbers: pages of processes, or a Prometheus that scrapes them."""
+"""Sources of the numbers of `sluice top`: the metrics pages of processes, or a Prometheus."""
 
 import asyncio
 import time
@@ -19,7 +19,7 @@ _TIMEOUT_S = 2.0
 _AT_ONCE = 32
 _PAGE_BYTES_MAX = 8 << 20
 _TARGETS_EVERY_S = 10.0
-# All that is read, so that a Prometheus is not asked for more; tests compare it with the metrics.
+# All metrics that the views use, so that a Prometheus returns no others; tests check the list.
 NAMES = (
     *("llm_e2e_seconds_count", "llm_goodput_requests_total", "router_tokens_total"),
     *("gateway_open_generations", "llm_ttft_seconds_bucket", "llm_itl_seconds_bucket"),
@@ -33,7 +33,7 @@ NAMES = (
 
 @dataclass(frozen=True, slots=True)
 class ScrapeTarget:
-    """One page of metrics; `labels` go onto all its series."""
+    """One page of metrics; `labels` are added to all its series."""
 
     url: str
     labels: tuple[tuple[str, str], ...] = ()
@@ -45,27 +45,27 @@ class ScrapeTarget:
 
 
 class ScrapeSource(Protocol):
-    """Gives two scrapes at a time."""
+    """A source that returns two scrapes at a time."""
 
     async def change(self) -> ScrapeChange:
-        """Return the latest scrape and one before it; SourceError: there is none."""
+        """Return the latest scrape and an earlier one. Raises ScrapeError if there is none."""
         ...
 
 
 class ScrapeError(RuntimeError):
-    """Nothing can be had; the message is for people."""
+    """No metrics can be read; the message is for people."""
 
 
 class Targets(Protocol):
-    """Tells what there is to scrape."""
+    """A function that lists what to scrape."""
 
     async def __call__(self) -> Sequence[ScrapeTarget]:
-        """Return the targets of now; ApiError: they cannot be had."""
+        """Return the present targets. Raises ApiError if they cannot be listed."""
         ...
 
 
 class Pages:
-    """Scrapes the pages of processes; the first change is from the first scrape on."""
+    """Scrapes the pages of processes; each change begins at the previous scrape."""
 
     def __init__(self, http: "httpx.AsyncClient", targets: Targets) -> None:
         self._http = http
@@ -76,7 +76,7 @@ class Pages:
         self._last: Scrape | None = None
 
     async def change(self) -> ScrapeChange:
-        """Return what changed since the last call; the first has no time in between."""
+        """Return the changes since the last call; the first call returns an interval of 0 s."""
         await self._look()
         limit = asyncio.Semaphore(_AT_ONCE)
         at_s = time.monotonic()
@@ -92,7 +92,7 @@ class Pages:
         return ScrapeChange(before, scrape)
 
     async def _look(self) -> None:
-        """Look up targets again from time to time; without an answer the earlier ones stay."""
+        """Update the targets at intervals; without an answer the earlier targets stay."""
         if self._known and time.monotonic() - self._known_at_s < _TARGETS_EVERY_S:
             return
         try:
@@ -131,10 +131,10 @@ class Pages:
 
 
 def parse_targets(words: Iterable[str]) -> list[ScrapeTarget]:
-    """Return targets of the form URL, or POOL=URL for engines.
+    """Return the targets denoted by words of the form URL, or POOL=URL for engines.
 
     Raises:
-        ValueError: One is neither.
+        ValueError: A word has neither form.
     """
     targets: list[ScrapeTarget] = []
     for word in words:
@@ -150,7 +150,7 @@ def parse_targets(words: Iterable[str]) -> list[ScrapeTarget]:
 
 
 async def engine_targets(api: ApiClient) -> list[ScrapeTarget]:
-    """Return the metrics pages of all replicas that have started; ApiError: not to be had."""
+    """Return the metrics pages of all replicas that have started. Raises ApiError."""
     scheme = "https" if has_certificate() else "http"
     return [
         ScrapeTarget(f"{scheme}://{it['metrics_address']}/metrics", (("pool", it["pool_id"]),))
@@ -160,7 +160,7 @@ async def engine_targets(api: ApiClient) -> list[ScrapeTarget]:
 
 
 class Prometheus:
-    """Asks a Prometheus for its values of now and of a while ago."""
+    """Queries a Prometheus for present and earlier values."""
 
     def __init__(self, http: "httpx.AsyncClient", url: str, window_s: float) -> None:
         self._http = http
@@ -168,7 +168,7 @@ class Prometheus:
         self._window_s = window_s
 
     async def change(self) -> ScrapeChange:
-        """Return how the window of until now began, and ended; SourceError: it says nothing."""
+        """Return the window's first and last values. Raises ScrapeError if Prometheus has none."""
         import httpx
 
         now_s = time.time()

@@ -1,6 +1,6 @@
-"""Pictures of `sluice top`, made of two scrapes; pure.
+"""Views of `sluice top`, computed from two scrapes; pure.
 
-Everything may be missing: None is shown as `-`, never as 0.
+Any number may be missing; None is shown as `-`, never as 0.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,14 +13,14 @@ _TENANTS_MAX = 10
 _MODELS_MAX = 10
 _READY = "ready"
 _ENDED = ("stopped", "lost")
-_NAME_MIN = 8  # a name is cut down to this before columns are left out
+_NAME_MIN = 8  # length to which a name is shortened before columns are left out
 _QUANTILES = (0.5, 0.95)
 Number = float | None
 
 
 @dataclass(frozen=True, slots=True)
 class FleetView:
-    """All gateways and routers together; times in seconds, rates per second."""
+    """The sums over all gateways and routers; times in seconds, rates per second."""
 
     requests_per_s: Number
     failed_per_s: Number
@@ -34,12 +34,12 @@ class FleetView:
 
 @dataclass(frozen=True, slots=True)
 class PoolView:
-    """The replicas of a pool; KV and batch as engines tell.
+    """The replicas of a pool; the figures of KV and batch are the engines' own.
 
     Attributes:
-        kv_max: Share of the fullest replica's KV blocks that sequences hold.
-        batch: Sequences in all running batches.
-        cached: Share of prompt tokens found in prefix caches.
+        kv_max: Share of KV blocks that sequences hold, in the replica where it is greatest.
+        batch: Number of sequences in all running batches.
+        cached: Share of prompt tokens that were found in prefix caches.
     """
 
     name: str
@@ -56,7 +56,7 @@ class PoolView:
 
 @dataclass(frozen=True, slots=True)
 class RouterView:
-    """A router; TTFT is from its queue to the engine's first token."""
+    """One router; its TTFT is measured from its queue to the engine's first token."""
 
     name: str
     queued: Number
@@ -68,7 +68,7 @@ class RouterView:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Load of one tenant, or of one model."""
+    """The load of one tenant, or of one model."""
 
     name: str
     requests_per_s: Number
@@ -78,7 +78,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """One picture of the platform."""
+    """One view of the platform."""
 
     took_s: float
     fleet: FleetView
@@ -89,16 +89,16 @@ class View:
     silent: Sequence[str]
 
     def as_json(self) -> dict[str, Any]:
-        """Return it for programs."""
+        """Return the view as JSON values for programs."""
         return asdict(self)
 
 
 def build(change: ScrapeChange, models: Mapping[str, str] | None = None) -> View:
-    """Return what two scrapes say.
+    """Return the view that two scrapes show.
 
     Args:
         change: The scrapes.
-        models: Names of models by the digits of their adapters that metrics show.
+        models: Names of models by those digits of their adapters that metrics show.
     """
     return View(
         took_s=change.took_s,
@@ -127,7 +127,7 @@ def _fleet(change: ScrapeChange) -> FleetView:
 
 
 def _pools(change: ScrapeChange) -> list[PoolView]:
-    # Each control plane tells of all replicas, each router of its own cells, each engine of itself.
+    # Control planes report on all replicas, a router on its own cells, an engine on itself.
     states = change.gauges("control_plane_replicas_count", "pool", "state")
     queued = change.gauges("llm_queue_depth", "pool")
     kv = _of_engines(change, "nv_trt_llm_kv_cache_block_metrics", kv_cache_block_type="fraction")
@@ -163,7 +163,7 @@ def _pools(change: ScrapeChange) -> list[PoolView]:
 def _of_engines(
     change: ScrapeChange, name: str, **labels: str
 ) -> dict[tuple[str, ...], list[float]]:
-    """Return a value per engine by pool; an engine may show it for several models: the largest."""
+    """Return a value per engine by pool; if an engine has one per model, the largest."""
     found: dict[tuple[str, ...], list[float]] = {}
     for (pool, _), values in change.gauges(name, "pool", INSTANCE, **labels).items():
         found.setdefault((pool,), []).append(max(values))
@@ -201,7 +201,7 @@ def _tenants(change: ScrapeChange) -> list[Share]:
 
 
 def _models(change: ScrapeChange, names: Mapping[str, str]) -> list[Share]:
-    """Return adapters as engines count them, and what is left of a pool's output: its base."""
+    """Return the shares of adapters as engines count them, and the rest of each pool, its base."""
     output = change.rates("llm_adapter_tokens_total", "pool", "adapter", kind="output")
     prompt = change.rates("llm_adapter_tokens_total", "pool", "adapter", kind="prompt")
     shares = [
@@ -285,7 +285,7 @@ def _share_cells(share: Share) -> tuple[str, ...]:
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> Iterator[str]:
-    """Yield a table, the first column to the left; the name is cut where it is narrow."""
+    """Yield a table with a left-aligned first column, whose names are cut if it is narrow."""
     if not rows:
         return
     widths = [max(len(row[at]) for row in (heads, *rows)) for at in range(len(heads))]

@@ -1,9 +1,9 @@
-"""A request's trace as text: its stages on one time axis, and what is said around them; pure.
+"""Shows a request's trace as text: its stages on one time axis, with notes; pure.
 
-An event holds lengths of stages, not their begins. They follow one another, so the begins are
-sums. Where a request had several attempts, each has bars of its own below the gateway's; without
-them (an older gateway), lengths of a resumed answer are those of its last attempt and belong
-nowhere on the axis: then they are told apart.
+An event has the lengths of stages, not their begins. Stages follow one another, so each begin is a
+sum of lengths. If a request had several attempts, each attempt has bars of its own below the
+gateway's. Without attempts (from an older gateway), the lengths of a resumed answer are those of
+its last attempt and have no place on the axis, so they are shown separately.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,14 +14,14 @@ Row = Mapping[str, Any]
 
 _NAME_WIDTH = 13
 _TIME_WIDTH = 10
-_BAR_MIN = 10  # narrower bars say nothing
+_BAR_MIN = 10  # narrower bars show too little
 _BAR_MAX = 100
 _HTTP_ERROR = 400
 
 
 @dataclass(frozen=True, slots=True)
 class TraceStage:
-    """A span of a request's time, in microseconds since the gateway received it."""
+    """A time range of a request, in microseconds since the gateway received the request."""
 
     name: str
     start_us: int
@@ -29,12 +29,12 @@ class TraceStage:
 
 
 def stages(row: Row) -> list[TraceStage]:
-    """Return the stages of an event in order; they cover its time without gaps."""
+    """Return the stages of an event in order; they cover its whole time without gaps."""
     total_us = max(row["total_us"], row["ttft_us"], row["gateway_us"])
     gateway_us = row["gateway_us"]
-    if not gateway_us:  # it ended in the gateway
+    if not gateway_us:  # the request ended in the gateway
         return [TraceStage("gateway", 0, total_us)] if total_us else []
-    # Without streaming, the first bytes are those of the whole answer.
+    # Without streaming, the first bytes are sent with the whole answer.
     is_first_known = row["is_stream"] and row["ttft_us"] > 0
     first_us = row["ttft_us"] if is_first_known else total_us
     lengths = [("gateway", gateway_us)]
@@ -64,7 +64,7 @@ def stages(row: Row) -> list[TraceStage]:
 
 
 def attempt_stages(row: Row, attempts: Sequence[Row]) -> list[TraceStage]:
-    """Return the gateway's stage and those of each attempt, which may run side by side."""
+    """Return the stages of the gateway and of each attempt, which may overlap in time."""
     total_us = max(row["total_us"], row["ttft_us"], *(it["ended_us"] for it in attempts))
     found = [
         TraceStage("gateway", 0, min(row["gateway_us"], attempts[0]["submitted_us"], total_us))
@@ -91,8 +91,8 @@ def attempt_stages(row: Row, attempts: Sequence[Row]) -> list[TraceStage]:
 
 
 def _engine_lengths(row: Row) -> list[tuple[str, int]]:
-    """Return what a sequence waited for in its engine: its adapter, then a place in a batch."""
-    load_us = row.get("load_us", 0)  # an older service does not tell
+    """Return a sequence's waits in its engine: for its adapter, then for a place in a batch."""
+    load_us = row.get("load_us", 0)  # an older service does not send this field
     return [("load", load_us), ("batch", max(0, row["engine_queue_us"] - load_us))]
 
 
@@ -105,7 +105,7 @@ def _labels(attempts: Sequence[Row]) -> list[str]:
 
 
 def attempt_text(attempt: Row, row: Row) -> str:
-    """Return where an attempt ran, what it brought, and why it ended."""
+    """Return where an attempt ran, its tokens, and the reason of its end."""
     label = f"answer {attempt['part']}, " if row["choices"] > 1 else ""
     where = attempt["replica_id"] or "no replica"
     text = (
@@ -117,7 +117,7 @@ def attempt_text(attempt: Row, row: Row) -> str:
 
 
 def reality(attempt: Row) -> str:
-    """Return what became of what a router predicted, when it placed an attempt."""
+    """Return a comparison of a router's prediction for an attempt with what happened."""
     decision = attempt["decision"]
     waited_us = attempt["first_us"] - attempt["submitted_us"] - attempt["queue_us"]
     came = f"came after {time_text(max(0, waited_us))}" if attempt["first_us"] else "never came"
@@ -132,14 +132,14 @@ def _notes_of_one(attempts: Sequence[Row]) -> list[str]:
 
 
 def bar(stage: TraceStage, total_us: int, width: int) -> str:
-    """Return `width` characters, full where the stage is; a stage has at least one."""
+    """Return a bar of `width` characters, filled where the stage is; at least one is filled."""
     begin = min(width - 1, stage.start_us * width // total_us)
     end = min(width, max(begin + 1, -(-stage.end_us * width // total_us)))
     return (" " * begin + "█" * (end - begin)).ljust(width)
 
 
 def waterfall(found: Sequence[TraceStage], width: int) -> Iterator[str]:
-    """Yield a line per stage: name, bar to scale, begin, length; without bars where too narrow."""
+    """Yield a line per stage: name, bar to scale, begin, length; no bars if it is too narrow."""
     total_us = max((stage.end_us for stage in found), default=0) or 1
     bar_width = min(_BAR_MAX, width - _NAME_WIDTH - 2 * _TIME_WIDTH - 3)
     head = ("", "", "from", "takes")
@@ -160,7 +160,7 @@ def waterfall(found: Sequence[TraceStage], width: int) -> Iterator[str]:
 
 
 def lines(trace: Mapping[str, Any], width: int) -> Iterator[str]:
-    """Yield all that is shown of what `GET /v1/requests/{id}` tells."""
+    """Yield all lines that are shown for an answer of `GET /v1/requests/{id}`."""
     row, attempts = trace["request"], trace.get("attempts") or []
     yield from _head(row)
     has_several = len(attempts) > 1
@@ -176,7 +176,7 @@ def lines(trace: Mapping[str, Any], width: int) -> Iterator[str]:
 
 
 def time_text(micros: int) -> str:
-    """Return a length of time for people, to three digits or so."""
+    """Return a duration for people, with about three digits."""
     if micros < 1_000_000:
         return f"{micros / 1000:.2f} ms" if micros < 100_000 else f"{micros / 1000:.0f} ms"
     return f"{micros / 1e6:.2f} s"
@@ -222,7 +222,7 @@ def _pairs(*pairs: tuple[str, str]) -> str:
 
 
 def _notes(row: Row, has_attempts: bool) -> Iterator[str]:
-    """Yield what the bars cannot show."""
+    """Yield notes on facts that the bars cannot show."""
     if row["resumes"] and not has_attempts:
         yield (
             f"resumed {row['resumes']} x; of the last attempt, on {row['replica_id']}: "

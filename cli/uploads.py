@@ -1,4 +1,4 @@
-"""Sending directories to the control plane, chunk by chunk."""
+"""Uploads directories to the control plane, chunk by chunk."""
 
 import asyncio
 from collections.abc import Callable
@@ -13,7 +13,7 @@ _TRIES_MAX = 30
 
 
 def _no_progress(_sent_bytes: int, _all_bytes: int) -> None:
-    """Do nothing: no caller watches."""
+    """Do nothing; the default of `upload` for callers that show no progress."""
 
 
 async def upload(
@@ -25,21 +25,21 @@ async def upload(
     jobs: int = 4,
     on_sent: Callable[[int, int], None] = _no_progress,
 ) -> Json:
-    """Upload a directory; chunks that are there are not sent, and a broken upload goes on.
+    """Upload a directory; sends only missing chunks, so that an interrupted upload can continue.
 
     Args:
         api: Client of the control plane.
         directory: Directory whose files are sent.
         manifest: Manifest of the directory.
-        body: First request of an upload: kind, base, tenant, signatures, manifest.
-        jobs: Chunks on their way at once.
-        on_sent: Called with the sent bytes, and all bytes.
+        body: Body of the request that begins the upload: kind, base, tenant, signatures, manifest.
+        jobs: Number of chunks that are sent concurrently.
+        on_sent: Called with the number of sent bytes and of all bytes.
 
     Returns:
-        The upload, accepted.
+        The accepted upload.
 
     Raises:
-        ApiError: The upload was refused, with the reasons, or the control plane cannot be reached.
+        ApiError: The upload was refused, with the reasons, or the control plane is unreachable.
     """
     found = await api.call("POST", "/v1/artifacts/uploads", body)
     path = f"/v1/artifacts/uploads/{found['id']}"
@@ -55,7 +55,7 @@ async def upload(
             sent_bytes += size
             on_sent(sent_bytes, all_bytes)
 
-    # A group would wrap the one error that people shall read.
+    # gather, because a TaskGroup would wrap the one error that people have to read.
     outcomes = await asyncio.gather(*(work() for _ in range(jobs)), return_exceptions=True)
     for outcome in outcomes:
         if outcome is not None:
@@ -64,7 +64,7 @@ async def upload(
 
 
 async def _put(api: ApiClient, path: str, content: bytes) -> None:
-    """Send a chunk; while the platform is busy or restarts, again."""
+    """Send a chunk; retries while the platform is busy or restarting."""
     for left in reversed(range(_TRIES_MAX)):
         try:
             await api.send_bytes(path, content)
@@ -77,7 +77,7 @@ async def _put(api: ApiClient, path: str, content: bytes) -> None:
 
 
 def _places(directory: Path, manifest: Manifest) -> dict[str, tuple[Path, int]]:
-    """Return the file and offset of each chunk."""
+    """Return the file of each chunk and the chunk's offset in the file."""
     return {
         chunk.sha256: (directory / file.name, index * CHUNK_BYTES)
         for file in manifest.files
@@ -92,7 +92,7 @@ def _read(path: Path, offset: int, size: int) -> bytes:
 
 
 async def ended(api: ApiClient, found: Json) -> Json:
-    """Return an upload once it was accepted; ApiError if it was refused or cancelled."""
+    """Wait for an upload's end; return it if accepted. Raises ApiError if refused or cancelled."""
     while found["state"] not in _ENDED:
         await asyncio.sleep(_POLL_S)
         found = await api.call("GET", f"/v1/artifacts/uploads/{found['id']}")

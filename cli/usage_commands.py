@@ -1,4 +1,4 @@
-"""`sluice usage`: the ledger."""
+"""`sluice usage`: requests and tokens by tenant, key and model, from the usage ledger."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -29,7 +29,7 @@ _COMPARED = (
 
 
 class GranularityOption(StrEnum):
-    """Time span of one row."""
+    """The time range of one row."""
 
     HOUR = "hour"
     DAY = "day"

@@ -1,4 +1,4 @@
-"""`sluice version`."""
+"""`sluice version`: the version, and the build of the router's core."""
 
 from importlib.metadata import version as installed_version
 

@@ -1,7 +1,7 @@
-"""The protocol between an engine and its node's agent about artifacts: lines of JSON.
+"""The protocol between an engine and its node's agent about artifacts, as lines of JSON.
 
-The engine sends its complete list of waits and files in use with every change, so that a restarted
-agent has the same knowledge. The agent sends the outcomes of the waits.
+With every change, the engine sends its complete lists of awaited artifacts and of files in use, so
+that a restarted agent has the same knowledge. The agent sends the outcomes of the waits.
 """
 
 import json
@@ -10,21 +10,21 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 LINE_BYTES_MAX = 1 << 20
-_DIGESTS_MAX = 8192  # in one line
+_DIGESTS_MAX = 8192  # largest number of digests in one line
 
 
 class LineError(ValueError):
-    """An invalid line."""
+    """A line is not a valid message of the protocol."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A line from the engine.
+    """A line from the engine: its waits, its files in use, and its new uses.
 
     Attributes:
-        waits: Digests of all artifacts that requests wait for.
-        reads: Digests of all artifacts whose files must stay.
-        uses: Digest -> requests since the last line.
+        waits: Digests of all artifacts for which requests wait.
+        reads: Digests of all artifacts whose files must stay on the disk.
+        uses: Digest -> number of requests since the last line.
     """
 
     waits: frozenset[str] = frozenset()
@@ -34,7 +34,10 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class ArtifactOutcome:
-    """A line from the agent: the outcome for an artifact; without a code it is on the disk."""
+    """A line from the agent: the outcome of a wait.
+
+    If it has no code, the artifact is on the disk.
+    """
 
     digest: str
     code: str = ""
@@ -42,7 +45,7 @@ class ArtifactOutcome:
 
 
 def encode_request(ask: Ask) -> bytes:
-    """Return the line."""
+    """Return the line of an engine's message."""
     return _line(
         {
             "waits": sorted(ask.waits),
@@ -53,7 +56,7 @@ def encode_request(ask: Ask) -> bytes:
 
 
 def decode_request(line: bytes) -> Ask:
-    """Return the content of a line; LineError."""
+    """Return the message in an engine's line. Raises LineError if it is invalid."""
     fields = _fields(line, {"waits": list, "reads": list, "uses": dict})
     waits, reads, uses = fields["waits"], fields["reads"], fields["uses"]
     if max(len(waits), len(reads), len(uses)) > _DIGESTS_MAX:
@@ -66,12 +69,12 @@ def decode_request(line: bytes) -> Ask:
 
 
 def encode_outcome(told: ArtifactOutcome) -> bytes:
-    """Return the line."""
+    """Return the line of an agent's message."""
     return _line({"digest": told.digest, "code": told.code, "message": told.message})
 
 
 def decode_outcome(line: bytes) -> ArtifactOutcome:
-    """Return the content of a line; LineError."""
+    """Return the message in an agent's line. Raises LineError if it is invalid."""
     return ArtifactOutcome(**_fields(line, {"digest": str, "code": str, "message": str}))
 
 

@@ -1,10 +1,10 @@
-"""Checks the interpreter that Triton embeds for packages that damage its answers."""
+"""Checks the interpreter that Triton embeds for packages that would corrupt its answers."""
 
 import numpy as np
 
 
 def check_interpreter() -> None:
-    """Raise RuntimeError where a package of this interpreter would damage Triton's answers."""
+    """Raise RuntimeError if a package of this interpreter would corrupt Triton's answers."""
     if int(np.__version__.split(".")[0]) >= 2:
         raise RuntimeError(
             f"numpy {np.__version__} corrupts tensors in Triton's Python backend; install"

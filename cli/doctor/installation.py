@@ -1,13 +1,13 @@
-"""Problems of an installation, on this machine or elsewhere; pure: facts in, findings out."""
+"""Finds the problems of an installation, local or remote; pure: facts in, findings out."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from cli.doctor.model import DoctorFinding, DoctorLevel, ok
 
-# Hours and budgets are cut by servers' clocks, tickets of peers refuse minutes; HTTP tells seconds.
+# Budgets end by servers' clocks, and peers' tickets expire by minutes; HTTP dates have seconds.
 CLOCK_S_WELL, CLOCK_S_MAX = 3.0, 30.0
-SNAPSHOT_S_MAX = 60.0  # as the alert ControlStateStale has it
+SNAPSHOT_S_MAX = 60.0  # the threshold of the alert ControlStateStale
 SEEN_S_MAX = 60.0
 DAY_S = 86_400
 CERTIFICATE_S_WELL = 14 * DAY_S
@@ -17,15 +17,15 @@ LOCK_S_MAX = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceFacts:
-    """The answers of one process.
+    """The answers of one service process.
 
     Attributes:
         name: Name of the process.
-        url: URL that was asked.
-        problem: Reason why the service did not answer, or is not ready; empty: it is.
-        version: Version of the program; empty: unknown.
-        clock_ahead_s: Lead of its clock over this machine's, in whole seconds; None: unknown.
-        snapshot_age_s: Seconds since it heard from the control plane; None: it does not follow one.
+        url: URL that was queried.
+        problem: Reason why the service does not answer or is not ready; empty if it is ready.
+        version: Version of the program; empty if unknown.
+        clock_ahead_s: Lead of its clock over this machine's in whole seconds; None if unknown.
+        snapshot_age_s: Seconds since its last news from the control plane; None if it needs none.
     """
 
     name: str
@@ -38,15 +38,15 @@ class ServiceFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatabaseFacts:
-    """The answers of PostgreSQL.
+    """The facts that PostgreSQL's answers show.
 
     Attributes:
         problem: Reason why the database could not be queried.
-        revision: Revision of the schema; empty: there is none.
-        newest: Newest revision of this program.
-        is_older: Whether the schema's revision is an earlier one of this program.
-        missing_rights: Tables that the user may not read or write.
-        holders: Sessions that hold locks others wait for, with the time in seconds.
+        revision: Revision of the schema; empty if there is no schema.
+        newest: Newest revision that this program knows.
+        is_older: Whether the schema's revision is one of this program's earlier revisions.
+        missing_rights: Tables that the user cannot read or write.
+        holders: Sessions with locks that others wait for, each with its age in seconds.
         clock_ahead_s: Lead of its clock over this machine's, in seconds.
     """
 
@@ -61,16 +61,16 @@ class DatabaseFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstallationFacts:
-    """The facts about an installation.
+    """All facts about an installation.
 
     Attributes:
         version: Version of this program.
-        services: A row per process.
-        refused: Paths of the admin REST that the key may not read, with the status.
-        silent: Silent nodes and routers, with the time in seconds.
+        services: Facts of each process.
+        refused: Paths of the admin REST that the key may not read, with the HTTP status.
+        silent: Nodes and routers without a sign of life, with the silence in seconds.
         certificates: Certificate files of this machine, with the seconds until they expire, or the
             reason why they cannot be read.
-        database: Facts of the database; None: its address is not known here.
+        database: Facts of the database; None if its address is not known on this machine.
     """
 
     version: str
@@ -82,7 +82,7 @@ class InstallationFacts:
 
 
 def installation_findings(facts: InstallationFacts) -> Iterator[DoctorFinding]:
-    """Yield the findings."""
+    """Yield the findings of all checks of an installation."""
     yield from map(_answers, facts.services)
     yield _versions(facts)
     yield _clocks(facts)

@@ -18,11 +18,12 @@ from cli.top_scrape import parse
 
 _TIMEOUT_S = 3.0
 _PAGE_BYTES_MAX = 8 << 20
-# Of tenants, of the platform, and what was done: a publisher reads the first alone.
+# Paths of tenants, of the platform and of the audit log; a publisher may read only the first.
 _READ = ("/v1/tenants", "/v1/nodes", "/v1/audit")
 _AGES = ("gateway_control_age_seconds", "router_control_age_seconds")
 _CONNECTED = "agent_control_connected"
-_UNCONNECTED_S = 3600.0  # an agent tells that it hears nothing, not since when
+# assumed silence of an unconnected agent, which reports no time of its last contact
+_UNCONNECTED_S = 3600.0
 
 
 async def look_at_installation(
@@ -35,16 +36,16 @@ async def look_at_installation(
     database_url: str,
     certificates: Sequence[Path],
 ) -> InstallationFacts:
-    """Return the facts; reads only.
+    """Return the facts of an installation, by reading only.
 
     Args:
         pages: URLs of metrics, by the name of the process.
-        public_url: URL of the OpenAI API, `/v1` included; empty: it is not asked.
+        public_url: URL of the OpenAI API, with `/v1`; empty: the API is not queried.
         admin_url: URL of the control plane.
         admin_key: Key for the control plane.
-        telemetry_url: URL of telemetry; empty: it is not asked.
-        database_url: URL of PostgreSQL; empty: it is not asked.
-        certificates: Files of this machine's certificates.
+        telemetry_url: URL of telemetry; empty: telemetry is not queried.
+        database_url: URL of PostgreSQL; empty: PostgreSQL is not queried.
+        certificates: Certificate files of this machine.
     """
     verify = trust()
     async with httpx.AsyncClient(timeout=_TIMEOUT_S, verify=verify, trust_env=False) as http:
@@ -91,7 +92,7 @@ def _version(answer: httpx.Response) -> str:
 
 
 def _ahead_s(answer: httpx.Response, began_s: float, ended_s: float) -> float | None:
-    """Return the lead of its clock; 0 while the difference may come from the exchange."""
+    """Return a clock's lead; 0 if the exchange itself may explain the difference."""
     try:
         told_s = parsedate_to_datetime(answer.headers["date"]).timestamp()
     except (KeyError, ValueError):
@@ -133,7 +134,7 @@ def _age_s(name: str, value: float) -> float | None:
 async def _admin(
     http: httpx.AsyncClient, url: str, key: str
 ) -> tuple[dict[str, int] | None, list[tuple[str, float]]]:
-    """Return the paths that the key may not read, and silent nodes and routers."""
+    """Return the paths that the key may not read, and the silent nodes and routers."""
     headers, refused = {"authorization": f"Bearer {key}"}, dict[str, int]()
     try:
         for path in _READ:
@@ -161,7 +162,7 @@ def _silences(kind: str, answer: httpx.Response) -> list[tuple[str, float]]:
 
 
 def _certificate(file: Path) -> float | str:
-    """Return the seconds until a certificate expires, or why it cannot be read."""
+    """Return the seconds until a certificate expires, or the reason why it cannot be read."""
     from cryptography import x509
 
     try:

@@ -1,4 +1,4 @@
-"""Problems of this machine; pure: facts in, findings out."""
+"""Finds the problems of this machine; pure: facts in, findings out."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 
 from cli.doctor.model import DoctorFinding, DoctorLevel, ok
 
-# The stack of one replica with both models takes 1.02 GB (benchmarks/results/stack_start.json).
+# The stack with a replica of each model takes 1.02 GB (benchmarks/results/stack_start.json).
 MEMORY_BYTES_MIN = 1 << 30
 MEMORY_BYTES_WELL = 3 << 29
 DISK_BYTES_MIN = 1 << 30
 DISK_BYTES_WELL = 5 << 30
-# Streams, connections between services, and files of artifacts; a desktop's usual 1,024 is short.
+# Open files for streams, connections and artifacts; the usual 1,024 of a desktop is too few.
 FILES_MIN = 4096
-_OTHERS = 0o077  # of a file's mode: anybody but its owner
+_OTHERS = 0o077  # bits of a file's mode that grant rights to users other than its owner
 _SAFE_PATH = re.compile(r"[\w./+@:,=~-]+")
 
 
@@ -22,17 +22,18 @@ class MachineFacts:
     """The facts about this machine.
 
     Attributes:
-        platform: `linux x86_64`.
+        platform: System and processor, e.g. `linux x86_64`.
         missing_wheels: Wheels of the extra `local` that are missing, by their purpose.
-        engine_problems: Lines of the agent's own check: libpython, glibc, numpy, shared memory.
-        memory_bytes: Free memory for programs; None: unknown.
-        disk_bytes: Free disk where the home is; None: the home cannot be used.
+        engine_problems: Problems that the agent's own check reports: libpython, glibc, numpy,
+            memory.
+        memory_bytes: Memory available to programs; None if unknown.
+        disk_bytes: Free bytes on the disk of the home; None if the home cannot be used.
         home: The folder of the local stack.
-        home_problem: Reason why the home cannot be written; empty: it can.
-        open_files: Files that each process of this user may open.
-        readable_secrets: Files with keys that others may read.
+        home_problem: Reason why the home cannot be written; empty if it can.
+        open_files: Largest number of open files of each process of this user.
+        readable_secrets: Files with keys that other users may read.
         holders: Processes that listen on the stack's public ports.
-        runs: Whether the local stack runs, so that the ports are its own.
+        runs: Whether the local stack is running, so that it occupies the ports itself.
     """
 
     platform: str
@@ -49,7 +50,7 @@ class MachineFacts:
 
 
 def machine_findings(facts: MachineFacts) -> Iterator[DoctorFinding]:
-    """Yield a finding per check."""
+    """Yield a finding for each check of the machine."""
     yield _platform(facts)
     yield _wheels(facts)
     yield _engine(facts)
@@ -141,7 +142,7 @@ def _secrets(facts: MachineFacts) -> DoctorFinding:
 
 
 def is_open_to_others(mode: int) -> bool:
-    """Return whether a mode grants any right to others than the owner."""
+    """Return whether a mode grants any right to users other than the owner."""
     return bool(mode & _OTHERS)
 
 

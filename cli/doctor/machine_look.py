@@ -20,7 +20,7 @@ _HOST = "127.0.0.1"
 
 
 def look_at_machine(home: Home, ports: Sequence[int]) -> MachineFacts:
-    """Return the facts; starts nothing and changes nothing.
+    """Return the facts of this machine; starts nothing and changes nothing.
 
     Args:
         home: Folder of the local stack.
@@ -45,7 +45,7 @@ def look_at_machine(home: Home, ports: Sequence[int]) -> MachineFacts:
 
 def _engine_problems() -> Sequence[str]:
     if missing_wheels():
-        return ()  # another check reports that
+        return ()  # another check reports this
     try:
         return triton_problems(["openvino"])
     except (StackError, OSError) as error:
@@ -62,7 +62,7 @@ def _memory_bytes() -> int | None:
 
 
 def _existing(path: Path) -> Path:
-    """Return the nearest folder above that is there."""
+    """Return the path, or its nearest parent that exists."""
     return next(place for place in (path, *path.parents) if place.exists())
 
 

@@ -8,9 +8,9 @@ class DoctorLevel(StrEnum):
     """The severity of a finding."""
 
     OK = "ok"
-    WARNING = "warning"  # it works, and will not for long, or not well
+    WARNING = "warning"  # it works now, but badly or not for long
     WRONG = "wrong"
-    UNKNOWN = "unknown"  # it could not be looked at
+    UNKNOWN = "unknown"  # the check could not be made
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,9 +19,9 @@ class DoctorFinding:
 
     Attributes:
         check: Name of the check.
-        level: Result of the check.
-        found: Finding in words.
-        fix: Next step for the operator; empty when all is well.
+        level: Severity of the finding.
+        found: Description of the finding.
+        fix: Next step for the operator; empty if there is no problem.
     """
 
     check: str

@@ -1,4 +1,4 @@
-"""The first base of an installation: its files, and its upload to the control plane."""
+"""The first base of an installation: finds its files, and uploads them to the control plane."""
 
 import asyncio
 from pathlib import Path
@@ -10,14 +10,15 @@ from cli.uploads import upload
 from sluice.artifacts import import_directory
 from sluice.manifests import ManifestError, manifest_of_directory
 
-PUSH_S_MAX = 30.0  # the stack serves meanwhile; an interrupted push continues at the next start
+# seconds; the stack serves during the upload, and the next start continues it if interrupted
+PUSH_S_MAX = 30.0
 
 
 def import_base(chosen: Path | None, artifacts: Path) -> ShippedBase:
-    """Copy a base, by default the shipped one with its adapters, into an artifact folder.
+    """Copy a base into an artifact folder; by default the shipped base with its adapters.
 
     Raises:
-        StackError: There is no base in that directory.
+        StackError: The directory has no base.
         OSError: The disk is full, or a file cannot be read.
     """
     directory = find_base(chosen)
@@ -37,10 +38,10 @@ async def push_base(
         api: Client of the control plane.
         directory: Directory of the artifact; its name is the digest.
         timeout_s: Seconds for the whole upload.
-        base_digest: Base of an adapter, which has to exist. Empty: the artifact is a base.
+        base_digest: Base of an adapter, which must exist; empty: the artifact is a base.
 
     Returns:
-        Reason of a failure in one line; empty when the artifact is there.
+        Reason of a failure in one line; empty if the artifact exists now.
     """
     subject = {"kind": "adapter", "base_digest": base_digest} if base_digest else {"kind": "base"}
     try:

@@ -1,12 +1,13 @@
 """A Kafka-protocol broker for one machine: librdkafka's mock cluster behind a fixed port.
 
 It speaks the protocol over TCP to any client: idempotent producers, consumer groups, commits. It
-keeps everything in memory, so **after a restart it is empty** (the port stays, clients reconnect),
-holds about 5 MB per partition (the oldest go first), and has no admin API and no isolation of
-transactions. Production runs Kafka; only the address in the settings differs.
+keeps everything in memory, so **it is empty after a restart** (the port stays, and clients
+reconnect). It keeps about 5 MB per partition (the oldest events are dropped first), and has no
+admin API and no isolation of transactions. Production runs Kafka; only the address in the settings
+differs.
 
-Only this process can reach the mock. A relay on the fixed port forwards to it, after a login by
-SASL where `BROKER_PASSWORD` is set; the mock advertises that port.
+Only this process can reach the mock cluster. A relay on the fixed port forwards to it, after a
+login by SASL if `BROKER_PASSWORD` is set; the mock cluster advertises the relay's port.
 
 Run: `python -m cli.stack.broker --port 9092 --topic sluice.requests.v1:16`.
 """
@@ -31,7 +32,7 @@ from sluice.lifecycle import stop_signals
 from sluice.process import ProcessSpec, port_answers
 
 _HOST = "127.0.0.1"
-# The mock keeps about 5 MB per partition: many of them hold a backlog of some 150,000 events.
+# The mock keeps about 5 MB per partition, so this many have room for some 150,000 events.
 _PARTITIONS = 16
 _RELAY_CHUNK_BYTES = 256 << 10
 _CONNECT_S = 5.0
@@ -44,11 +45,11 @@ class Relay:
     """Admits clients, and forwards their requests to the mock cluster."""
 
     def __init__(self, path: str, credential: Credential | None, apis: bytes) -> None:
-        """Prepare.
+        """Prepare to forward to a mock cluster.
 
         Args:
             path: Path of the Unix socket of the mock cluster.
-            credential: Login that clients need; None: no login.
+            credential: Login that clients need; None: clients need no login.
             apis: API versions of the mock cluster, as `apis_of` returns them.
         """
         self._path = path
@@ -75,7 +76,7 @@ class Relay:
 
 
 async def _log_in(client: asyncio.StreamReader, writer: asyncio.StreamWriter, login: Login) -> None:
-    """Answer the client until it is logged in; raises LoginError, OSError and EOFError."""
+    """Answer the client until it is logged in. Raises LoginError, OSError and EOFError."""
     try:
         while not login.is_done:
             await _send(writer, login.answer(await _frame(client, FRAME_MAX_BYTES)))
@@ -98,7 +99,7 @@ async def _send(sink: asyncio.StreamWriter, frame: bytes) -> None:
 
 
 async def _apis(path: str) -> bytes:
-    """Return the APIs of the mock cluster; RuntimeError when it does not answer."""
+    """Return the API versions of the mock cluster. Raises RuntimeError if it does not answer."""
     try:
         async with asyncio.timeout(_CONNECT_S):
             source, sink = await asyncio.open_unix_connection(path)
@@ -115,7 +116,7 @@ async def _apis(path: str) -> bytes:
 
 
 async def _pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
-    """Copy until `source` ends or either side breaks, then close `sink`."""
+    """Copy bytes until `source` ends or either side breaks, then close `sink`."""
     with suppress(OSError):
         while (data := await source.read(_RELAY_CHUNK_BYTES)) and not sink.is_closing():
             sink.write(data)  # uvloop raises RuntimeError after the end
@@ -129,7 +130,7 @@ def _topic(text: str) -> tuple[str, int]:
 
 
 async def _run(host: str, port: int, topics: Mapping[str, int], password: str) -> None:
-    # The port first: a taken one is found before anything else starts.
+    # The port is bound first, so that an occupied port is found before anything else starts.
     listener = socket.socket()
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.bind((host, port))
@@ -181,9 +182,9 @@ def broker_spec(
 
     Args:
         port: Port on loopback.
-        log_file: Receives its output.
+        log_file: File for the output of the process.
         env: The whole environment of the process.
-        password: Password that clients have to prove, see `client_settings`; empty: none.
+        password: Password that clients have to prove, as in `client_settings`; empty: none.
     """
     return ProcessSpec(
         name="broker",
@@ -196,7 +197,7 @@ def broker_spec(
 
 
 def client_settings(password: str) -> dict[str, str]:
-    """Return the environment of processes that are clients of the broker."""
+    """Return the environment variables for processes that are clients of the broker."""
     return {
         "KAFKA__SECURITY_PROTOCOL": "sasl_plaintext",
         "KAFKA__SASL_MECHANISM": MECHANISM,

@@ -1,8 +1,8 @@
 """The login of a Kafka client at the local stack's broker, whose mock cluster knows no users.
 
-Sans I/O: one request frame in, one response frame out, until `is_done`. It speaks the part of
-Kafka's protocol before the login: ApiVersions, SaslHandshake (1), SaslAuthenticate (0, 1). A frame
-is its length (i32, big endian) and then the rest; these functions see the rest.
+Sans I/O: each request frame gives one response frame, until `is_done`. This module implements the
+part of Kafka's protocol before the login: ApiVersions, SaslHandshake (1), SaslAuthenticate (0, 1).
+A frame consists of its length (i32, big endian) and a payload; these functions get the payload.
 """
 
 import struct
@@ -18,11 +18,11 @@ _LOGIN_APIS = _API.pack(_HANDSHAKE, 1, 1) + _API.pack(_AUTHENTICATE, 0, 1)
 _OUR_APIS = 2
 # Kafka's numbers.
 _UNSUPPORTED_VERSION, _UNSUPPORTED_MECHANISM, _FAILED = 35, 33, 58
-_VERSIONS_MAX = 2  # of ApiVersions; asked for a later one, brokers answer as in version 0
+_VERSIONS_MAX = 2  # latest version of ApiVersions; to a later one, brokers answer as in version 0
 
 
 class LoginError(Exception):
-    """The connection ends; `reply` is sent to the client first, if there is one."""
+    """The connection has to end; if `reply` is not empty, it is sent to the client before."""
 
     def __init__(self, text: str, reply: bytes = b"") -> None:
         super().__init__(text)
@@ -30,7 +30,7 @@ class LoginError(Exception):
 
 
 class _RefusedError(Exception):
-    """The connection ends after the answer to a request."""
+    """The connection has to end after the answer to a request."""
 
     def __init__(self, text: str, content: bytes) -> None:
         super().__init__(text)
@@ -43,7 +43,10 @@ def versions_request() -> bytes:
 
 
 def apis_of(response: bytes) -> bytes:
-    """Return the APIs in a response to `versions_request`, packed; ValueError when it is none."""
+    """Return the packed APIs of a response to `versions_request`.
+
+    Raises ValueError if it is none.
+    """
     _, error, count = struct.unpack_from(">ihi", response)
     apis = response[10 : 10 + count * _API.size]
     if error or len(apis) != count * _API.size:
@@ -55,7 +58,7 @@ class Login:
     """The login of one connection."""
 
     def __init__(self, credential: Credential, apis: bytes) -> None:
-        """Begin.
+        """Begin the login of a connection.
 
         Args:
             credential: Credential of the only user.
@@ -67,7 +70,7 @@ class Login:
         self.is_done = False
 
     def answer(self, request: bytes) -> bytes:
-        """Return the response; raises LoginError."""
+        """Return the response to a request. Raises LoginError."""
         correlation = request[4:8]
         try:
             key, version, _, name_bytes = _REQUEST.unpack_from(request)
@@ -122,7 +125,7 @@ class Login:
 
 
 def _authenticated(version: int, error: int, text: bytes | None, proof: bytes) -> bytes:
-    lifetime = struct.pack(">q", 0) if version else b""  # of a session: without an end
+    lifetime = struct.pack(">q", 0) if version else b""  # lifetime of the session: unlimited
     return struct.pack(">h", error) + _string(text) + _I32.pack(len(proof)) + proof + lifetime
 
 

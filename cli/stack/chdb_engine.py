@@ -1,7 +1,7 @@
 """The ClickHouse engine inside this process (chDB), one isolated connection per statement.
 
-`USE`, `SET` and temporary tables belong to a connection in chDB, and opening one costs 0.1 ms: with
-a fresh one for every statement nothing can leak from one request to the next.
+`USE`, `SET` and temporary tables belong to a connection in chDB, and opening a connection costs 0.1
+ms. With a new connection for every statement, nothing can leak from one request to the next.
 """
 
 import fcntl
@@ -20,7 +20,7 @@ _UNKNOWN_CODE = 1000
 
 
 class QueryError(Exception):
-    """The engine or the interface refused; carries a ClickHouse error code."""
+    """The engine or the interface refused a statement; has a ClickHouse error code."""
 
     def __init__(self, message: str, code: int | None = None) -> None:
         found = _CODE.search(message)
@@ -30,14 +30,14 @@ class QueryError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """A decoded request.
+    """A decoded request for the engine.
 
     Attributes:
-        sql: Text, with inline data when there is some.
-        database: Database of names without one.
-        settings: Settings of this statement only.
+        sql: Text of the statement, with inline data if there is any.
+        database: Database for names without a database.
+        settings: Settings that apply to this statement only.
         parameters: Values of `{name:Type}`.
-        default_format: Format of the answer when the text names none.
+        default_format: Format of the answer if the text names none.
         is_readonly: Whether writes are refused (GET requests).
     """
 
@@ -70,7 +70,7 @@ def identifier(text: str) -> str:
 
 
 def _lock(directory: Path) -> int:
-    """Lock the folder for this process; the engine itself does not always notice a second one."""
+    """Lock the folder for this process; the engine does not always detect a second process."""
     fd = os.open(directory / "owner.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -81,17 +81,17 @@ def _lock(directory: Path) -> int:
 
 
 class ChdbEngine:
-    """The embedded engine. Its methods block: call them in worker threads."""
+    """The embedded engine. Its methods block, so call them in worker threads."""
 
     def __init__(self, directory: Path, *, limits: Mapping[str, str]) -> None:
         """Open the data directory.
 
         Args:
-            directory: Data directory, created when missing; one process at a time.
-            limits: Settings that hold for every statement unless a request sets them.
+            directory: Data directory, created if missing; only one process may use it at a time.
+            limits: Settings that apply to every statement unless a request overrides them.
 
         Raises:
-            RuntimeError: Another process holds the directory, or it is no data directory.
+            RuntimeError: Another process uses the directory, or it is not a data directory.
         """
         import chdb
 
@@ -100,7 +100,7 @@ class ChdbEngine:
         self._path = str(directory.resolve())
         self._connect: Callable[[str], Any] = chdb.connect
         self._limits = limits
-        # Held as long as the engine is to live; requests use connections of their own.
+        # This connection keeps the engine alive; requests use connections of their own.
         self._keeper = self._connect(self._path)
         self._keeper.query("SELECT 1", "TabSeparated")
 
@@ -123,7 +123,7 @@ class ChdbEngine:
             if insert is not None:
                 return self._insert(connection, insert, statement)
             return self._query(connection, statement)
-        except RuntimeError as error:  # chdb raises it, and its ChdbError is one
+        except RuntimeError as error:  # chdb raises RuntimeError or its subclass ChdbError
             raise QueryError(str(error)) from error
         finally:
             connection.close()

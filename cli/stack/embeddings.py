@@ -1,6 +1,6 @@
-"""The embedding model of the local stack: optional, because its weights are a package of their own.
+"""The embedding model of the local stack, optional because its weights are another package.
 
-No error here may fail the start of the stack: chat works without embeddings.
+No error in this module may fail the start of the stack, because chat works without embeddings.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ _POLL_S = 0.2
 
 
 def describe(*, is_wanted: bool) -> str:
-    """Return the name of the model, or the reason why there are no embeddings, with the fix."""
+    """Return the name of the model, or why there are no embeddings and how to fix this."""
     if not is_wanted:
         return UNWANTED
     return ABSENT if find_package() is None else SERVED
@@ -32,7 +32,7 @@ def import_base(home: Home) -> ShippedBase:
     """Copy the installed model into the artifact folder; blocks for about 0.3 s.
 
     Raises:
-        ArtifactError: The directory is no model that the engine serves.
+        ArtifactError: The directory has no model that the engine can serve.
         OSError: The disk is full, or a file is missing.
     """
     package = find_package()
@@ -43,26 +43,26 @@ def import_base(home: Home) -> ShippedBase:
 
 
 async def start(home: Home, api: ApiClient) -> str:
-    """Import the model and ask for a replica; return its pool.
+    """Import the model and request a replica; return the pool.
 
     Raises:
         ApiError: The control plane refused.
-        ArtifactError: The base is not valid, see `import_base`.
-        OSError: A file cannot be read or written, see `import_base`.
+        ArtifactError: The base is not valid, as for `import_base`.
+        OSError: A file cannot be read or written, as for `import_base`.
     """
     base = await asyncio.to_thread(import_base, home)
     return await seed_base(api, base, engine=_ENGINE, replicas=1, pool_prefix=_POOL_PREFIX)
 
 
 async def stop(api: ApiClient) -> None:
-    """Delete the objects of an earlier start."""
+    """Delete the model and the pools of an earlier start."""
     if await api.find(f"/v1/models/{MODEL_NAME}") is not None:
         await remove_unused(api, f"/v1/models/{MODEL_NAME}")
     await retire_pools(api, _POOL_PREFIX)
 
 
 async def wait_ready(api: ApiClient, pool_id: str, timeout_s: float) -> str:
-    """Wait for the replica; return the reason of a failure, empty when the replica serves."""
+    """Wait for the replica; return the reason of a failure, empty if the replica serves."""
     reason = "no replica yet"
     with suppress(TimeoutError):
         async with asyncio.timeout(timeout_s):

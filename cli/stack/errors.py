@@ -1,4 +1,4 @@
-"""Errors that stop a stack from starting, in words that name the fix."""
+"""Errors that stop a stack from starting, with messages that say how to fix them."""
 
 
 class StackError(RuntimeError):

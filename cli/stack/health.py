@@ -1,4 +1,4 @@
-"""Collects the table of `sluice status`: every process of the stack with memory and health."""
+"""Collects the table of `sluice status`: all processes of the stack, with memory and health."""
 
 import asyncio
 import re
@@ -26,9 +26,9 @@ class HealthRow:
     """A process of the stack, as a row of `sluice status`.
 
     Attributes:
-        memory_mib: Proportional set size with all descendants; resident size where the kernel does
-            not report the former.
-        health: `ok`, or the problem.
+        memory_mib: Proportional set size with all descendants; resident size if the kernel does not
+            report the former.
+        health: `ok`, or a description of the problem.
     """
 
     name: str
@@ -53,7 +53,7 @@ async def collect(
 
     Args:
         state: State file of the supervisor.
-        services: Plan of the same stack, with the check of each process.
+        services: Plan of this stack, with a check for each process.
         admin_url: URL of the control plane, for the state of the replicas.
         admin_key: Key for the control plane.
     """
@@ -73,7 +73,7 @@ async def collect(
 def build_rows(
     state: StackState, healths: Mapping[str, str], replicas: Mapping[int, str]
 ) -> list[HealthRow]:
-    """Return the rows from health (by name) and replicas (by port)."""
+    """Return the rows, given the health by name and the replicas' states by port."""
     now_s = time.time()
     rows = [_supervisor_row(state, now_s)]
     for process in state.processes:
@@ -111,7 +111,7 @@ def _supervisor_row(state: StackState, now_s: float) -> HealthRow:
 
 
 async def _health(process: ProcessState, check: Callable[[], Awaitable[None]]) -> str:
-    """Return `ok`, or the problem of the process."""
+    """Return `ok`, or a description of the process's problem."""
     if process.state != READY:
         why = f" ({process.last_error[:80]})" if process.state == DOWN else ""
         return f"{process.state}{why}"
@@ -126,7 +126,7 @@ async def _health(process: ProcessState, check: Callable[[], Awaitable[None]]) -
 
 
 async def _replicas(admin_url: str, admin_key: str) -> dict[int, str]:
-    """Return the state of every replica by the port of its Triton; empty without control plane."""
+    """Return each replica's state by the port of its Triton; empty without a control plane."""
     try:
         async with asyncio.timeout(_TIMEOUT_S), ApiClient(admin_url, admin_key) as api:
             return replica_states(await api.list("/v1/replicas"))
@@ -147,7 +147,7 @@ def replica_states(replicas: Iterable[dict[str, Any]]) -> dict[int, str]:
 def find_engines(agent_pid: int) -> list[psutil.Process]:
     """Return the Triton servers of the agent's stack, oldest first.
 
-    They need not be its children: an agent adopts the engines of its predecessor.
+    They need not be the agent's children, because an agent adopts its predecessor's engines.
     """
     marker = environment(agent_pid).get(MARKER)
     engines: list[psutil.Process] = []
@@ -159,7 +159,7 @@ def find_engines(agent_pid: int) -> list[psutil.Process]:
 
 
 def _engine_row(engine: psutil.Process, states: Mapping[int, str], now_s: float) -> HealthRow:
-    """Return the row of a Triton server; its health is its replica's, i.e. the agent's canary."""
+    """Return the row of a Triton server, whose health is its replica's state."""
     port, uptime_s, name = 0, 0.0, "triton"
     with suppress(psutil.Error):
         command = " ".join(engine.cmdline())
@@ -175,7 +175,7 @@ def _engine_row(engine: psutil.Process, states: Mapping[int, str], now_s: float)
 
 
 def own_memory_mib(pid: int) -> float:
-    """Return a process' proportional (else resident) memory; 0 when it is gone."""
+    """Return the proportional (or else resident) memory of a process; 0 if it is gone."""
     try:
         process = psutil.Process(pid)
         try:

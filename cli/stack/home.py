@@ -25,7 +25,7 @@ from sluice.ids import new_secret
 
 
 def write_atomic(path: Path, text: str, *, mode: int = 0o644) -> None:
-    """Replace a file in one step: readers see the old text or the new one, never half."""
+    """Replace a file atomically, so that readers see either the old or the new text."""
     path.parent.mkdir(parents=True, exist_ok=True)
     staging = path.with_name(f".{path.name}.{os.getpid()}")
     descriptor = os.open(staging, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
@@ -42,32 +42,32 @@ class Home:
 
     @classmethod
     def find(cls, explicit: Path | None = None) -> "Home":
-        """Return `explicit`, else $SLUICE_HOME, else `.sluice` in the current directory."""
+        """Return `explicit`, or else $SLUICE_HOME, or else `.sluice` in the current directory."""
         chosen = explicit or Path(os.environ.get("SLUICE_HOME") or ".sluice")
         return cls(chosen.expanduser().resolve())
 
     @property
     def marker(self) -> str:
-        """The marker in the environment of every process of this stack."""
+        """The marker that every process of this stack has in its environment."""
         return hashlib.sha256(str(self.root).encode()).hexdigest()[:16]
 
     @property
     def env_file(self) -> Path:
-        """The environment for clients: `set -a; . .sluice/env`."""
+        """The environment file for clients, read by `set -a; . .sluice/env`."""
         return self.root / "env"
 
     def context_file(self, name: str) -> Path:
-        """The environment of another installation: `sluice --context NAME`."""
+        """The environment file of another installation, for `sluice --context NAME`."""
         return self.root / "contexts" / f"{name}.env"
 
     @property
     def secrets_file(self) -> Path:
-        """The secrets, which are never shown."""
+        """The file of secrets, which commands never print."""
         return self.root / "secrets.json"
 
     @property
     def ports_file(self) -> Path:
-        """The internal ports, kept from start to start."""
+        """The file of internal ports, which are reused by later starts."""
         return self.root / "ports.json"
 
     @property
@@ -92,29 +92,29 @@ class Home:
 
     @property
     def artifacts(self) -> Path:
-        """Bases by digest."""
+        """The directory of bases by digest."""
         return self.root / "artifacts"
 
     @property
     def artifact_store(self) -> Path:
-        """Chunks of uploaded artifacts."""
+        """The directory of chunks of uploaded artifacts."""
         return self.root / "artifact-store"
 
     @property
     def certificates(self) -> Path:
-        """The certificates for mutual TLS; CAs stay from start to start."""
+        """The directory of certificates for mutual TLS; the CAs are reused by later starts."""
         return self.root / "certificates"
 
     def data(self, name: str) -> Path:
-        """Directory of a server's data; the server's launcher makes it."""
+        """Return the directory of a server's data, which the server's launcher creates."""
         return self.root / "data" / name
 
     def service_state(self, name: str) -> Path:
-        """The directory of a service's state between starts."""
+        """Return the directory of a service's state, which is reused by later starts."""
         return self.root / "state" / name
 
     def log_file(self, name: str) -> Path:
-        """Log of a process."""
+        """Return the log file of a process."""
         return self.logs / f"{name}.log"
 
 
@@ -129,7 +129,7 @@ _PREFIXES = {
 
 @dataclass(frozen=True, slots=True)
 class Secrets:
-    """Secrets of a stack; generated at its first start."""
+    """The secrets of a stack, generated at its first start."""
 
     admin_key: str
     valkey_password: str
@@ -158,7 +158,7 @@ def load_secrets(home: Home) -> Secrets:
 
 
 def stored_secret(home: Home) -> str:
-    """Return the stack's installation secret; empty without one that is readable."""
+    """Return the stack's installation secret; empty if none can be read."""
     with suppress(OSError, ValueError):
         return str(json.loads(home.secrets_file.read_text()).get("installation_secret", ""))
     return ""
@@ -175,7 +175,7 @@ def with_demo_key(secrets: Secrets, key_id: str, key: str) -> Secrets:
 
 
 def render_env(values: dict[str, str]) -> str:
-    """Return KEY=VALUE lines; values hold no characters that a shell would read otherwise."""
+    """Return KEY=VALUE lines; values must have no characters that a shell would interpret."""
     for name, value in values.items():
         assert value, name
         assert not set(value) & set(" '\"$`\\\n;&|<>()"), name
@@ -183,13 +183,13 @@ def render_env(values: dict[str, str]) -> str:
 
 
 def parse_env(text: str) -> dict[str, str]:
-    """Return the variables from `render_env`; lines of other forms are left out."""
+    """Return the variables from `render_env`; lines of other forms are ignored."""
     pairs = (line.partition("=") for line in text.splitlines() if not line.startswith("#"))
     return {name.strip(): value.strip() for name, equals, value in pairs if equals}
 
 
 def read_env(home: Home) -> dict[str, str]:
-    """Return the client environment of the stack; empty when it never ran."""
+    """Return the client environment of the stack; empty if the stack never ran."""
     try:
         return parse_env(home.env_file.read_text())
     except FileNotFoundError:
@@ -197,10 +197,10 @@ def read_env(home: Home) -> dict[str, str]:
 
 
 def try_lock(home: Home) -> IO[str] | None:
-    """Return the lock of this home, or None when a supervisor holds it.
+    """Return the lock of this home; None if a supervisor holds the lock.
 
-    The kernel releases it when the holder ends, so a lock never outlives its process. Children do
-    not inherit it.
+    The kernel releases the lock when its holder ends, so a lock never outlives its process.
+    Children do not inherit the lock.
     """
     home.lock_file.parent.mkdir(parents=True, exist_ok=True)
     file = home.lock_file.open("a")

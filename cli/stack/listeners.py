@@ -1,7 +1,7 @@
-"""Lists each socket that a local stack listens on, with its callers and their secret.
+"""Lists each socket on which a local stack listens, with its callers and their secret.
 
-`docs/security.md` shows the list. An end-to-end test compares it with the open sockets, and tries
-each one without the secret.
+`docs/security.md` contains the list. An end-to-end test compares it with the open sockets, and
+tries to use each socket without the secret.
 """
 
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from enum import StrEnum
 
 
 class Secret(StrEnum):
-    """The proof of a caller."""
+    """The proof by which a caller is accepted."""
 
     TOKEN = "digest of the installation's secret"  # noqa: S105 - the name of a class
     TENANT_KEY = "API key of a tenant"
@@ -22,15 +22,15 @@ class Secret(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StackListener:
-    """A socket that a process listens on.
+    """A socket on which a process listens.
 
     Attributes:
         process: Name of the process, as in `sluice status`.
-        name: Name of the port in ports.json; else its purpose.
+        name: Name of the port in ports.json, or else its purpose.
         protocol: Protocol on the socket.
-        callers: Processes and people that may call.
+        callers: Processes and people that are permitted to call.
         secret: Secret that proves a caller.
-        stranger: Answer to every other caller.
+        stranger: Answer to callers without the secret.
     """
 
     process: str

@@ -17,7 +17,7 @@ def log_names(home: Home) -> list[str]:
 
 
 def find_log(home: Home, name: str) -> Path | None:
-    """Return a process's log; of several Triton servers of one kind the newest log."""
+    """Return a process's log; of several Triton servers of one kind, the newest log."""
     return _files(home).get(name)
 
 
@@ -30,7 +30,7 @@ def _files(home: Home) -> dict[str, Path]:
 
 
 def _engine_name(log: Path) -> str:
-    """Return the name in `sluice status` of the Triton server with this log."""
+    """Return the name that `sluice status` uses for the Triton server with this log."""
     makes_embeddings = (log.parent / "models" / EMBED.triton_model).is_dir()
     return f"{log.stem}-{EMBED.name}" if makes_embeddings else log.stem
 
@@ -42,7 +42,7 @@ def last_lines(file: Path, count: int) -> list[str]:
 
 
 def follow_file(file: Path) -> Iterator[str]:
-    """Yield appended text of a file, for ever; a replaced file is read from its start."""
+    """Yield the text appended to a file, for ever; a replaced file is read from its start."""
     text = file.open(errors="replace")
     try:
         text.seek(0, 2)

@@ -1,6 +1,6 @@
-"""Decodes bodies of several lz4 frames in a row while they arrive.
+"""Decodes bodies that consist of several lz4 frames, while they arrive.
 
-The library's decoder ends with its frame; clients send a frame per block of rows.
+The library's decoder ends after one frame, but clients send a frame per block of rows.
 """
 
 from collections.abc import Iterator
@@ -11,10 +11,10 @@ _STEP_BYTES = 1 << 20
 
 
 class Lz4Stream:
-    """Decodes frames; the caller may stop after any part.
+    """Decodes lz4 frames; the caller may stop after any part.
 
     Attributes:
-        is_complete: Whether the input so far ends with a whole frame.
+        is_complete: Whether the input so far ends with a complete frame.
     """
 
     def __init__(self) -> None:
@@ -25,7 +25,7 @@ class Lz4Stream:
         """Yield the decoded bytes of further input, in parts of at most 1 MiB.
 
         Raises:
-            RuntimeError: The bytes are not in lz4's format.
+            RuntimeError: The bytes are not lz4 frames.
         """
         left = chunk
         while left or not self._decoder.needs_input:

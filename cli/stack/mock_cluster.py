@@ -1,8 +1,8 @@
 """librdkafka's mock cluster: a broker in threads of this process that only this process can reach.
 
-The mock listens on a random loopback port, open to all users of the machine, and has no option to
-change that. So a Unix socket replaces the port under the mock's file descriptor, and its name is
-removed at once.
+The mock cluster listens on a random loopback port, which is open to all users of the machine, and
+has no option to change that. So a Unix socket replaces the port under the mock's file descriptor,
+and the socket's name is removed at once.
 """
 
 import ctypes
@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-# A killed consumer's partitions go to its successor after this long (KIP-848 groups).
+# Milliseconds after which a killed consumer's partitions are reassigned (KIP-848 groups).
 _SESSION_TIMEOUT_MS = 4000
 _HEARTBEAT_MS = 500
 _BACKLOG = 128
@@ -22,7 +22,7 @@ _TEXT = ctypes.c_char_p
 _INT = ctypes.c_int
 _I32 = ctypes.c_int32
 
-# Name -> (argument types, result type); upstream calls the mock API experimental, so every symbol
+# Name -> (argument types, result type). Upstream calls the mock API experimental, so every symbol
 # is looked up at the start.
 _SYMBOLS: dict[str, tuple[list[type], type | None]] = {
     "rd_kafka_conf_new": ([], _V),
@@ -41,7 +41,7 @@ _SYMBOLS: dict[str, tuple[list[type], type | None]] = {
 
 
 class MockCluster:
-    """A mock broker; lives in threads of librdkafka until `close`."""
+    """A mock broker, which runs in threads of librdkafka until `close`."""
 
     def __init__(self, host: str, port: int, topics: Mapping[str, int]) -> None:
         """Start the broker and create `topics` (name -> partitions).
@@ -54,7 +54,7 @@ class MockCluster:
         self._library = _load_library()
         error = ctypes.create_string_buffer(512)
         conf = self._library.rd_kafka_conf_new()
-        # 3: errors only; without it librdkafka warns that `bootstrap.servers` is missing.
+        # 3 means errors only; otherwise librdkafka warns that `bootstrap.servers` is missing.
         self._library.rd_kafka_conf_set(conf, b"log_level", b"3", error, len(error))
         self._client = self._library.rd_kafka_new(0, conf, error, len(error))
         if not self._client:
@@ -79,23 +79,23 @@ class MockCluster:
             )
             if code != 0:
                 raise RuntimeError(f"topic {topic} was not created: librdkafka error {code}")
-        # Each call above waited for the mock's thread, so that it has seen its new listener.
+        # Each call above waited for the mock's thread, so the thread uses its new listener by now.
         _cut_strangers(own_port)
 
     @property
     def path(self) -> str:
-        """The path of the Unix socket that it listens on; meaningless to other processes."""
+        """The path of the Unix socket on which the mock listens; meaningless to other processes."""
         return f"/proc/self/fd/{self._socket}"
 
     def close(self) -> None:
-        """Stop the broker; its messages are lost."""
+        """Stop the broker, which loses its messages."""
         self._library.rd_kafka_mock_cluster_destroy(self._cluster)
         self._library.rd_kafka_destroy(self._client)
         os.close(self._socket)
 
 
 def _hide_listener(port: int) -> int:
-    """Replace the TCP listener on `port` by a Unix socket; return the handle that opens its path.
+    """Replace the TCP listener on `port` by a Unix socket; return a handle to the socket's path.
 
     Raises:
         RuntimeError: No socket of this process listens on the port.
@@ -113,16 +113,16 @@ def _hide_listener(port: int) -> int:
 
 
 def _cut_strangers(port: int) -> None:
-    """End connections that were made before the port was hidden: they are foreign."""
+    """Close connections that were opened before the port was hidden, because they are foreign."""
     for _, found in _tcp_sockets(port):
         with suppress(OSError):
             found.shutdown(socket.SHUT_RDWR)
 
 
 def _tcp_sockets(port: int) -> Iterator[tuple[int, socket.socket]]:
-    """Yield this process' TCP sockets on a local port: number, and a copy that is closed after."""
+    """Yield this process's TCP sockets on a port: number, and a copy that is closed afterwards."""
     for entry in Path("/proc/self/fd").iterdir():
-        with suppress(OSError):  # a number that was closed meanwhile, as that of this directory
+        with suppress(OSError):  # the entry was closed meanwhile, like that of this directory
             if not entry.is_socket():
                 continue
             with socket.socket(fileno=os.dup(int(entry.name))) as found:

@@ -1,7 +1,7 @@
 """Lists each port of `docker-compose.yml` and of the Kubernetes manifests with its callers.
 
-`docs/security.md` shows the list. `tests/unit/deploy/test_openings.py` compares it with what both
-publish, listen on, and let in.
+`docs/security.md` contains the list. `tests/unit/deploy/test_openings.py` compares it with the
+ports that both publish, listen on and admit.
 """
 
 from dataclasses import dataclass
@@ -11,21 +11,21 @@ from cli.stack.listeners import Secret
 
 LOOPBACK = "loopback of the machine"
 COMPOSE, KUBERNETES = "compose", "Kubernetes"
-ENGINE_PORT = 0  # of the kernel's range; the agent takes one per engine
+ENGINE_PORT = 0  # stands for a port of the kernel's range; the agent uses one per engine
 
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """A port that a process listens on.
+    """A port on which a process of a deployment listens.
 
     Attributes:
         deployment: COMPOSE or KUBERNETES.
-        service: Service of compose; in a cluster the component.
+        service: Service of compose, or component in a cluster.
         port: Port number; ENGINE_PORT stands for the ports of engines.
-        purpose: Name of the socket in `LISTENERS`, if a platform process listens; else the program.
+        purpose: Name of the socket in `LISTENERS` if a platform process listens, else the program.
         secret: Secret that proves a caller.
-        callers: Callers: in compose the networks, and LOOPBACK where it is published; in a cluster
-            the components, and the labels of namespaces, that a network policy lets in.
+        callers: Permitted callers. In compose: networks, and LOOPBACK if the port is published. In
+            a cluster: the components and the labels of namespaces that a network policy admits.
     """
 
     deployment: str

@@ -4,12 +4,12 @@ from collections.abc import Collection, Mapping
 
 
 def waves(waits_for: Mapping[str, Collection[str]]) -> list[list[str]]:
-    """Return the names in layers: each name comes in a layer after its dependencies.
+    """Return the names in layers, in which each name comes after all its dependencies.
 
-    Names of one layer keep the order of the mapping.
+    Within a layer the names keep the order of the mapping.
 
     Raises:
-        ValueError: The order has a cycle, or an undefined name.
+        ValueError: There is a cycle, or an undefined name.
     """
     unknown = {other for others in waits_for.values() for other in others} - waits_for.keys()
     if unknown:

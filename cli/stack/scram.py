@@ -1,8 +1,7 @@
 """The server's side of SCRAM-SHA-256 (RFC 5802, RFC 7677), for the local stack's broker.
 
-Client and server prove to each other that they know the password, which itself never travels. So a
-foreign process on the broker's port learns nothing and gets no events. Pure, apart from the salt of
-the process.
+Client and server prove to each other that they know the password, which is never sent. So a foreign
+process on the broker's port learns nothing and gets no events. Pure, except for the random salt.
 """
 
 import hashlib
@@ -12,9 +11,9 @@ from base64 import b64decode, b64encode
 from dataclasses import dataclass, field
 
 MECHANISM = "SCRAM-SHA-256"
-_ITERATIONS = 4096  # the minimum of RFC 7677; enough for a random password
+_ITERATIONS = 4096  # the minimum of RFC 7677, which suffices for a random password
 _SALT_BYTES = 16
-_HEADERS = ("n,,", "y,,")  # no channel to bind to: the connection is plain
+_HEADERS = ("n,,", "y,,")  # without channel binding, because the connection is plain
 
 
 class ScramError(Exception):
@@ -23,7 +22,7 @@ class ScramError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Credential:
-    """A verifier: it checks a password without storing it."""
+    """A verifier, which checks a password without storing it."""
 
     user: str
     salt: bytes
@@ -32,7 +31,7 @@ class Credential:
 
     @classmethod
     def of(cls, user: str, password: str, salt: bytes = b"") -> "Credential":
-        """Derive a verifier; takes some milliseconds."""
+        """Derive a verifier from a password; takes some milliseconds."""
         salt = salt or secrets.token_bytes(_SALT_BYTES)
         salted = hashlib.pbkdf2_hmac("sha256", password.encode(), salt, _ITERATIONS)
         stored = hashlib.sha256(_mac(salted, b"Client Key")).digest()
@@ -40,16 +39,16 @@ class Credential:
 
 
 class ScramExchange:
-    """The proof of one client: `first`, then `final`."""
+    """The exchange with one client: call `first`, then `final`."""
 
     def __init__(self, credential: Credential, nonce: str = "") -> None:
-        """Begin; `nonce` is drawn unless a test gives it."""
+        """Begin an exchange; `nonce` is random unless a test sets it."""
         self._credential = credential
         self._nonce = nonce or secrets.token_urlsafe(18)
         self._header = self._client_first = self._server_first = ""
 
     def first(self, message: bytes) -> bytes:
-        """Return the answer to the client's first message; raises ScramError."""
+        """Return the answer to the client's first message. Raises ScramError."""
         text = _text(message)
         self._header, self._client_first = text[:3], text[3:]
         said = _attributes(self._client_first)
@@ -63,7 +62,7 @@ class ScramExchange:
         return self._server_first.encode()
 
     def final(self, message: bytes) -> bytes:
-        """Return the server's proof, when the client has proved its own; raises ScramError."""
+        """Return the server's proof if the client's proof is right. Raises ScramError otherwise."""
         text = _text(message)
         without_proof, _, shown = text.rpartition(",p=")
         said = _attributes(without_proof)
@@ -98,7 +97,7 @@ def _text(message: bytes) -> str:
 
 
 def _attributes(text: str) -> dict[str, str]:
-    """Return `a=value` parts by their letter."""
+    """Return the values of `a=value` parts by their letter."""
     return {part[:1]: part[2:] for part in text.split(",") if part[1:2] == "="}
 
 

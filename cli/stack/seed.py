@@ -1,7 +1,8 @@
 """Sets up a fresh stack through the admin REST: a model and a demo tenant.
 
-Safe to repeat. Objects that operators may have changed (tiers, the tenant, the alias) are only
-created; every start sets base, pool and model anew by the command line and the shipped model.
+It is safe to repeat. Objects that operators may have changed (tiers, the tenant, the alias) are
+only created; every start sets base, pool and model again from the command line and the shipped
+model.
 """
 
 import asyncio
@@ -16,14 +17,14 @@ from typing import TYPE_CHECKING
 from cli.api import ApiClient, ApiError
 from cli.stack.home import Secrets, with_demo_key
 
-if TYPE_CHECKING:  # imported only for calls
+if TYPE_CHECKING:  # imported only when a call needs it
     import httpx
 
 MODEL, ALIAS, TENANT = "sluice-tiny", "default", "demo"
 _POOL_PREFIX = "tiny-"
-# Each tier below the first has a reserved share, so that a flood above it does not stop it. The
-# first two serve people: a request with a longer predicted wait is refused with a retry time. Batch
-# work may wait for the longest deadline that a request may have.
+# Each tier below the first has a reserved share, so that a flood of a higher tier does not stop it.
+# The first two tiers serve people: a request with a longer predicted wait is refused with a retry
+# time. Batch work may wait for the longest deadline that a request may have.
 _WATCHED = {"ttft_deadline_ms": 1_500}
 TIERS = {
     "standard": {"priority": 10, "rpm": 0, "tpm": 0, **_WATCHED},
@@ -51,10 +52,10 @@ class ShippedBase:
     """A base that the stack serves.
 
     Attributes:
-        digest: Digest of its artifact.
-        name: Public name.
-        context_tokens_max: Most tokens of prompt and answer together.
-        adapters: Name and digest of each adapter; served as `<name of the base>-<name>`.
+        digest: Digest of the base's artifact.
+        name: Public name of the base's model.
+        context_tokens_max: Largest number of tokens of prompt and answer together.
+        adapters: Name and digest of each adapter, which is served as `<name of the base>-<name>`.
     """
 
     digest: str
@@ -66,7 +67,7 @@ class ShippedBase:
 def read_base(
     directory: Path, digest: str, adapters: tuple[tuple[str, str], ...] = ()
 ) -> ShippedBase:
-    """Return the fields of a base in Hugging Face form for the control plane."""
+    """Return the fields of a base in Hugging Face's form that the control plane needs."""
     config = json.loads((directory / "config.json").read_text())
     return ShippedBase(digest, MODEL, int(config["max_position_embeddings"]), adapters)
 
@@ -98,7 +99,7 @@ async def seed_base(
 ) -> str:
     """Serve a base under its name; return its pool.
 
-    There is one pool per engine and base, because a pool never changes either; pools of earlier
+    There is one pool per engine and base, because neither can change in a pool; pools of earlier
     starts are retired.
     """
     await api.call(
@@ -131,7 +132,7 @@ async def _seed_adapters(api: ApiClient, base: ShippedBase, model: dict[str, str
 
 
 async def remove_unused(api: ApiClient, path: str) -> None:
-    """Delete an object, unless others refer to it, such as an operator's alias."""
+    """Delete an object unless other objects refer to it, such as an operator's alias."""
     try:
         await api.call("DELETE", path)
     except ApiError as error:
@@ -140,18 +141,18 @@ async def remove_unused(api: ApiClient, path: str) -> None:
 
 
 async def retire_pools(api: ApiClient, pool_prefix: str, *, current: str = "") -> None:
-    """Scale the pools of earlier starts to zero, and remove the empty ones."""
+    """Scale the pools of earlier starts to zero, and remove those that are empty."""
     for pool in await api.list("/v1/pools"):
         old = str(pool.pop("id"))
         if old.startswith(pool_prefix) and old != current:
             await api.call("PUT", f"/v1/pools/{old}", pool | {"replicas_wanted": 0})
-            await remove_unused(api, f"/v1/pools/{old}")  # or the next start does
+            await remove_unused(api, f"/v1/pools/{old}")  # if not yet, the next start removes it
 
 
 async def first_token(
     base_url: str, key: str, say: Callable[[str], None], *, verify: ssl.SSLContext | bool
 ) -> None:
-    """Request one token through the public API until it comes.
+    """Request one token through the public API, and retry until the token comes.
 
     Before that the gateway may not know the key or the model, and the engine may still be starting:
     every refusal is temporary. `say` gets each new reason; `verify` is httpx's argument for CAs.
@@ -171,7 +172,7 @@ async def first_token(
 
 
 async def _try_token(http: "httpx.AsyncClient", base_url: str, key: str) -> str:
-    """Return the reason why there was no token; empty when there was one."""
+    """Return the reason why there was no token; empty if there was one."""
     import httpx
 
     headers = {"authorization": f"Bearer {key}"}
@@ -203,7 +204,7 @@ async def wait_answering(api: ApiClient, timeout_s: float) -> None:
     """Wait until the admin REST accepts the key.
 
     Raises:
-        ApiError: No answer has come in time.
+        ApiError: There was no answer in time.
     """
     deadline = time.monotonic() + timeout_s
     while True:

@@ -1,7 +1,7 @@
 """Removes the shared memory of killed processes: files in /dev/shm and System V segments.
 
-Triton keeps a region per replica in /dev/shm. PostgreSQL keeps a few bytes of System V memory as an
-interlock. Both clean up on a normal stop, and cannot when they are killed.
+Triton has a region per replica in /dev/shm, and PostgreSQL a few bytes of System V memory as an
+interlock. Both remove theirs at a normal stop, but cannot when they are killed.
 """
 
 import ctypes
@@ -19,7 +19,7 @@ _POLL_S = 0.05
 def mapped_files(pids: Iterable[int]) -> set[Path]:
     """Return the files of /dev/shm that the processes have mapped.
 
-    No other process uses these files, so they may go when the processes have gone.
+    No other process uses these files, so they may be removed when the processes have ended.
     """
     found: set[Path] = set()
     for pid in pids:
@@ -32,7 +32,7 @@ def mapped_files(pids: Iterable[int]) -> set[Path]:
 
 
 def remove_files(files: Iterable[Path], prefix: str) -> list[Path]:
-    """Remove the given files of /dev/shm and all with this prefix; return the removed ones."""
+    """Remove these files of /dev/shm and all files with this prefix; return the removed files."""
     own = set(_SHM.glob(f"{prefix}*")) if _SHM.is_dir() else set[Path]()
     removed: list[Path] = []
     for file in sorted(own.union(files)):
@@ -43,7 +43,7 @@ def remove_files(files: Iterable[Path], prefix: str) -> list[Path]:
 
 
 def orphaned_ids(table: str, creators: Collection[int]) -> list[int]:
-    """Return the System V segments of dead creators that no process has attached.
+    """Return the System V segments that ended creators left and no process has attached.
 
     Args:
         table: Text of /proc/sysvipc/shm; a header, then rows of
@@ -55,13 +55,13 @@ def orphaned_ids(table: str, creators: Collection[int]) -> list[int]:
 
 
 def is_attached(table: str, creators: Collection[int]) -> bool:
-    """Return whether a process is attached to a segment of these creators; see `orphaned_ids`."""
+    """Return whether any process is attached to a System V segment of these creators."""
     rows = [line.split() for line in table.splitlines()[1:]]
     return any(int(row[4]) in creators and int(row[6]) > 0 for row in rows)
 
 
 def remove_orphans(creators: Collection[int], patience_s: float = 5.0) -> list[int]:
-    """Remove the System V segments that these ended processes made; return their ids.
+    """Remove the System V segments that these ended processes created; return the segments' ids.
 
     A process that is gone may still be attached: the kernel takes its memory apart after its end.
     """

@@ -1,6 +1,6 @@
 """Describes the processes of the local stack: commands, settings, ports and dependencies.
 
-They are the processes of production with the same settings; only the addresses are local.
+They are the processes of production, with the same settings except for local addresses.
 """
 
 import asyncio
@@ -49,10 +49,10 @@ INTERNAL_PORTS = (
     "telemetry_http",
 )
 _PROBE_TIMEOUT_S = 2.0
-_CERTIFICATE_DAYS = 90  # each start makes new ones
+_CERTIFICATE_DAYS = 90  # days of validity; each start makes new certificates
 # Settings of a collector, in OpenTelemetry's own names.
 _OTLP_VARIABLES = ("OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_CERTIFICATE")
-# Ctrl-C should not wait half a minute for running answers.
+# Seconds; Ctrl-C should not wait half a minute for running answers.
 _DRAIN_S = 5.0
 
 
@@ -63,10 +63,10 @@ class StackOptions:
     Attributes:
         port: Port of the gateway.
         admin_port: Port of the admin REST.
-        base: Directory of the base to serve; None is the shipped one.
+        base: Directory of the base to serve; None: the shipped base.
         has_embeddings: Whether to serve embeddings too, if their model is installed.
-        otlp_endpoint: URL for telemetry's spans; empty: none are sent.
-        has_tls: Whether our processes talk to each other by mutual TLS, and to people by TLS.
+        otlp_endpoint: URL for telemetry's spans; empty: no spans are sent.
+        has_tls: Whether the stack's processes use mutual TLS among each other, and TLS to clients.
     """
 
     engine: str = "openvino"
@@ -95,9 +95,10 @@ class StackOptions:
 
 
 def child_environment(home: Home) -> dict[str, str]:
-    """Return the environment shared by all children; no other variable of ours reaches them.
+    """Return the environment of all children, without this process's other variables.
 
-    The virtual environment's programs come first: Triton's Python stub finds its packages through
+    The virtual environment's programs are first on the path, because Triton's Python stub finds its
+    packages by the first python3.
     the first python3 on the path.
     """
     environment = {
@@ -119,13 +120,13 @@ def use_certificates(home: Home) -> None:
 
 
 def prepare_certificates(home: Home) -> None:
-    """Make new certificates; raises OSError and CertificateError as `create` does."""
+    """Make new certificates. Raises OSError and CertificateError like `create`."""
     create(home.certificates, days=_CERTIFICATE_DAYS, hosts=(HOST, "localhost"))
     use_certificates(home)
 
 
 async def http_ok(port: int, path: str) -> None:
-    """Raise OSError with the answer, unless a GET is answered with 200."""
+    """Raise OSError with the answer unless a GET returns status 200."""
     certificates = ours()
     tls = certificates and certificates.client_context()
     async with asyncio.timeout(_PROBE_TIMEOUT_S):
@@ -176,9 +177,10 @@ class ServicePlan:
         uses: frozenset[str] = frozenset(),
         stop_grace_s: float = 10.0,
     ) -> SupervisedService:
-        """Return one of our services; its start ends when it is alive.
+        """Return a service of the platform, which counts as started when it is alive.
 
-        Readiness may need peers that start later or are away. A service that waits for them is up,
+        Readiness may need peers that start later or are absent. A service that waits for peers is
+        up, and its check names the missing peer.
         and its check names the missing peer.
         """
         module = {CONTROL: "control_plane", AGENT: "replica.agent"}.get(name, name)
@@ -205,7 +207,7 @@ class ServicePlan:
         if not self._options.has_tls:
             return secret
         values = secret | settings_of(self._home.certificates, CertificateRole(name))
-        if name == GATEWAY:  # for its clients
+        if name == GATEWAY:  # certificate for the gateway's clients
             values["GATEWAY__TLS_CERT"] = values["MTLS__CERTIFICATE"]
             values["GATEWAY__TLS_KEY"] = values["MTLS__KEY"]
         return values
@@ -259,7 +261,8 @@ class ServicePlan:
             "CONTROL_PLANE__TELEMETRY_URL": f"{self._options.scheme}://{self._address('telemetry_http')}",
             "CONTROL_PLANE__TELEMETRY_KEY": self._secrets.admin_key,
             "CONTROL_PLANE__GATEWAY_URL": self._options.base_url.removesuffix("/v1"),
-            "CONTROL_PLANE__BUDGET_INTERVAL_S": "2",  # people who try it do not wait for long
+            # short, because people who try budgets should not wait
+            "CONTROL_PLANE__BUDGET_INTERVAL_S": "2",
             "CONTROL_PLANE__SCALING_INTERVAL_S": "2",
             "CONTROL_PLANE__ALERT_TARGETS": self._pages(),
             "CONTROL_PLANE__ARTIFACT_STORE_URL": self._home.artifact_store.absolute().as_uri(),
@@ -367,7 +370,7 @@ class ServicePlan:
         )
 
     async def _write_tracestore_password(self) -> None:
-        """Hand the password over by file: arguments and environments can be seen by more people."""
+        """Pass the password by a file, because other users can see arguments and environments."""
         write_atomic(
             self._home.tracestore_password_file, self._secrets.tracestore_password, mode=0o600
         )

@@ -1,6 +1,6 @@
-"""Tokenizes ClickHouse SQL just far enough to serve it over HTTP.
+"""Tokenizes ClickHouse SQL as far as the HTTP interface needs it.
 
-Pure functions over bytes. Only the engine parses statements in full.
+Pure functions over bytes; only the engine parses statements in full.
 """
 
 import re
@@ -19,7 +19,7 @@ _TOKEN = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 _DATA_START = re.compile(rb"[ \t]*;?[ \t]*\r?\n?")
-# Words that may follow the table of an INSERT without data of its own.
+# Words after an INSERT's table which show that no inline data follows.
 _OWN_DATA = {b"VALUES", b"SELECT", b"WITH", b"FROM", b"WATCH"}
 _RETURNS_ROWS = {
     *(b"SELECT", b"WITH", b"SHOW", b"DESCRIBE", b"DESC", b"EXPLAIN", b"EXISTS", b"CHECK"),
@@ -30,7 +30,7 @@ _RETURNS_ROWS = {
 @dataclass(frozen=True, slots=True)
 class _Token:
     kind: str
-    text: bytes  # words and marks in upper case
+    text: bytes  # words and marks are in upper case
     end: int
 
 
@@ -41,7 +41,7 @@ class InlineInsert:
     Attributes:
         query: The statement without the FORMAT clause.
         format: The input format's name.
-        data: The bytes behind the statement.
+        data: Bytes after the statement.
     """
 
     query: bytes
@@ -66,13 +66,13 @@ def _top_level(sql: bytes) -> Iterator[_Token]:
 
 
 def returns_rows(sql: bytes) -> bool:
-    """Return whether the (first) statement answers with rows, even if there are none."""
+    """Return whether the (first) statement returns a table, even if it is empty."""
     first = next(_top_level(sql), None)
     return first is not None and first.text in _RETURNS_ROWS
 
 
 def output_format(sql: bytes) -> str | None:
-    """Return the name in the FORMAT clause at the end of a statement, None without one."""
+    """Return the name in the FORMAT clause at the end of a statement; None if there is none."""
     found: bytes | None = None
     previous: list[_Token] = []
     for token in _top_level(sql):
@@ -91,7 +91,7 @@ def output_format(sql: bytes) -> str | None:
 def split_inline_insert(sql: bytes) -> InlineInsert | None:
     """Split an `INSERT INTO table ... FORMAT name data`; None for every other statement.
 
-    Looks no further than the format's name, so that the data may be anything.
+    The scan stops at the format's name, so that the data may contain anything.
     """
     tokens = _top_level(sql)
     token = next(tokens, None)
@@ -104,7 +104,7 @@ def split_inline_insert(sql: bytes) -> InlineInsert | None:
         next(tokens, None)
     after_dot = False
     for token in tokens:
-        # In `a.format` the word behind the dot is part of the table's name.
+        # In `a.format` the word after the dot is part of the table's name.
         if token.kind == "word" and not after_dot:
             if token.text == b"FORMAT":
                 return _split_at(sql, token, next(tokens, None))

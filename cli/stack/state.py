@@ -10,7 +10,7 @@ from typing import Any
 from cli.stack.home import Home, write_atomic
 
 # States of a process: waiting (for dependencies) -> starting -> ready -> (down -> starting ...),
-# and at last stopped; one-shots end in done.
+# and finally stopped; a process that runs once ends in done.
 WAITING, STARTING, READY, DOWN, STOPPED, DONE = (
     "waiting",
     "starting",
@@ -26,12 +26,12 @@ class ProcessState:
     """A process of the stack.
 
     Attributes:
-        started: Start time of `pid`, in ticks as `StackState.supervisor_started`.
-        port: Main port; 0 when it listens on none.
-        restarts: Starts after the first one.
+        started: Start time of `pid` in clock ticks, like `StackState.supervisor_started`.
+        port: Main port; 0 if the process listens on none.
+        restarts: Number of starts after the first.
         last_error: Reason of the last failure.
-        since_unix_s: Unix seconds of the begin of `state`.
-        is_server: Whether the process is a server that stores data of others; it stops last.
+        since_unix_s: Unix seconds when `state` began.
+        is_server: Whether other processes store data in this process, so that it stops last.
     """
 
     name: str
@@ -51,7 +51,7 @@ class StackState:
 
     Attributes:
         supervisor_started: Start time of the supervisor in clock ticks after boot. Together with
-            the pid it identifies one process, even after the pid is reused.
+            the pid it identifies the process, even if the pid is reused later.
         phase: starting, ready, stopping, or failed.
         embeddings: Name of the embedding model, or the reason why there is none.
         first_token_unix_s: Unix seconds of the first token; 0 before.
@@ -76,7 +76,7 @@ class StackState:
 
 
 def start_ticks(pid: int) -> int:
-    """Return the start time of a process in clock ticks after boot; 0 when it has ended."""
+    """Return the start time of a process in clock ticks after boot; 0 if it has ended."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -86,20 +86,20 @@ def start_ticks(pid: int) -> int:
 
 
 def is_supervised(state: StackState) -> bool:
-    """Return whether the supervisor that wrote the state still runs."""
+    """Return whether the supervisor that wrote the state is still running."""
     return state.supervisor_started != 0 and (
         start_ticks(state.supervisor_pid) == state.supervisor_started
     )
 
 
 def living(state: StackState | None) -> list[ProcessState]:
-    """Return the processes of the file that still live, without later ones of the same pid."""
+    """Return the recorded processes that still run, without later processes of their pids."""
     known = state.processes if state else ()
     return [p for p in known if p.pid and p.started and start_ticks(p.pid) == p.started]
 
 
 def parse_state(text: str) -> StackState | None:
-    """Return the state; None when the text is not one (e.g. of an older version)."""
+    """Return the state; None if the text is not a state of this version."""
     try:
         fields: dict[str, Any] = json.loads(text)
         processes = tuple(ProcessState(**item) for item in fields.pop("processes"))
@@ -109,7 +109,7 @@ def parse_state(text: str) -> StackState | None:
 
 
 def read_state(home: Home) -> StackState | None:
-    """Return the state of the last supervisor; None when none ever ran here."""
+    """Return the state that the last supervisor wrote; None if there is none."""
     try:
         return parse_state(home.state_file.read_text())
     except OSError:

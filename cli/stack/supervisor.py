@@ -1,6 +1,6 @@
 """Starts the processes of a stack in parallel, restarts dead ones, and stops them in order.
 
-The supervisor does not know which processes they are: `cli.stack.services` describes them.
+The supervisor is independent of the particular processes, which `cli.stack.services` describes.
 """
 
 import asyncio
@@ -22,25 +22,25 @@ from sluice.process import (
 
 log = structlog.get_logger(__name__)
 
-# A process that fails this many times before it was ready once will not come up by itself.
+# Failures before a process was ever ready, after which the supervisor gives up.
 _FIRST_STARTS_MAX = 3
 
 
 @dataclass(frozen=True, slots=True)
 class SupervisedService:
-    """A process of the stack.
+    """A process of the stack, with its dependencies and checks.
 
     Attributes:
         spec: Spec of the process.
         needs: Names of the processes that must be ready before this one starts.
-        uses: Names of the processes that it calls without waiting for them. Like `needs`, they
-            stop after it.
-        port: Main port; 0 when it listens on none.
-        check: Raises while the process cannot do its work; None: `spec.ready` decides.
-        prepare: Runs once before the first start.
+        uses: Names of the processes that it calls, but does not wait for. They stop after it, like
+            those of `needs`.
+        port: Main port; 0 if it listens on none.
+        check: Raises if the process cannot do its work; None: `spec.ready` is the check.
+        prepare: Called once, before the first start.
         ready_timeout_s: Longest time of a start in seconds.
-        is_server: Whether other processes keep their data in it.
-        runs_once: Whether it ends by itself with status 0; it then counts as ready.
+        is_server: Whether other processes store their data in it.
+        runs_once: Whether it ends by itself with status 0, and then counts as ready.
     """
 
     spec: ProcessSpec
@@ -65,7 +65,8 @@ class Supervisor:
     def __init__(
         self, services: Sequence[SupervisedService], on_change: Callable[[ProcessState], None]
     ) -> None:
-        waves({service.name: service.needs for service in services})  # refuses cycles and unknowns
+        # raises ValueError for cycles and unknown names
+        waves({service.name: service.needs for service in services})
         self._users = users({service.name: service.needs | service.uses for service in services})
         waves(self._users)
         self._services = {service.name: service for service in services}
@@ -91,9 +92,9 @@ class Supervisor:
             self._tasks[name] = group.create_task(self._run(service), name=name)
 
     async def stop(self) -> None:
-        """Stop each process once its users have stopped.
+        """Stop each process after all its users have stopped.
 
-        Bounded by the sum of the grace times along the longest chain of users.
+        The time is bounded by the sum of the grace times along the longest chain of users.
         """
         self._is_stopping = True
         stopped = {name: asyncio.Event() for name in self._services}
@@ -143,7 +144,7 @@ class Supervisor:
             self.ready[service.name].set()
 
     async def _run_to_end(self, service: SupervisedService) -> str:
-        """Return the reason of a failure; empty: the process has succeeded."""
+        """Return the reason of a failure; empty if the process has succeeded."""
         child = await ChildProcess.start(service.spec)
         try:
             self._change(service.name, state=STARTING, pid=child.pid)
@@ -196,9 +197,9 @@ def _why(state: ProcessState) -> Mapping[str, str]:
 def watch_signals(
     loop: asyncio.AbstractEventLoop, on_first: Callable[[], None], on_second: Callable[[], None]
 ) -> Callable[[], None]:
-    """Call `on_first` at the first SIGINT, SIGTERM or SIGHUP, `on_second` at every later one.
+    """Call `on_first` at the first SIGINT, SIGTERM or SIGHUP, `on_second` at each later signal.
 
-    Returns a function that gives the signals back.
+    Returns a function that restores the previous handlers.
     """
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     is_second = False

@@ -1,7 +1,7 @@
 """Ends the remaining processes of a stack without its supervisor.
 
-It finds them by the marker in their environment and by the last state file, so it needs no help of
-the supervisor or the processes.
+It finds them by the marker in their environment and by the last state file, so it needs neither the
+supervisor nor the cooperation of the processes.
 """
 
 import os
@@ -16,7 +16,7 @@ from cli.stack.segments import mapped_files, remove_files, remove_orphans
 from cli.stack.state import StackState, living, read_state
 from sluice.procfs import marked_processes
 
-_GRACE_S = 6.0  # Triton takes 2.3 to 4.5 s to end
+_GRACE_S = 6.0  # seconds; Triton takes 2.3 to 4.5 s to end
 _POLL_S = 0.05
 
 
@@ -58,7 +58,7 @@ def leftovers(home: Home) -> list[int]:
 
 
 def _end(home: Home, pids: Iterable[int], number: int, grace_s: float) -> None:
-    """Signal processes, wait for their end, and kill the rest."""
+    """Send a signal to processes, wait for their end, and kill those that remain."""
     wanted = set(pids)
     for pid in wanted:
         _signal(pid, number)
@@ -85,7 +85,7 @@ def _trees(pids: Iterable[int]) -> set[int]:
 
 
 def name_of(pid: int, state: StackState | None) -> str:
-    """Return a process' name in the stack, or that of its program, with its pid."""
+    """Return a process's name in the stack, or else its program's name, with its pid."""
     for process in state.processes if state else ():
         if process.pid == pid:
             return f"{process.name} ({pid})"

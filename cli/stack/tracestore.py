@@ -1,9 +1,10 @@
 """The trace store of one machine: the ClickHouse engine (chDB) behind ClickHouse's HTTP interface.
 
 The unchanged clickhouse-connect clients, sync and async, work with it. One process owns the data
-directory; nothing leaks between requests, because each gets a connection of its own to the engine
-(0.1 ms). Differences from a server: whole answers are built in memory (bounded); there are no
-sessions, external tables, replication, or users beyond one password. Production sets another URL.
+directory. Nothing leaks between requests, because each request gets its own connection to the
+engine (0.1 ms). Differences from a server: whole answers are built in memory (bounded), and there
+are no sessions, external tables, replication, or users beyond one password. Production sets another
+URL.
 
 Run: `python -m cli.stack.tracestore --port 8123 --directory .sluice/tracestore`.
 """
@@ -36,7 +37,7 @@ from sluice.process import ProcessSpec, port_answers
 log = structlog.get_logger(__name__)
 
 _HOST = "127.0.0.1"
-# Consumed by the HTTP interface itself; the engine would refuse them as unknown settings.
+# Parameters of the HTTP interface itself; the engine would refuse them as unknown settings.
 _TRANSPORT = {
     *("query", "user", "password", "database", "default_format", "query_id", "quota_key", "role"),
     *("session_id", "session_timeout", "session_check", "buffer_size", "wait_end_of_query"),
@@ -49,12 +50,12 @@ _STATUS = {60: 404, 62: 400, 81: 404, 164: 403, 202: 503, 241: 503, 307: 413, 51
 
 @dataclass(frozen=True, slots=True)
 class TraceStoreLimits:
-    """Bounds of the HTTP side.
+    """The limits of the HTTP interface.
 
     Attributes:
         body_max_bytes: Largest body of one request in bytes, decompressed.
-        bodies_max_bytes: Bytes of the bodies of all requests together.
-        waiting_max: Statements running or waiting.
+        bodies_max_bytes: Largest size in bytes of the bodies of all requests together.
+        waiting_max: Largest number of statements that run or wait.
     """
 
     body_max_bytes: int = 256 << 20
@@ -64,7 +65,7 @@ class TraceStoreLimits:
 
 @dataclass(slots=True)
 class _BodyMemory:
-    """Bytes of memory that one request's body holds."""
+    """Number of bytes that one request's body occupies in memory."""
 
     bytes: int = 0
 
@@ -176,7 +177,7 @@ class TraceStore:
         )
 
     async def _body(self, request: web.Request, held: _BodyMemory) -> bytes:
-        # aiohttp decodes gzip, deflate, br and zstd by itself.
+        # aiohttp itself decodes gzip, deflate, br and zstd.
         is_lz4 = request.headers.get("Content-Encoding", "").lower() == "lz4"
         frames = Lz4Stream() if is_lz4 else None
         parts: list[bytes] = []
@@ -192,7 +193,7 @@ class TraceStore:
         return b"".join(parts)
 
     async def _form(self, request: web.Request, held: _BodyMemory) -> dict[str, str]:
-        """Read the fields of a form: the query and its parameters; files are refused."""
+        """Read the fields of a form: the query and its parameters. Files are refused."""
         fields: dict[str, str] = {}
         async for part in await request.multipart():
             if not isinstance(part, BodyPartReader) or part.name is None or part.filename:
@@ -223,7 +224,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def _check_host(host_header: str) -> None:
-    """Refuse host names that a web page could have pointed here (DNS rebinding)."""
+    """Refuse host names that a web page could have redirected here (DNS rebinding)."""
     host = host_header.rpartition(":")[0] if ":" in host_header else host_header
     if not _is_loopback(host.strip("[]")):
         raise QueryError(f"host {host_header!r} is not this machine's loopback", 516)
@@ -244,7 +245,7 @@ async def _run(arguments: argparse.Namespace) -> None:
     body_max_bytes = arguments.body_max_mib << 20
     bounds = TraceStoreLimits(body_max_bytes=body_max_bytes, bodies_max_bytes=2 * body_max_bytes)
     store = TraceStore(engine, pool, bounds, password)
-    # A client that hangs up must not stop an insert half way.
+    # A client that disconnects must not stop an insert half way.
     runner = web.AppRunner(store.application(), handler_cancellation=False, access_log=None)
     async with stop_signals() as stop:
         await runner.setup()

@@ -1,4 +1,4 @@
-"""`sluice up`: from nothing to a token through the public API, and back to nothing."""
+"""`sluice up`: runs the stack from its start, through the first token, to its complete stop."""
 
 import asyncio
 import os
@@ -50,13 +50,13 @@ _SEED_STEP, _TOKEN_STEP, _BASE_STEP = "seed", "first token", "base"
 _EMBEDDINGS_STEP = "embeddings"
 _START_TIMEOUT_S = 180.0
 _PATIENCE_S = 20.0
-_EMBEDDINGS_PATIENCE_S = 30.0  # after the first token
+_EMBEDDINGS_PATIENCE_S = 30.0  # seconds to wait after the first token
 _KILLED_STATUS = 130
 STOPPING, FAILED = "stopping", "failed"
 
 
 class Stack:
-    """One running stack: its supervisor, its state file, its progress."""
+    """One running stack, with its supervisor, state file and progress."""
 
     def __init__(
         self,
@@ -89,17 +89,18 @@ class Stack:
         self._save()
 
     async def bring_up(self, base: ShippedBase) -> None:
-        """Seed as soon as the control plane answers, then wait for a token, and for embeddings.
+        """Seed the stack when the control plane answers, then wait for a token, and for embeddings.
 
         Raises:
-            StackError: The control plane refused something.
+            StackError: The control plane refused a request.
         """
         await self.supervisor.ready[CONTROL].wait()
         async with ApiClient(self._options.admin_url, self._secrets.admin_key) as api:
             await self._seed(api, base)
             await self._wait_token()
             await self._push_base(api, base)
-            # Afterwards: on two cores another engine that starts would delay the first token.
+            # This comes last, because another engine that starts would delay the first token on two
+            # cores.
             await self._wait_embeddings(api, await self._start_embeddings(api))
 
     async def _seed(self, api: ApiClient, base: ShippedBase) -> None:
@@ -131,7 +132,7 @@ class Stack:
     async def _push_base(self, api: ApiClient, base: ShippedBase) -> None:
         """Upload the base's files to the control plane, which checks adapters against them."""
         problem = await push_base(api, self._home.artifacts / base.digest)
-        if problem:  # chat is there already
+        if problem:  # chat works already
             self._progress.say(f"no adapters can be published: {problem}")
 
     async def _start_embeddings(self, api: ApiClient) -> str:
@@ -155,7 +156,7 @@ class Stack:
             self._progress.update(_EMBEDDINGS_STEP, DOWN if reason else DONE, detail)
 
     def _note_wait(self, reason: str) -> None:
-        """Show why there is no token yet; the first reason is the delay of the snapshot."""
+        """Record why there is no token yet; show the reason only after some patience."""
         self.waits_for = reason
         if time.time() - self._started_unix_s > _PATIENCE_S:
             self._progress.update(_TOKEN_STEP, STARTING, reason)
@@ -207,7 +208,7 @@ class Stack:
         )
         try:
             write_state(self._home, state)
-        except OSError as error:  # a full disk must not take the stack down
+        except OSError as error:  # a full disk must not stop the stack
             log.warning("state_not_written", error=str(error))
 
 
@@ -226,7 +227,7 @@ async def run_stack(
     The caller holds the home's lock. `when_ready` is called once, after the first token.
 
     Raises:
-        StackError: The stack did not come up; everything is stopped again.
+        StackError: The stack did not start; all its processes are stopped again.
     """
     base = _prepare(home, options, progress)
     if options.has_tls:
@@ -277,7 +278,7 @@ def _prepare(home: Home, options: StackOptions, progress: StartProgress) -> Ship
 async def _until_started(
     group: asyncio.TaskGroup, stack: Stack, base: ShippedBase, stop: asyncio.Event
 ) -> str:
-    """Wait for the first token, a failure or the wish to stop; return the failure, if any."""
+    """Wait for the first token, a failure or a request to stop; return the failure, if any."""
 
     async def bring_up() -> str:
         try:

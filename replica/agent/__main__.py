@@ -1,7 +1,7 @@
-"""`python -m replica.agent` runs the node agent; with a command, it does one job.
+"""`python -m replica.agent` runs the node agent, or, with a command, does one job.
 
-`preflight` reports whether Triton can run. `uncordon` puts accelerators back into service that the
-agent has cordoned; the running agent notices within seconds.
+`preflight` reports whether Triton can run. `uncordon` puts accelerators that the agent has cordoned
+back into service; the running agent notices within seconds.
 """
 
 import asyncio

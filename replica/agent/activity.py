@@ -1,4 +1,4 @@
-"""Distinguishes a frozen engine from a starved one, and both from a pause of this process."""
+"""Distinguishes a frozen engine, a starved engine, and a pause of the agent's own process."""
 
 import asyncio
 import time
@@ -14,14 +14,14 @@ _WINDOW_MIN_S = 0.01  # the kernel counts processor time in ticks of this length
 
 
 class Activity:
-    """The processor time that an engine's processes used between two looks."""
+    """The processor time that an engine's processes used since the last call of `look`."""
 
     def __init__(self) -> None:
         self._looked_at_s = time.monotonic()
         self._cpu_s = 0.0
 
     def look(self, pids: Sequence[int]) -> float:
-        """Return the mean number of processors used by these processes since the last look."""
+        """Return the mean number of processors that these processes used since the last call."""
         now_s, used_s = time.monotonic(), cpu_s(pids)
         window_s = max(_WINDOW_MIN_S, now_s - self._looked_at_s)
         busy = max(0.0, used_s - self._cpu_s) / window_s
@@ -30,16 +30,16 @@ class Activity:
 
 
 class ProbeWatch:
-    """Watches, as an async context, both sides of a probe that waits for its answer.
+    """Watches agent and engine, as an async context, while a probe waits for its answer.
 
-    A starved agent finds answer and deadline at the same time, and cannot tell which came first:
-    `stalled_s` is the time that its event loop stood still. A starved engine is late as well:
-    `wants_processor` tells it from a frozen one. The work of the engine is measured well before the
-    deadline, because giving up makes even the server of a frozen engine work for a moment.
+    A starved agent sees answer and deadline at the same time, and cannot tell which came first;
+    `stalled_s` is the time that its event loop was blocked. A starved engine is late as well;
+    `wants_processor` tells it from a frozen engine. The engine's work is measured well before the
+    deadline, because the end of a probe makes even a frozen engine's server work for a moment.
     """
 
     def __init__(self, pids: Sequence[int], timeout_s: float) -> None:
-        """Take the engine's processes, and the deadline of the probe."""
+        """Prepare to watch a probe with this deadline, and the engine's processes."""
         self.stalled_s = 0.0
         self._pids = pids
         self._wants_processor: bool | None = None
@@ -59,14 +59,14 @@ class ProbeWatch:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """End, counting a tick that is late."""
+        """Stop watching, and count the current tick if it is late."""
         self._note_tick()
         self._look.cancel()
         if self._tick is not None:
             self._tick.cancel()
 
     def wants_processor(self) -> bool:
-        """Return whether the engine worked, or waited for a processor or a disk."""
+        """Return whether the engine was working, or was waiting for a processor or a disk."""
         if self._wants_processor is None:  # the probe failed at once
             self._look_now()
         return bool(self._wants_processor)

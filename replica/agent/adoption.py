@@ -16,8 +16,8 @@ log = structlog.get_logger(__name__)
 async def find_leftovers(launcher: TritonLauncher) -> dict[str, Leftover]:
     """Return the engines to adopt, by replica id; all other leftovers are ended.
 
-    An engine is adopted when the process of its record still runs and carries the marks of its
-    replica and spec. Its health is not checked here: its canary does that.
+    An engine is adopted if the process of its record still runs with the marks of its replica and
+    spec. Its health is not checked here, because its canary checks it.
     """
     leftovers: dict[str, Leftover] = {}
     for record, launch in await asyncio.to_thread(launcher.recorded):

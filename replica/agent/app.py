@@ -47,7 +47,7 @@ _BASES_EVERY_S = 0.5
 
 
 class StateDirectoryInUseError(RuntimeError):
-    """Another agent uses the state directory."""
+    """Another agent is using the state directory."""
 
 
 def no_hardware() -> HardwareReader | None:
@@ -56,7 +56,7 @@ def no_hardware() -> HardwareReader | None:
 
 
 class Agent:
-    """Owns the Triton processes of a node, from start to end."""
+    """Owns the Triton processes of a node, from their start to their end."""
 
     def __init__(
         self,
@@ -65,13 +65,13 @@ class Agent:
         prober: Canary | None = None,
         open_hardware: Callable[[], HardwareReader | None] = no_hardware,
     ) -> None:
-        """Take the parts.
+        """Compose the agent.
 
         Args:
             settings: Settings of the node.
-            launcher: Starts engines.
-            prober: Probes engines; None: a real inference.
-            open_hardware: Returns a reader of accelerators; called in a thread.
+            launcher: Launcher that starts engines.
+            prober: Prober of engines; None: probes by a real inference.
+            open_hardware: Function that returns a reader of accelerators; called in a thread.
         """
         self._settings = settings
         self._launcher = launcher
@@ -106,14 +106,14 @@ class Agent:
         self._is_stopping = False
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Serve until `stop` is set, then stop all engines, or leave them, by the settings.
+        """Serve until `stop` is set; then stop all engines, or leave them running, as configured.
 
-        Engines that an earlier agent left are adopted. An error leaves the engines running, too: a
-        fault of the agent is no reason to end them.
+        Engines that an earlier agent left are adopted. An error also leaves the engines running,
+        because a fault of the agent is no reason to stop them.
 
         Raises:
             StateDirectoryInUseError: Another agent runs with the same state directory.
-            OSError: The HTTP address is taken, or the state directory cannot be written.
+            OSError: The HTTP address is in use, or the state directory cannot be written.
         """
         settings = self._settings
         with _exclusive(settings.state_dir):
@@ -172,14 +172,14 @@ class Agent:
     async def _report(self) -> None:
         """Connect to the control plane once the health of adopted engines is known.
 
-        Before that, an adopted engine would seem to start, and routers would drop it.
+        Before that, an adopted engine would be reported as starting, and routers would drop it.
         """
         assert self._fleet is not None
         await self._fleet.settled()
         await self._link.run()
 
     async def _engine_page(self, path: str) -> bytes | None:
-        """Return the metrics of an engine by `/engines/REPLICA/metrics`; None: there is none."""
+        """Return an engine's metrics for `/engines/REPLICA/metrics`; None: no such engine."""
         parts = path.split("/")
         if self._fleet is None or len(parts) != 4 or (parts[1], parts[3]) != ("engines", "metrics"):
             return None
@@ -220,7 +220,7 @@ class Agent:
             self._fleet.fail(base_digest, problem)
 
     async def _keep_library(self) -> None:
-        """Notice artifacts that others put into the folder, and store the heat of artifacts."""
+        """Detect artifacts that others put into the folder, and save the heat of artifacts."""
 
         async def step() -> None:
             await self._library.scan()
@@ -232,7 +232,7 @@ class Agent:
         )
 
     async def _fetch(self) -> None:
-        """Fetch artifacts, serve them to other nodes, and start replicas whose base has arrived."""
+        """Fetch artifacts, serve them to other nodes, and start replicas whose base is complete."""
         if self._artifacts is None:
             return
 
@@ -308,7 +308,7 @@ class Agent:
 
 
 def limits_of(settings: AgentSettings) -> EnginePatience:
-    """Return the patience of the settings."""
+    """Return the time limits for engines that the settings define."""
     return EnginePatience(
         start_s=settings.start_timeout_s,
         start_stall_s=settings.start_stall_s,
@@ -359,13 +359,13 @@ def build_agent(settings: AgentSettings) -> Agent:
 
 
 def _reachable(address: str, host: str) -> str:
-    """Return a listener's address for other nodes: a wildcard becomes the node's address."""
+    """Return a listener's address as other nodes see it: a wildcard becomes the node's address."""
     bound, port = host_and_port(address)
     return f"{host}:{port}" if bound in {"0.0.0.0", "::"} else address
 
 
 def _address_of(host: str) -> str:
-    """Return the IPv4 address of a name: routers need an address."""
+    """Return the IPv4 address of a host name, because routers need an address."""
     try:
         return socket.gethostbyname(host)
     except OSError as error:
@@ -374,7 +374,7 @@ def _address_of(host: str) -> str:
 
 @contextmanager
 def _exclusive(state_dir: Path) -> Generator[None]:
-    """Hold the state directory's lock; the kernel releases it at any end of the process."""
+    """Hold the state directory's lock; the kernel releases it however the process ends."""
     state_dir.mkdir(parents=True, exist_ok=True)
     with (state_dir / "lock").open("a+") as file:
         try:

@@ -14,7 +14,7 @@ _TOKENS = 1
 
 
 class LlmCanary:
-    """A connection to one engine that generates text."""
+    """A connection for probes to one engine that generates text."""
 
     def __init__(self, address: str) -> None:
         """Prepare a connection to the Triton at `address` (host:port)."""
@@ -25,11 +25,11 @@ class LlmCanary:
         """Let the engine generate one token, and check the identity of the engine.
 
         Returns:
-            Number of sequences that the engine holds for routers.
+            Number of sequences of routers that the engine has.
 
         Raises:
             WrongAnswerError: The answer is invalid, or comes from another engine or base.
-            FailedError: There was no answer in time, or an error.
+            FailedError: The engine did not answer in time, or answered with an error.
         """
         address = self._address
         channel = await self._link.current()

@@ -1,6 +1,6 @@
-"""The agent's stream to the control plane: observed state up, desired state down.
+"""The agent's stream to the control plane, which carries observed state up, desired state down.
 
-The control plane may be away for any time: that stops no engine. Every desired state is stored on
+An absent control plane stops no engine, however long it is absent. Every desired state is stored on
 disk, so that an agent that starts without a control plane still starts the last desired replicas.
 """
 
@@ -20,14 +20,14 @@ from sluice.wire.agent.v1 import agent_pb2_grpc
 log = structlog.get_logger(__name__)
 
 HEARTBEAT_S = 5.0
-_SETTLE_S = 0.02  # changes of one moment go up as one message
+_SETTLE_S = 0.02  # seconds to wait, so that simultaneous changes are sent as one message
 _BACKOFF_MAX_S = 5.0
 
 _Call = grpc.aio.StreamStreamCall[agent.SyncRequest, agent.SyncResponse]
 
 
 class ControlLink(Link[agent.SyncRequest, agent.SyncResponse]):
-    """Keeps one `Sync` stream open, for ever."""
+    """Keeps one `Sync` stream open until it is cancelled."""
 
     def __init__(
         self,
@@ -35,10 +35,10 @@ class ControlLink(Link[agent.SyncRequest, agent.SyncResponse]):
         observe: Callable[[], agent.SyncRequest],
         on_desired: Callable[[agent.SyncResponse], None],
     ) -> None:
-        """Take the control plane's address (host:port) and both directions.
+        """Prepare the stream; `run` opens it.
 
         Args:
-            address: Address to connect to.
+            address: Address of the control plane, host:port.
             observe: Returns the whole observed state of the node.
             on_desired: Called with every desired state, even if it is unchanged.
         """
@@ -48,7 +48,7 @@ class ControlLink(Link[agent.SyncRequest, agent.SyncResponse]):
         self._changed = asyncio.Event()
 
     def note_change(self) -> None:
-        """Send the observed state soon, before the next heartbeat."""
+        """Request that the observed state is sent soon, before the next heartbeat."""
         self._changed.set()
 
     def _open(self, channel: grpc.aio.Channel) -> _Call:
@@ -70,14 +70,14 @@ class ControlLink(Link[agent.SyncRequest, agent.SyncResponse]):
 
 
 class DesiredFile:
-    """The last desired state on disk."""
+    """The file with the last desired state."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._written: list[agent.DesiredReplica] | None = None
 
     def load(self) -> agent.SyncResponse | None:
-        """Return the last stored state; None when none can be read."""
+        """Return the last stored state; None if none can be read."""
         try:
             text = self._path.read_text()
             desired = json_format.Parse(text, agent.SyncResponse(), ignore_unknown_fields=True)
@@ -89,9 +89,9 @@ class DesiredFile:
         return desired
 
     def save(self, desired: agent.SyncResponse) -> None:
-        """Write it atomically; skipped when the replicas are unchanged.
+        """Write the desired state atomically, unless its replicas are unchanged.
 
-        An unwritable disk is logged, not raised: serving does not depend on it.
+        An unwritable disk is logged instead of raised, because serving does not depend on it.
         """
         replicas = list(desired.replicas)
         if replicas == self._written:

@@ -8,13 +8,14 @@ from sluice.embeddings import EmbeddingClient
 from sluice.profiles import EMBED
 
 _TEXT = (1, 2, 3, 4)  # token ids that every vocabulary has
-# The probe waits in the engine's queue, for example behind 190 texts of 256 tokens on one core. A
-# dead stub is noticed in other ways, and no stream hangs on a frozen one, so seconds do no harm.
+# Seconds that a probe may wait in the engine's queue, for example behind 190 texts of 256 tokens on
+# one core. A longer wait does no harm: a dead stub is detected in other ways, and no stream depends
+# on an embedding engine.
 _PATIENCE_S = 10.0
 
 
 class EmbedCanary:
-    """A connection to one engine that embeds."""
+    """A connection for probes to one embedding engine."""
 
     def __init__(self, address: str) -> None:
         """Prepare a connection to the Triton at `address` (host:port)."""
@@ -26,14 +27,14 @@ class EmbedCanary:
 
         The engine itself checks that an embedding has length 1, and that scores are finite.
 
-        Waits for 10 s, if `timeout_s` is less: an engine with a long queue is not dead.
+        The deadline is at least 10 s, because an engine with a long queue is not dead.
 
         Returns:
-            0: the engine holds no sequences for routers, and earlier requests are done.
+            0, because the engine keeps no sequences for routers, and earlier requests are done.
 
         Raises:
             WrongAnswerError: The vector is invalid, or comes from another base.
-            PlatformError: There was no answer in time, or an error.
+            PlatformError: The engine did not answer in time, or answered with an error.
         """
         address = self._address
         embedding = await self._client.embed(

@@ -1,8 +1,9 @@
 """Starts a program as another user: `python -I -S engine_entry.py ENTRY PROGRAM ARGUMENT...`.
 
-ENTRY is JSON: `uid`, the user and group; `closed`, directory -> {`trees`, `links`}, see
-`engine_view`; `environment`, variables for the program alone. Root runs it. It keeps its process
-id: the program takes its place. Standard library only, because it starts before each engine.
+ENTRY is JSON: `uid`, the user and group; `closed`, which maps a directory to {`trees`, `links`} as
+in `engine_view`; and `environment`, variables for the program alone. This script must run as root.
+The program replaces the script's process and keeps its process id. The script uses only the
+standard library, because it runs before each engine starts.
 """
 
 import ctypes
@@ -17,11 +18,12 @@ _CLONE_NEWNS = 0x20000
 _MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_REMOUNT = 1, 2, 4, 32
 _MS_BIND, _MS_REC, _MS_SLAVE = 0x1000, 0x4000, 1 << 19
 _PR_SET_NO_NEW_PRIVS = 38
-_SHELL_OPTIONS = "mode=0755,size=1m"  # directories and links: a few pages
+# the mount has only directories and links, which take a few pages
+_SHELL_OPTIONS = "mode=0755,size=1m"
 
 
 def main() -> None:
-    """Enter, and run the program."""
+    """Prepare the process as ENTRY says, and replace it by the program."""
     entry = json.loads(sys.argv[1])
     program = sys.argv[2:]
     try:
@@ -34,12 +36,13 @@ def main() -> None:
 
 
 def open_view(closed: Mapping[str, Any]) -> None:
-    """Mount a directory with only trees and links over each closed one, for this process alone."""
+    """Mount over each closed directory one with only its trees and links, in a new namespace."""
     here = str(Path.cwd())
     _checked(_LIBC.unshare(_CLONE_NEWNS), "unshare")
     _mount(None, "/", None, _MS_REC | _MS_SLAVE)
     for directory, found in closed.items():
-        # Opened in the new namespace: a tree of the old one cannot be mounted here.
+        # These are opened in the new namespace, where a mount of the old namespace could not be
+        # bound.
         opened = {path: os.open(path, os.O_PATH | os.O_CLOEXEC) for path in found["trees"]}
         are_files = {path for path in opened if not Path(path).is_dir()}
         _mount("tmpfs", directory, "tmpfs", _MS_NOSUID | _MS_NODEV, _SHELL_OPTIONS)
@@ -49,14 +52,14 @@ def open_view(closed: Mapping[str, Any]) -> None:
             os.close(handle)
         for path, target in found["links"].items():
             Path(path).parent.mkdir(parents=True, exist_ok=True)
-            if not os.path.lexists(path):  # else it came with a tree
+            if not os.path.lexists(path):  # otherwise the link is part of a tree
                 Path(path).symlink_to(target)
         _mount(None, directory, None, _MS_REMOUNT | _MS_RDONLY | _MS_NOSUID | _MS_NODEV)
-    os.chdir(here)  # else we stand in what is covered now
+    os.chdir(here)  # otherwise the working directory would be the covered one
 
 
 def become(uid: int) -> None:
-    """Become that user for good: without groups, capabilities, and set-user-id programs."""
+    """Become this user irrevocably, without groups, capabilities or set-user-id programs."""
     os.setgroups([])
     os.setresgid(uid, uid, uid)
     os.setresuid(uid, uid, uid)

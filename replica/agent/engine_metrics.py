@@ -1,4 +1,4 @@
-"""Triton's own metrics, read on the loopback, their only address: Triton requires no secret."""
+"""Reads Triton's own metrics, which listen only on the loopback because they require no secret."""
 
 import asyncio
 
@@ -12,7 +12,7 @@ async def engine_metrics(port: int) -> bytes:
     """Return the text exposition of the Triton whose metrics are at this port.
 
     Raises:
-        OSError: The engine does not answer in time, or not with metrics.
+        OSError: The engine does not answer in time, or its answer is not metrics.
     """
     async with asyncio.timeout(_TIMEOUT_S):
         reader, writer = await asyncio.open_connection(LOOPBACK, port, limit=_BYTES_MAX)

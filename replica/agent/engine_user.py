@@ -1,4 +1,4 @@
-"""Chooses the user of engines: loaded code must not run as root because the agent does."""
+"""Chooses the user of engines, so that loaded code does not run as root like the agent."""
 
 import json
 import os
@@ -19,8 +19,8 @@ from sluice.accounts import is_root, lacking_capabilities
 
 log = structlog.get_logger(__name__)
 
-_TRIAL_S = 60.0  # Python's start: 0.1 s on an idle machine
-# Run as the engines' user: its Python finds our packages, and each path is open to it.
+_TRIAL_S = 60.0  # seconds for the trial, in which Python starts: 0.1 s on an idle machine
+# This runs as the engines' user, and checks that packages are found and each path is readable.
 _TRIAL = """
 import os, sys
 import replica, sluice
@@ -31,11 +31,11 @@ sys.exit(f"user id {os.getuid()} may not read {', '.join(closed)}" if closed els
 
 @dataclass(frozen=True, slots=True)
 class EngineUser:
-    """A user other than the agent's, with the directories opened for it.
+    """A user other than the agent's, with its view of closed directories.
 
     Attributes:
         uid: User and group id.
-        view: Part of closed directories that its engines see.
+        view: The parts of closed directories that this user's engines see.
     """
 
     uid: int
@@ -45,7 +45,7 @@ class EngineUser:
         """Return the command with which root runs a program as this user.
 
         Args:
-            program: Program with its arguments, as an absolute path.
+            program: Program with its arguments; its path is absolute.
             environment: Additional variables for the program.
         """
         entry = {
@@ -74,7 +74,7 @@ def engine_user(settings: AgentSettings) -> EngineUser | None:
 
 
 def needed_paths(settings: AgentSettings) -> list[Path]:
-    """Return the directories that engines read: programs, packages, artifacts, their own state."""
+    """Return the directories that engines read: programs, packages, artifacts, own state."""
     found = inspect_installation()
     return [
         *(Path(sys.prefix), Path(sys.base_prefix), found.bin_dir),
@@ -85,7 +85,7 @@ def needed_paths(settings: AgentSettings) -> list[Path]:
 
 
 def find_user(uid: int, paths: Sequence[Path]) -> tuple[EngineUser | None, str]:
-    """Return a user that can run engines, tested by running Python; else None and the reason."""
+    """Return a user that can run engines, as tested by running Python; else None and the reason."""
     if lacking := lacking_capabilities(_capabilities(needs_view=False)):
         return None, f"this root lacks the capabilities {', '.join(lacking)}"
     view = view_for(uid, paths)
@@ -109,7 +109,7 @@ def _capabilities(*, needs_view: bool) -> Iterable[str]:
 
 
 def _try(user: EngineUser, paths: Sequence[Path]) -> str:
-    """Return the reason why Python does not work as a user; empty: it works."""
+    """Return the reason why Python does not run as this user; empty if it runs."""
     python = str(inspect_installation().bin_dir / "python3")
     known = [str(path.absolute()) for path in paths if path.exists()]
     try:

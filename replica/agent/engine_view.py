@@ -1,8 +1,8 @@
 """Finds the parts of closed directories that engines of another user need.
 
-A node's Python may be installed in a home that only its owner may enter. The mode of the home stays
-unchanged. Engines get a mount namespace in which that directory holds only the needed parts
-(`engine_entry`).
+A node's Python may be installed in a home directory that only its owner may enter. The mode of the
+home stays unchanged. Instead, engines get a mount namespace in which that directory contains only
+the parts they need (`engine_entry`).
 """
 
 import os
@@ -11,16 +11,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-_LINKS_MAX = 1024  # followed in all; a loop of them has no end
+_LINKS_MAX = 1024  # largest number of links followed in all, because a cycle of links has no end
 
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """A directory that a user may not enter.
+    """A directory that a user may not enter, with the parts that the user needs.
 
     Attributes:
-        trees: Files and directories beneath it that the user needs, with all their contents.
-        links: Symbolic links on the way to them, with their targets.
+        trees: Files and directories below it that the user needs, with all their contents.
+        links: Symbolic links on the way to these trees, with their targets.
     """
 
     trees: tuple[str, ...]
@@ -29,11 +29,11 @@ class Closed:
 
 @dataclass(frozen=True, slots=True)
 class EngineView:
-    """The directories that have to be opened for a user.
+    """The closed directories of which parts have to be opened for a user.
 
     Attributes:
-        closed: Closed directories, by path; none of them lies in another one.
-        problem: Reason why the view does not work, with the fix; empty: it works.
+        closed: Closed directories by path; none of them is inside another.
+        problem: Reason why the view does not work, and how to fix it; empty if it works.
     """
 
     closed: Mapping[str, Closed] = field(default_factory=dict[str, Closed])
@@ -45,9 +45,9 @@ def view_for(uid: int, paths: Iterable[Path]) -> EngineView:
 
     Args:
         uid: User and group id.
-        paths: Paths that the user needs; links are followed, and what does not exist is left out.
+        paths: Paths that the user needs; links are followed, and missing paths are left out.
     """
-    # Not resolved: engines go by these very paths, links and all.
+    # Paths are not resolved, because engines use these very paths, including their links.
     waiting = [Path(os.path.abspath(path)) for path in paths]  # noqa: PTH100
     trees: dict[str, set[str]] = {}
     links: dict[str, dict[str, str]] = {}
@@ -75,9 +75,9 @@ class _Way:
     """The result of following a path.
 
     Attributes:
-        end: Path, or its continuation behind the link.
-        closed: First directory on it that the user may not enter; empty: none.
-        link: First symbolic link on it; empty: none.
+        end: The path, or if it has a link, the path that the link leads to.
+        closed: First directory on the path that the user may not enter; empty if there is none.
+        link: First symbolic link on the path; empty if there is none.
         target: Target of the link.
         is_shut: Whether the end itself is a directory that the user may not enter.
     """
@@ -95,7 +95,7 @@ def _walk(path: Path, uid: int) -> _Way:
         try:
             status = part.lstat()
         except (FileNotFoundError, NotADirectoryError):
-            return _Way(path)  # its creator makes it accessible
+            return _Way(path)  # a missing path is made accessible by its creator
         if stat.S_ISLNK(status.st_mode):
             target = str(part.readlink())
             aim = os.path.normpath(part.parent / target)
@@ -115,7 +115,7 @@ def _may_enter(status: os.stat_result, uid: int) -> bool:
 
 
 def _outermost(paths: Iterable[str]) -> tuple[str, ...]:
-    """Return the paths that lie in no other one."""
+    """Return the paths that are not inside another path."""
     kept: list[str] = []
     for path in sorted(paths):
         if not any(Path(path).is_relative_to(other) for other in kept):

@@ -1,4 +1,4 @@
-"""The replicas of this node: desired state in, one runner each, observed state out."""
+"""The replicas of this node: one runner per desired replica, and their observed state."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping
@@ -33,7 +33,7 @@ class NodeLauncher(Launcher, Protocol):
 
 
 def reported_state(state: LocalReplicaState) -> control.ReplicaState:
-    """Return the state for routers: STOPPED and FAILED replicas must not be attached to."""
+    """Return the state to report; routers must not attach to STOPPED and FAILED replicas."""
     if state.has_failed:
         return control.REPLICA_STATE_FAILED
     if state.phase is ReplicaPhase.READY and state.is_draining:
@@ -44,7 +44,7 @@ def reported_state(state: LocalReplicaState) -> control.ReplicaState:
 
 
 class NodeReplicas:
-    """Runs the replicas of the node inside the `TaskGroup` of the agent."""
+    """Runs the replicas of the node inside the agent's `TaskGroup`."""
 
     def __init__(
         self,
@@ -59,16 +59,16 @@ class NodeReplicas:
         problem_of: Callable[[str], Awaitable[str]],
         why_waiting: Callable[[str], str] = lambda base_digest: "",  # noqa: ARG005
     ) -> None:
-        """Compose.
+        """Compose from the agent's parts.
 
         Args:
-            group: TaskGroup of all tasks.
-            launcher: Starts engines.
-            prober: Probes engines.
-            limits: Patience with engines.
-            on_change: Called at every change that the control plane should see.
+            group: TaskGroup in which all tasks run.
+            launcher: Launcher that starts engines.
+            prober: Prober of engines.
+            limits: Time limits for engines.
+            on_change: Called at every change that the control plane should learn.
             observer: Receiver of events, for metrics.
-            why_cordoned: Returns the reason why some accelerator is out of service; empty: none is.
+            why_cordoned: Returns why one of some accelerators is out of service; empty: none is.
             problem_of: Returns the reason why a base's artifact is unusable; empty: it is usable.
             why_waiting: Returns the reason why a replica of a base cannot start yet; empty: it can.
         """
@@ -82,7 +82,8 @@ class NodeReplicas:
         self._why_cordoned = why_cordoned
         self._problem_of = problem_of
         self._why_waiting = why_waiting
-        self._waiting: dict[str, str] = {}  # replicas whose base is on its way, and how far it is
+        # id of a replica whose base is being fetched -> progress of the fetch
+        self._waiting: dict[str, str] = {}
         self._desired: agent.SyncResponse | None = None
         self._is_stopping = False
         self._is_empty = asyncio.Event()
@@ -90,20 +91,20 @@ class NodeReplicas:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def adopt(self, leftovers: Mapping[str, Leftover]) -> None:
-        """Adopt engines, by replica id; they are the desired ones until `apply`."""
+        """Adopt engines, by replica id; they count as desired until `apply` is called."""
         for replica_id, leftover in leftovers.items():
             self._runner(replica_id, leftover)
 
     async def settled(self) -> None:
-        """Wait for some probes, until the health of adopted engines is known."""
+        """Wait until the health of adopted engines is known, which takes some probes."""
         for runner in list(self.runners.values()):
             await runner.has_settled.wait()
 
     def apply(self, desired: agent.SyncResponse) -> None:
-        """Start and stop replicas in the background until the node has the desired ones.
+        """Start and stop replicas in the background until the node has the desired replicas.
 
-        Replicas with cordoned accelerators drain, whatever is desired. Replicas whose base is on
-        its way wait for it.
+        Replicas with cordoned accelerators drain, whatever is desired. A replica whose base is
+        being fetched waits for the base.
         """
         if self._is_stopping:
             return
@@ -128,7 +129,7 @@ class NodeReplicas:
             runner.want(spec, is_draining=is_draining, sleeps=wish.sleeps)
 
     def refresh(self) -> None:
-        """Start replicas whose base has come, and update the progress of the others."""
+        """Start replicas whose base is complete, and update the progress of the others."""
         if self._waiting and self._desired is not None:
             before = self._waiting
             self.apply(self._desired)
@@ -136,24 +137,24 @@ class NodeReplicas:
                 self._on_change()
 
     def apply_cordons(self) -> None:
-        """Drain replicas whose accelerators were cordoned, and start those of lifted cordons."""
+        """Drain replicas whose accelerators are cordoned; start those whose cordon was lifted."""
         if self._desired is not None:
             self.apply(self._desired)
 
     def fail(self, base_digest: str, problem: str) -> None:
-        """End the engines of a base as failed ones; they start again when it may be used."""
+        """End the engines of a base as failed; they start again when the base may be used."""
         for runner in self.runners.values():
             runner.fail(base_digest, problem)
 
     async def stop(self) -> None:
-        """End all replicas, engines asked first, and wait until all their processes are gone."""
+        """Drain and end all replicas, and wait until all their processes are gone."""
         self._is_stopping = True
         for runner in self.runners.values():
             runner.want(None)
         await self._is_empty.wait()
 
     async def leave(self) -> None:
-        """Stop watching the engines, and let them run."""
+        """Stop watching the engines, and leave them running."""
         self._is_stopping = True
         for task in self._tasks:
             task.cancel()
@@ -161,13 +162,13 @@ class NodeReplicas:
             await asyncio.wait(self._tasks)
 
     async def measure(self) -> None:
-        """Update the memory use of the engines."""
+        """Measure the memory use of the engines."""
         for runner in list(self.runners.values()):
             await runner.measure_memory()
 
     @property
     def is_ready(self) -> bool:
-        """Whether every desired replica is ready; true without any."""
+        """Whether every desired replica is ready; true if there are none."""
         return not self._waiting and all(runner.is_ready for runner in self.runners.values())
 
     @property
@@ -176,7 +177,7 @@ class NodeReplicas:
         return self._waiting
 
     def observed(self) -> list[agent.ObservedReplica]:
-        """Return the replicas of the node, sorted by id."""
+        """Return the observed replicas of the node, sorted by id."""
         found = [
             _observed(runner, self._cordon(runner.wanted))
             for runner in self.runners.values()
@@ -191,7 +192,7 @@ class NodeReplicas:
         return sorted(found, key=lambda replica: replica.replica_id)
 
     def _waits_for(self, replica_id: str, spec: EngineSpec) -> str:
-        """Return the reason why a replica cannot begin yet; a running engine of its base stays."""
+        """Return why a replica cannot start yet; empty if it can, or already runs this base."""
         runner = self.runners.get(replica_id)
         wanted = runner.wanted if runner is not None else None
         if wanted is not None and wanted.base_digest == spec.base_digest:
@@ -202,7 +203,7 @@ class NodeReplicas:
         return why
 
     def _cordon(self, spec: EngineSpec | None) -> str:
-        """Return the reason why the spec's accelerators are out of service; empty: they are not."""
+        """Return why the spec's accelerators are out of service; empty if they are in service."""
         if spec is None:
             return ""
         kind = KINDS.get(spec.engine)
@@ -234,7 +235,7 @@ class NodeReplicas:
             await runner.run()
             if not runner.is_wanted and not self._is_stopping:
                 await asyncio.to_thread(self._launcher.forget, runner.replica_id)
-            if not runner.is_wanted:  # else it is wanted again since
+            if not runner.is_wanted:  # otherwise the replica is wanted again by now
                 break
         del self.runners[runner.replica_id]
         if not self.runners:

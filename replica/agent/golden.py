@@ -1,8 +1,8 @@
-"""Sends golden prompts to the node's ready replicas from time to time, beside their other work.
+"""Sends golden prompts to the node's ready replicas from time to time, beside their normal load.
 
-The control plane compares the answers over the pool; nothing is judged here. The request of a
-golden prompt (an asking) is greedy, short and urgent, and ends within a few steps. It has a prefix
-cache root of its own, since blocks computed earlier would hide an engine that computes wrong now.
+The control plane compares the answers across the pool; the agent does not judge them. A golden
+request is greedy, short and urgent, and ends within a few steps. It has a prefix cache root of its
+own, because cached blocks could hide that an engine computes wrongly now.
 """
 
 import asyncio
@@ -29,17 +29,18 @@ from sluice.wire.engine.v1 import engine_pb2 as engine
 
 log = structlog.get_logger(__name__)
 
-OUTPUT_TOKENS_MAX = 64  # a bound on any prompt's own
-PROMPTS_MAX = 512  # per node
-# Prefixes of the ids of the platform's own prompts, which no tenant may crowd out.
+OUTPUT_TOKENS_MAX = 64  # upper bound on the output tokens that a prompt may request
+PROMPTS_MAX = 512  # largest number of prompts per node
+# Prefixes of the ids of the platform's own prompts, which tenants' prompts must not displace.
 PLATFORM = ("default/", "default-")
-_REMEMBERED_MAX = 16_384  # pairs of replica and prompt: prompts take turns, and come back
-RESULTS_MAX = 256  # kept for the control plane; the oldest go first
-DEADLINE_S = 20.0  # per asking; an adapter may have to be read
+_REMEMBERED_MAX = 16_384  # largest number of remembered (replica, prompt) pairs
+RESULTS_MAX = 256  # results kept for the control plane; the oldest are dropped first
+DEADLINE_S = 20.0  # seconds per golden request, in which an adapter may have to be loaded
 _LOOK_S = 0.25
-_PAUSE_S = 1.0  # at least, between two askings of a replica
-_FIRST_WITHIN_S = 5.0  # after a replica, or a prompt, is new
-_JITTER = 0.2  # of the interval, around it: so that a pool is not asked at one moment
+_PAUSE_S = 1.0  # least seconds between two golden requests to one replica
+_FIRST_WITHIN_S = 5.0  # seconds within which a new replica, or a new prompt, has its first request
+# spread of the interval, as a share, so that a pool's replicas are not probed at once
+_JITTER = 0.2
 _ERROR_MAX = 500
 
 
@@ -51,7 +52,7 @@ class GoldenTarget:
         replica_id: Id of the replica.
         address: host:port of its gRPC.
         engine: Name of its driver.
-        base_digest: Base that it serves.
+        base_digest: Digest of the base that it serves.
     """
 
     replica_id: str
@@ -64,10 +65,10 @@ Ask = Callable[[GoldenTarget, agent.GoldenPrompt], Awaitable[engine.ProbeReply]]
 
 
 class GoldenObserver(Protocol):
-    """Observes askings for metrics."""
+    """Observes golden requests, for metrics."""
 
     def asked(self, *, is_answered: bool) -> None:
-        """Note that an asking has ended."""
+        """Record that a golden request has ended."""
         ...
 
 
@@ -76,18 +77,20 @@ class GoldenSchedule:
 
     def __init__(self) -> None:
         self._prompts: dict[str, agent.GoldenPrompt] = {}
-        self._asked_s: dict[tuple[str, str], float] = {}  # of a new pair: when it would have been
-        self._free_s: dict[str, float] = {}  # of a replica: not before
-        self._accused_s: dict[str, float] = {}  # of a replica: the platform's are due since then
+        # time of a pair's last request; for a new pair, a virtual one
+        self._asked_s: dict[tuple[str, str], float] = {}
+        self._free_s: dict[str, float] = {}  # replica -> earliest time of its next request
+        # replica -> time since when the platform's prompts are due
+        self._accused_s: dict[str, float] = {}
         self._replicas: frozenset[str] = frozenset()
 
     def want(self, prompts: Iterable[agent.GoldenPrompt]) -> None:
-        """Replace the prompts; remaining ones keep their due time, also under another interval."""
+        """Replace the prompts; remaining prompts keep the time of their last request."""
         kept = list(prompts)[:PROMPTS_MAX]
         self._prompts = {prompt.id: prompt for prompt in kept if prompt.every_s > 0}
 
     def next(self, target: GoldenTarget, now_s: float) -> agent.GoldenPrompt | None:
-        """Return a replica's longest overdue prompt, the platform's first; None: none is due."""
+        """Return a replica's most overdue prompt, platform prompts first; None: none is due."""
         if now_s < self._free_s.get(target.replica_id, 0.0):
             return None
         best, first = None, (True, now_s)
@@ -105,12 +108,12 @@ class GoldenSchedule:
         self._accused_s[replica_id] = now_s
 
     def asked(self, replica_id: str, prompt_id: str, now_s: float) -> None:
-        """Note that an asking begins."""
+        """Record that a golden request begins."""
         self._asked_s[replica_id, prompt_id] = now_s
         self._free_s[replica_id] = now_s + _PAUSE_S
 
     def forget(self, replica_ids: Iterable[str]) -> None:
-        """Forget all replicas but these, and the oldest askings of removed prompts."""
+        """Forget all replicas but these, and if too many, the oldest pairs of removed prompts."""
         kept = frozenset(replica_ids)
         if kept != self._replicas:
             self._replicas = kept
@@ -139,7 +142,7 @@ class GoldenSchedule:
 
 
 class GoldenAsker:
-    """Sends golden prompts to the replicas of the node, one per replica at a time."""
+    """Sends golden prompts to the replicas of the node, one at a time per replica."""
 
     def __init__(
         self,
@@ -147,12 +150,12 @@ class GoldenAsker:
         observer: GoldenObserver,
         ask: Ask | None = None,
     ) -> None:
-        """Take what is needed.
+        """Compose from the agent's parts.
 
         Args:
             targets: Returns the replicas that may get a prompt now.
-            observer: Observer of askings, for metrics.
-            ask: Sends one prompt; None: over the engine's probe.
+            observer: Observer of golden requests, for metrics.
+            ask: Sends one prompt; None: by the engine's probe.
         """
         self._targets = targets
         self._observer = observer
@@ -173,7 +176,7 @@ class GoldenAsker:
         self._accused = accused
 
     def take(self) -> list[agent.GoldenResult]:
-        """Return the answers since the last call."""
+        """Return the results since the last call."""
         results = list(self._results)
         self._results.clear()
         return results

@@ -1,8 +1,8 @@
 """Decides when an accelerator is taken out of service.
 
-Pure: `judge` maps (state, readings, now) to the next state. A `HardwareReader` brings an
-accelerator's readings; the fleet decides the effect of a cordon on replicas. A cordon stays until
-an operator lifts it, also over restarts of the agent: XIDs are reported only once.
+Pure: `judge` maps (state, readings, now) to the next state. A `HardwareReader` supplies the
+readings; the fleet decides how a cordon affects replicas. A cordon stays until an operator lifts
+it, even if the agent restarts, because XIDs are reported only once.
 """
 
 from collections.abc import Collection, Mapping
@@ -43,16 +43,16 @@ class GpuReading:
     """One reading of an accelerator.
 
     Attributes:
-        index: Index of the accelerator, as its driver counts.
+        index: Index of the accelerator in its driver's numbering.
         uuid: Unique id of the accelerator.
         name: Model of the accelerator.
-        memory_bytes: Bytes of memory in total.
-        memory_used_bytes: Used part of its memory.
+        memory_bytes: Total memory in bytes.
+        memory_used_bytes: Used memory in bytes.
         temperature_c: Temperature of the chip in degrees Celsius; 0: not reported.
         power_w: Power drawn now, in watts; 0: not reported.
-        ecc_uncorrected: Uncorrected memory errors since its driver was loaded; 0 without ECC.
-        has_remap_failure: Whether a broken row of its memory could not be replaced.
-        is_lost: Whether its driver cannot reach it any more.
+        ecc_uncorrected: Uncorrected memory errors since the driver was loaded; 0 without ECC.
+        has_remap_failure: Whether a broken row of the memory could not be replaced.
+        is_lost: Whether the driver cannot reach the accelerator any more.
     """
 
     index: int
@@ -69,7 +69,7 @@ class GpuReading:
 
 @dataclass(frozen=True, slots=True)
 class Xid:
-    """An error reported by NVIDIA's driver; without a uuid the GPU is unknown."""
+    """An error reported by NVIDIA's driver; an empty uuid means that the GPU is unknown."""
 
     uuid: str
     number: int
@@ -77,14 +77,14 @@ class Xid:
 
 @dataclass(frozen=True, slots=True)
 class Readings:
-    """All accelerators, and the errors reported since the readings before."""
+    """The readings of all accelerators, and the errors reported since the previous readings."""
 
     gpus: tuple[GpuReading, ...]
     xids: tuple[Xid, ...] = ()
 
 
 class HardwareReader(Protocol):
-    """Asks the hardware; blocks, and may hang when its driver does."""
+    """Reads the hardware. A read blocks, and hangs if the driver hangs."""
 
     def read(self, wait_s: float) -> Readings:
         """Return the present readings, after waiting up to `wait_s` for an error report."""
@@ -93,13 +93,13 @@ class HardwareReader(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Cordon:
-    """An accelerator is out of service.
+    """The fact that an accelerator is out of service.
 
     Attributes:
-        uuid: The accelerator.
+        uuid: Unique id of the accelerator.
         index: Index of the accelerator when the cordon was set.
-        reason: Reason in words.
-        since_unix_s: Unix seconds of its begin.
+        reason: Reason as text for operators.
+        since_unix_s: Unix seconds when the cordon was set.
     """
 
     uuid: str
@@ -109,7 +109,7 @@ class Cordon:
 
     @property
     def id(self) -> str:
-        """Id of this cordon, which no later cordon of the accelerator has."""
+        """Id of this cordon; a later cordon of the same accelerator has a different id."""
         return f"{self.uuid}@{self.since_unix_s:.3f}"
 
 
@@ -118,9 +118,9 @@ class HardwareState:
     """The last readings and the cordons of a node's accelerators.
 
     Attributes:
-        gpus: Last readings of all accelerators, lost ones included.
+        gpus: Last readings of all accelerators, including lost ones.
         cordons: Cordons by uuid.
-        accepted: (uuid, cause) of lifted cordons: these causes set no new cordon.
+        accepted: Pairs (uuid, cause) of lifted cordons; these causes set no new cordon.
     """
 
     gpus: tuple[GpuReading, ...] = ()
@@ -128,18 +128,18 @@ class HardwareState:
     accepted: frozenset[tuple[str, str]] = frozenset()
 
     def cordon_of(self, indexes: Collection[int]) -> Cordon | None:
-        """Return the first cordon among accelerators; no indexes: among all."""
+        """Return the first cordon among these accelerators, or if no index is given, among all."""
         cordons = sorted(self.cordons.values(), key=lambda cordon: cordon.index)
         return next((c for c in cordons if not indexes or c.index in indexes), None)
 
 
 def judge(state: HardwareState, readings: Readings, now_unix_s: float) -> HardwareState:
-    """Return the state after new readings: every broken accelerator has a cordon.
+    """Return the state after new readings, in which every broken accelerator has a cordon.
 
     Args:
         state: State from the last call.
         readings: Readings of the accelerators.
-        now_unix_s: Wall-clock time, for people to read.
+        now_unix_s: Wall-clock time, which is only shown to people.
     """
     seen = {gpu.uuid: gpu for gpu in readings.gpus}
     gone = [replace(gpu, is_lost=True) for gpu in state.gpus if gpu.uuid not in seen]
@@ -156,7 +156,7 @@ def judge(state: HardwareState, readings: Readings, now_unix_s: float) -> Hardwa
 
 
 def lift(state: HardwareState, ids: Collection[str]) -> HardwareState:
-    """Return the state without these cordons. Faults that persist do not bring them back."""
+    """Return the state without these cordons; faults that persist set no new cordon."""
     uuids = {cordon.uuid for cordon in state.cordons.values() if cordon.id in ids}
     if not uuids:
         return state
@@ -169,9 +169,9 @@ def lift(state: HardwareState, ids: Collection[str]) -> HardwareState:
 
 
 def _faults(gpu: GpuReading, xids: Collection[Xid]) -> list[tuple[str, str]]:
-    """Return (cause, reason) of all faults, the clearest first.
+    """Return (cause, reason) of all faults, the clearest fault first.
 
-    Causes are compared with those of lifted cordons, and never shown.
+    A cause is never shown; it only serves to recognise the faults of lifted cordons.
     """
     faults = [
         (f"xid {xid.number}", f"XID {xid.number}: {CORDON_XIDS[xid.number]}")

@@ -27,20 +27,21 @@ from sluice.wire.agent.v1 import agent_pb2 as agent
 log = structlog.get_logger(__name__)
 
 READ_EVERY_S = 2.0
-_PAUSE_S = 0.2  # bounds what a GPU that reports without end can make of us
-_SILENCE_S = 30.0  # a driver that does not answer for this long hangs
+# pause between readings, so that a GPU with endless errors does not keep the agent busy
+_PAUSE_S = 0.2
+_SILENCE_S = 30.0  # seconds without an answer after which a driver is reported as hanging
 
-_Result = Readings | Exception | None  # None: there is nothing to read
+_Result = Readings | Exception | None  # None: there are no accelerators
 
 
 class CordonFile:
-    """Cordons on disk. An operator lifts all of them by removing the file."""
+    """The file of cordons. An operator can lift all cordons by removing it."""
 
     def __init__(self, state_dir: Path) -> None:
         self.path = state_dir / "cordons.json"
 
     def load(self) -> HardwareState:
-        """Return the saved cordons; none without a file."""
+        """Return the saved cordons; none if there is no file."""
         try:
             values = json.loads(self.path.read_text())
             cordons = [Cordon(**cordon) for cordon in values["cordons"]]
@@ -53,7 +54,7 @@ class CordonFile:
         return HardwareState(cordons={c.uuid: c for c in cordons}, accepted=accepted)
 
     def save(self, state: HardwareState) -> None:
-        """Write it, whole or not at all; an unwritable disk is logged, not raised."""
+        """Write the cordons atomically; an unwritable disk is logged, not raised."""
         values: dict[str, Any] = {
             "cordons": [asdict(cordon) for cordon in state.cordons.values()],
             "accepted": sorted(state.accepted),
@@ -66,14 +67,14 @@ class CordonFile:
             log.warning("cordons_not_saved", path=str(self.path), error=str(error))
 
     def remove(self) -> list[str]:
-        """Lift all cordons, as an operator does; return their reasons."""
+        """Lift all cordons for an operator; return their reasons."""
         reasons = [cordon.reason for cordon in self.load().cordons.values()]
         self.path.unlink(missing_ok=True)
         return reasons
 
 
 class HardwareWatch:
-    """The state of the node's accelerators, kept fresh by `run`."""
+    """The state of the node's accelerators, which `run` keeps up to date."""
 
     def __init__(
         self,
@@ -81,7 +82,7 @@ class HardwareWatch:
         on_change: Callable[[], None],
         on_readings: Callable[[HardwareState, Collection[Xid]], None],
     ) -> None:
-        """Take up the cordons of an earlier agent.
+        """Load the cordons that an earlier agent set.
 
         Args:
             file: File of cordons.
@@ -96,17 +97,17 @@ class HardwareWatch:
             log.warning("cordon_kept", gpu=cordon.uuid, reason=cordon.reason)
 
     async def run(self, open_reader: Callable[[], HardwareReader | None]) -> None:
-        """Read and judge until cancelled, or at once to the end when there is nothing to read.
+        """Read and judge until cancelled; return at once if there are no accelerators.
 
         Args:
-            open_reader: Returns the reader, None without accelerators. May hang as readers do.
+            open_reader: Returns the reader, or None without accelerators. May hang like a reader.
         """
         loop = asyncio.get_running_loop()
         arrived: asyncio.Queue[_Result] = asyncio.Queue()
         stopped = threading.Event()
 
         def post(result: _Result) -> None:
-            with suppress(RuntimeError):  # the loop is closed: we are too late
+            with suppress(RuntimeError):  # the loop is closed already
                 loop.call_soon_threadsafe(arrived.put_nowait, result)
 
         def read_on() -> None:
@@ -120,7 +121,7 @@ class HardwareWatch:
             else:
                 post(None)
 
-        # A thread of its own, and a daemon: one that hangs in a driver can never be joined.
+        # A daemon thread of its own, because a thread that hangs in a driver can never be joined.
         threading.Thread(target=read_on, name="hardware", daemon=True).start()
         try:
             while (result := await self._next(arrived)) is not None:
@@ -147,16 +148,16 @@ class HardwareWatch:
         self._on_readings(self.state, readings.xids)
 
     def lift(self, ids: Collection[str]) -> None:
-        """Put accelerators back into service, by the ids of their cordons."""
+        """Put accelerators back into service, given the ids of their cordons."""
         self._change(lift(self.state, ids))
 
     def why_cordoned(self, accelerators: Collection[int]) -> str:
-        """Return why one of these accelerators is out of service; without any, one of all."""
+        """Return why one of these accelerators is out of service; if none is given, one of all."""
         cordon = self.state.cordon_of(accelerators)
         return f"GPU {cordon.index}: {cordon.reason}" if cordon else ""
 
     def facts(self) -> list[agent.Accelerator]:
-        """Return the accelerators in the form for the control plane."""
+        """Return the accelerators as messages for the control plane."""
         return [_facts(gpu, self.state.cordons.get(gpu.uuid)) for gpu in self.state.gpus]
 
     def _change(self, state: HardwareState) -> None:

@@ -1,7 +1,8 @@
-"""Checks whether this machine can run Triton's Python backend from the wheel, and finds its parts.
+"""Checks whether this machine can run Triton's Python backend, and finds the parts of Triton.
 
-Each problem found here would otherwise show as an obscure failure of Triton's stub process, or,
-with numpy 2, as wrong data. The stub is a program that embeds the Python of this environment.
+Each problem that is found here would otherwise appear as an obscure failure of Triton's stub
+process or, with numpy 2, as wrong data. The stub is a program that embeds this environment's
+Python.
 """
 
 import importlib.metadata
@@ -27,16 +28,16 @@ class Installation:
     """The parts of this environment that matter to Triton.
 
     Attributes:
-        python: Version that the stub must be built for, e.g. `3.11`.
-        bin_dir: Holds `python3`; first on PATH, because the stub finds site-packages through it.
-        libpython: File name of the shared libpython; not `.so` when Python is linked statically.
-        libpython_dir: Directory of libpython; empty when the system's loader knows it, None when
-            there is none.
-        glibc: Version as (major, minor); None when the C library is another one.
-        versions: Versions of the distributions that matter; absent ones are missing.
-        triton: `pytriton/tritonserver` of the wheel, else where NVIDIA's images have it; None when
-            it is in neither place.
-        shm_bytes_free: Room in /dev/shm; None when there is none at all.
+        python: Python version for which the stub must be built, e.g. `3.11`.
+        bin_dir: Directory of `python3`; first on PATH, because the stub finds site-packages by it.
+        libpython: File name of the shared libpython; not `.so` if Python is linked statically.
+        libpython_dir: Directory of libpython; empty if the system's loader finds it, None if there
+            is no libpython.
+        glibc: Version of glibc as (major, minor); None if the C library is not glibc.
+        versions: Versions of the distributions that matter; distributions not installed are absent.
+        triton: `pytriton/tritonserver` of the wheel, otherwise its directory in NVIDIA's images;
+            None if neither exists.
+        shm_bytes_free: Free bytes in /dev/shm; None if there is no /dev/shm.
     """
 
     python: str
@@ -50,11 +51,11 @@ class Installation:
 
     @property
     def stub(self) -> Path | None:
-        """The program that runs Python models, for this Python; None when there is none."""
+        """The program that runs Python models with this Python; None if there is none."""
         if self.triton is None:
             return None
         stubs = self.triton / "python_backend_stubs"
-        # NVIDIA's images have one Python, and its stub beside the backend.
+        # NVIDIA's images have one Python, whose stub is beside the backend.
         own = self.triton / "backends" / "python"
         path = (stubs / self.python if stubs.is_dir() else own) / STUB
         return path if path.is_file() else None
@@ -64,7 +65,7 @@ def inspect_installation() -> Installation:
     """Return the installation of this environment."""
     return Installation(
         python=f"{sys.version_info.major}.{sys.version_info.minor}",
-        bin_dir=Path(sys.executable).parent,  # unresolved: a venv's python is a symlink
+        bin_dir=Path(sys.executable).parent,  # not resolved, because a venv's python is a symlink
         libpython=str(sysconfig.get_config_var("INSTSONAME") or ""),
         libpython_dir=_libpython_dir(str(sysconfig.get_config_var("INSTSONAME") or "")),
         glibc=_glibc(),
@@ -75,7 +76,7 @@ def inspect_installation() -> Installation:
 
 
 def problems_of(found: Installation, engines: Sequence[str]) -> list[str]:
-    """Return one line per reason why Triton cannot run here; each names the fix."""
+    """Return one line per reason why Triton cannot run here; each line says how to fix it."""
     problems: list[str] = []
     if found.triton is None:
         problems.append("nvidia-pytriton is not installed: pip install nvidia-pytriton==0.7.0")
@@ -146,7 +147,10 @@ def _versions(*names: str) -> dict[str, str]:
 
 
 def _triton() -> Path | None:
-    """Return the server's directory; the wheel's is not imported, because it warns and probes."""
+    """Return the server's directory.
+
+    The wheel is not imported, because it warns and probes then.
+    """
     with suppress(importlib.metadata.PackageNotFoundError):
         wheel = importlib.metadata.distribution("nvidia-pytriton")
         path = Path(str(wheel.locate_file("pytriton/tritonserver")))

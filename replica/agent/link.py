@@ -25,9 +25,11 @@ OPTIONS = (
     ("grpc.enable_http_proxy", 0),
     ("grpc.use_local_subchannel_pool", 1),
 )
-CALL_S = 5.0  # to connect, and for each message to leave
-_SILENCE_S = 15.0  # the control plane answers, or repeats what it said, every few seconds
-_STEADY_S = 1.0  # a session of this length is tried again at once when it ends
+CALL_S = 5.0  # seconds to connect, and to send one message
+# seconds of silence after which a stream is closed; the control plane sends every few seconds
+_SILENCE_S = 15.0
+# seconds after which a session counts as steady, so that its end causes an immediate retry
+_STEADY_S = 1.0
 _FIRST_PAUSE_S = 0.1
 _ERRORS = (
     grpc.aio.UsageError,
@@ -38,7 +40,7 @@ _ERRORS = (
 
 
 class Link(ABC, Generic[Sent, Received]):
-    """Keeps one bidirectional stream open, for ever."""
+    """Keeps one bidirectional stream open until it is cancelled."""
 
     def __init__(
         self, address: str, name: str, answers: type[Received], pause_max_s: float
@@ -49,7 +51,7 @@ class Link(ABC, Generic[Sent, Received]):
             address: host:port of the control plane.
             name: Name of the stream, for the log.
             answers: Type of the control plane's messages.
-            pause_max_s: Longest pause before it is tried again.
+            pause_max_s: Longest pause before a reconnect, in seconds.
         """
         self._address = address
         self._events = {"lost": f"{name}_lost", "connected": f"{name}_connected"}
@@ -58,7 +60,7 @@ class Link(ABC, Generic[Sent, Received]):
         self.is_connected = False
 
     async def run(self) -> None:
-        """Connect, and again after every end, until cancelled."""
+        """Connect, and reconnect after every end, until cancelled."""
         attempt = 0
         while True:
             begin_s = time.monotonic()
@@ -73,7 +75,7 @@ class Link(ABC, Generic[Sent, Received]):
             await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311 - spreads load
 
     async def _end_of_session(self) -> str:
-        """Run a session; return the reason of its end, empty if it is logged already."""
+        """Run one session; return the reason of its end, empty if the reason is already logged."""
         try:
             await self._session()
         except grpc.aio.AioRpcError as error:
@@ -84,18 +86,18 @@ class Link(ABC, Generic[Sent, Received]):
 
     @abstractmethod
     def _open(self, channel: grpc.aio.Channel) -> grpc.aio.StreamStreamCall[Sent, Received]:
-        """Begin a call; the first message is not sent yet."""
+        """Begin a call without sending the first message."""
 
     @abstractmethod
     async def _speak(self, call: grpc.aio.StreamStreamCall[Sent, Received]) -> None:
-        """Send, until cancelled; `write` has a deadline."""
+        """Send messages until cancelled; `_write` enforces a deadline."""
 
     @abstractmethod
     async def _take(self, received: Received) -> None:
-        """Take a message; it must be quick."""
+        """Handle a received message; must be quick."""
 
     def _lost(self) -> None:
-        """Note that the session has ended."""
+        """Handle the end of a session; does nothing by default."""
 
     async def _write(self, call: grpc.aio.StreamStreamCall[Sent, Received], message: Sent) -> None:
         async with asyncio.timeout(CALL_S):
@@ -108,8 +110,8 @@ class Link(ABC, Generic[Sent, Received]):
             async with asyncio.timeout(CALL_S):
                 await channel.channel_ready()
             call = self._open(channel)
-            # The halves return their errors: raised, they would make the group swallow a
-            # cancellation of ours that comes at the same time.
+            # The halves return their errors: if they raised them, the task group would swallow a
+            # cancellation of this task that arrives at the same time.
             async with asyncio.TaskGroup() as group:
                 halves = [
                     group.create_task(_outcome(half))

@@ -1,4 +1,4 @@
-"""Declares the metrics of the agent. Replica ids are no labels, because they come and go."""
+"""Declares the metrics of the agent. Replica ids are not used as labels, because they change."""
 
 from collections.abc import Collection, Mapping
 from math import inf
@@ -10,7 +10,7 @@ from replica.agent.hardware import HardwareState, Xid
 from sluice.certificate_metric import CertificateExpiry
 from sluice.wire.control.v1 import control_pb2 as control
 
-# Field of a GpuReading -> name and text of its gauge.
+# Field of a GpuReading -> name and description of its gauge.
 _GPU_GAUGES = {
     "temperature_c": ("temperature_celsius", "Temperature of the chip"),
     "power_w": ("power_watts", "Power drawn"),
@@ -53,13 +53,13 @@ class ArtifactMetrics:
         self._moved_shown: dict[str, int] = {}
 
     def moved(self, downloaded: Mapping[str, int], uploaded: int) -> None:
-        """Show the bytes of chunks received and sent since the agent started."""
+        """Set the bytes of chunks received and sent since the agent started."""
         for way, total in {**downloaded, "served": uploaded}.items():
             self._moved.labels(way).inc(total - self._moved_shown.get(way, 0))
             self._moved_shown[way] = total
 
     def show(self, library: Library) -> None:
-        """Show the content of the artifact folder."""
+        """Set the figures of the artifact folder."""
         self._count.set(len(library.complete()))
         self._bytes.set(library.used_bytes)
         self._evictions.inc(library.evictions - self._evictions_shown)
@@ -152,7 +152,7 @@ class AgentMetrics:
             self._probe_seconds.observe(took_s)
 
     def asked(self, *, is_answered: bool) -> None:
-        """Count a golden prompt that was asked."""
+        """Count a golden request that has ended."""
         self._golden.labels("answered" if is_answered else "failed").inc()
 
     def failed(self) -> None:
@@ -160,11 +160,11 @@ class AgentMetrics:
         self._failures.inc()
 
     def adopted(self) -> None:
-        """Count an engine that was taken over."""
+        """Count an engine of an earlier agent that was adopted."""
         self._adoptions.inc()
 
     def became_ready(self, took_s: float) -> None:
-        """Record a start."""
+        """Record the duration of an engine's start."""
         self._start_seconds.observe(took_s)
 
     def set_replicas(self, states: list[control.ReplicaState], memory_bytes: int) -> None:
@@ -184,7 +184,7 @@ class AgentMetrics:
                 gauge.labels(str(gpu.index)).set(getattr(gpu, field))
 
     def set_engine_certificate(self, left_s: float) -> None:
-        """Set the seconds until the engines' certificates expire; infinite: never."""
+        """Set the seconds until the engines' certificates expire; infinite if they never expire."""
         self._engine_certificate.set(left_s)
 
     def set_connected(self, *, is_connected: bool) -> None:

@@ -1,6 +1,6 @@
 """The table of engines: the Triton model of each, and the inference that checks its health.
 
-A node can offer only engines of this table, whatever AGENT__ENGINES says.
+A node can offer only engines of this table, whatever AGENT__ENGINES names.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -13,19 +13,19 @@ from replica.agent.replica_state import EngineSpec
 from sluice.profiles import EMBED, FRAMES
 
 # Runs a real inference at an address (host:port) within a number of seconds, and returns the number
-# of sequences that the engine holds for routers. PlatformError, OSError or TimeoutError: the engine
-# is not healthy. WrongAnswerError: it answered wrongly, which no load excuses.
+# of routers' sequences that the engine has. Raises PlatformError, OSError or TimeoutError if the
+# engine is not healthy, and WrongAnswerError if its answer is wrong, which no load excuses.
 Canary = Callable[[str, EngineSpec, float], Awaitable[int]]
 
 
-_LINKS_MAX = 64  # kept; more engines than a node has
+_LINKS_MAX = 64  # largest number of kept connections; more than the engines of a node
 
 
 class CanaryLink(Protocol):
     """A connection to one engine for canary inferences, one at a time."""
 
     async def probe(self, spec: EngineSpec, timeout_s: float) -> int:
-        """Run an inference; see `Canary`."""
+        """Run an inference; same results as `Canary`."""
         ...
 
     async def close(self) -> None:
@@ -35,14 +35,14 @@ class CanaryLink(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ModelKind:
-    """A Triton model of the product.
+    """A Triton model of the product, with the functions that check its health.
 
     Attributes:
         model: Name of the Triton model, and of its folder in the model repository.
         connect: Prepares a connection for canaries to the engine at an address.
-        uses_accelerators: Whether the kind needs accelerators. If so, a replica drains when one of
-            its accelerators is cordoned.
-        can_sleep: Whether the engine may be asked to release its KV memory; it may still refuse.
+        uses_accelerators: Whether engines of this kind use accelerators, so that a replica drains
+            when one of its accelerators is cordoned.
+        can_sleep: Whether an engine may be requested to release its KV memory; it may still refuse.
     """
 
     model: str
@@ -62,16 +62,17 @@ KINDS: Mapping[str, ModelKind] = {
 
 
 class Canaries:
-    """Runs canaries over kept connections, since connecting costs more than a canary.
+    """Runs canaries over kept connections, because connecting costs more than a canary.
 
-    After a bad answer the connection is closed, and the next canary opens a new one.
+    After a failed canary its connection is closed, and the next canary opens a new connection.
     """
 
     def __init__(self) -> None:
-        self._links: dict[tuple[str, str], CanaryLink] = {}  # the one used last is the last one
+        # ordered by last use, the latest at the end
+        self._links: dict[tuple[str, str], CanaryLink] = {}
 
     async def __call__(self, address: str, spec: EngineSpec, timeout_s: float) -> int:
-        """Run the canary of the spec's engine; see `Canary`."""
+        """Run the canary of the spec's engine; same results as `Canary`."""
         key = (address, spec.engine)
         link = self._links.pop(key, None) or KINDS[spec.engine].connect(address)
         try:
@@ -79,7 +80,8 @@ class Canaries:
         except BaseException:
             await link.close()
             raise
-        if (other := self._links.pop(key, None)) is not None:  # of a canary at the same time
+        # another canary of this engine ran concurrently
+        if (other := self._links.pop(key, None)) is not None:
             await other.close()
         self._links[key] = link
         if len(self._links) > _LINKS_MAX:
@@ -93,7 +95,7 @@ class Canaries:
 
 
 async def canary(address: str, spec: EngineSpec, timeout_s: float) -> int:
-    """Run the canary of the spec's engine, once; see `Canary`."""
+    """Run the canary of the spec's engine once; same results as `Canary`."""
     canaries = Canaries()
     try:
         return await canaries(address, spec, timeout_s)

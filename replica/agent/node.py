@@ -22,13 +22,13 @@ def node_facts(engines: tuple[str, ...]) -> agent.NodeFacts:
 
 def _memory_bytes() -> int:
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    with suppress(OSError, ValueError):  # "max" is no number: no limit
+    with suppress(OSError, ValueError):  # the text "max" means no limit
         return min(machine, int(_CGROUP_LIMIT.read_text()))
     return machine
 
 
 def _accelerators() -> list[str]:
-    """Return the models of NVIDIA's cards, as their driver names them."""
+    """Return the models of NVIDIA's cards, as the driver names them."""
     found: list[str] = []
     for card in sorted(_NVIDIA.glob("*/information")):
         with suppress(OSError):

@@ -1,8 +1,8 @@
 """Reads accelerators through NVIDIA's management library (optional package `nvidia-ml-py`).
 
-The code follows the library's documentation and is tested against a stand-in with its behaviour; it
-has not run on hardware yet. Errors reported while no agent runs are missed, apart from their
-counters (ECC, failed remapping, a lost GPU).
+The code follows the library's documentation and is tested against a simulated library; it has not
+run on hardware yet. Errors reported while no agent runs are missed, except where counters show them
+(ECC, failed remapping, a lost GPU).
 """
 
 import importlib
@@ -16,21 +16,22 @@ from replica.agent.hardware import GpuReading, Readings, Xid
 
 log = structlog.get_logger(__name__)
 
-_EVENTS_MAX = 64  # per reading; a broken GPU can report thousands
+_EVENTS_MAX = 64  # events per reading; a broken GPU can report thousands
 
 
 class NvmlReader:
-    """Reads all NVIDIA GPUs of the node. Use it in one thread: it blocks, and may hang."""
+    """Reads all NVIDIA GPUs of the node. Use one thread, because a read blocks and may hang."""
 
     def __init__(self, nvml: Any) -> None:
-        """Take the initialized module `pynvml`, and subscribe to its errors.
+        """Use the initialized module `pynvml`, and subscribe to the errors that it reports.
 
         Raises:
             NVMLError: The library does not work here.
         """
         self._nvml = nvml
         self._events = nvml.nvmlEventSetCreate()
-        self._gpus: list[tuple[Any, GpuReading]] = []  # handle, and what never changes
+        # handle, and the constant part of its readings
+        self._gpus: list[tuple[Any, GpuReading]] = []
         for index in range(nvml.nvmlDeviceGetCount()):
             try:
                 handle = nvml.nvmlDeviceGetHandleByIndex(index)
@@ -44,7 +45,7 @@ class NvmlReader:
 
     @classmethod
     def open(cls) -> "NvmlReader | None":
-        """Return a reader; None and a log line on a node without GPUs."""
+        """Return a reader; None, with a log line, on a node without GPUs."""
         try:
             nvml = importlib.import_module("pynvml")
         except ImportError:
@@ -87,7 +88,7 @@ class NvmlReader:
             nvml.NVML_VOLATILE_ECC,
             otherwise=0,
         )
-        # (corrected, uncorrected, whether one is pending, whether one has failed)
+        # (corrected, uncorrected, whether a remapping is pending, whether one has failed)
         remapped = self._read("nvmlDeviceGetRemappedRows", handle, otherwise=(0, 0, 0, 0))
         return replace(
             known,
@@ -99,7 +100,7 @@ class NvmlReader:
         )
 
     def _xids(self, wait_s: float) -> tuple[Xid, ...]:
-        """Wait for the first error; return it with the errors behind it."""
+        """Wait for the first error; return it with all errors that follow at once."""
         nvml = self._nvml
         found: list[Xid] = []
         timeout_ms = round(wait_s * 1000)
@@ -118,7 +119,7 @@ class NvmlReader:
         return tuple(found)
 
     def _read(self, function: str, *arguments: Any, otherwise: Any) -> Any:
-        """Return a reading, or the default where the GPU has none: consumer cards lack many."""
+        """Return a reading, or the default if the GPU lacks it, as consumer cards often do."""
         try:
             return getattr(self._nvml, function)(*arguments)
         except self._nvml.NVMLError:
@@ -126,4 +127,4 @@ class NvmlReader:
 
 
 def _text(value: Any) -> str:
-    return value.decode() if isinstance(value, bytes) else str(value)  # bytes in old versions
+    return value.decode() if isinstance(value, bytes) else str(value)  # old versions return bytes

@@ -1,12 +1,13 @@
 """Decides when an engine is started, probed, stopped and restarted: a state machine per replica.
 
-Pure: `decide` maps (state, event, now) to (state, actions). It does no I/O and reads no clock. The
-shell (`replica.agent.runner`) carries the actions out and reports their results as events.
+Pure: `decide` maps (state, event, now) to (state, actions), without I/O and without a clock. The
+shell (`replica.agent.runner`) performs the actions and reports their results as events.
 
-All else relies on one promise: `StartEngine` is decided only after `EngineGone` of the earlier
-engine, which is then killed with all its descendants and cleaned up. So a replica never has two
-engines, in any order of events. Each engine has a run number; late events of earlier runs change
-nothing. An engine that an earlier agent left running comes as the first event.
+Everything else relies on one invariant: `StartEngine` is decided only after `EngineGone` of the
+previous engine, which is then killed with all its descendants and cleaned up. So a replica never
+has two engines, in whatever order events arrive. Each engine has a run number, and late events of
+earlier runs are ignored. An engine that an earlier agent left running is reported as the first
+event.
 """
 
 from dataclasses import dataclass, replace
@@ -17,21 +18,21 @@ from replica.agent.resting import AWAKE, Rested, RestEngine, RestState
 from sluice.detector.evidence import AnswerVerdict, EvidenceKind
 from sluice.detector.record import CLEAN, Record, Suspicion
 
-# Share of one processor above which an engine works; an idle one needs 1-2 % for its heartbeats.
+# Share of a processor above which an engine counts as busy; heartbeats alone take 1-2 %.
 _BUSY_RATIO = 0.1
-# A starting engine that works this share of its time is never taken for a frozen one.
+# A starting engine that works at least this share of the time is never considered frozen.
 _START_WORK_RATIO = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class EngineSpec:
-    """The engine that a replica runs. Two different specs never share an engine process.
+    """The engine that a replica runs. Different specs never share an engine process.
 
     Attributes:
         engine: Name of the driver.
         base_digest: Digest of the base artifact.
         options: Options of the driver, sorted by name.
-        accelerators: Indexes of the accelerators that it may use; none: all of the node.
+        accelerators: Indexes of the accelerators that the engine may use; empty: all of the node.
     """
 
     engine: str
@@ -42,35 +43,36 @@ class EngineSpec:
 
 @dataclass(frozen=True, slots=True)
 class EnginePatience:
-    """Patience with engines, in seconds.
+    """Time limits for engines, in seconds.
 
     Attributes:
-        start_s: Longest time from the start of the process to the first good canary; a later
-            engine is killed.
-        start_poll_s: Pause between canaries while starting.
-        start_probe_s: Deadline of one canary while starting: loading may delay an answer.
+        start_s: Longest time from the start of the process to the first good canary; an engine that
+            takes longer is killed.
+        start_poll_s: Pause between canaries while the engine starts.
+        start_probe_s: Deadline of one canary while the engine starts, since loading may delay
+            answers.
         start_stall_s: Time without an answer and without work after which a starting engine counts
-            as frozen. A Triton with a stopped stub uses no processor time at all.
-        probe_interval_s: Seconds from a good probe of a ready engine to the next one.
+            as frozen. A Triton whose stub is stopped uses no processor time at all.
+        probe_interval_s: Time from a good probe of a ready engine to the next probe.
         probe_s: Deadline of one probe of a ready engine.
         probe_retry_s: Pause after a missed probe.
         misses_max: Missed probes in a row after which an idle engine counts as dead or frozen.
-        busy_misses_max: The same for an engine that used or wanted a processor meanwhile: it may
-            only be overloaded, and a kill would make that worse. Also for probes during which the
-            agent itself stood still.
-        stall_s: Pause of the agent after which a missed answer is the agent's fault.
+        busy_misses_max: Missed probes in a row after which an engine that used or wanted a
+            processor counts as dead: it may only be overloaded, and a kill would make the overload
+            worse. The limit also applies to probes during which the agent itself was stalled.
+        stall_s: Pause of the agent itself after which a missed answer is blamed on the agent.
         backoff_first_s: Pause before the first restart; doubles up to `backoff_max_s`.
-        healthy_s: Time of readiness after which the next failure counts as the first one.
-        drain_settle_s: Least time of a drain: until then routers that do not know of it yet may
-            still send requests.
-        drain_s: Longest time of a drain; then the engine is stopped with its requests.
+        healthy_s: Time of readiness after which the count of failures starts again.
+        drain_settle_s: Shortest time of a drain, during which routers that have not learned of the
+            drain may still send requests.
+        drain_s: Longest time of a drain; then the engine is stopped although it has requests.
     """
 
     start_s: float = 120.0
     start_poll_s: float = 0.1
     start_probe_s: float = 5.0
     start_stall_s: float = 10.0
-    # At most 1.3 s from the first missed step to the decision; 1.7 s if one miss may be ours.
+    # At most 1.3 s from the first missed step to the decision; 1.7 s if a miss may be the agent's.
     probe_interval_s: float = 0.4
     probe_s: float = 0.4
     probe_retry_s: float = 0.05
@@ -85,19 +87,19 @@ class EnginePatience:
 
 
 class ReplicaPhase(StrEnum):
-    """The phase of a replica's engine; a process may exist in all phases but IDLE and WAITING."""
+    """The phase of a replica's engine; only IDLE and WAITING guarantee that no process exists."""
 
     IDLE = "idle"
-    ADOPTING = "adopting"  # an engine of an earlier agent was ready then; is it still?
+    ADOPTING = "adopting"  # an earlier agent's ready engine, whose health is being checked
     STARTING = "starting"
     READY = "ready"
     STOPPING = "stopping"
-    WAITING = "waiting"  # for the end of the back-off
+    WAITING = "waiting"  # until the back-off ends
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The desired state changed. Without a spec the replica is to be removed."""
+    """The desired state changed. If spec is None, the replica is to be removed."""
 
     spec: EngineSpec | None
     is_draining: bool = False
@@ -106,9 +108,9 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Adopted:
-    """An earlier agent left this engine running. Comes only as the very first event.
+    """An earlier agent left this engine running. This can only be the very first event.
 
-    It counts as the desired engine until a desired state arrives. `age_s`: seconds since its start.
+    The engine counts as desired until a desired state arrives. `age_s`: seconds since its start.
     """
 
     run: int
@@ -122,7 +124,7 @@ class Adopted:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The engine's process runs; it may be probed."""
+    """The engine's process is running and may be probed."""
 
     run: int
     pid: int
@@ -130,7 +132,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class ProcessEnded:
-    """The engine's process ended by itself, could not be started, or must not go on."""
+    """The engine's process ended by itself, could not be started, or must be replaced."""
 
     run: int
     message: str
@@ -143,10 +145,10 @@ class Probed:
     Attributes:
         run: Number of the engine's run.
         problem: Reason why the probe counts as missed; empty for a good answer.
-        active: Sequences that the engine holds for routers.
-        busy: Processors that the engine used since the previous probe, e.g. 0.3; at least 1 when
-            it waited for a processor or a disk at the end.
-        stalled_s: Longest pause of the agent itself meanwhile, in seconds.
+        active: Number of routers' sequences that the engine has.
+        busy: Number of processors that the engine used since the previous probe, e.g. 0.3; at least
+            1 if it was waiting for a processor or a disk at the end.
+        stalled_s: Longest pause of the agent itself during the probe, in seconds.
         is_wrong: Whether the problem is a wrong answer, which no load excuses.
     """
 
@@ -159,7 +161,7 @@ class Probed:
 
     @property
     def verdict(self) -> AnswerVerdict:
-        """The verdict on the answer."""
+        """The verdict on the probe's answer."""
         if self.is_wrong:
             return AnswerVerdict.WRONG
         return AnswerVerdict.UNANSWERED if self.problem else AnswerVerdict.RIGHT
@@ -167,14 +169,14 @@ class Probed:
 
 @dataclass(frozen=True, slots=True)
 class EngineGone:
-    """The engine is gone with all its processes and shared memory."""
+    """The engine is gone, with all its processes and its shared memory."""
 
     run: int
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaTick:
-    """Time has passed; see `wake_at`."""
+    """Time has passed; `wake_at` returns when this event is due."""
 
 
 Event = Wanted | Adopted | Started | ProcessEnded | Probed | Rested | EngineGone | ReplicaTick
@@ -182,7 +184,7 @@ Event = Wanted | Adopted | Started | ProcessEnded | Probed | Rested | EngineGone
 
 @dataclass(frozen=True, slots=True)
 class StartEngine:
-    """Start the engine's process; answered by `Started` or `ProcessEnded`."""
+    """Start the engine's process; the result is `Started` or `ProcessEnded`."""
 
     run: int
     spec: EngineSpec
@@ -190,7 +192,7 @@ class StartEngine:
 
 @dataclass(frozen=True, slots=True)
 class ProbeEngine:
-    """Run an inference; answered by `Probed`."""
+    """Run an inference; the result is `Probed`."""
 
     run: int
     timeout_s: float
@@ -198,10 +200,10 @@ class ProbeEngine:
 
 @dataclass(frozen=True, slots=True)
 class StopEngine:
-    """End the engine with its processes and shared memory; answered by `EngineGone`."""
+    """End the engine with its processes and shared memory; the result is `EngineGone`."""
 
     run: int
-    is_kill: bool  # without asking first
+    is_kill: bool  # kill at once, without a signal to terminate first
 
 
 Action = StartEngine | ProbeEngine | RestEngine | StopEngine
@@ -209,30 +211,30 @@ Action = StartEngine | ProbeEngine | RestEngine | StopEngine
 
 @dataclass(frozen=True, slots=True)
 class LocalReplicaState:
-    """The agent's whole knowledge of one replica.
+    """Everything that the agent knows about one replica.
 
     Attributes:
         wanted: Desired spec; None: the replica is to be removed.
-        is_draining: Whether the replica finishes its requests, then stops, and is not started
-            again.
-        draining_at_s: Time since which it drains.
-        is_drained: Whether a draining engine holds no sequences any more.
-        rest: State of its sleep.
-        active: Sequences that it held for routers when it was last probed.
-        run: Number of the engine started last; 0 before the first.
-        running: Spec of that engine.
-        pid: Id of its process, once started; 0 when there is none.
-        phase_at_s: Time at which the phase began.
-        probe_at_s: Time at which the next probe is due; infinite while one is under way.
-        retry_at_s: End of the back-off, in WAITING.
+        is_draining: Whether the replica finishes its requests, then stops, and is not restarted.
+        draining_at_s: Time when the drain began; infinite if the replica does not drain.
+        is_drained: Whether a draining engine has no sequences any more.
+        rest: State of the engine's sleep.
+        active: Number of routers' sequences in the engine at the last probe.
+        run: Run number of the last started engine; 0 before the first start.
+        running: Spec of the last started engine; None when it is gone.
+        pid: Process id of the engine; 0 if it has not started or has ended.
+        phase_at_s: Time when the phase began.
+        probe_at_s: Time when the next probe is due; infinite while a probe is in progress.
+        retry_at_s: End of the back-off; used in WAITING.
         misses: Missed probes in a row.
-        stalls: Number of these probes during which the agent itself stood still.
+        stalls: Missed probes in a row during which the agent itself was stalled.
         record: Record of the engine's answers.
-        probed_at_s: End of the last probe of a starting engine, or its begin.
-        idle_s: Seconds for which a starting engine has done nothing; work resets it.
-        failures: Failures in a row, without healthy time between them.
-        restarts: Engines that failed and were replaced, ever.
-        message: Reason why the replica is not ready, in words.
+        probed_at_s: Time when the last probe of a starting engine ended, or when the process
+            started.
+        idle_s: Seconds for which a starting engine has done nothing; work reduces them.
+        failures: Failures in a row, without a healthy time between them.
+        restarts: Total number of engines that failed and were replaced.
+        message: Reason why the replica is not ready, as text.
     """
 
     wanted: EngineSpec | None = None
@@ -265,20 +267,20 @@ class LocalReplicaState:
 
     @property
     def has_engine(self) -> bool:
-        """Whether there is an engine that should serve."""
+        """Whether there is an engine that is not being stopped."""
         return self.phase in (ReplicaPhase.ADOPTING, ReplicaPhase.STARTING, ReplicaPhase.READY)
 
 
 def decide(
     state: LocalReplicaState, event: Event, now_s: float, limits: EnginePatience
 ) -> tuple[LocalReplicaState, list[Action]]:
-    """Return the next state and the actions to carry out.
+    """Return the next state and the actions to perform.
 
     Args:
         state: State from the last call, or `ReplicaState()`.
-        event: The event.
+        event: Event to process.
         now_s: Monotonic seconds.
-        limits: Patience.
+        limits: Time limits.
     """
     state, first = _absorb(state, event, now_s, limits)
     state, second = _advance(state, now_s, limits)
@@ -290,7 +292,7 @@ def decide(
 
 
 def wake_at(state: LocalReplicaState, limits: EnginePatience) -> float:
-    """Return the time of the next `ReplicaTick`, unless another event comes before."""
+    """Return the time when a `ReplicaTick` is due unless another event arrives earlier."""
     if state.phase is ReplicaPhase.STARTING:
         return min(state.probe_at_s, state.phase_at_s + limits.start_s)
     if state.phase in (ReplicaPhase.ADOPTING, ReplicaPhase.READY):
@@ -326,7 +328,7 @@ def _absorb(
         case EngineGone(run) if run == state.run and state.phase is ReplicaPhase.STOPPING:
             state = _with_end(state, now_s, limits)
         case _:
-            pass  # of an earlier run, or overtaken
+            pass  # the event is of an earlier run, or was overtaken by another event
     return state, actions
 
 
@@ -358,7 +360,7 @@ def _with_wish(state: LocalReplicaState, wish: Wanted, now_s: float) -> LocalRep
             is_drained=False,
         )
     if wish.spec != state.wanted:
-        # Another spec is another engine: its first start does not wait for the old one's back-off.
+        # Another spec means another engine, which does not wait for the old engine's back-off.
         state = replace(state, wanted=wish.spec, failures=0)
         if state.phase is ReplicaPhase.WAITING:
             state = replace(state, phase=ReplicaPhase.IDLE)
@@ -391,7 +393,7 @@ def _with_probe(
 def _with_start_miss(
     state: LocalReplicaState, probe: Probed, now_s: float, limits: EnginePatience
 ) -> tuple[LocalReplicaState, list[Action]]:
-    # No longer than a probe takes: if more time has passed, we stood still.
+    # This is capped at a probe's duration, because any longer time means that the agent stalled.
     watched_s = min(now_s - state.probed_at_s, limits.start_probe_s + limits.start_poll_s)
     change_s = watched_s if probe.busy < _BUSY_RATIO else -watched_s / _START_WORK_RATIO
     idle_s = max(0.0, state.idle_s + change_s)

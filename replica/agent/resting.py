@@ -1,4 +1,4 @@
-"""Decides when a ready engine is told to sleep or to wake; part of a replica's state. Pure."""
+"""Decides when a ready engine has to sleep or to wake; part of a replica's state. Pure."""
 
 from dataclasses import dataclass, replace
 from math import inf
@@ -8,7 +8,7 @@ _RETRY_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class RestEngine:
-    """Put the engine to sleep, or wake it; answered by `Rested`."""
+    """Put the engine to sleep, or wake it; the result is `Rested`."""
 
     run: int
     is_asleep: bool
@@ -16,13 +16,13 @@ class RestEngine:
 
 @dataclass(frozen=True, slots=True)
 class Rested:
-    """The answer to `RestEngine`.
+    """The result of a `RestEngine` action.
 
     Attributes:
         run: Number of the engine's run.
         is_asleep: Whether the engine sleeps now.
-        problem: Reason why the engine did not obey; empty: it did.
-        is_refused: Whether the engine will never sleep.
+        problem: Reason why the engine did not do so; empty if it did.
+        is_refused: Whether the engine can never sleep.
     """
 
     run: int
@@ -33,16 +33,16 @@ class Rested:
 
 @dataclass(frozen=True, slots=True)
 class RestState:
-    """The sleep of an engine: desired and actual.
+    """The desired and the actual sleep of an engine.
 
     Attributes:
         sleeps: Whether the engine should sleep.
-        since_s: Time of the last change of `sleeps`.
-        is_asleep: Whether the engine sleeps.
-        is_asked: Whether a `RestEngine` is unanswered.
+        since_s: Time when `sleeps` last changed.
+        is_asleep: Whether the engine sleeps now.
+        is_asked: Whether a `RestEngine` action is in progress.
         retry_at_s: Time of the next attempt after a failure.
-        problem: Reason why the engine is not in the wanted state.
-        is_refused: Whether the engine will never sleep.
+        problem: Reason why the engine is not in the desired state; empty if it is.
+        is_refused: Whether the engine can never sleep.
     """
 
     sleeps: bool = False
@@ -55,7 +55,7 @@ class RestState:
 
     @property
     def is_hidden(self) -> bool:
-        """Whether routers may send no new request: the engine sleeps, or is about to."""
+        """Whether routers must send no new request: the engine sleeps, or is about to sleep."""
         return self.is_asleep or (self.sleeps and not self.is_refused)
 
     def wished(self, now_s: float, *, sleeps: bool) -> "RestState":
@@ -65,7 +65,7 @@ class RestState:
         return replace(self, sleeps=sleeps, since_s=now_s, retry_at_s=now_s, problem="")
 
     def after(self, event: Rested, now_s: float) -> "RestState":
-        """Return the state after an answer."""
+        """Return the state after the result of a `RestEngine` action."""
         return replace(
             self,
             is_asked=False,
@@ -76,16 +76,16 @@ class RestState:
         )
 
     def ended(self) -> "RestState":
-        """Return the state after the engine's end: the next engine starts awake."""
+        """Return the state after the engine's end; the next engine starts awake."""
         return RestState(self.sleeps, self.since_s)
 
     def is_due(self, active: int, now_s: float, settle_s: float) -> bool:
-        """Return whether a `RestEngine` is due.
+        """Return whether a `RestEngine` action is due.
 
         Args:
-            active: Sequences that the engine held at the last probe.
+            active: Number of sequences in the engine at the last probe.
             now_s: Monotonic seconds.
-            settle_s: Seconds after a change of the wanted state in which routers may still send
+            settle_s: Seconds after a change of the desired state in which routers may still send
                 requests.
         """
         if self.sleeps == self.is_asleep or self.is_asked or now_s < self.retry_at_s:

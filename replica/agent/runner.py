@@ -1,9 +1,9 @@
-"""Carries out the decisions of one replica's state machine: processes, probes and waits.
+"""Performs the decisions of one replica's state machine: it runs processes, probes and waits.
 
-All events of a replica go through one queue to `decide`; every action is a task that reports its
-outcome as an event. The engine process of a run has one owner task from start to end. Only a
-decision ends an engine. When the owner task is cancelled or fails, the agent is ending without an
-order to end its engines, and they go on for the next agent to adopt.
+All events of a replica go through one queue to `decide`; each action is a task that reports its
+result as an event. The engine process of a run is owned by one task from start to end. Only a
+decision ends an engine. If the owning task is cancelled or fails, the agent is ending without an
+order to end its engines, so they keep running, and the next agent adopts them.
 """
 
 import asyncio
@@ -48,18 +48,18 @@ from sluice.procfs import first_end, group_processes, memory_bytes, program_name
 
 log = structlog.get_logger(__name__)
 
-# At most one wish waits, and each run brings four kinds of events; a full queue is a bug.
+# At most one change of the desired state is queued, and each run has four kinds of events.
 _EVENTS_MAX = 64
-# How often the processes of a starting engine are listed: its stub appears after a while.
+# Seconds between lists of a starting engine's processes, because its stub appears after a while.
 _MEMBERS_EVERY_S = 1.0
-_REST_S = 30.0  # to give KV memory back, or to take it again
+_REST_S = 30.0  # deadline in seconds of a request to release or to allocate KV memory
 
 
 class Launcher(Protocol):
-    """Prepares engine processes; blocks."""
+    """Prepares engine processes. Its method blocks."""
 
     def prepare(self, replica_id: str, spec: EngineSpec) -> Launch:
-        """Return the launch of an engine; LaunchError or OSError when it is impossible."""
+        """Return the launch of an engine. Raises LaunchError or OSError if it is impossible."""
         ...
 
 
@@ -67,19 +67,19 @@ class RunnerObserver(Protocol):
     """Observes engines for metrics."""
 
     def probed(self, took_s: float, *, is_good: bool) -> None:
-        """A probe of a ready engine has ended."""
+        """Record that a probe of a ready engine has ended."""
         ...
 
     def failed(self) -> None:
-        """An engine failed: crashed, froze, or did not start."""
+        """Record that an engine failed: it crashed, froze, or did not start."""
         ...
 
     def became_ready(self, took_s: float) -> None:
-        """An engine gave its first good answer, `took_s` after its start was decided."""
+        """Record an engine's first good answer, `took_s` after its start was decided."""
         ...
 
     def adopted(self) -> None:
-        """An engine of an earlier agent answered."""
+        """Record that an engine of an earlier agent answered."""
         ...
 
 
@@ -88,10 +88,10 @@ class Leftover:
     """An engine that an earlier agent left running.
 
     Attributes:
-        record: The earlier agent's record of it.
-        launch: Addresses of the engine, and its clean-up.
+        record: The earlier agent's record of the engine.
+        launch: Addresses of the engine, and how to clean up after it.
         process: Process group of the engine, owned by this agent from now on.
-        age_s: Seconds since its start.
+        age_s: Seconds since the engine's start.
     """
 
     record: RunRecord
@@ -102,7 +102,7 @@ class Leftover:
 
 @dataclass(slots=True)
 class _Run:
-    """Signals to the owner task of an engine."""
+    """Signals to the task that owns an engine."""
 
     became_ready: asyncio.Event = field(default_factory=asyncio.Event)
     stop: asyncio.Event = field(default_factory=asyncio.Event)
@@ -128,13 +128,13 @@ class ReplicaRunner:
 
         Args:
             replica_id: Id of the replica, unique on the node.
-            launcher: Starts engines.
-            prober: Probes engines.
-            limits: Patience with engines.
+            launcher: Launcher that starts engines.
+            prober: Prober of engines.
+            limits: Time limits for engines.
             on_change: Called at every change of the observed state.
             observer: Observer of engines, for metrics.
             problem_of: Returns the reason why a base's artifact is unusable; empty: it is usable.
-            leftover: Engine left by an earlier agent. Its spec counts as desired until a desired
+            leftover: Engine that an earlier agent left. Its spec counts as desired until a desired
                 state arrives.
         """
         self.replica_id = replica_id
@@ -153,10 +153,10 @@ class ReplicaRunner:
         self._has_new_wish = False
         self._events: asyncio.Queue[Event] = asyncio.Queue(_EVENTS_MAX)
         self._runs: dict[int, _Run] = {}
-        self._members: list[int] = []  # processes of the engine, when last looked at
+        self._members: list[int] = []  # processes of the engine when they were last listed
         self._members_at_s = 0.0
         self._activity = Activity()
-        self.has_settled = asyncio.Event()  # it is known whether a leftover engine is healthy
+        self.has_settled = asyncio.Event()  # set once the health of a leftover engine is known
         if leftover is None:
             self.has_settled.set()
 
@@ -170,36 +170,36 @@ class ReplicaRunner:
         self._wish = wish
         if not self._has_new_wish:
             self._has_new_wish = True
-            self._events.put_nowait(wish)  # stands for the latest wish when its turn comes
+            self._events.put_nowait(wish)  # whoever reads this event uses the latest wish
 
     def fail(self, base_digest: str, problem: str) -> None:
-        """End the engine as a failed one, if it runs a base; it is started again."""
+        """End the engine as failed if it runs this base; the replica starts a new engine."""
         running = self.state.running
         if running is not None and running.base_digest == base_digest:
             self._events.put_nowait(ProcessEnded(self.state.run, problem))
 
     @property
     def wanted(self) -> EngineSpec | None:
-        """The engine that the replica is to run; None when it is to go away."""
+        """The engine that the replica has to run; None if the replica has to be removed."""
         return self._wish.spec
 
     @property
     def is_wanted(self) -> bool:
-        """Whether the replica is to exist."""
+        """Whether the replica has to exist."""
         return self._wish.spec is not None
 
     @property
     def is_draining(self) -> bool:
-        """Whether the replica should finish its requests and take no new ones."""
+        """Whether the replica has to finish its requests and accept no new requests."""
         return self._wish.is_draining
 
     @property
     def is_ready(self) -> bool:
-        """Whether the replica serves, or need not serve."""
+        """Whether the replica serves, or does not have to serve."""
         return self.state.phase is ReplicaPhase.READY or self.is_draining or not self.is_wanted
 
     async def run(self) -> None:
-        """Run until the replica is removed and its engine gone; cancelled, leave the engine."""
+        """Run until the replica is removed and its engine gone; a cancellation keeps the engine."""
         probe: asyncio.Task[None] | None = None
         async with asyncio.TaskGroup() as group:
             if self._leftover is not None:
@@ -220,7 +220,7 @@ class ReplicaRunner:
                 probe.cancel()  # its answer is not needed any more
 
     async def measure_memory(self) -> None:
-        """Update `memory_bytes`, in a thread: the kernel walks page tables for it."""
+        """Update `memory_bytes` in a thread, because the kernel walks page tables for it."""
         await self._list_members()
         self.memory_bytes = await asyncio.to_thread(memory_bytes, self._members)
 
@@ -242,7 +242,7 @@ class ReplicaRunner:
         return event
 
     def _run_of(self, action: Action) -> _Run:
-        """Return the signals of the action's run, made before any of its tasks runs."""
+        """Return the signals of the action's run; they exist before any task of the run starts."""
         return self._runs.setdefault(action.run, _Run())
 
     async def _perform(self, action: Action, told: _Run) -> None:
@@ -260,7 +260,7 @@ class ReplicaRunner:
                 await self._events.put(await self._probe(run, timeout_s))
 
     def _adopt(self, leftover: Leftover, group: asyncio.TaskGroup) -> None:
-        """Adopt the leftover engine, as if it had been started just now."""
+        """Adopt the leftover engine as if it had just been started."""
         record = leftover.record
         self.launch = leftover.launch
         self._members = group_processes(record.pid)
@@ -285,7 +285,7 @@ class ReplicaRunner:
         await self._events.put(EngineGone(run))
 
     async def _own_engine(self, run: int, spec: EngineSpec, told: _Run) -> None:
-        """Start the engine and own it to its end; return when it is gone."""
+        """Start the engine and own it until its end; return when it is gone."""
         try:
             launch = await self._prepare(spec)
             child = await launch.start()
@@ -309,7 +309,7 @@ class ReplicaRunner:
         await self._own_process(run, child, launch, told)
 
     async def _prepare(self, spec: EngineSpec) -> Launch:
-        """Return the launch of an engine with a sound base; LaunchError or OSError."""
+        """Return the launch of an engine with an intact base. Raises LaunchError or OSError."""
         if problem := await self._problem_of(spec.base_digest):
             raise LaunchError(problem)
         return await asyncio.to_thread(self._launcher.prepare, self.replica_id, spec)
@@ -317,7 +317,7 @@ class ReplicaRunner:
     async def _own_process(
         self, run: int, process: OwnedProcess, launch: Launch, told: _Run
     ) -> None:
-        """Watch a running engine until it is to end, and end it."""
+        """Watch a running engine until it has to end, then end it."""
         self.launch, self._activity = launch, Activity()
         try:
             async with asyncio.TaskGroup() as group:
@@ -350,7 +350,7 @@ class ReplicaRunner:
     async def _watch_stubs(
         self, run: int, process: OwnedProcess, launch: Launch, told: _Run
     ) -> None:
-        """Notice a dead stub at once: Triton stays "ready" without it, and probes take seconds."""
+        """Detect a dead stub at once: Triton stays "ready" without it, and probes take seconds."""
         await told.became_ready.wait()
         self._members = group_processes(process.pid)
         stubs = [pid for pid in self._members if program_name(pid) == launch.vital_program]
@@ -400,7 +400,8 @@ class ReplicaRunner:
 
     async def _probe_engine(self, launch: Launch, spec: EngineSpec, timeout_s: float) -> int:
         if self.state.phase is ReplicaPhase.STARTING:
-            # A plain connection is refused at once without a listener; gRPC would pause first.
+            # Without a listener a plain connection fails at once, while gRPC would pause before a
+            # retry.
             async with asyncio.timeout(timeout_s):
                 await launch.process.ready()
         return await self._prober(launch.grpc_address, spec, timeout_s)
@@ -437,5 +438,5 @@ class ReplicaRunner:
 
 
 def _reported(state: LocalReplicaState) -> tuple[object, ...]:
-    """Return the part of the state with changes that are reported."""
+    """Return the part of the state whose changes are reported."""
     return state.phase, state.is_draining, state.pid, state.rest.is_hidden, state.rest.problem

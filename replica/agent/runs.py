@@ -1,8 +1,8 @@
 """Records started engines on disk, so that the node's next agent can adopt them.
 
-An agent that dies, or that leaves its engines running on purpose, loses only its memory. The record
-identifies the engine: its process id, the start time of that process, and the marks in its
-environment. Records are not synced to disk, since engines do not outlive the machine either.
+An agent that dies, or that leaves its engines running on purpose, loses only its memory. A record
+identifies an engine by its process id, the start time of that process, and the marks in its
+environment. Records are not synced, because engines do not survive a crash of the machine either.
 """
 
 import json
@@ -27,15 +27,15 @@ class RunRecord:
     """One running engine.
 
     Attributes:
-        replica_id: The replica of the engine.
-        spec: Spec with which it was started.
+        replica_id: Id of the engine's replica.
+        spec: Spec with which the engine was started.
         run: Number of the run within the replica.
-        pid: Leader of its process group.
-        start_ticks: Start of the leader, in ticks of /proc.
+        pid: Process id of the leader of its process group.
+        start_ticks: Start time of the leader, in clock ticks as in /proc.
         grpc_port: Port of its gRPC.
         metrics_port: Port of Triton's metrics.
         was_ready: Whether the engine has answered a canary.
-        restarts: Engines of the replica that failed before.
+        restarts: Number of the replica's engines that failed before.
         is_asleep: Whether the engine has released its KV memory.
     """
 
@@ -52,7 +52,7 @@ class RunRecord:
 
     @property
     def is_running(self) -> bool:
-        """Whether the recorded process still exists, and not a later one with the same id."""
+        """Whether the recorded process still exists, not just a later one with its id."""
         return self.start_ticks > 0 and start_ticks(self.pid) == self.start_ticks
 
 
@@ -64,10 +64,10 @@ class RunFile:
         self._record: RunRecord | None = None
 
     def save(self, record: RunRecord) -> None:
-        """Write the record, whole or not at all.
+        """Write the record atomically.
 
-        An unwritable disk is logged, not raised: the engine serves all the same, but will be
-        started anew by the next agent.
+        An unwritable disk is logged, not raised: the engine serves anyway, but the next agent
+        starts a new engine instead of adopting it.
         """
         staging = self._path.with_suffix(".new")
         try:
@@ -78,23 +78,23 @@ class RunFile:
         self._record = record
 
     def mark_ready(self) -> None:
-        """Note that the engine has answered."""
+        """Record that the engine has answered a canary."""
         if self._record is not None and not self._record.was_ready:
             self.save(replace(self._record, was_ready=True))
 
     def mark_asleep(self, *, is_asleep: bool) -> None:
-        """Note that the engine sleeps, or is awake again."""
+        """Record that the engine sleeps, or is awake again."""
         if self._record is not None and self._record.is_asleep != is_asleep:
             self.save(replace(self._record, is_asleep=is_asleep))
 
     def load(self) -> RunRecord | None:
-        """Return the saved record; None without one that this version can read."""
+        """Return the saved record; None if there is none that this version can read."""
         with suppress(OSError, ValueError, KeyError, TypeError):
             self._record = _record_from(json.loads(self._path.read_text()))
         return self._record
 
     def remove(self) -> None:
-        """Forget the engine."""
+        """Delete the record, because the engine is gone."""
         self._record = None
         with suppress(OSError):
             self._path.unlink(missing_ok=True)

@@ -1,15 +1,18 @@
-"""Gives a program one option that no other user of the machine can read.
+"""Passes a program one option that no other user of the machine can read.
 
-A program's arguments are visible to all users (`ps`), its environment to its own user alone. Triton
-takes secrets as arguments only. So the option travels in the environment, and the program is held
-before its first instruction while the pointer of its last argument is turned to it:
+A program's arguments are visible to all users (`ps`), its environment only to its own user. But
+Triton accepts secrets only as arguments. So the secret is passed in the environment, and the
+program is stopped before its first instruction, while the pointer to its last argument is changed
+to point to the secret:
 
-* Before the program begins, the dynamic linker opens the path in LD_PRELOAD. That is a pipe of the
-  agent, and a pipe opens only when both of its ends are open, so the program waits for the agent.
-* The kernel keeps the pointers to arguments and environment on the program's stack, where its
-  parent may change them. Both variables disappear from the environment that children inherit.
+* Before the program begins, the dynamic linker opens the path in LD_PRELOAD. This path is a pipe,
+  which the agent creates. A pipe opens only when both of its ends are open, so the program waits
+  for the agent.
+* The kernel stores the pointers to arguments and environment on the program's stack, where the
+  parent process may change them. The agent also removes both variables from the environment, so
+  that child processes do not inherit them.
 
-A program that was never released ends, because its last argument is an option unknown to it.
+A program that was never released ends, because its last argument is an unknown option.
 """
 
 import errno
@@ -23,7 +26,7 @@ from pathlib import Path
 PLACEHOLDER = "--option-of-the-environment"
 _OPTION = "SLUICE_SECRET_OPTION"
 _GATE = "LD_PRELOAD"
-_OPEN_S = 10.0  # the program's own start; a millisecond on an idle machine
+_OPEN_S = 10.0  # seconds in which the program must start; a millisecond on an idle machine
 _POLL_S = 0.001
 _WORD = 8
 # Fields of /proc/PID/stat, counted from 1.
@@ -31,30 +34,31 @@ _START_STACK, _ENV_START, _ENV_END = 28, 50, 51
 
 
 class SecretOptionError(OSError):
-    """The option could not be handed over; the message names the fix."""
+    """The option could not be passed; the message says how to fix it."""
 
 
 class SecretOption:
-    """One option of one program.
+    """One secret option of one program.
 
-    Put `arguments` last, `environment` and `gate` into the environment, start it, `hand_over`.
+    Append `arguments` to the command, add `environment` and `gate` to the environment, start the
+    program, then call `hand_over`.
     """
 
     def __init__(self, option: str, gate: Path) -> None:
-        """Prepare.
+        """Prepare to pass an option.
 
         Args:
             option: Option with its value.
-            gate: Path of a pipe to be made; a file there is replaced.
+            gate: Path of the pipe to create; an existing file is replaced.
         """
         self._option = option
         self._gate = gate
 
     def prepare(self, uid: int | None = None) -> None:
-        """Make the pipe; OSError: it cannot be made.
+        """Create the pipe. Raises OSError if that fails.
 
         Args:
-            uid: User of the program; None: this process's own.
+            uid: User of the program; None: the user of this process.
         """
         self._gate.unlink(missing_ok=True)
         os.mkfifo(self._gate, 0o600)
@@ -63,24 +67,24 @@ class SecretOption:
 
     @property
     def arguments(self) -> Sequence[str]:
-        """Arguments that stand for the option at the end of the command line."""
+        """Arguments that the option replaces; they must be the last of the command line."""
         return (PLACEHOLDER,)
 
     @property
     def environment(self) -> Mapping[str, str]:
-        """Environment variables with the option, which the program needs at its start or before."""
+        """Environment variables with the option, which must be set when the program starts."""
         return {_OPTION: self._option}
 
     @property
     def gate(self) -> Mapping[str, str]:
-        """Environment variables that hold a program until `hand_over`."""
+        """Environment variables that stop a program at its start until `hand_over`."""
         return {_GATE: str(self._gate)}
 
     def hand_over(self, pid: int) -> None:
-        """Give a program that was just started its option, and let it run; blocks.
+        """Pass the option to a program that was just started, and let it run; blocks.
 
         Raises:
-            SecretOptionError: The program ended, hangs, or this kernel forbids the change of its
+            SecretOptionError: The program ended or hangs, or this kernel forbids the change of its
                 memory.
         """
         gate = self._opened(pid)
@@ -115,18 +119,18 @@ class SecretOption:
 
 
 def _stat(pid: int) -> list[str]:
-    """Return the fields of /proc/PID/stat from the third one on."""
+    """Return the fields of /proc/PID/stat from the third field on."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 
 
 def _turn(pid: int) -> None:
-    """Turn the last argument to the option, and take our variables out of the environment."""
+    """Point the last argument to the option, and remove both variables from the environment."""
     fields = _stat(pid)
     stack, env_start, env_end = (int(fields[at - 3]) for at in (_START_STACK, _ENV_START, _ENV_END))
     with Path(f"/proc/{pid}/mem").open("r+b", buffering=0) as memory:
         words = _Words(memory.fileno())
         count = words.read(stack, 1)[0]
-        table = stack + (count + 2) * _WORD  # behind the arguments and their end
+        table = stack + (count + 2) * _WORD  # after the arguments and their terminating null
         block = os.pread(memory.fileno(), env_end - env_start, env_start)
         texts = {env_start + at: text for at, text in _texts(block)}
         pointers = words.read(table, len(texts))
@@ -138,7 +142,7 @@ def _turn(pid: int) -> None:
 
 
 def _texts(block: bytes) -> list[tuple[int, bytes]]:
-    """Return the zero-ended texts of a block, and where each begins."""
+    """Return the zero-terminated texts of a block, each with its offset."""
     found: list[tuple[int, bytes]] = []
     at = 0
     for text in block.split(b"\0")[:-1]:
@@ -148,7 +152,7 @@ def _texts(block: bytes) -> list[tuple[int, bytes]]:
 
 
 class _Words:
-    """Words of a process' memory."""
+    """Reads and writes 64-bit words of a process' memory."""
 
     def __init__(self, memory: int) -> None:
         self._memory = memory

@@ -1,6 +1,6 @@
-"""Trials: an adapter that is to be rolled out is loaded, and generates, before its first request.
+"""Trials: an adapter is loaded and generates a token before a rollout sends requests to it.
 
-One ready replica of the pool on this node tries each adapter. The result is told with every report,
+One ready replica of the pool on this node tries each adapter. The result is sent with every report
 for as long as the control plane wants the trial.
 """
 
@@ -22,21 +22,21 @@ from sluice.wire.agent.v1 import agent_pb2 as agent
 
 log = structlog.get_logger(__name__)
 
-TRIALS_MAX = 256  # per node
-FAILURES_MAX = 3  # per engine able to load it; then the adapter is at fault
-_DEADLINE_S = 60.0  # per attempt: the adapter may have to be fetched
+TRIALS_MAX = 256  # largest number of trials per node
+FAILURES_MAX = 3  # failures, of engines able to load adapters, after which the adapter is at fault
+_DEADLINE_S = 60.0  # seconds per attempt, in which the adapter may have to be fetched
 _RETRY_S = 2.0
 _LOOK_S = 0.25
 _PROMPT = [1, 2, 3, 4]  # in the vocabulary of every model
 _MESSAGE_MAX = 500
-_REFUSED = " refused: "  # between an engine's address and what it said
+_REFUSED = " refused: "  # separates an engine's address from its message
 
 Try = Callable[[GoldenTarget, str], Awaitable[None]]
 
 
 @dataclass(slots=True)
 class _Trial:
-    """An adapter to be tried, and its result once there is one; the time is monotonic."""
+    """An adapter to try, and the result if there is one; times are monotonic."""
 
     wish: agent.Trial
     failures: int = 0
@@ -50,7 +50,7 @@ def is_fault(code: ErrorCode, failures: int) -> bool:
 
     Args:
         code: Result code of the last attempt.
-        failures: Attempts, with the last one, whose code may say something of the adapter.
+        failures: Number of attempts so far, including the last, whose code may blame the adapter.
     """
     if code is ErrorCode.ADAPTER_INVALID:
         return True
@@ -58,7 +58,7 @@ def is_fault(code: ErrorCode, failures: int) -> bool:
 
 
 class AdapterTrials:
-    """The trials of one node; `run` belongs into a TaskGroup."""
+    """Runs the trials of one node; start `run` in a TaskGroup."""
 
     def __init__(
         self,
@@ -66,21 +66,21 @@ class AdapterTrials:
         on_change: Callable[[], None],
         attempt: Try | None = None,
     ) -> None:
-        """Take what is needed.
+        """Compose from the agent's parts.
 
         Args:
-            targets: Returns the replicas that may be asked now.
+            targets: Returns the replicas that may get a trial now.
             on_change: Called when there is a result.
-            attempt: Loads an adapter at a replica and generates; None: over the engine's probe.
+            attempt: Loads an adapter in a replica and generates; None: by the engine's probe.
         """
         self._targets = targets
         self._on_change = on_change
         self._attempt = attempt or try_adapter
-        self._trials: dict[str, _Trial] = {}  # by rollout
-        self._pools: dict[str, str] = {}  # of replicas
+        self._trials: dict[str, _Trial] = {}  # by rollout id
+        self._pools: dict[str, str] = {}  # replica id -> pool id
 
     def follow(self, desired: agent.SyncResponse) -> None:
-        """Make the trials that the control plane wants from now on, and forget all others."""
+        """Follow the trials that the control plane wants from now on, and drop all others."""
         self._pools = {wish.replica_id: wish.pool_id for wish in desired.replicas}
         before = self._trials
         self._trials = {}
@@ -90,11 +90,11 @@ class AdapterTrials:
             self._trials[wish.rollout_id] = known if is_same and known else _Trial(wish)
 
     def results(self) -> list[agent.TrialResult]:
-        """Return the results of the trials that are over."""
+        """Return the results of the trials that have ended."""
         return [it.result for it in self._trials.values() if it.result is not None]
 
     async def run(self) -> None:
-        """Try until cancelled; at most one adapter per replica at a time."""
+        """Run trials until cancelled, at most one per replica at a time."""
         async with asyncio.TaskGroup() as group:
             busy: set[str] = set()
             while True:
@@ -116,7 +116,7 @@ class AdapterTrials:
         return next(found, None)
 
     async def _put(self, trial: _Trial, target: GoldenTarget, busy: set[str]) -> None:
-        """Make one attempt, and note its result."""
+        """Make one attempt, and record its result."""
         wish = trial.wish
         try:
             async with asyncio.timeout(_DEADLINE_S):
@@ -144,7 +144,7 @@ class AdapterTrials:
 
 
 async def try_adapter(target: GoldenTarget, adapter_digest: str) -> None:
-    """Load an adapter at a replica, and let it generate a token.
+    """Load an adapter in a replica, and let it generate a token.
 
     Raises:
         FailedError: The engine cannot load or run the adapter.

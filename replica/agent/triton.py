@@ -1,9 +1,9 @@
-"""How a Triton process for one replica is prepared and started, and how its traces are removed.
+"""Prepares and starts a Triton process for each replica, and removes what it leaves behind.
 
-Everything of a replica lives in `<state_dir>/replicas/<replica id>/`: the backend directory
-(symlinks into the wheel: a copied stub would lose its library path), a copy of the Triton model
-(the stub writes `__pycache__` beside it), its ports and its log. Its shared memory has a prefix of
-its own, so that it can be removed after a crash without touching anybody else's.
+All files of a replica are in `<state_dir>/replicas/<replica id>/`: the backend directory (symlinks
+into the wheel, because a copied stub would lose its library path), a copy of the Triton model
+(because the stub writes `__pycache__` beside it), its ports and its log. Its shared memory has a
+prefix of its own, so that it can be removed after a crash without affecting other replicas.
 """
 
 import asyncio
@@ -53,13 +53,13 @@ log = structlog.get_logger(__name__)
 
 MODEL = LLM.model
 DEFAULT_ENGINES = ("openvino", "sim", "embed")
-# Marks every process that an agent starts, and what those start, with the agent's state directory.
+# Variable that marks every process of an agent, and their children, with its state directory.
 OWNER = "SLUICE_AGENT"
-EXIT_TIMEOUT_S = 5  # Triton's own patience with open streams at SIGTERM
-_STOP_GRACE_S = 9.0  # with hung streams a stop was seen to take 6-7 s at that exit timeout
+EXIT_TIMEOUT_S = 5  # seconds that Triton gives open streams at SIGTERM
+_STOP_GRACE_S = 9.0  # with hung streams and this exit timeout, a stop took 6-7 s
 _EXPIRES = "certificate.expires"
 _NONE: Mapping[str, int] = MappingProxyType({})
-# All groups of calls that Triton can restrict.
+# All groups of calls that Triton can restrict to callers with the secret.
 _PROTOCOLS = (
     *("health", "metadata", "inference", "shared-memory", "model-config", "model-repository"),
     *("statistics", "trace", "logging"),
@@ -69,7 +69,7 @@ _SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
 class LaunchError(RuntimeError):
-    """The replica cannot be started as desired; the message names the fix."""
+    """The replica cannot be started as desired; the message says how to fix it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,17 +82,18 @@ class Ports:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A prepared Triton process and where it will listen.
+    """A prepared Triton process, and the addresses at which it will listen.
 
     Attributes:
-        process: Spec of the process; its log begins with this run.
-        ports: Ports on the node's own address:
-        grpc_address: host:port.
-        metrics_address: host:port of the agent, and the path before `/metrics` where it passes
-            Triton's on; empty without an agent.
-        vital_program: File name of the program whose end Triton does not survive, nor notice.
-        secret: The option that no other user may read; None: it stands in the command.
-        uid: User and group that it runs as; None: as we do.
+        process: Spec of the process, whose log file is new for this run.
+        ports: Ports of the process.
+        grpc_address: host:port of Triton's gRPC.
+        metrics_address: host:port of the agent and the path before `/metrics`, under which it
+            serves Triton's metrics; empty without an agent.
+        vital_program: File name of the program without which Triton fails, though it does not
+            notice.
+        secret: The option that other users must not read; None: the command contains the option.
+        uid: User and group of the process; None: those of the agent.
     """
 
     process: ProcessSpec
@@ -106,14 +107,14 @@ class Launch:
 
     @property
     def metrics_url(self) -> str:
-        """Where Triton's own metrics are, on this node alone."""
+        """URL of Triton's own metrics, reachable only on this node."""
         return f"http://{LOOPBACK}:{self.ports.metrics}/metrics"
 
     async def start(self) -> ChildProcess:
-        """Start the process, with its secret.
+        """Start the process, and pass its secret to it.
 
         Raises:
-            OSError: Triton cannot be started; the message names the fix.
+            OSError: Triton cannot be started; the message says how to fix it.
         """
         if self.secret is None:
             return await ChildProcess.start(self.process)
@@ -128,12 +129,12 @@ class Launch:
 
 
 def preflight(engines: Sequence[str] = DEFAULT_ENGINES) -> list[str]:
-    """Return why Triton cannot run on this machine, one line each; empty when it can."""
+    """Return the reasons why Triton cannot run on this machine, one line each; empty if it can."""
     return problems_of(inspect_installation(), engines)
 
 
 def model_repository() -> Path:
-    """Return the directory of Triton models: in the installed wheel, or in the checkout."""
+    """Return the directory of Triton models in the installed wheel, or else in the checkout."""
     package = Path(replica.__file__).parent
     for candidate in (package / "_data" / "model_repo", package.parent / "model_repo"):
         if candidate.is_dir():
@@ -160,16 +161,16 @@ class TritonLauncher:
         metrics_told: str = "",
         hides_secrets: bool = True,
     ) -> None:
-        """Take the agent's directories.
+        """Set the directories and options of the agent.
 
         Args:
-            state_dir: The agent's own; no other agent may use it.
-            artifacts_dir: Holds one directory per artifact digest.
+            state_dir: The agent's own directory, which no other agent may use.
+            artifacts_dir: Directory with one directory per artifact digest.
             engines: Drivers that this node offers.
             host: Address that Triton listens on; routers must reach it.
-            model_source: The Triton model; None takes the product's, by engine.
-            user: User of the engines; None: this process's own.
-            metrics_told: host:port at which this node passes engines' metrics on; empty: nowhere.
+            model_source: Directory of the Triton model; None: the product's model for the engine.
+            user: User of the engines; None: the user of this process.
+            metrics_told: host:port at which this node serves the engines' metrics; empty: nowhere.
             hides_secrets: Whether other users of the node must not see engines' secrets.
         """
         self._state_dir = state_dir.resolve()
@@ -184,17 +185,17 @@ class TritonLauncher:
 
     @property
     def uid(self) -> int | None:
-        """User and group that engines run as; None: as we do."""
+        """User and group that engines run as; None: those of the agent."""
         return self._user.uid if self._user else None
 
     async def remove_leftovers(self, spare: Mapping[str, int] = _NONE) -> list[int]:
-        """Kill every process that an agent of this state directory started, and clean up.
+        """Kill every process that agents of this state directory started, and clean up.
 
         Args:
-            spare: Replica id -> process group to leave alone, with its shared memory.
+            spare: Replica id -> process group not to kill, and whose shared memory stays.
 
         Returns:
-            The ids of the processes killed.
+            The ids of the killed processes.
         """
         killed = await kill_marked(self.owner, variable=OWNER, spare=set(spare.values()))
         kept = tuple(self._shm_prefix(replica_id) for replica_id in spare)
@@ -202,7 +203,7 @@ class TritonLauncher:
         return killed
 
     def recorded(self) -> list[tuple[RunRecord, Launch]]:
-        """Return the engines that earlier agents wrote down, and how they were started."""
+        """Return the engines that earlier agents recorded, with their launches."""
         found: list[tuple[RunRecord, Launch]] = []
         for home in sorted(self._home("").glob("*")):
             file = RunFile(home)
@@ -213,7 +214,7 @@ class TritonLauncher:
         return found
 
     def is_engine(self, record: RunRecord, pid: int) -> bool:
-        """Return whether this process is the recorded one, started by an agent of ours."""
+        """Return whether this process is the recorded engine, started by this agent or a former."""
         marks = environment(pid)
         expected = self._marks(record.replica_id, record.spec)
         return (
@@ -224,23 +225,24 @@ class TritonLauncher:
         )
 
     def forget(self, replica_id: str) -> None:
-        """Remove the directory of a replica that is gone for good; its log goes with it."""
+        """Remove the directory of a removed replica, including its log."""
         if _SAFE_NAME.fullmatch(replica_id):
             shutil.rmtree(self._home(replica_id), ignore_errors=True)
 
     def certificate_expires_unix_s(self, replica_id: str) -> float:
-        """Return until when a replica's Triton can be called; infinite without mutual TLS."""
+        """Return when a replica's server certificate expires; infinite without mutual TLS."""
         try:
             return float((self._home(replica_id) / _EXPIRES).read_text())
         except (OSError, ValueError):
             return inf
 
     def prepare(self, replica_id: str, spec: EngineSpec) -> Launch:
-        """Write what a Triton process needs, and return how to start it.
+        """Write the files that a Triton process needs, and return its launch.
 
         Raises:
-            LaunchError: The replica can never start like this; the message names the fix.
-            OSError: Disk full, no permission.
+            LaunchError: The replica cannot be started with this spec; the message says how to fix
+                it.
+            OSError: The disk is full, or access is denied.
         """
         if not _SAFE_NAME.fullmatch(replica_id):
             raise LaunchError(f"replica id {replica_id!r} cannot name a directory; choose another")
@@ -254,7 +256,8 @@ class TritonLauncher:
         self._copy_model(model, home / "models")
         ports = self._ports(home / "ports.json")
         launch = self._launch(replica_id, ports, RunFile(home))
-        with suppress(FileNotFoundError):  # the run before is what one asks about
+        # operators ask about the previous run, so its log is kept
+        with suppress(FileNotFoundError):
             (home / "triton.log").replace(home / "triton.log.1")
         launch.process.cleanup()
         option = _access_option()
@@ -268,7 +271,7 @@ class TritonLauncher:
         gate = secret.gate if secret else {}
         if secret:
             variables |= secret.environment
-        if self._user:  # the program that starts Triton must not wait at the gate
+        if self._user:  # the program that starts Triton must not be stopped at the gate
             command = self._user.command(command, gate)
         else:
             variables |= gate
@@ -277,7 +280,7 @@ class TritonLauncher:
         return replace(launch, process=process, secret=secret)
 
     def _give(self, home: Path) -> None:
-        """Let the engine's user have what the engine writes, and its key."""
+        """Make the engine's user the owner of the files that the engine writes, and of its key."""
         uid = self.uid
         if uid is None:
             return
@@ -287,7 +290,7 @@ class TritonLauncher:
         home.chmod(0o700)
 
     def _launch(self, replica_id: str, ports: Ports, run_file: RunFile) -> Launch:
-        """Return what is known without the spec: all but command and environment."""
+        """Return the launch without the parts that need the spec: command and environment."""
         home, prefix = self._home(replica_id), self._shm_prefix(replica_id)
         process = ProcessSpec(
             name=f"triton-{replica_id}",
@@ -343,7 +346,7 @@ class TritonLauncher:
         shutil.copytree(source, repository / model, ignore=shutil.ignore_patterns("__pycache__"))
 
     def _ports(self, file: Path) -> Ports:
-        """Return the ports of the last run if they are still free, else new ones."""
+        """Return the ports of the last run if they are still free, otherwise new ports."""
         others = [path for path in self._state_dir.glob("replicas/*/ports.json") if path != file]
         taken = {port for path in others for port in _read_ports(path)}
         remembered = _read_ports(file)
@@ -362,7 +365,7 @@ class TritonLauncher:
         return Ports(*chosen)
 
     def _marks(self, replica_id: str, spec: EngineSpec) -> dict[str, str]:
-        """Return the part of an engine's environment that says whose and what it is."""
+        """Return the environment variables that identify an engine: its agent, replica and spec."""
         marks = {
             OWNER: self.owner,
             "SLUICE_REPLICA": replica_id,
@@ -370,7 +373,7 @@ class TritonLauncher:
             "SLUICE_BASE_DIGEST": spec.base_digest,
             "SLUICE_ENGINE_OPTIONS": json.dumps(dict(spec.options)),
         }
-        if spec.accelerators:  # counted as NVML does, not as CUDA would by itself
+        if spec.accelerators:  # NVML counts in this order, CUDA by default in another
             marks["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
             marks["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, spec.accelerators))
         return marks
@@ -383,12 +386,14 @@ class TritonLauncher:
             "HOME": str(self._home(replica_id)),
             "LANG": "C.UTF-8",
             "SLUICE_ARTIFACT_DIR": artifact,
-            "SLUICE_ARTIFACTS_DIR": str(self._artifacts_dir),  # adapters, loaded by digest
-            "SLUICE_AGENT_SOCKET": str(self._state_dir / SOCKET),  # for those that are not there
+            # directory of adapters, which are loaded by digest
+            "SLUICE_ARTIFACTS_DIR": str(self._artifacts_dir),
+            # for requests of missing adapters
+            "SLUICE_AGENT_SOCKET": str(self._state_dir / SOCKET),
             **self._marks(replica_id, spec),
         }
         libraries = [str(found.libpython_dir)] if found.libpython_dir else []
-        if found.triton == VENDOR_TRITON:  # its image says where CUDA and TensorRT are
+        if found.triton == VENDOR_TRITON:  # NVIDIA's image sets where CUDA and TensorRT are
             libraries += filter(None, [os.environ.get("LD_LIBRARY_PATH")])
         if libraries:
             variables["LD_LIBRARY_PATH"] = ":".join(libraries)
@@ -408,29 +413,29 @@ def _command(
         f"--backend-config=python,shm-region-prefix-name={shm_prefix}",
         "--model-control-mode=explicit",
         f"--load-model={model}",
-        # Our configurations are complete; looking for more would start every stub twice.
+        # The configurations are complete; auto-completion would start every stub twice.
         "--disable-auto-complete-config",
         f"--exit-timeout-secs={EXIT_TIMEOUT_S}",
         "--allow-http=false",
         f"--grpc-address={host}",
         f"--grpc-port={ports.grpc}",
-        # It knows neither TLS nor a secret for them: the agent passes them on.
+        # Triton's metrics support neither TLS nor a secret, so the agent serves them.
         f"--metrics-address={LOOPBACK}",
         f"--metrics-port={ports.metrics}",
     ]
 
 
 def _access_option() -> str:
-    """Return the option by which Triton answers callers with our secret alone, whatever is asked.
+    """Return the option by which Triton answers only callers with the platform's secret.
 
-    Else every client of its port could load a model, and with it foreign code.
+    Otherwise every client that reaches the port could load a model, and thus foreign code.
     """
     name, value = engine_header()
     return f"--grpc-restricted-protocol={','.join(_PROTOCOLS)}:{name}={value}"
 
 
 def _tls_options(home: Path) -> list[str]:
-    """Return Triton's options of mutual TLS; it reads the files once, at its start."""
+    """Return Triton's options for mutual TLS; Triton reads the files once, when it starts."""
     certificates = ours()
     expires = inf if certificates is None else certificates.fresh().expires_unix_s
     (home / _EXPIRES).write_text(str(expires))
@@ -439,13 +444,14 @@ def _tls_options(home: Path) -> list[str]:
     loaded = certificates.fresh()
     try:
         files = {
-            "root-cert": certificates.engine_callers(),  # one file, whatever MTLS__CA is
+            # a single file, even if MTLS__CA is a directory
+            "root-cert": certificates.engine_callers(),
             "server-cert": loaded.certificate,
             "server-key": loaded.key,
         }
     except CertificateError as error:
         raise LaunchError(str(error)) from None
-    for name, content in files.items():  # of its own: the engine may be another user
+    for name, content in files.items():  # copies, because the engine may run as another user
         file = home / f"{name}.pem"
         file.unlink(missing_ok=True)
         file.touch(mode=0o600)
@@ -472,7 +478,7 @@ def _link_backend(found: Installation, directory: Path) -> None:
 
 
 def _read_ports(file: Path) -> list[int]:
-    """Return remembered ports; none when there is no file, or only half of one."""
+    """Return the remembered ports; none if the file is missing or incomplete."""
     with suppress(OSError, ValueError, KeyError, TypeError):
         ports = json.loads(file.read_text())
         return [int(ports["grpc"]), int(ports["metrics"])]

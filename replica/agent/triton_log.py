@@ -6,9 +6,9 @@ from pathlib import Path
 
 
 def last_error(log_file: Path | None) -> str:
-    """Return what Triton said when it gave up, e.g. why the model did not load; empty if nothing.
+    """Return Triton's reason for giving up, e.g. why the model did not load; empty if unknown.
 
-    Its last lines are a table of its settings and a stack trace.
+    The last lines of the log are a table of settings and a stack trace, so they are skipped.
     """
     if log_file is None:
         return ""

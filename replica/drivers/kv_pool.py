@@ -1,4 +1,4 @@
-"""The KV pool of the OpenVINO engine: host memory, one tensor per layer for keys and for values."""
+"""The KV pool of the OpenVINO engine in host memory: per layer a tensor of keys, one of values."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -15,14 +15,14 @@ _PREFIXES = ("key_cache.", "value_cache.")
 
 
 class KvPool:
-    """`blocks` blocks of `BLOCK_TOKENS` tokens each, shared by all compiled graphs of one base.
+    """A pool of `blocks` blocks of `BLOCK_TOKENS` tokens, shared by all compiled graphs of a base.
 
     Attributes:
-        layout: Layout of a block's bytes: every layer's keys, then its values, layer by layer.
+        layout: Layout of a block's bytes: for each layer, its keys and then its values.
     """
 
     def __init__(self, ports: Iterable[Any], blocks: int) -> None:
-        """Allocate the pool for the inputs of a compiled graph; every graph of a base has equal."""
+        """Allocate the pool for a graph's inputs, which are equal for all graphs of a base."""
         inputs = {port.any_name: port for port in ports if port.any_name.startswith(_PREFIXES)}
         self._tensors: dict[str, ov.Tensor] = {}
         self._bytes: list[npt.NDArray[np.uint8]] = []  # per tensor: [blocks, bytes of a block]
@@ -32,7 +32,7 @@ class KvPool:
                 shape = [d.get_length() for d in list(inputs[name].partial_shape)[1:]]
                 element = inputs[name].element_type
                 tensor = ov.Tensor(element, ov.Shape([blocks, *shape]))
-                # Written once, so that the memory is there before the first request needs it.
+                # This write makes the system allocate the memory before the first request needs it.
                 tensor.data[...] = 0
                 self._tensors[name] = tensor
                 self._bytes.append(tensor.data.reshape(blocks, -1).view(np.uint8))
@@ -40,26 +40,26 @@ class KvPool:
         kinds = f"keys {parts[0]} values {parts[1]}"
         assert set(parts) == {parts[0], parts[1]}, parts
         self.block_bytes = sum(array.shape[1] for array in self._bytes)
-        # The inside of a u8 block belongs to the plugin, and may change with its version.
+        # The content of a u8 block is private to the plugin, and may change with its version.
         version = ".".join(ov.__version__.split("-")[0].split(".")[:2])
         self.layout = (
             f"openvino {version}: {BLOCK_TOKENS} tokens, {len(inputs) // 2} layers of {kinds}"
         )
 
     def attach(self, request: Any) -> None:
-        """Make a request of a compiled graph use the pool."""
+        """Make a request of a compiled graph use this pool."""
         for name, tensor in self._tensors.items():
             request.set_tensor(name, tensor)
 
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """Copy the contents of blocks, (from, to) each; no block is both."""
+        """Copy the contents of blocks, given as pairs (from, to); no block may be in both roles."""
         if pairs:
             sources, targets = (list(blocks) for blocks in zip(*pairs, strict=True))
             for array in self._bytes:
                 array[targets] = array[sources]
 
     def read(self, blocks: Sequence[int]) -> list[bytes]:
-        """Return the contents of blocks, `block_bytes` each."""
+        """Return the contents of blocks, each of `block_bytes` bytes."""
         joined = np.concatenate([array[list(blocks)] for array in self._bytes], axis=1)
         return [row.tobytes() for row in joined]
 
@@ -67,7 +67,7 @@ class KvPool:
         """Replace the contents of blocks.
 
         Raises:
-            RefusedError: One has another length; nothing was written.
+            RefusedError: A content has the wrong length; no block was changed.
         """
         for content in data:
             if len(content) != self.block_bytes:

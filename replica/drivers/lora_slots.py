@@ -1,4 +1,4 @@
-"""The adapters of a batch: slots in the tables that the LoRA graph reads, in shared memory."""
+"""The adapters of a batch, as slots of the tables that the LoRA graph reads, in shared memory."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -16,15 +16,15 @@ _Floats = npt.NDArray[np.float32]
 
 
 class LoraSlots:
-    """`slots` times `rank` rows per table; the unused rows of a smaller adapter are 0.
+    """Tables with `slots` times `rank` rows; the unused rows of an adapter of lower rank are 0.
 
-    A step pays for the rows that it reads. Slots are filled from 0 on, so it reads only the leading
-    ones, up to the highest in use; in powers of two, because the plugin compiles a kernel per
-    shape.
+    A step costs the rows that it reads. Slots are filled from 0 on, so that a step reads only the
+    leading slots, up to the highest slot in use. The number of slots read is a power of two,
+    because the plugin compiles a kernel per shape.
     """
 
     def __init__(self, config: ModelConfig, slots: int, rank: int) -> None:
-        """Make empty slots."""
+        """Allocate empty slots."""
         self._rank = rank
         self._tables: dict[str, _Floats] = {}
         for name, (outputs, inputs) in config.projection_shapes().items():
@@ -44,7 +44,7 @@ class LoraSlots:
         self._attached = 0
 
     def load(self, slot: int, adapter: LoraAdapter) -> None:
-        """Put an adapter into a slot, in place of the previous one."""
+        """Copy an adapter into a slot, replacing the previous adapter."""
         begin, end = slot * self._rank, (slot + 1) * self._rank
         for layer in range(self._layers):
             for name in PROJECTIONS:
@@ -63,9 +63,9 @@ class LoraSlots:
         """Set the LoRA inputs of a request for one step.
 
         Args:
-            request: Inference request of the LoRA graph; always the same.
+            request: Inference request of the LoRA graph, the same in every call.
             tokens: Number of tokens in the step.
-            users: (slot, first token, end) of each run of tokens; NO_SLOT for the base.
+            users: (slot, first token, end) of each run of tokens; the slot is NO_SLOT for the base.
         """
         runs = [run for run in users if run[0] != NO_SLOT]
         highest = max((slot for slot, _, _ in runs), default=0)

@@ -1,4 +1,4 @@
-"""The driver `openvino`: continuous batching on a CPU; its options and its composition."""
+"""The driver `openvino`: continuous batching on a CPU, with its options and its composition."""
 
 import logging
 import os
@@ -24,11 +24,12 @@ from sluice.hashing import cache_root
 
 log = logging.getLogger(__name__)
 
-# The plugin keeps a compiled kernel per input shape: without a bound, memory grows for ever.
+# The plugin caches a compiled kernel per input shape; without this bound, memory would grow.
 _KERNEL_CACHE = "64"
-# Below, a second thread waits longer than it computes (3.9 M: slower; 100 M: almost twice as fast).
+# Parameters per thread; with fewer, a second thread waits longer than it computes (3.9 M: slower;
+# 100 M: almost twice as fast).
 _PARAMETERS_PER_THREAD = 25_000_000
-# Compiled graphs repack weights, each for itself: above this a second graph costs too much memory.
+# Weights above which there is no second graph, because each compiled graph repacks them for itself.
 _SECOND_GRAPH_BYTES_MAX = 256 << 20
 _LOGPROBS_MAX = 20  # alternatives per token, as in OpenAI's API
 _BASE_GRAPH = {"auto", "on", "off"}
@@ -75,7 +76,10 @@ class OpenvinoOptions:
 
 
 def choose_precision(options: OpenvinoOptions, cpu_flags: frozenset[str]) -> tuple[str, str]:
-    """Return (precision of the computation, precision of the pool); OptionsError if impossible."""
+    """Return (precision of computation, precision of the pool).
+
+    Raises OptionsError if impossible.
+    """
     if options.precision not in _PRECISIONS or options.kv_precision not in _KV_PRECISIONS:
         raise OptionsError(
             f"precision {options.precision!r}, kv_precision {options.kv_precision!r}; known are"
@@ -92,13 +96,13 @@ def choose_precision(options: OpenvinoOptions, cpu_flags: frozenset[str]) -> tup
             f"kv_precision {kv_precision} needs precision {kv_precision}, not {precision}"
         )
     if kv_precision == "bf16" and cpu_flags and "avx512f" not in cpu_flags:
-        # OpenVINO's attention has no bf16 pool without these instructions (2026.4).
+        # OpenVINO's attention supports a bf16 pool only with these instructions (2026.4).
         raise OptionsError("kv_precision bf16 needs a CPU with AVX-512: use u8")
     return precision, kv_precision
 
 
 def read_cpu_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
-    """Return the instruction sets of this CPU; empty where the system does not tell."""
+    """Return the instruction sets of this CPU; empty if the system does not list them."""
     try:
         lines = cpuinfo.read_text().splitlines()
     except OSError:
@@ -108,12 +112,12 @@ def read_cpu_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
 
 
 def choose_threads(threads: int, parameters: int, cpus: int) -> int:
-    """Return how many threads compute; 0 asks for a choice by the number of parameters."""
+    """Return the number of threads; 0 means a choice by the number of parameters."""
     return threads or max(1, min(cpus, parameters // _PARAMETERS_PER_THREAD))
 
 
 def has_base_graph(choice: str, slots: int, weight_bytes: int) -> bool:
-    """Return whether steps without adapters have a graph of their own; OptionsError if invalid."""
+    """Return whether steps without adapters get a graph of their own. Raises OptionsError."""
     if choice not in _BASE_GRAPH:
         raise OptionsError(f"base_graph {choice!r}; known are {sorted(_BASE_GRAPH)}")
     if slots == 0 or choice != "auto":
@@ -122,7 +126,10 @@ def has_base_graph(choice: str, slots: int, weight_bytes: int) -> bool:
 
 
 def choose_drafts(wanted: int, facts: BaseFacts) -> int:
-    """Return the number of speculated tokens per step; OptionsError if it is out of range."""
+    """Return the number of speculated tokens per step.
+
+    Raises OptionsError if it is out of range.
+    """
     if not -1 <= wanted <= DRAFT_TOKENS_MAX:
         text = f"draft_tokens {wanted} is not in 0..{DRAFT_TOKENS_MAX}; -1: as the base says"
         raise OptionsError(text)
@@ -140,7 +147,7 @@ def load_openvino(
 
     Raises:
         OptionsError: An option is unknown, of the wrong type, or impossible.
-        ArtifactError: Not a base that the graph computes rightly.
+        ArtifactError: The directory has no base that the graph computes correctly.
     """
     chosen = parse_options(OpenvinoOptions, options)
     if chosen.adapter_slots < 0 or chosen.adapter_rank < 1:
@@ -188,19 +195,19 @@ def load_openvino(
 
 
 def _properties(precision: str, kv_precision: str, threads: int) -> dict[str, str]:
-    """Return the properties of the CPU plugin."""
+    """Return the properties for the CPU plugin."""
     return {
         "INFERENCE_PRECISION_HINT": precision,
         "KV_CACHE_PRECISION": kv_precision,
         "INFERENCE_NUM_THREADS": str(threads),
         "CPU_RUNTIME_CACHE_CAPACITY": _KERNEL_CACHE,
-        # Else activations are rounded to 8 bits wherever weights are INT8: logits off by 0.1.
+        # Without this, activations are rounded to 8 bits where weights are INT8: logits off by 0.1.
         "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0",
     }
 
 
 def _grammars(directory: Path, facts: BaseFacts, threads: int) -> GrammarCompiler | None:
-    """Return the compiler of grammars, for a base with its tokenizer."""
+    """Return the compiler of grammars; None if the base has no tokenizer."""
     tokenizer = directory / "tokenizer.json"
     if not tokenizer.exists():
         return None

@@ -1,8 +1,8 @@
-"""Computes steps with OpenVINO's paged attention operator: one graph call for the whole batch.
+"""Computes steps with OpenVINO's paged attention operator, in one graph call per batch.
 
-Two graphs share one KV pool and the weights' files: one without adapters, and one with the inputs
-of LoRA, which cost time even when unused. The second is compiled when the first adapter is read, in
-the reading thread, so that the batch goes on meanwhile.
+Two graphs share one KV pool and the files of the weights: a graph without adapters, and a graph
+with the inputs of LoRA, which cost time even when unused. The second graph is compiled when the
+first adapter is read, in the reading thread, so that the batch continues meanwhile.
 """
 
 import logging
@@ -35,7 +35,7 @@ from sluice.hashing import BLOCK_TOKENS
 
 log = logging.getLogger(__name__)
 
-_WARM_UP_TOKENS = (1, 8, 32)  # a block holds no more
+_WARM_UP_TOKENS = (1, 8, 32)  # numbers of tokens of the warm-up calls; a block has room for 32
 
 
 class OpenvinoBackend:
@@ -51,16 +51,16 @@ class OpenvinoBackend:
         capabilities: Capabilities,
         has_two_graphs: bool,
     ) -> None:
-        """Compile the graph of the first step and allocate a pool of `blocks`.
+        """Compile the graph for the first step and allocate a pool of `blocks`.
 
         Args:
-            base: Kept, because compiled graphs read its files.
+            base: Base, which is kept because compiled graphs read its files.
             sampler: Sampler for logits of this base.
             properties: Properties of the CPU plugin.
-            blocks: KV blocks.
-            capabilities: Adapter slots and their rank among them.
-            has_two_graphs: Whether steps without adapters have a graph of their own. One graph
-                takes less memory, since compiled graphs do not share their repacked weights.
+            blocks: Number of KV blocks.
+            capabilities: Capabilities, which include the number and rank of adapter slots.
+            has_two_graphs: Whether steps without adapters have a graph of their own. A single graph
+                takes less memory, because compiled graphs do not share their repacked weights.
         """
         self.capabilities = capabilities
         self._base = base
@@ -83,15 +83,15 @@ class OpenvinoBackend:
 
     @property
     def block_layout(self) -> str:
-        """Layout of a KV block's bytes, in words."""
+        """Description of the layout of a KV block's bytes."""
         return self._pool.layout
 
     def check_request(self, request: SequenceRequest) -> None:
-        """Raise RefusedError when the sequence cannot be sampled."""
+        """Raise RefusedError if the sequence cannot be sampled."""
         self._sampler.check(request)
 
     def run(self, plan: StepPlan) -> StepOutput:
-        """Compute the plan; StepFailedError when the graph call fails."""
+        """Compute the plan. Raises StepFailedError if the graph call fails."""
         batch = StepBatch(plan)
         with _graph_call():
             request = self._set_inputs(plan, batch)
@@ -108,7 +108,7 @@ class OpenvinoBackend:
         return self._sampler.sample(logits.reshape(-1, self._base.config.vocabulary), plan)
 
     def read_adapter(self, digest: str, directory: Path) -> Adapter:
-        """Read and check an adapter, in any thread; the first one compiles its graph."""
+        """Read and check an adapter, in any thread; the first one makes the LoRA graph compile."""
         limit = self.capabilities.adapter_rank_max
         if not limit:
             raise RefusedError(
@@ -121,11 +121,11 @@ class OpenvinoBackend:
         return adapter
 
     def allocated(self, blocks: int) -> KvPool:
-        """Return KV memory for this many blocks; any thread may call."""
+        """Allocate and return KV memory for this many blocks; any thread may call it."""
         return KvPool(self._ports, blocks)
 
     def use(self, memory: KvPool) -> None:
-        """Compute with that memory from now on; the previous one is freed."""
+        """Compute with the given memory from now on; the previous memory is freed."""
         with self._lora_lock:
             self._pool = memory
             for request in (self._base_request, self._lora_request):
@@ -137,7 +137,10 @@ class OpenvinoBackend:
         return self._pool.read(blocks)
 
     def write_blocks(self, blocks: Sequence[int], data: Sequence[bytes]) -> None:
-        """Replace the contents of KV blocks; RefusedError when their length is another."""
+        """Replace the contents of KV blocks.
+
+        Raises RefusedError if a content has another length.
+        """
         self._pool.write(blocks, data)
 
     def _compile(self, *, has_lora: bool) -> Any:
@@ -157,9 +160,10 @@ class OpenvinoBackend:
         self._slots, self._lora_request = slots, request
 
     def _warm_request(self, compiled: Any, slots: LoraSlots | None) -> Any:
-        """Return a request whose first steps have been made, on a pool of their own.
+        """Return a request that has computed some steps on a KV pool of its own.
 
-        They pack the weights and compile kernels, which would stop the batch for a while.
+        The first steps pack the weights and compile kernels, which would stop the batch for a
+        while.
         """
         request = compiled.create_infer_request()
         KvPool(compiled.inputs, 1).attach(request)
@@ -174,7 +178,7 @@ class OpenvinoBackend:
         return request
 
     def _set_inputs(self, plan: StepPlan, batch: "StepBatch") -> Any:
-        """Return the request that computes a batch, with its adapters in their slots."""
+        """Return the request that computes a batch, after loading adapters into their slots."""
         for slot, adapter in plan.loads:
             assert self._slots is not None
             assert isinstance(adapter, LoraAdapter)
@@ -190,7 +194,7 @@ class OpenvinoBackend:
 
 @contextmanager
 def _graph_call() -> Generator[None]:
-    """Translate exceptions of the plugin."""
+    """Translate exceptions of the plugin into StepFailedError."""
     try:
         yield
     except RuntimeError as error:
@@ -201,7 +205,7 @@ class StepBatch:
     """The token rows of a step: `plan.decode`, then `plan.prefill`."""
 
     def __init__(self, plan: StepPlan) -> None:
-        """Lay out a plan; `replica.engine.plan` has the order of the rows of logits."""
+        """Lay out a plan; `replica.engine.plan` defines the order of the rows of logits."""
         self.sequences: list[ScheduledSequence] = plan.decode.copy()
         self.ids = [sequence.tokens[-1] for sequence in plan.decode]
         self.positions = [sequence.computed for sequence in plan.decode]
@@ -233,7 +237,7 @@ class StepBatch:
             self.begins.append(len(self.ids))
 
     def users(self) -> list[tuple[int, int, int]]:
-        """Return (slot, first token, end) per sequence."""
+        """Return (slot, first token, end) of each sequence."""
         slots = (sequence.slot for sequence in self.sequences)
         return list(zip(slots, self.begins, self.begins[1:], strict=False))
 

@@ -1,4 +1,4 @@
-"""Engine options: names and values from outside into a frozen dataclass, mistakes refused."""
+"""Parses engine options, names and values, into a frozen dataclass, and refuses mistakes."""
 
 from collections.abc import Mapping
 from dataclasses import fields
@@ -9,13 +9,13 @@ _BOOLEANS = {"true": True, "false": False}
 
 
 class OptionsError(ValueError):
-    """An engine option is unknown or has a wrong type; the message names it."""
+    """An engine option is unknown or has a wrong type; the message names the option."""
 
 
 def parse_options(cls: type[_OptionsT], given: Mapping[str, Any]) -> _OptionsT:
-    """Return `cls(**given)`; every field of `cls` has a default, whose type values must have.
+    """Return `cls(**given)`; each field's default value defines the type of the option.
 
-    Numbers and booleans may be text, because a pool's options are.
+    Numbers and booleans may be given as text, because a pool's options are text.
     """
     defaults = cls()
     known: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""Engines by name: the table of all drivers."""
+"""The table of all drivers, which loads an engine by its name."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -41,13 +41,13 @@ def load_driver(
 
     Args:
         engine: Name in `LOADERS`.
-        directory: The base artifact; None when the node does not have it, which only engines
-            without weights accept.
+        directory: Directory of the base artifact; None if the node does not have it, which only
+            engines without weights accept.
         base_digest: Digest of the base; part of every prefix hash.
-        options: Options of the engine; unknown ones are refused.
+        options: Options of the engine; unknown options are refused.
 
     Raises:
-        ValueError: The driver cannot serve; the message names the fix.
+        ValueError: The driver cannot serve; the message says how to fix it.
     """
     loader = LOADERS.get(engine)
     if loader is None:

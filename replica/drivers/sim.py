@@ -1,10 +1,11 @@
 """The driver `sim`: an engine without weights, whose steps take the time of a cost model.
 
-Scheduling, KV blocks, prefix cache, adapters, preemption and limits are the real ones; only the
-values are missing. Token ids are ordinary words of the artifact's vocabulary: each is a hash of the
-adapter and of all ids before it, so a sequence that is resumed elsewhere goes on with the same ids,
-and a draft can be verified. Of the sampling parameters, only the seed has an influence: unless the
-temperature is 0, the first token of an answer depends on it, and so do all that follow.
+Scheduling, KV blocks, prefix cache, adapters, preemption and limits are those of the real engine;
+only the values are missing. Token ids are ordinary words of the artifact's vocabulary. Each id is a
+hash of the adapter and of all ids before it, so a sequence that resumes elsewhere continues with
+the same ids, and drafts can be verified. Of the sampling parameters only the seed has an influence:
+unless the temperature is 0, the first token of an answer depends on the seed, and so do all later
+tokens.
 """
 
 import logging
@@ -47,12 +48,13 @@ log = logging.getLogger(__name__)
 
 _ANY_BASE = BaseFacts(vocabulary=32_000, context_tokens=8192, eos_ids=frozenset())
 _MASK = (1 << 32) - 1
-_MIXER = 0x9E3779B1  # 2^32 / golden ratio: a CRC alone is linear, neighbours would look alike
+# 2^32 / golden ratio; a CRC alone is linear, so similar sequences would get similar ids
+_MIXER = 0x9E3779B1
 _BLOCK = bytes(16)  # the empty content of a KV block
 _CUSTOM = "custom"
 _CUSTOM_SIZE = EngineSize(blocks=65_536, step_tokens_max=4096, sequences_max=2048)
-# Bytes of an adapter whose weights are not there: rank 8 of an 8B model in 16 bits, all seven
-# projections of 32 layers, as the platform's sizing has it (66 MB).
+# Bytes per rank of a simulated adapter: rank 8 of an 8B model in 16 bits, all seven projections of
+# 32 layers, as the platform's sizing assumes (66 MB).
 _RANK_BYTES = 66_000_000 // 8
 
 
@@ -116,7 +118,7 @@ class SimOptions:
 
 
 def choose_cost(options: SimOptions) -> CostModel:
-    """Return the cost model that the options name; OptionsError when there is none."""
+    """Return the cost model that the options name. Raises OptionsError if there is none."""
     if options.cost == _CUSTOM:
         return LinearCost(
             _CUSTOM_SIZE,
@@ -141,7 +143,7 @@ def choose_cost(options: SimOptions) -> CostModel:
 
 
 def measure(plan: StepPlan) -> StepWork:
-    """Return the work in a plan."""
+    """Return the work of a plan, as cost models measure it."""
     tokens = context = 0
     pairs = 0.0
     for sequence, count in plan.prefill:
@@ -160,14 +162,14 @@ def measure(plan: StepPlan) -> StepWork:
 
 @dataclass(frozen=True, slots=True)
 class SimAdapter:
-    """An adapter without weights."""
+    """An adapter whose weights are not read."""
 
     rank: int
     memory_bytes: int
 
 
 class SimBackend:
-    """Makes token ids, lets the time of a step pass, and fails on command."""
+    """Generates token ids, lets the time of a step pass, and fails as its fault plan says."""
 
     block_layout = f"sim {len(_BLOCK)} bytes"
 
@@ -192,7 +194,8 @@ class SimBackend:
         self._die = die
         self._random = random.Random(options.seed)  # noqa: S311 - noise, not secrets
         self._steps = 0
-        self._failures = self._corruptions = 0  # still to be done
+        # steps yet to fail, sequences yet to get a wrong token
+        self._failures = self._corruptions = 0
         self._ended_at_s = float("-inf")
         try:
             self._faults = FaultPlan(parse_faults(options.faults), clock(), 1)
@@ -203,7 +206,7 @@ class SimBackend:
 
     @property
     def capabilities(self) -> Capabilities:
-        """Adapters, drafts and KV transfer; no probabilities."""
+        """The capabilities: adapters, drafts and KV transfer, but no probabilities."""
         return Capabilities(
             adapter_slots=self._options.adapter_slots,
             adapter_rank_max=self._options.adapter_rank if self._options.adapter_slots else 0,
@@ -212,10 +215,10 @@ class SimBackend:
         )
 
     def check_request(self, request: SequenceRequest) -> None:
-        """Accept every request within limits and capabilities."""
+        """Accept every request; limits and capabilities are already checked."""
 
     def run(self, plan: StepPlan) -> StepOutput:
-        """Return the next ids after the step's duration."""
+        """Return the next ids after the duration of the step."""
         stalled_s = self._suffer()
         cost_s = self._duration_s(plan) + stalled_s
         if self._failures:
@@ -257,20 +260,20 @@ class SimBackend:
         return SimAdapter(rank, rank * _RANK_BYTES)
 
     def allocated(self, blocks: int) -> int:
-        """Return no memory, after the time that an allocation takes."""
+        """Return the number of blocks after the time that an allocation would take."""
         if blocks >= self._blocks:
             self._sleep(self._options.wake_s / self._options.speed)
         return blocks
 
     def use(self, memory: int) -> None:
-        """Do nothing: there are no values."""
+        """Do nothing, because there are no KV values."""
 
     def read_blocks(self, blocks: Sequence[int]) -> list[bytes]:
-        """Return blocks of nothing."""
+        """Return the contents of blocks, which are empty."""
         return [_BLOCK] * len(blocks)
 
     def write_blocks(self, blocks: Sequence[int], data: Sequence[bytes]) -> None:
-        """Do nothing: ids depend on ids alone."""
+        """Do nothing, because token ids depend only on earlier ids."""
 
     def _tokens(self, states: list[int]) -> list[int]:
         ids = self._token_ids
@@ -280,7 +283,7 @@ class SimBackend:
     def _verify(
         self, sequence: ScheduledSequence, index: int, draft: list[int], output: StepOutput
     ) -> None:
-        """Accept the correct part of the draft, and one token behind it."""
+        """Accept the correct part of a draft, and emit one token after it."""
         token = output.tokens[index]
         for tried in draft:
             if tried != token:
@@ -290,14 +293,15 @@ class SimBackend:
             output.more.setdefault(index, []).append(token)
 
     def _suffer(self) -> float:
-        """Apply due faults; return for how long the step stands still."""
+        """Apply the faults that are due; return the seconds for which the step stalls."""
         now_s = self._clock()
         self._steps += 1
         if self._file is not None:
             try:
                 faults = self._file.read()
             except (OSError, ValueError) as error:
-                log.warning("faults_file_refused: %s", error)  # a typo must not end the engine
+                # a mistake in the file must not stop the engine
+                log.warning("faults_file_refused: %s", error)
             else:
                 if faults is not None:
                     self._faults = FaultPlan(faults, now_s, self._steps)
@@ -318,15 +322,15 @@ class SimBackend:
         work = measure(plan)
         cost_s = self._cost.step_s(work) + work.adapter_loads * options.adapter_load_s
         if options.noise:
-            # The mean of a lognormal factor is 1 when its logarithm is centred at -sigma^2 / 2.
+            # A lognormal factor has mean 1 if its logarithm is centred at -sigma^2 / 2.
             cost_s *= self._random.lognormvariate(-(options.noise**2) / 2, options.noise)
         return cost_s * self._faults.factor(self._clock()) / options.speed
 
     def _pass_time(self, cost_s: float) -> None:
-        """Sleep until the step is over.
+        """Sleep until the end of the step.
 
-        In a row of steps each begins when the previous one ended, so that the time spent between
-        them is hidden, as when a GPU computes.
+        Consecutive steps begin when the previous step ended, so that the time between steps is
+        hidden, as on a GPU that computes asynchronously.
         """
         now_s = self._clock()
         is_busy = now_s - self._ended_at_s < cost_s
@@ -340,14 +344,14 @@ class SimBackend:
 
 
 def _state(tokens: list[int], adapter_digest: str) -> int:
-    """Return the hash of a sequence; the base's own starts at 0."""
+    """Return the hash of a sequence, the state from which its next id follows."""
     return crc32(array("i", tokens).tobytes(), crc32(adapter_digest.encode()))
 
 
 def _seeded(state: int, sequence: ScheduledSequence) -> int:
-    """Return the state that chooses the next token: another one for the first of a sampled answer.
+    """Return the state that chooses the next token, mixed with the seed for a first sampled token.
 
-    The sequence's own state stays as it is, so that it is a function of the ids alone.
+    The sequence's own state does not change, so that it depends only on the ids.
     """
     request = sequence.request
     emitted = len(sequence.tokens) - sequence.prompt_tokens + request.resumed_tokens
@@ -370,17 +374,17 @@ def load_sim(
     sleep: Callable[[float], None] = time.sleep,
     die: Callable[[], None] = _exit_at_once,
 ) -> ScheduledEngine:
-    """Return the engine for the base in `directory`; its weights are not read.
+    """Return the engine for the base in `directory`, whose weights are not read.
 
-    Without a directory: any base of 32,000 ids and 8,192 tokens of context.
+    Without a directory, the engine simulates a base with 32,000 ids and 8,192 tokens of context.
 
     Args:
         directory: Directory of the base.
         base_digest: Digest of the base.
         options: Fields of `SimOptions`.
-        clock: Seconds; in a simulation, its own.
-        sleep: Lets that clock advance.
-        die: Effect of the fault `die`; in a simulation, one that can be survived.
+        clock: Clock in seconds; in a simulation, the simulated clock.
+        sleep: Function that lets the clock advance.
+        die: Effect of the fault `die`; a simulation passes a function that does not exit.
 
     Raises:
         OptionsError: An option is unknown, of the wrong type, or impossible.

@@ -1,8 +1,8 @@
-"""How long a step takes: the cost models of the driver `sim`, pure functions of what a step does.
+"""The cost models of the driver `sim`, pure functions from the work of a step to its duration.
 
-Three kinds, none of them measured by us:
+There are three kinds of models, none of which was measured for this project:
 
-* `custom`: five constants that the engine options set; the defaults are an invention.
+* `custom`: five constants, set by engine options; the defaults are invented.
 * `h70` and `m8`: published fits for one deployment each, as the routing study uses them. h70 is
   Llama-3-70B in bf16 on four H100: Preble's measured fit for two GPUs (arXiv 2407.00023) halved for
   four at 0.9 scaling; its decode part is a roofline. m8 is the polynomial of Dynamo's mocker, a
@@ -33,15 +33,15 @@ _SEQUENCES = 256
 
 @dataclass(frozen=True, slots=True)
 class StepWork:
-    """The work of one step, as cost models count it.
+    """The work of one step, in the units of the cost models.
 
     Attributes:
-        prefill_tokens: Prompt tokens.
+        prefill_tokens: Number of prompt tokens.
         prefill_pairs: Sum over prompt parts of tokens * (tokens before + tokens / 2).
-        prefill_context: Sum over prompt parts of the tokens before.
-        decode_tokens: Tokens of decoding sequences, one each, and their drafts.
-        decode_context: Tokens that the decoding sequences attend to.
-        adapter_loads: Adapters copied into slots.
+        prefill_context: Sum over prompt parts of the number of tokens before the part.
+        decode_tokens: Number of tokens of decoding sequences: one per sequence, and its drafts.
+        decode_context: Number of tokens that the decoding sequences attend to.
+        adapter_loads: Number of adapters copied into slots.
     """
 
     prefill_tokens: int = 0
@@ -54,12 +54,12 @@ class StepWork:
 
 @dataclass(frozen=True, slots=True)
 class EngineSize:
-    """The capacity of an engine, where the options do not say.
+    """The capacity of an engine, used where the options do not set it.
 
     Attributes:
-        blocks: KV blocks.
-        step_tokens_max: Tokens computed per step.
-        sequences_max: Running sequences.
+        blocks: Number of KV blocks.
+        step_tokens_max: Largest number of tokens per step.
+        sequences_max: Largest number of running sequences.
     """
 
     blocks: int
@@ -68,7 +68,7 @@ class EngineSize:
 
 
 class CostModel(Protocol):
-    """The time and size of one kind of engine."""
+    """The step times and the capacity of one kind of engine."""
 
     @property
     def size(self) -> EngineSize:
@@ -76,13 +76,13 @@ class CostModel(Protocol):
         ...
 
     def step_s(self, work: StepWork) -> float:
-        """Return the duration of a step in seconds, without adapter loads."""
+        """Return the duration of a step in seconds, without the loads of adapters."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class LinearCost:
-    """Seconds of a step as a sum; see `SimOptions` for the names of the constants."""
+    """Step times as a sum of linear terms; `SimOptions` explains the constants."""
 
     size: EngineSize
     step: float
@@ -92,7 +92,7 @@ class LinearCost:
     prefill_pair: float = 0.0
 
     def step_s(self, work: StepWork) -> float:
-        """Return the duration of a step."""
+        """Return the duration of a step in seconds."""
         return (
             self.step
             + self.decode_row * work.decode_tokens
@@ -108,7 +108,7 @@ class H70Cost:
     size = EngineSize(blocks=448_000 // BLOCK_TOKENS)
 
     def step_s(self, work: StepWork) -> float:
-        """Return the duration of a step."""
+        """Return the duration of a step in seconds."""
         milliseconds = (
             18
             + 0.0444 * work.prefill_tokens
@@ -120,18 +120,18 @@ class H70Cost:
 
 
 class M8Cost:
-    """Dynamo's mocker, an 8B class; see the module.
+    """Dynamo's mocker, for the 8B class; see the module.
 
     Its prefill polynomial is of the whole prompt: 16.50 ms + 0.01518 n + 4.21e-7 n^2. Of the
-    constant, 5.74 ms are what a decode step costs at least and are counted once. A chunk of n
-    tokens after b others costs the difference of the squares, which is twice its pairs.
+    constant, 5.74 ms are the least cost of a decode step, and are counted once. A chunk of n tokens
+    after b other tokens costs the difference of the squares, which is twice its pairs.
     """
 
     _KV_TOKENS = 16_384 * 64
     size = EngineSize(blocks=_KV_TOKENS // BLOCK_TOKENS)
 
     def step_s(self, work: StepWork) -> float:
-        """Return the duration of a step."""
+        """Return the duration of a step in seconds."""
         milliseconds = 5.74
         if work.decode_tokens:
             used = min(1.0, work.decode_context / self._KV_TOKENS)
@@ -144,7 +144,7 @@ class M8Cost:
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A data sheet: dense bf16 peak, memory and NVLink (both directions together)."""
+    """A GPU's data sheet: dense bf16 peak, memory, and NVLink (both directions together)."""
 
     flops: float
     bandwidth_bytes_s: float
@@ -154,7 +154,7 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """A model in bf16, from its config.json."""
+    """The shape of a model in bf16, from its config.json."""
 
     parameters: float
     layers: int
@@ -164,11 +164,11 @@ class ModelShape:
 
     @property
     def kv_token_bytes(self) -> int:
-        """Bytes of keys and values of one token in all layers."""
+        """Bytes of the keys and values of one token in all layers."""
         return 2 * self.layers * self.kv_heads * self.head_dim * 2
 
 
-# SXM modules, from the vendor's data sheets; peaks without sparsity.
+# SXM modules, from the vendor's data sheets; the peaks are those without sparsity.
 GPUS = {
     "a100": Gpu(312e12, 2.039e12, 80e9, 600e9),
     "h100": Gpu(989e12, 3.35e12, 80e9, 900e9),
@@ -180,19 +180,20 @@ MODELS = {
     "8b": ModelShape(8.03e9, 32, 4096, 8, 128),
     "70b": ModelShape(70.6e9, 80, 8192, 8, 128),
 }
-# GPUs per replica: the fewest (of 1, 2, 4, 8) that hold weights and a useful cache.
+# GPUs per replica: the fewest (of 1, 2, 4, 8) with memory for weights and a useful cache.
 _TENSOR_PARALLEL = {
     ("a100", "70b"): 4,
     ("h100", "70b"): 4,
     ("h200", "70b"): 2,
     ("b200", "70b"): 2,
 }
-_MEMORY_SHARE = 0.9  # of a GPU for weights and cache; the rest is for activations and the runtime
+# share of a GPU's memory for weights and cache; activations and runtime need the rest
+_MEMORY_SHARE = 0.9
 
 
 @dataclass(frozen=True, slots=True)
 class RooflineCost:
-    """An estimate for any GPU and dense model; see the module for the formula.
+    """An estimate for any GPU and dense model; the module docstring has the formula.
 
     Attributes:
         gpus: Number of tensor-parallel GPUs.
@@ -209,12 +210,12 @@ class RooflineCost:
 
     @property
     def size(self) -> EngineSize:
-        """The capacity of the engine: the cache gets the memory that the weights leave."""
+        """The capacity of the engine, whose cache gets the memory that the weights leave free."""
         left = self.gpus * self.gpu.memory_bytes * _MEMORY_SHARE - 2 * self.model.parameters
         return EngineSize(blocks=int(left / self.model.kv_token_bytes) // BLOCK_TOKENS)
 
     def step_s(self, work: StepWork) -> float:
-        """Return the duration of a step."""
+        """Return the duration of a step in seconds."""
         gpu, model = self.gpu, self.model
         tokens = work.prefill_tokens + work.decode_tokens
         pairs = work.prefill_pairs + work.decode_context

@@ -1,13 +1,14 @@
-"""Faults on command: what goes wrong in an engine, when, and by how much.
+"""Faults of a simulated engine on command, according to a plan.
 
-A plan is data, so the same one acts in a real Triton and in simulated time. It is a JSON array:
+A plan is data, so that one plan acts in a real Triton and in simulated time. It is a JSON array:
 
     [{"kind": "stall", "at_s": 5, "amount": 3},
      {"kind": "slow", "at_step": 100, "amount": 4, "for_s": 10},
      {"kind": "corrupt"}, {"kind": "fail"}, {"kind": "die", "at_s": 60}]
 
-`at_s` and `at_step` count from the moment the plan was made; without either a fault is due at once.
-Faults act in steps, so an engine without work has none. This module only decides; the backend acts.
+`at_s` and `at_step` are relative to the start of the plan; a fault without either is due at once.
+Faults act in steps, so an idle engine has none. This module only decides which faults are due; the
+backend applies them.
 """
 
 import json
@@ -20,12 +21,12 @@ from typing import Any, cast
 
 
 class FaultKind(StrEnum):
-    """The kind of a fault, with the meaning of its `amount`.
+    """The kind of a fault, which defines the meaning of its `amount`.
 
-    STALL: seconds for which the step, and with it the whole engine, stands still. SLOW: times that
-    each step takes (for `for_s` seconds; 0: until the next such fault). DIE: nothing, the process
-    exits. CORRUPT: sequences of a step that get a wrong token (at least 1). FAIL: steps in a row
-    that fail (at least 1).
+    STALL: seconds for which the step, and thus the whole engine, stalls. SLOW: factor of the
+    duration of each step (for `for_s` seconds; 0: until the next SLOW fault). DIE: unused, because
+    the process exits. CORRUPT: number of sequences of a step that get a wrong token (at least 1).
+    FAIL: number of consecutive steps that fail (at least 1).
     """
 
     STALL = "stall"
@@ -37,7 +38,7 @@ class FaultKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class EngineFault:
-    """One fault; see the module for the meaning of the fields."""
+    """One fault of a plan; the module and `FaultKind` explain the fields."""
 
     kind: FaultKind
     at_s: float = 0.0
@@ -46,7 +47,7 @@ class EngineFault:
     for_s: float = 0.0
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be meant."""
+        """Raise ValueError for negative times or an impossible amount."""
         smallest = 1e-9 if self.kind is FaultKind.SLOW else 0.0
         times = (self.at_s, self.at_step, self.for_s)
         if min(times) < 0 or self.amount < smallest or not all(map(math.isfinite, times)):
@@ -54,10 +55,10 @@ class EngineFault:
 
 
 class FaultPlan:
-    """Faults that are due later, and lasting ones."""
+    """The faults that are not due yet, and the lasting slowdown."""
 
     def __init__(self, faults: Iterable[EngineFault], now_s: float, step: int) -> None:
-        """Start a plan at `now_s` before step number `step`."""
+        """Start a plan at time `now_s`, before step number `step`."""
         self._pending = list(faults)
         self._began_s = now_s
         self._began_step = step
@@ -65,7 +66,7 @@ class FaultPlan:
         self._slow_until_s = math.inf
 
     def take(self, now_s: float, step: int) -> list[EngineFault]:
-        """Return the faults that are due in this step, each once, in the order of the plan."""
+        """Return the faults that are due in this step, in the plan's order; each is due once."""
         due = [
             fault
             for fault in self._pending
@@ -80,12 +81,12 @@ class FaultPlan:
         return due
 
     def factor(self, now_s: float) -> float:
-        """Return how many times longer a step takes now."""
+        """Return the factor by which steps are slower now."""
         return self._factor if now_s < self._slow_until_s else 1.0
 
 
 def parse_faults(text: str) -> list[EngineFault]:
-    """Return the faults of a JSON array; ValueError names the mistake. Empty text: none."""
+    """Return the faults of a JSON array, none for empty text. Raises ValueError for a mistake."""
     if not text.strip():
         return []
     document = json.loads(text)
@@ -113,15 +114,18 @@ def _fault(entry: Any) -> EngineFault:
 
 
 class FaultFile:
-    """A file that commands faults while an engine runs: each change is a new plan."""
+    """A file with the fault plan of a running engine; each change of the file is a new plan."""
 
     def __init__(self, path: Path) -> None:
-        """Watch `path`; its present content is a plan too."""
+        """Watch `path`; its present content counts as a new plan."""
         self._path = path
         self._seen: tuple[int, int] | None = None
 
     def read(self) -> list[EngineFault] | None:
-        """Return the new plan, or None when nothing changed; ValueError when it is not one."""
+        """Return the new plan; None if the file is unchanged.
+
+        Raises ValueError if it is no plan.
+        """
         try:
             stat = self._path.stat()
             seen = (stat.st_mtime_ns, stat.st_size)

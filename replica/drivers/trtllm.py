@@ -1,4 +1,4 @@
-"""The driver `trtllm`: TensorRT-LLM on GPUs, by its LLM API, inside this process.
+"""The driver `trtllm`: TensorRT-LLM on GPUs through its LLM API, inside this process.
 
 The engine is loaded and generates one token before it is returned.
 """
@@ -20,7 +20,7 @@ from sluice.hashing import cache_root
 
 log = logging.getLogger(__name__)
 
-_STATISTICS_S = 10.0  # for the statistics of the first request
+_STATISTICS_S = 10.0  # seconds to wait for the statistics of the first request
 
 
 def load_trtllm(
@@ -31,7 +31,7 @@ def load_trtllm(
     make_api: Callable[[], TrtllmApi] = TrtllmApi,
     clock: Callable[[], float] = time.monotonic,
 ) -> TrtllmDriver:
-    """Return the engine for the checkpoint in `directory`, after it has given a first token.
+    """Return the engine for the checkpoint in `directory`, after it has generated a first token.
 
     Raises:
         OptionsError: An option is unknown, of the wrong type, or impossible.
@@ -73,9 +73,9 @@ def load_trtllm(
 
 
 def _grammar_check(directory: Path, facts: BaseFacts) -> Callable[[Grammar], None] | None:
-    """Return the common check of grammars; None where llguidance is too old for it.
+    """Return the common check of grammars; None if the installed llguidance is too old for it.
 
-    TensorRT-LLM 1.2 pins a version of llguidance (0.7) that may lack a function.
+    TensorRT-LLM 1.2 pins a version of llguidance (0.7) that may lack a required function.
     """
     try:
         from replica.engine.grammar import GrammarCompiler
@@ -88,7 +88,7 @@ def _grammar_check(directory: Path, facts: BaseFacts) -> Callable[[Grammar], Non
 def _first_token(
     api: TrtllmApi, client: TrtllmClient, facts: BaseFacts, timeout_s: float
 ) -> Mapping[str, Any]:
-    """Generate one token, which shows that the engine works; return its statistics."""
+    """Generate one token, which proves that the engine works; return its statistics."""
     request = SequenceRequest(0, [facts.vocabulary // 2], 1)
     client.submit(
         0, list(request.prompt), api.sampling(request, frozenset()), lora=None, cache_salt=None

@@ -1,4 +1,4 @@
-"""Adapters of the driver `trtllm`: directories that TensorRT-LLM reads by itself."""
+"""Adapters of the driver `trtllm`: directories from which TensorRT-LLM itself reads them."""
 
 import hashlib
 from dataclasses import dataclass
@@ -13,10 +13,10 @@ _WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 
 @dataclass(frozen=True, slots=True)
 class DirectoryAdapter:
-    """A LoRA adapter in PEFT's layout on this machine.
+    """A LoRA adapter in PEFT's layout in a directory of this machine.
 
-    TensorRT-LLM reads it at its first use and again whenever it has evicted it, so the directory
-    must stay where it is.
+    TensorRT-LLM reads the adapter at its first use, and again whenever it has evicted the adapter,
+    so the directory must stay in its place.
     """
 
     directory: Path
@@ -25,20 +25,20 @@ class DirectoryAdapter:
 
 
 def adapter_number(digest: str) -> int:
-    """Return TensorRT-LLM's number for an adapter: 63 bits of its digest, never 0.
+    """Return the number of an adapter for TensorRT-LLM: 63 bits of its digest, never 0.
 
-    Its caches go by this number, so another content must never have the same one.
+    TensorRT-LLM's caches use this number as key, so different contents must never share a number.
     """
     found = hashlib.blake2b(digest.encode(), digest_size=8).digest()
     return (int.from_bytes(found, "little") >> 1) or 1
 
 
 def read_directory_adapter(digest: str, directory: Path, rank_max: int) -> DirectoryAdapter:
-    """Return a checked adapter.
+    """Return the adapter in a directory after all checks.
 
     Raises:
-        RefusedError: The directory is no LoRA adapter that TensorRT-LLM can serve, or a file is
-            missing.
+        RefusedError: The directory is not a LoRA adapter that TensorRT-LLM can serve, or lacks a
+            file.
     """
     try:
         config = read_json(directory / "adapter_config.json")

@@ -1,8 +1,8 @@
-"""TensorRT-LLM's LLM API as the driver uses it: every name of theirs stands in this module.
+"""TensorRT-LLM's LLM API as the driver uses it; only this module contains names of that API.
 
-Differences between versions are found once, when the engine loads, by the version number and by the
-names that are there; nothing is guessed while it serves. Names, and where each was seen in
-NVIDIA/TensorRT-LLM (1.2 line unless said):
+Differences between versions are determined once, when the engine loads, by the version number and
+by the names that exist; nothing is guessed while the engine serves. These are the names, and where
+each was seen in NVIDIA/TensorRT-LLM (1.2 line unless stated otherwise):
 
 * `LLM(...)`, `generate_async(inputs, sampling_params, lora_request, streaming, cache_salt)`,
   `get_stats_async`, `get_kv_cache_events_async`, `shutdown`: tensorrt_llm/llmapi/llm.py @4c05a748
@@ -20,8 +20,8 @@ NVIDIA/TensorRT-LLM (1.2 line unless said):
 * Events: class `KVCacheEventSerializer` of tensorrt_llm/_utils.py. Statistics: `iterLatencyMS`,
   `kvCacheStats` (`maxNumBlocks`, `usedNumBlocks`), `specDecodingStats` of the executor's JSON.
 
-* `trace_headers` of `generate_async` came with its OpenTelemetry traces, after what was read of the
-  1.2 line: it is passed where the signature has it.
+* `trace_headers` of `generate_async` belongs to its OpenTelemetry traces, which are newer than the
+  code that was read of the 1.2 line. It is passed if the signature has it.
 
 Not used although there: per-request seeds (1.2's sampler has one seed for all; pull request 17172
 came later), `prompt_logprobs` (1.2 reports the most probable ones without the prompt's own token),
@@ -41,10 +41,11 @@ from sluice.errors import ErrorCode
 
 IMAGE = "nvidia/tritonserver:26.07-trtllm-python-py3"
 _OLDEST = (1, 2)
-_MESSAGE_MAX = 500  # characters of an engine's error; the rest is a stack trace
+# characters of an engine's error message that are kept; the rest is a stack trace
+_MESSAGE_MAX = 500
 
-# Errors are texts. These are the caller's: the limits and inputs of one request. (C++ and Python of
-# the 1.2 line, and the grammar compiler.)
+# Errors are texts. These texts mean that one request exceeds a limit or is invalid. (They are from
+# C++ and Python of the 1.2 line, and from the grammar compiler.)
 _REFUSED = (
     "should not exceed",
     "exceeds the",
@@ -54,9 +55,9 @@ _REFUSED = (
     "Unsupported guide type",
     "require 0 <=",
 )
-# These say that there is no room now.
+# These texts mean that there is no room at the moment.
 _BUSY = ("Maximum queue size", "Exceeds maximum queue size", "Cache is full")
-# Special characters of Rust's regular expressions, which the grammar compiler speaks.
+# Special characters of the regular expressions of Rust, which the grammar compiler uses.
 _REGEX_META = re.compile(r"[\\.+*?()|\[\]{}^$#&\-~]")
 
 Importer = Callable[[str], Any]
@@ -72,7 +73,7 @@ class TrtllmApi:
     """
 
     def __init__(self, importer: Importer = importlib.import_module) -> None:
-        """Import it, which takes long and initialises the GPUs.
+        """Import TensorRT-LLM, which takes long and initialises the GPUs.
 
         Raises:
             ValueError: TensorRT-LLM is absent or too old; the message names the image that has it.
@@ -104,11 +105,11 @@ class TrtllmApi:
 
     @property
     def request_error(self) -> type[Exception]:
-        """The error that is raised for one request alone."""
+        """The class of errors that concern one request only."""
         return self._api.RequestError
 
     def make(self, *names: str, **arguments: Any) -> Any:
-        """Return an object of the first class that this version has."""
+        """Return an object of the first of these classes that this version has."""
         for name in names:
             cls = getattr(self._api, name, None)
             if cls is not None:
@@ -116,29 +117,29 @@ class TrtllmApi:
         raise OptionsError(f"TensorRT-LLM {self.version} has no {' or '.join(names)}")
 
     def lora_config(self, **arguments: Any) -> Any:
-        """Return a `LoraConfig`."""
+        """Return a `LoraConfig` with these arguments."""
         return self._import("tensorrt_llm.lora_helper").LoraConfig(**arguments)
 
     def start(self, arguments: dict[str, Any]) -> Any:
-        """Return a loaded `LLM`."""
+        """Return an `LLM`, which is loaded with these arguments."""
         return self._llm(**arguments)
 
     def poll_s(self, llm: Any) -> float:
-        """Return for how long an iterator over statistics or cache events should wait for more.
+        """Return the seconds for which an iterator over statistics or events should wait for more.
 
-        With the executor of 1.2 the iterator is one object that, once it ran dry, stays so until
-        another request is submitted: it should wait long. The executor over RPC, an option in 1.2
-        and the usual one later, asks the engine anew at each call, and the iterator then waits once
-        more: it should not (tensorrt_llm/executor/rpc_proxy.py).
+        With the executor of 1.2 the iterator is one object that, once it is exhausted, stays so
+        until another request is submitted, so it should wait long. The executor over RPC, an option
+        in 1.2 and the default later, queries the engine at each call, and the iterator then waits
+        once more, so it should not wait long (tensorrt_llm/executor/rpc_proxy.py).
         """
         return 0.1 if "Rpc" in type(getattr(llm, "_executor", None)).__name__ else 2.0
 
     def lora_request(self, digest: str, number: int, path: str) -> Any:
-        """Name an adapter that lies in a directory of this machine."""
+        """Return the reference to an adapter in a directory of this machine."""
         return self._api.LoRARequest(digest, number, path)
 
     def sampling(self, request: SequenceRequest, stop_ids: frozenset[int]) -> Any:
-        """Return a request's `SamplingParams`."""
+        """Return the `SamplingParams` of a request."""
         wanted = request.sampling
         arguments: dict[str, Any] = {
             "max_tokens": request.output_tokens_max,
@@ -150,7 +151,7 @@ class TrtllmApi:
             "add_special_tokens": False,
         }
         if wanted.temperature == 0:
-            arguments["top_k"] = 1  # greedy in every version; a temperature of 0 is not
+            arguments["top_k"] = 1  # this is greedy in every version; a temperature of 0 is not
         else:
             arguments["temperature"] = wanted.temperature
             arguments["seed"] = wanted.seed
@@ -159,7 +160,7 @@ class TrtllmApi:
             if wanted.top_k:
                 arguments["top_k"] = wanted.top_k
         if wanted.logprobs >= 0:
-            arguments["logprobs"] = max(1, wanted.logprobs)  # 1.2 takes 0 for none
+            arguments["logprobs"] = max(1, wanted.logprobs)  # 1.2 treats 0 as no logprobs
         if wanted.grammar is not None:
             arguments["guided_decoding"] = self._api.GuidedDecodingParams(**guide(wanted.grammar))
         return self._api.SamplingParams(**arguments)
@@ -183,7 +184,7 @@ def guide(grammar: Grammar) -> dict[str, Any]:
 
 
 def choice_regex(text: str) -> str:
-    """Return a regular expression that matches exactly the texts of a JSON array."""
+    """Return a regular expression that matches exactly the texts in a JSON array."""
     choices = json.loads(text)
     if type(choices) is not list or not choices or any(type(it) is not str for it in choices):
         raise ValueError("a choice is a JSON array of at least one string")
@@ -191,7 +192,7 @@ def choice_regex(text: str) -> str:
 
 
 def classify(error: Exception, request_error: type[Exception]) -> tuple[Finish, ErrorCode, str]:
-    """Return the end of a sequence with this error, with a code and a message for people."""
+    """Return finish reason, code and message of a sequence that ends with this error."""
     text = str(error).partition("\nStack trace")[0].strip()[:_MESSAGE_MAX] or repr(error)
     if any(part in text for part in _BUSY):
         return Finish.BUSY, ErrorCode.ENGINE_BUSY, text

@@ -1,8 +1,8 @@
 """The asyncio side of the driver `trtllm`: TensorRT-LLM's results as one stream of messages.
 
-TensorRT-LLM schedules by itself and answers on an event loop. One thread runs that loop, one task
-there follows each request, and their results go into one outbox, which the driver's thread drains.
-It holds at most the output of the living requests, and needs no other bound.
+TensorRT-LLM schedules by itself and answers on an event loop. One thread runs that loop, in which
+one task follows each request. All results go into one outbox, which the driver's thread empties.
+The outbox has at most the output of the living requests, so it needs no other bound.
 """
 
 import asyncio
@@ -18,8 +18,9 @@ from replica.drivers.trtllm_api import TrtllmApi
 
 log = logging.getLogger(__name__)
 
-_IDLE_S = 0.05  # between two iterators over events
-# Tokens of one iteration of the engine arrive one by one; waiting this long makes them one frame.
+_IDLE_S = 0.05  # seconds between two iterators over events
+# Seconds to wait for the tokens of one engine iteration, which arrive one by one, to send one
+# frame.
 _GATHER_S = 0.0005
 
 
@@ -30,8 +31,8 @@ class RequestTokens:
     Attributes:
         handle: Handle of the request.
         tokens: New tokens, in order.
-        logprobs: Logprobs per token: id -> object with `logprob` and `rank`; empty when not asked
-            for.
+        logprobs: Logprobs per token: id -> object with `logprob` and `rank`; empty if not
+            requested.
         cached_tokens: Prompt tokens that were found in the prefix cache.
     """
 
@@ -43,7 +44,7 @@ class RequestTokens:
 
 @dataclass(frozen=True, slots=True)
 class RequestEnd:
-    """A request has ended: with TensorRT-LLM's `finish_reason`, or with an error."""
+    """The end of a request, with TensorRT-LLM's `finish_reason` or with an error."""
 
     handle: int
     reason: str = ""
@@ -84,7 +85,7 @@ class _Outbox:
 
 
 class TrtllmClient:
-    """A loaded `LLM` and the thread of its event loop."""
+    """A loaded `LLM`, and the thread that runs its event loop."""
 
     def __init__(
         self, api: TrtllmApi, arguments: dict[str, Any], *, has_cache_events: bool
@@ -94,7 +95,7 @@ class TrtllmClient:
         self._poll_s = api.poll_s(self._llm)
         self._takes_trace = api.takes_trace
         self._outbox = _Outbox()
-        self._results: dict[int, Any] = {}  # of the loop's thread
+        self._results: dict[int, Any] = {}  # handle -> result; only the loop's thread uses this
         self._has_cache_events = has_cache_events
         self._started = threading.Event()
         self._thread = threading.Thread(target=self._run, name="trtllm", daemon=True)
@@ -116,7 +117,7 @@ class TrtllmClient:
         cache_salt: str | None,
         trace: Mapping[str, str] | None = None,
     ) -> None:
-        """Send a request; its messages end with `RequestEnd`."""
+        """Send a request; `RequestEnd` is the last of its messages."""
         arguments: dict[str, Any] = {
             "inputs": prompt,
             "sampling_params": sampling,
@@ -129,15 +130,15 @@ class TrtllmClient:
         self._loop.call_soon_threadsafe(self._begin, handle, arguments)
 
     def abort(self, handle: int) -> None:
-        """End a request; nothing happens when it has ended."""
+        """End a request; a request that has ended is ignored."""
         self._loop.call_soon_threadsafe(self._abort, handle)
 
     def take(self, wait_s: float) -> list[Message]:
-        """Return all waiting messages, or the first that come within `wait_s`."""
+        """Return all waiting messages; if there are none, wait up to `wait_s` for some."""
         return self._outbox.take(wait_s)
 
     def close(self, timeout_s: float) -> None:
-        """Shut the engine down; waits for the thread up to `timeout_s`."""
+        """Shut the engine down, after waiting up to `timeout_s` for the thread."""
         self._loop.call_soon_threadsafe(self._closing.set)
         self._thread.join(timeout_s)
         self._llm.shutdown()
@@ -148,7 +149,7 @@ class TrtllmClient:
     async def _main(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._closing = asyncio.Event()
-        self._wakes: list[asyncio.Event] = []  # one per poll; set by each submission
+        self._wakes: list[asyncio.Event] = []  # one event per poll; every submission sets all
         async with asyncio.TaskGroup() as self._tasks:
             self._tasks.create_task(self._poll(self._llm.get_stats_async, _stats))
             if self._has_cache_events:
@@ -162,7 +163,7 @@ class TrtllmClient:
 
     def _begin(self, handle: int, arguments: dict[str, Any]) -> None:
         try:
-            # Within the running loop: the result then has a queue of this loop.
+            # This runs in the event loop, so the result gets a queue of this loop.
             result = self._llm.generate_async(**arguments)
         except Exception as error:  # noqa: BLE001 - whatever it is, it is this request's end
             self._outbox.put(RequestEnd(handle, error=error))
@@ -178,7 +179,7 @@ class TrtllmClient:
             result.abort()
 
     async def _follow(self, handle: int, result: Any) -> None:
-        """Turn a result into messages until it ends."""
+        """Turn a result into messages until the request ends."""
         seen = seen_logprobs = 0
         try:
             async for _ in result:
@@ -201,21 +202,21 @@ class TrtllmClient:
         iterate: Callable[[float], AsyncIterable[Any]],
         convert: Callable[[Any], Message | None],
     ) -> None:
-        """Read one of the engine's own streams for ever; see `TrtllmApi.poll_s`."""
+        """Read one of the engine's own streams for ever; `TrtllmApi.poll_s` explains the waits."""
         wake = asyncio.Event()
         self._wakes.append(wake)
         while True:
             await wake.wait()
             if not self._results:
-                wake.clear()  # one more round for the last results; no further ones come
+                wake.clear()  # one more round for the last results; no further results follow
             try:
-                # In a thread: over RPC this call itself waits for events.
+                # This runs in a thread, because over RPC this call itself waits for events.
                 async for item in await asyncio.to_thread(iterate, self._poll_s):
                     message = convert(item)
                     if message is not None:
                         self._outbox.put(message)
             except Exception:
-                log.exception("trtllm_poll_failed")  # the engine serves without it
+                log.exception("trtllm_poll_failed")  # the engine also serves without this stream
                 return
             await asyncio.sleep(_IDLE_S)
 

@@ -1,13 +1,14 @@
 """The driver `trtllm` over a loaded engine; `replica.drivers.trtllm` loads it.
 
-TensorRT-LLM schedules first come, first served. To keep priorities and late decisions, requests
-wait here and not there: at most `sequences_max` are with the engine at a time, the most important
-first, and only those with adapters that fit into its slots. `step()` hands requests over and
-collects results; it waits for them, but only briefly, so that the host can bring new requests in
+TensorRT-LLM schedules first come, first served. To preserve priorities and late decisions, requests
+wait in this driver: at most `sequences_max` requests are in the engine at a time, the most
+important first, and only if their adapters fit into its slots. `step()` submits requests and
+collects results. It waits only briefly for results, so that the host can add new requests in
 between.
 
-The driver infers facts that TensorRT-LLM does not report: a sequence counts as admitted when it was
-handed over, adapters as resident by the order of their use. docs/engines.md lists the missing ones.
+The driver infers facts that TensorRT-LLM does not report: a sequence counts as admitted when it is
+submitted, and adapters as resident by the order of their use. docs/engines.md lists what is
+missing.
 """
 
 import itertools
@@ -51,13 +52,13 @@ from sluice.errors import ErrorCode
 
 log = logging.getLogger(__name__)
 
-_WAIT_S = 0.002  # for news in a step: the longest delay of a new request
+_WAIT_S = 0.002  # seconds that a step waits for results: the longest delay of a new request
 _LOGPROBS_MAX = 20  # as in OpenAI's API
 _REASONS = {"stop": Finish.STOP, "length": Finish.LENGTH}
 
 
 class TrtllmDriver:
-    """The `Driver` over a loaded engine."""
+    """The `Driver` over a loaded TensorRT-LLM engine."""
 
     name = "trtllm"
 
@@ -73,18 +74,18 @@ class TrtllmDriver:
         check_grammar: Callable[[Grammar], None] | None,
         clock: Callable[[], float],
     ) -> None:
-        """Take over a loaded engine.
+        """Wrap a loaded engine.
 
         Args:
-            api: The API that loaded it.
-            client: The engine.
+            api: API by which the engine was loaded.
+            client: Client of the loaded engine.
             facts: Facts of the base.
-            limits: Limits, constant from here on.
-            options: Options with which it was loaded.
-            root: Hash chain root of sequences without one.
-            check_grammar: Raises RefusedError for a grammar that cannot be served; None: there is
-                no check.
-            clock: Seconds.
+            limits: Limits of the engine, which never change.
+            options: Options with which the engine was loaded.
+            root: Hash chain root of sequences without a root of their own.
+            check_grammar: Raises RefusedError for a grammar that cannot be served; None: grammars
+                are not checked.
+            clock: Clock in seconds.
         """
         self._api = api
         self._client = client
@@ -107,9 +108,10 @@ class TrtllmDriver:
         self._blocks = BlockTranslator()
         self._cached: dict[bytes, None] = {}
         self._living: dict[int, ScheduledSequence] = {}  # by key
-        self._sent: dict[int, ScheduledSequence] = {}  # by handle, which is its `scratch`
+        # by handle, which is the sequence's `scratch`
+        self._sent: dict[int, ScheduledSequence] = {}
         self._waiting = WaitingQueue(self._adapters)
-        self._prefilling = 0  # of those sent, without a token yet
+        self._prefilling = 0  # submitted sequences without a token yet
         self._following = 0  # siblings that wait for their leaders
         self._owed = 0
         self._handles, self._arrivals = itertools.count(1), itertools.count(1)
@@ -123,28 +125,28 @@ class TrtllmDriver:
 
     @property
     def limits(self) -> Limits:
-        """The limits, constant after loading."""
+        """The limits of the engine, constant after loading."""
         return self._limits
 
     @property
     def capabilities(self) -> Capabilities:
-        """The capabilities, constant after loading."""
+        """The capabilities of the engine, constant after loading."""
         return self._capabilities
 
     @property
     def has_work(self) -> bool:
-        """Whether `step()` would do or report anything."""
+        """Whether `step()` would compute or report anything."""
         return bool(self._living or self._events.finished or self._client.has_messages)
 
     def add(self, request: SequenceRequest) -> None:
-        """Take a sequence and its forks; RefusedError when it is not valid here."""
+        """Accept a sequence and its forks. Raises RefusedError if this engine cannot serve them."""
         self._check(request)
         stop_ids = frozenset[int]()
         if not request.ignore_eos:
             stop_ids = request.stop_token_ids | self._facts.eos_ids
         leader = self._enter(request, stop_ids)
         for fork in request.forks:
-            # Sent when the prompt is computed, which is then found in the cache.
+            # A fork is submitted when the leader's prompt is computed, and finds it in the cache.
             sampling = replace(request.sampling, seed=fork.seed)
             own = replace(request, key=fork.key, sampling=sampling, forks=())
             sibling = self._enter(own, stop_ids)
@@ -154,7 +156,7 @@ class TrtllmDriver:
         self._waiting.push(leader)
 
     def check_grammar(self, request: SequenceRequest) -> None:
-        """Look at a request's grammar; may be slow the first time, and in any thread."""
+        """Check a request's grammar, in any thread; may be slow the first time."""
         grammar = request.sampling.grammar
         if grammar is None or not self._capabilities.has_grammars:
             return
@@ -174,7 +176,7 @@ class TrtllmDriver:
             raise RefusedError(ErrorCode.INVALID_REQUEST, text, param="grammar") from None
 
     def cancel(self, key: int) -> None:
-        """End a sequence; its event comes with the next step."""
+        """End a sequence now; the next step reports the event."""
         sequence = self._living.get(key)
         if sequence is not None:
             if sequence.scratch:
@@ -182,7 +184,7 @@ class TrtllmDriver:
             self._finish(sequence, Finish.CANCELLED)
 
     def step(self) -> StepEvents:
-        """Hand requests over and collect results; waits for them only briefly."""
+        """Submit requests and collect results; waits for results only briefly."""
         self._hand_over()
         self._step_prompt_tokens = 0
         has_news = self._events.finished or not self._living
@@ -206,13 +208,13 @@ class TrtllmDriver:
         return events
 
     def load(self) -> EngineLoad:
-        """Return the state as far as the engine's last statistics tell it."""
+        """Return the load of the engine as of its last statistics."""
         cache = self._statistics.get("kvCacheStats") or {}
         return EngineLoad(
             running=len(self._sent),
             prefilling=self._prefilling,
             waiting=self._waiting.count + self._following,
-            # An idle engine reports nothing; the last figure is of its last iteration.
+            # An idle engine reports nothing, so the last figure is outdated if nothing is running.
             kv_blocks_used=int(cache.get("usedNumBlocks") or 0) if self._sent else 0,
             prefill_tokens_owed=self._owed,
             step_prompt_tokens=self._step_prompt_tokens,
@@ -225,30 +227,30 @@ class TrtllmDriver:
         )
 
     def cached_blocks(self) -> list[bytes]:
-        """Return the hashes of all cached blocks that were reported."""
+        """Return the hashes of all cached blocks that the engine has reported."""
         return list(self._cached)
 
     def read_adapter(self, digest: str, directory: Path) -> DirectoryAdapter:
-        """Check an adapter; TensorRT-LLM reads it from its directory, which must stay there."""
+        """Check an adapter; TensorRT-LLM reads its directory later, so the directory must stay."""
         return read_directory_adapter(digest, directory, self._options.adapter_rank)
 
     def put_adapter(self, digest: str, adapter: Any) -> None:
-        """Let sequences name an adapter; RefusedError when there is no memory for it."""
+        """Register an adapter for sequences. Raises RefusedError if there is no memory for it."""
         self._adapters.put(digest, adapter)
         self._directories[digest] = adapter
         held = {state.digest for state in self._adapters.states({})}
         self._directories = {it: self._directories[it] for it in held}
 
     def drop_adapter(self, digest: str) -> None:
-        """Forget an adapter when its last sequence has ended."""
+        """Drop an adapter as soon as its last sequence has ended."""
         self._adapters.drop(digest)
 
     def has_adapter(self, digest: str) -> bool:
-        """Whether sequences may name it now."""
+        """Whether new sequences may name this adapter now."""
         return self._adapters.has(digest)
 
     def adapters(self) -> list[AdapterState]:
-        """Return the adapters; the most recently used ones are in slots."""
+        """Return the adapters; those used most recently count as in slots."""
         emitted: dict[str, int] = {}
         for sequence in self._living.values():
             digest = sequence.request.adapter_digest
@@ -256,11 +258,11 @@ class TrtllmDriver:
         return self._adapters.states(emitted)
 
     def export_blocks(self, hashes: Sequence[bytes]) -> KvBlocks:
-        """Refuse: TensorRT-LLM's LLM API does not hand out blocks."""
+        """Raise RefusedError, because TensorRT-LLM's LLM API cannot export blocks."""
         raise _no_transfer(f"{len(hashes)} KV blocks cannot be exported")
 
     def import_blocks(self, blocks: KvBlocks) -> int:
-        """Refuse: TensorRT-LLM's LLM API does not take blocks."""
+        """Raise RefusedError, because TensorRT-LLM's LLM API cannot import blocks."""
         raise _no_transfer(f"{len(blocks.hashes)} KV blocks cannot be imported")
 
     def close(self) -> None:
@@ -289,7 +291,7 @@ class TrtllmDriver:
         return sequence
 
     def _hand_over(self) -> None:
-        """Send waiting requests, most important first, as far as there is room."""
+        """Submit waiting requests, the most important first, as far as there is room."""
         while (sequence := self._waiting.first()) is not None:
             if self._failure:
                 self._finish(sequence, Finish.FAILED, ErrorCode.ENGINE_FAILED, self._failure)
@@ -313,7 +315,8 @@ class TrtllmDriver:
         self._waiting.pop(sequence)
         if request.adapter_digest:
             self._adapters.acquire(request.adapter_digest)
-            self._adapters.take_loads()  # TensorRT-LLM loads by itself; the table only counts
+            # TensorRT-LLM loads adapters itself; the table only does the bookkeeping
+            self._adapters.take_loads()
         sequence.admitted_at_s = now_s = self._clock()
         if not self._sent:
             self._heard_at_s = now_s
@@ -326,13 +329,14 @@ class TrtllmDriver:
             sequence.tokens.copy(),
             sampling,
             lora=lora,
-            # The root names base, adapter and tenant: blocks are shared only where all are equal.
+            # The root depends on base, adapter and tenant, so blocks are shared only if all are
+            # equal.
             cache_salt=request.cache_root.hex() if request.cache_root else None,
             trace=request.trace,
         )
 
     def _lora(self, digest: str) -> Any:
-        """Return the request for an adapter; None for the base."""
+        """Return the reference to an adapter for a request; None for the base."""
         if not digest:
             return None
         directory = self._directories[digest].directory
@@ -344,7 +348,7 @@ class TrtllmDriver:
         self._heard_at_s = now_s = self._clock()
         sequence = self._sent.get(message.handle)
         if sequence is None:
-            return  # cancelled
+            return  # the sequence was cancelled
         request = sequence.request
         if sequence.first_token_at_s is None:
             sequence.first_token_at_s = now_s
@@ -396,18 +400,18 @@ class TrtllmDriver:
             self._finish(sequence, Finish.FAILED, ErrorCode.ENGINE_FAILED, text)
 
     def _is_own(self, error: Exception) -> bool:
-        """Whether an error is of one request, so that the engine goes on."""
+        """Whether an error concerns one request only, so that the engine continues."""
         return isinstance(error, self._api.request_error | ValueError | TypeError)
 
     def _fail_all(self, message: str) -> None:
-        """End everything, now and from now on: the process must be replaced."""
+        """End all sequences now and fail all later ones, because the process must be replaced."""
         log.error("trtllm_failed: %s", message)
         self._failure = message
         for sequence in list(self._living.values()):
             self._finish(sequence, Finish.FAILED, ErrorCode.ENGINE_FAILED, message)
 
     def _watch(self) -> None:
-        """Give up an engine that is silent although it should not be."""
+        """Give up an engine that is silent although it has requests."""
         silent_s = self._clock() - self._heard_at_s
         if self._sent and silent_s > self._options.silence_s_max:
             self._fail_all(f"TensorRT-LLM has said nothing for {silent_s:.0f} s")
@@ -460,10 +464,10 @@ def _output_tokens(sequence: ScheduledSequence) -> int:
 
 
 def _logprobs(key: int, token: int, found: Mapping[int, Any], wanted: int) -> TokenLogprobs:
-    """Return one token's logprobs.
+    """Return the logprobs of one token.
 
-    1.2 leaves out a sampled token that is not among the most probable ones; the least of these is
-    then the nearest bound that is known.
+    Version 1.2 leaves out a sampled token that is not among the most probable tokens; the least
+    probable of these then gives the best known upper bound.
     """
     ranked = sorted(found.items(), key=lambda item: -item[1].logprob)
     own = found[token] if token in found else ranked[-1][1]

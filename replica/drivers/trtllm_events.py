@@ -1,12 +1,12 @@
-"""Translates TensorRT-LLM's KV cache events into ours; pure.
+"""Translates TensorRT-LLM's KV cache events into the platform's events; pure.
 
-TensorRT-LLM names cached blocks by hashes of its own, but its events carry the tokens of each block
-and the hash of the previous one, so our chained hashes can be computed beside theirs. Its events
-lack the two other inputs of a chain, adapter and tenant salt (1.2 leaves both out). The sent
-requests tell chains apart: the first block of a chain gets the root of the oldest request with
+TensorRT-LLM names cached blocks by hashes of its own. But its events carry the tokens of each block
+and the hash of the previous block, so the platform's chained hashes can be computed as well. Its
+events lack the other two inputs of a chain, adapter and tenant salt (1.2 leaves both out). The
+submitted requests replace them: the first block of a chain gets the root of the oldest request with
 these tokens whose root has no such block yet. Where two requests with equal beginnings and
-different roots overlap, the guess can swap them until the blocks are evicted; a router then expects
-the hit at the wrong place, and `cached_tokens` of the request corrects it.
+different roots overlap, this guess can swap the roots until the blocks are evicted. A router then
+expects a hit in the wrong place, and `cached_tokens` of the request corrects it.
 """
 
 from array import array
@@ -16,23 +16,23 @@ from typing import Any
 
 from sluice.hashing import BLOCK_TOKENS, block_hashes
 
-# First blocks for which the roots of requests are remembered.
+# Largest number of first blocks for which the roots of requests are remembered.
 _BEGINNINGS_MAX = 65_536
-_ROOTS_MAX = 64  # per first block
+_ROOTS_MAX = 64  # largest number of roots per first block
 
 
 class BlockTranslator:
-    """The mapping of TensorRT-LLM's blocks to ours."""
+    """Maps TensorRT-LLM's blocks to the platform's blocks."""
 
     def __init__(self) -> None:
         # Tokens of a first block -> roots of requests that began with it, oldest first.
         self._roots: OrderedDict[bytes, list[bytes]] = OrderedDict()
-        # (window, their hash) -> our hash; None for blocks that are not full or not ours.
+        # (window, their hash) -> our hash; None for blocks that are not full or of unknown root.
         self._hashes: dict[tuple[int, Any], bytes | None] = {}
-        self._holders: dict[bytes, int] = {}  # our hash -> how many of theirs it stands for
+        self._holders: dict[bytes, int] = {}  # our hash -> number of their blocks with this hash
 
     def expect(self, prompt: Sequence[int], root: bytes) -> None:
-        """Note that a request with this prompt and root is about to be computed."""
+        """Record that a request with this prompt and root is about to be computed."""
         if len(prompt) < BLOCK_TOKENS:
             return
         beginning = _key(prompt[:BLOCK_TOKENS])
@@ -45,7 +45,7 @@ class BlockTranslator:
             self._roots.popitem(last=False)
 
     def apply(self, events: Iterable[Mapping[str, Any]]) -> dict[bytes, bool]:
-        """Return the changes in events: our hash -> whether it is now cached."""
+        """Return the changes in these events: our hash -> whether its block is cached now."""
         changed: dict[bytes, bool] = {}
         for event in events:
             data = event.get("data") or {}

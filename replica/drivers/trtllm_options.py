@@ -1,4 +1,4 @@
-"""Options of the driver `trtllm`, and what they become as arguments of TensorRT-LLM's `LLM`.
+"""Options of the driver `trtllm`, and their translation into arguments of TensorRT-LLM's `LLM`.
 
 Names seen in NVIDIA/TensorRT-LLM: the arguments in references_committed/llm.yaml @e00a1866 and
 references/llm.yaml @ea35fd67 of tests/unittest/api_stability, the classes in
@@ -17,14 +17,14 @@ from replica.drivers.trtllm_api import TrtllmApi
 from sluice.adapter_ranks import TRTLLM
 from sluice.hashing import BLOCK_TOKENS
 
-# The speculation of 1.2 and newer; the class is the first of these that the installed version has.
+# Kinds of speculation; the first of these classes that the installed version has is used.
 _SPECULATION: Mapping[str, tuple[str, ...]] = {
     "NGram": ("NGramDecodingConfig",),
     "Eagle3": ("Eagle3DecodingConfig", "EagleDecodingConfig"),  # split after 1.2
     "MTP": ("MTPDecodingConfig",),
     "DraftTarget": ("DraftTargetDecodingConfig",),
 }
-# In TensorRT-LLM no request overtakes, so a place is kept free for urgent ones.
+# TensorRT-LLM is first come, first served, so one place is kept free for urgent requests.
 PROBE_PLACES = 1
 _GRAMMAR_ENGINES = ("llguidance", "")
 
@@ -97,7 +97,7 @@ class TrtllmOptions:
 
 
 def check_options(options: TrtllmOptions) -> None:
-    """Raise OptionsError for invalid values; needs no TensorRT-LLM, so profiles can be tested."""
+    """Raise OptionsError for invalid values; works without TensorRT-LLM, so tests can run it."""
     positive = {
         "tensor_parallel": options.tensor_parallel,
         "pipeline_parallel": options.pipeline_parallel,
@@ -130,7 +130,7 @@ def check_options(options: TrtllmOptions) -> None:
 def llm_arguments(
     api: TrtllmApi, directory: Path, options: TrtllmOptions, context_tokens_max: int
 ) -> dict[str, Any]:
-    """Return the arguments of `LLM`; OptionsError when the installed version lacks one."""
+    """Return the arguments of `LLM`. Raises OptionsError if the installed version lacks one."""
     cache: dict[str, Any] = {
         "enable_block_reuse": options.prefix_cache,
         "free_gpu_memory_fraction": options.kv_memory_share,
@@ -145,7 +145,7 @@ def llm_arguments(
         cache["host_cache_size"] = options.kv_host_bytes
     arguments: dict[str, Any] = {
         "model": str(directory),
-        "skip_tokenizer_init": not options.grammars,  # a grammar is over the tokenizer's texts
+        "skip_tokenizer_init": not options.grammars,  # a grammar needs the tokenizer's texts
         "trust_remote_code": options.trust_remote_code,
         "tensor_parallel_size": options.tensor_parallel,
         "pipeline_parallel_size": options.pipeline_parallel,

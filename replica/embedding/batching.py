@@ -1,7 +1,8 @@
 """Groups texts of similar length into batches. Pure.
 
-A graph call computes a rectangle: every text of it costs as many tokens as the longest. One long
-text among short ones would make them all long, so texts of about the same length go together.
+A graph call computes a rectangle, in which every text costs as many tokens as the longest text. A
+long text among short texts would make all of them long, so texts of similar length are computed
+together.
 """
 
 from collections.abc import Sequence
@@ -10,20 +11,20 @@ from collections.abc import Sequence
 def plan_batches(
     lengths: Sequence[int], *, tokens_max: int, call_tokens: int
 ) -> list[tuple[int, ...]]:
-    """Return groups of indices into `lengths`; each index is in exactly one.
+    """Return groups of indices into `lengths`; each index is in exactly one group.
 
-    The cheapest division of the lengths in sorted order, where a group costs its padded tokens plus
-    what a call costs by itself.
+    This is the cheapest division of the sorted lengths. A group costs its tokens, padding included,
+    plus the fixed cost of a call.
 
     Args:
-        lengths: Tokens of each text, at least 1.
-        tokens_max: Most tokens of a group of several texts, padding included: bounds the memory of
-            a call.
+        lengths: Number of tokens of each text, at least 1.
+        tokens_max: Largest number of tokens of a group of several texts, padding included; limits
+            the memory of a call.
         call_tokens: Fixed cost of a call, in tokens.
     """
     order = sorted(range(len(lengths)), key=lengths.__getitem__)
-    best = [0]  # best[n]: cost of the n shortest
-    begins: list[int] = []  # begins[n]: where the last group of the n + 1 shortest begins
+    best = [0]  # best[n]: cost of the n shortest texts
+    begins: list[int] = []  # begins[n]: begin of the last group of the n + 1 shortest
     for end, index in enumerate(order, start=1):
         longest = lengths[index]
         widest = max(1, tokens_max // longest)

@@ -1,10 +1,10 @@
-"""Reads the configuration of a BERT that embeds or classifies; refuses what the graph lacks.
+"""Reads the configuration of a BERT that embeds or classifies; refuses what the graph cannot do.
 
-A field that a graph builder ignores gives wrong vectors, not an error. So every field must be used,
-without effect, or have the only supported value. That holds for config.json and for the files in
-which sentence-transformers describes the layers behind the encoder. A base for the classification
-of sequences (`BertForSequenceClassification`) has no such files: it reads one text or a pair of
-texts, as a cross-encoder, and gives a score per label.
+A field that a graph builder ignores gives wrong vectors, not an error. So each field must be used,
+have no effect, or have the only supported value. This applies to config.json and to the files in
+which sentence-transformers describes the layers after the encoder. A base for the classification of
+sequences (`BertForSequenceClassification`) has no such files: it reads one text or a pair of texts,
+as a cross-encoder, and returns a score per label.
 """
 
 import json
@@ -25,14 +25,14 @@ _REQUIRED = (
     "type_vocab_size",
     "vocab_size",
 )
-# Training, bookkeeping, or what the tokenizer decides.
+# Fields about training, bookkeeping or the tokenizer, which do not affect the graph.
 _HARMLESS = frozenset(
     {"_name_or_path", "architectures", "attention_probs_dropout_prob", "classifier_dropout"}
     | {"dtype", "gradient_checkpointing", "hidden_dropout_prob", "initializer_range"}
     | {"name_or_path", "pad_token_id", "torch_dtype", "transformers_version", "use_cache"}
 )
 _ONLY: dict[str, tuple[Any, ...]] = {
-    "chunk_size_feed_forward": (0,),  # cuts the computation up, changes nothing
+    "chunk_size_feed_forward": (0,),  # splits the computation without changing the result
     "hidden_act": ("gelu",),
     "model_type": ("bert",),
     "position_embedding_type": ("absolute",),
@@ -51,12 +51,12 @@ _POOLING = "pooling_mode_mean_tokens"
 
 @dataclass(frozen=True, slots=True)
 class BertConfig:
-    """Sizes of the encoder.
+    """The sizes of the encoder, and of the classifier if there is one.
 
     Attributes:
-        positions: Length of the table of positions, the longest possible text.
-        tokens_max: Longest text that the model was tuned for, special tokens included.
-        labels: Scores per text or pair of texts; 0: the base makes embeddings.
+        positions: Length of the table of positions, which is the longest possible text.
+        tokens_max: Longest text that the model was tuned for, including special tokens.
+        labels: Number of scores per text or pair of texts; 0: the base computes embeddings.
     """
 
     hidden: int
@@ -72,7 +72,7 @@ class BertConfig:
 
     @property
     def unused_weights(self) -> frozenset[str]:
-        """The names of tensors that a checkpoint may have, and the graph does not read."""
+        """The names of tensors that a checkpoint may have but the graph does not read."""
         return frozenset() if self.labels else frozenset(_HEAD)
 
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
@@ -108,10 +108,10 @@ class BertConfig:
 
 
 def read_bert_config(directory: Path) -> BertConfig:
-    """Return the config in the files of a base, sentence-transformers' included if it embeds.
+    """Return the config of a base, including sentence-transformers' files if it embeds.
 
     Raises:
-        ArtifactError: A file is missing or broken, or asks for what this engine does not compute.
+        ArtifactError: A file is missing or broken, or needs what this engine does not compute.
     """
     config = read_json(directory / "config.json")
     labels = _labels(config)
@@ -140,7 +140,7 @@ def read_bert_config(directory: Path) -> BertConfig:
 
 
 def _labels(config: Mapping[str, Any]) -> int:
-    """Return the number of labels; 0: the base does not classify."""
+    """Return the number of labels; 0 if the base does not classify."""
     if _CLASSIFIES not in (config.get("architectures") or ()):
         return 0
     return int(config.get("num_labels") or len(config.get("id2label") or ()) or _LABELS_UNLESS_SAID)
@@ -150,7 +150,7 @@ def _config_problems(config: Mapping[str, Any], harmless: frozenset[str]) -> lis
     problems = [f"a config without {name}" for name in _REQUIRED if config.get(name) is None]
     for name, value in {"model_type": None, "hidden_act": None, **config}.items():
         if name in _ONLY:
-            # Unless said otherwise, positions are absolute; the type of a model must be given.
+            # Positions are absolute by default; the type of the model must be given.
             is_absent = value is None and name not in ("model_type", "hidden_act")
             if not is_absent and value not in _ONLY[name]:
                 problems.append(f"{name} {value!r}")
@@ -168,14 +168,14 @@ def _sentence_problems(sentence: Mapping[str, Any]) -> list[str]:
     problems: list[str] = []
     if not isinstance(sentence.get("max_seq_length"), int):
         problems.append("sentence_bert_config.json without max_seq_length")
-    for name, value in sentence.items():  # do_lower_case: of texts, before the tokenizer
+    for name, value in sentence.items():  # do_lower_case concerns texts before the tokenizer
         if name != "max_seq_length" and value not in (None, False):
             problems.append(f"{name} {value!r} in sentence_bert_config.json")
     return problems
 
 
 def _module_problems(directory: Path) -> list[str]:
-    """Return the layers behind the encoder other than a mean over tokens scaled to length 1."""
+    """Return layers after the encoder that differ from a token mean scaled to length 1."""
     path = directory / "modules.json"
     try:
         modules = json.loads(path.read_bytes())

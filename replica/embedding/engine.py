@@ -1,7 +1,8 @@
-"""Turns token ids into embeddings or scores: checks, batches, computes, keeps errors apart.
+"""Turns token ids into embeddings or scores; one request's error does not affect the others.
 
-Float32 throughout: on CPUs it is as fast as half precision here, and a text's vector then does not
-depend on what it was batched with. No I/O after loading, no threads of its own.
+All computation is float32: on CPUs this is as fast as half precision here, and a text's vector then
+does not depend on the other texts of its batch. The engine does no I/O after loading, and has no
+threads of its own.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,12 +20,12 @@ from replica.embedding.graph import build_graph
 from replica.engine.safetensors import Array
 from sluice.errors import BadRequestError, ErrorCode, FailedError, PlatformError
 
-# Larger calls are no faster, and their intermediate results take 30 KB per token.
+# Tokens per call; larger calls are no faster, and intermediate results take 30 KB per token.
 _CALL_TOKENS_MAX = 1024
 _CALL_COST_TOKENS = 16  # fixed cost of a call: 1.5 to 3 ms at 0.18 ms per token
-# The plugin keeps compiled kernels per input shape: without a bound, memory grows for ever.
+# The plugin caches compiled kernels per input shape; without this bound, memory would grow.
 _KERNEL_CACHE = "64"
-_LENGTH_ERROR_MAX = 1e-3  # of embeddings, whose length is 1
+_LENGTH_ERROR_MAX = 1e-3  # largest deviation of an embedding's length from 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +44,13 @@ class EmbeddingOptions:
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingLimits:
-    """The limits of a request.
+    """The limits of requests to an embedding engine.
 
     Attributes:
-        dimensions: Length of a vector: of an embedding, or the number of labels.
-        tokens_max: Most tokens of one text, special tokens included.
+        dimensions: Length of a result: of an embedding, or the number of labels.
+        tokens_max: Largest number of tokens of one text, including special tokens.
         vocabulary: Number of token ids.
-        reads_pairs: Whether the base classifies, and may read two texts as one.
+        reads_pairs: Whether the base classifies, and thus may read two texts as one.
     """
 
     dimensions: int
@@ -65,8 +66,8 @@ class EmbeddingBatch:
     Attributes:
         outcomes: Outcomes in the order of the requests: float32 [texts, dimensions], or an error.
         texts: Number of computed texts.
-        tokens: Tokens of these texts.
-        padding_tokens: Padding tokens that the graph computed beside them.
+        tokens: Number of tokens of these texts.
+        padding_tokens: Number of padding tokens that the graph computed in addition.
     """
 
     outcomes: list[Array | PlatformError]
@@ -76,7 +77,7 @@ class EmbeddingBatch:
 
 
 class EmbeddingEngine:
-    """A compiled encoder, for one call at a time."""
+    """A compiled encoder, which computes one call at a time."""
 
     def __init__(self, model: ov.Model, limits: EmbeddingLimits, *, threads: int) -> None:
         """Compile `model`, a graph of `replica.embedding.graph`."""
@@ -91,15 +92,15 @@ class EmbeddingEngine:
     def embed(
         self, requests: Sequence[Array], second_begins: Sequence[int] | None = None
     ) -> EmbeddingBatch:
-        """Compute requests together, each an int array [texts, tokens] without padding.
+        """Compute several requests together, each an int array [texts, tokens] without padding.
 
-        A request that is refused or fails leaves the others alone. Refused ones have a
-        `BadRequestError` as outcome, failed ones a `FailedError`.
+        A request that is refused or fails does not affect the others. The outcome of a refused
+        request is a `BadRequestError`, that of a failed request a `FailedError`.
 
         Args:
-            requests: Token ids.
-            second_begins: Place of the second text in the rows of each request; 0: rows are single
-                texts, as without it.
+            requests: Token ids of each request.
+            second_begins: Position of the second text in the rows of each request; 0: rows are
+                single texts, as if second_begins were None.
         """
         begins = second_begins or [0] * len(requests)
         outcomes: list[Array | PlatformError] = []
@@ -136,7 +137,7 @@ class EmbeddingEngine:
         return EmbeddingBatch(outcomes, len(rows), sum(lengths), computed - sum(lengths))
 
     def _problem(self, vector: Array) -> FailedError | None:
-        """Return the error of a vector that cannot be right, or None."""
+        """Return the error of a vector that cannot be correct; None if it can."""
         if self.limits.reads_pairs:
             if np.isfinite(vector).all():
                 return None
@@ -147,7 +148,7 @@ class EmbeddingEngine:
         return FailedError(ErrorCode.ENGINE_FAILED, f"a vector has length {length}, not 1")
 
     def _refusal(self, request: Array, second_begins: int) -> BadRequestError | None:
-        """Return why the request cannot be served, with the limit and the value, or None."""
+        """Return why a request cannot be served, with the limit and the value; None if it can."""
         limits = self.limits
         if request.ndim != 2 or not request.size:
             return BadRequestError(
@@ -177,7 +178,7 @@ class EmbeddingEngine:
 
     def _compute(self, rows: Sequence[Array], second_begins: Sequence[int]) -> Array:
         longest = max(len(row) for row in rows)
-        ids = np.zeros((len(rows), longest), np.int64)  # the padding's ids do not matter
+        ids = np.zeros((len(rows), longest), np.int64)  # the ids of padding have no effect
         mask, kinds = np.zeros_like(ids), np.zeros_like(ids)
         for number, row in enumerate(rows):
             ids[number, : len(row)] = row
@@ -197,7 +198,7 @@ def load_embedding(directory: Path, options: Mapping[str, Any]) -> EmbeddingEngi
 
     Raises:
         OptionsError: An option is unknown, of the wrong type, or impossible.
-        ArtifactError: Not a base that the graph computes rightly.
+        ArtifactError: The directory has no base that the graph computes correctly.
     """
     chosen = parse_options(EmbeddingOptions, options)
     config = read_bert_config(directory)

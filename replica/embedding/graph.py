@@ -13,26 +13,26 @@ from replica.embedding.bert import BertConfig
 from replica.engine.checkpoint import Weight, check_shapes, join_scales, read_checkpoint
 
 Node = Any  # openvino's nodes have no usable types
-_HEADED = "bert."  # names of the encoder in a checkpoint that classifies begin with it
-_HIDDEN_BY_MASK = -65504.0  # exp() of it is exactly 0, so padding changes nothing
+_HEADED = "bert."  # prefix of the encoder's tensors in a checkpoint that classifies
+_HIDDEN_BY_MASK = -65504.0  # exp() of this is exactly 0, so padding has no effect
 
 
 def build_graph(directory: Path, config: BertConfig) -> ov.Model:
     """Return the graph of the base in `directory`.
 
-    Inputs: input_ids and attention_mask, both int64 [rows, tokens]; the mask is 1 where there is a
-    token and 0 where there is padding. Output: vectors, float32. Of a base that embeds [rows,
-    hidden]: means over the tokens, scaled to length 1. Of one that classifies [rows, labels]:
-    scores without bounds; it has a third input, token_type_ids, int64 [rows, tokens], 1 for the
-    second text of a pair.
+    The inputs are input_ids and attention_mask, both int64 [rows, tokens]; the mask is 1 for tokens
+    and 0 for padding. The output is vectors, float32. For a base that embeds it is [rows, hidden],
+    the mean over the tokens, scaled to length 1. For a base that classifies it is [rows, labels],
+    scores without bounds, and there is a third input, token_type_ids, int64 [rows, tokens], which
+    is 1 for the second text of a pair.
 
     Raises:
-        ArtifactError: The checkpoint cannot be read, or does not fit to the config.
+        ArtifactError: The checkpoint cannot be read, or does not match the config.
     """
     tensors = read_checkpoint(directory)
     if config.labels:
         tensors = {name.removeprefix(_HEADED): values for name, values in tensors.items()}
-    tensors.pop("embeddings.position_ids", None)  # just 0, 1, 2, ...
+    tensors.pop("embeddings.position_ids", None)  # always 0, 1, 2, ...
     weights = join_scales(tensors)
     check_shapes(weights, config.weight_shapes(), config.unused_weights)
     return _BertGraph(config, weights).build()
@@ -47,7 +47,7 @@ def _f32(value: Any) -> Node:
 
 
 class _BertGraph:
-    """State of one build."""
+    """The state of one build: config, weights and shared nodes."""
 
     def __init__(self, config: BertConfig, weights: Mapping[str, Weight]) -> None:
         self._config = config
@@ -59,7 +59,7 @@ class _BertGraph:
         kinds = [_input("token_type_ids")] if self._config.labels else []
         present = op.unsqueeze(op.greater(attention, _i64(0)), _i64([1, 2]))
         self._mask = op.select(present, _f32(0.0), _f32(_HIDDEN_BY_MASK))
-        # A base that embeds reads single texts: all of their tokens are of the first type.
+        # A base that embeds reads single texts, whose tokens are all of the first type.
         x = self._embedded(ids, kinds[0] if kinds else _i64(0))
         for layer in range(self._config.layers):
             x = self._layer(x, f"encoder.layer.{layer}.")
@@ -73,7 +73,7 @@ class _BertGraph:
         )
 
     def _weight(self, name: str) -> Node:
-        """Return a weight as float32; half precision stays so in memory."""
+        """Return a weight as float32; a half-precision weight keeps its type in memory."""
         weight = self._weights[name]
         if weight.values.dtype == np.float16:
             return op.convert(op.constant(weight.values), Type.f32)
@@ -90,7 +90,7 @@ class _BertGraph:
         return self._norm(op.add(words, placed), "embeddings.LayerNorm")
 
     def _scores(self, x: Node) -> Node:
-        """Return the scores of labels, of what the first token became."""
+        """Return the scores of the labels, computed from the first token's hidden state."""
         first = op.gather(x, _i64(0), _i64(1))
         return self._linear(op.tanh(self._linear(first, "pooler.dense")), "classifier")
 

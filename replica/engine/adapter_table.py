@@ -1,8 +1,8 @@
-"""The adapters that an engine holds: in host memory within a budget, and in the slots of a batch.
+"""The adapters of an engine: in host memory within a byte budget, and in the slots of a batch.
 
-A slot is *busy* while running sequences use its adapter; else it is *idle*, and its adapter makes
-way for others, longest unused first. Only bookkeeping lives here: `StepPlan.loads` tells the
-backend what to copy.
+A slot is *busy* while running sequences use its adapter. Otherwise it is *idle*, and its adapter
+may be replaced by another, longest unused first. The table does only the bookkeeping:
+`StepPlan.loads` lists what the backend has to copy.
 """
 
 from collections import OrderedDict
@@ -13,7 +13,7 @@ from replica.engine.plan import Adapter
 from replica.engine.types import AdapterState, RefusedError
 from sluice.errors import ErrorCode
 
-# Counters of adapters that were forgotten are kept for this many of them.
+# Number of evicted adapters whose counters are kept in case the adapter returns.
 _FORGOTTEN_MAX = 4096
 
 
@@ -29,26 +29,27 @@ class _Entry:
     adapter: Adapter
     usage: _Usage
     slot: int | None = None
-    living: int = 0  # sequences that will come to use it, or do
-    running: int = 0  # of these, in the batch
+    living: int = 0  # sequences that wait or run
+    running: int = 0  # sequences in the batch
     is_dropped: bool = False
 
 
 class AdapterTable:
-    """The held adapters by digest."""
+    """The adapters in host memory, by digest."""
 
     def __init__(self, slots: int, memory_bytes: int) -> None:
         """Make an empty table.
 
         Args:
-            slots: Adapters in one batch; 0: none can be served.
-            memory_bytes: Most bytes of all adapters in host memory together.
+            slots: Number of adapters in one batch; 0: no adapter can be served.
+            memory_bytes: Largest number of bytes of all adapters in host memory together.
         """
         self.memory_bytes = memory_bytes
         self._used_bytes = 0
         self._entries: OrderedDict[str, _Entry] = OrderedDict()  # longest unused first
         self._slots: list[str | None] = [None] * slots
-        self._idle: OrderedDict[str, None] = OrderedDict()  # in slots; longest unused first
+        # adapters in idle slots; longest unused first
+        self._idle: OrderedDict[str, None] = OrderedDict()
         self._empty = list(range(slots))[::-1]
         self._loads: list[tuple[int, Adapter]] = []
         self._forgotten: OrderedDict[str, _Usage] = OrderedDict()
@@ -56,20 +57,21 @@ class AdapterTable:
 
     @property
     def slots(self) -> int:
-        """Adapters that fit into one batch."""
+        """Number of adapters that fit into one batch."""
         return len(self._slots)
 
     @property
     def resident(self) -> tuple[str, ...]:
-        """Digests in slots, sorted; the same object until they change."""
+        """Digests of adapters in slots, sorted; the identical tuple until the digests change."""
         return self._resident
 
     def put(self, digest: str, adapter: Adapter) -> None:
-        """Hold an adapter; unused ones are evicted for it, longest unused first.
+        """Store an adapter in host memory; evicts unused adapters for it, longest unused first.
 
         Raises:
-            RefusedError: UNSUPPORTED_PARAMETER without slots, ADAPTER_INVALID when it is larger
-                than all of the memory, ENGINE_BUSY when that is full of adapters in use.
+            RefusedError: With UNSUPPORTED_PARAMETER if there are no slots, ADAPTER_INVALID if the
+                adapter is larger than the whole budget, ENGINE_BUSY if adapters in use fill the
+                budget.
         """
         if not self._slots:
             raise RefusedError(
@@ -86,7 +88,7 @@ class AdapterTable:
         self._used_bytes += adapter.memory_bytes
 
     def drop(self, digest: str) -> None:
-        """Drop an adapter when its last sequence has ended."""
+        """Drop an adapter as soon as its last sequence has ended."""
         entry = self._entries.get(digest)
         if entry is not None:
             entry.is_dropped = True
@@ -94,12 +96,12 @@ class AdapterTable:
                 self._forget(digest)
 
     def has(self, digest: str) -> bool:
-        """Whether new sequences may use it."""
+        """Whether new sequences may use this adapter."""
         entry = self._entries.get(digest)
         return entry is not None and not entry.is_dropped
 
     def states(self, emitted: Mapping[str, int]) -> list[AdapterState]:
-        """Return all adapters; `emitted` has the tokens that living sequences emitted so far."""
+        """Return all adapters; `emitted` is the number of tokens by adapter of living sequences."""
         return [
             AdapterState(
                 digest=digest,
@@ -115,12 +117,12 @@ class AdapterTable:
         ]
 
     def join(self, digest: str) -> None:
-        """Count a new sequence; its adapter stays in memory until `leave`."""
+        """Count a new sequence of an adapter, which stays in memory until `leave`."""
         self._entries[digest].living += 1
         self._entries.move_to_end(digest)
 
     def leave(self, digest: str, output_tokens: int) -> None:
-        """Uncount a sequence that ended and does not run."""
+        """Subtract a sequence that has ended and no longer runs."""
         entry = self._entries[digest]
         entry.living -= 1
         entry.usage.output_tokens += output_tokens
@@ -129,11 +131,11 @@ class AdapterTable:
             self._forget(digest)
 
     def count_prompt(self, digest: str, tokens: int) -> None:
-        """Count the prompt of a sequence that was admitted for the first time."""
+        """Add the prompt tokens of a sequence at its first admission."""
         self._entries[digest].usage.prompt_tokens += tokens
 
     def slot_of(self, digest: str) -> int | None:
-        """Return the slot in which an adapter is; None when it is in none."""
+        """Return the slot that contains an adapter; None if the adapter is in no slot."""
         entry = self._entries.get(digest)
         return None if entry is None else entry.slot
 
@@ -143,12 +145,15 @@ class AdapterTable:
         return bool(self._empty or self._idle)
 
     def least_busy_slot(self) -> int:
-        """Return the slot with the fewest running sequences; there is at least one slot."""
+        """Return the slot with the fewest running sequences; the table must have a slot."""
         running = [self._entries[digest].running if digest else 0 for digest in self._slots]
         return running.index(min(running))
 
     def acquire(self, digest: str) -> int:
-        """Return the slot for one more running sequence; it is resident or `has_room`."""
+        """Return a slot for one more running sequence.
+
+        The adapter must be resident or `has_room` true.
+        """
         entry = self._entries[digest]
         if entry.slot is None:
             entry.slot = self._take_slot()
@@ -161,7 +166,7 @@ class AdapterTable:
         return entry.slot
 
     def release(self, digest: str) -> None:
-        """Uncount a running sequence."""
+        """Subtract a running sequence of an adapter."""
         entry = self._entries[digest]
         entry.running -= 1
         assert entry.running >= 0, digest
@@ -169,12 +174,12 @@ class AdapterTable:
             self._idle[digest] = None
 
     def take_loads(self) -> list[tuple[int, Adapter]]:
-        """Return the adapters to put into slots before any sequence uses them."""
+        """Return the adapters to load into slots before the next step."""
         loads, self._loads = self._loads, []
         return loads
 
     def redo_loads(self, loads: list[tuple[int, Adapter]]) -> None:
-        """Note that a step with these loads failed: adapters still in use are loaded again."""
+        """Handle the failure of a step with these loads: adapters still in use are loaded again."""
         for slot, adapter in loads:
             digest = self._slots[slot]
             if digest is None:
@@ -185,7 +190,7 @@ class AdapterTable:
                 self._vacate(digest)
 
     def check(self) -> None:
-        """Assert that slots and memory add up; for tests."""
+        """Assert that the bookkeeping of slots and memory is consistent. Only tests use this."""
         in_slots = {digest: slot for slot, digest in enumerate(self._slots) if digest}
         assert in_slots == {d: e.slot for d, e in self._entries.items() if e.slot is not None}
         busy = {digest for digest, entry in self._entries.items() if entry.running}

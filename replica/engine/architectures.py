@@ -1,7 +1,7 @@
-"""Reads the configuration of a checkpoint; refuses all that the graph does not compute.
+"""Reads the configuration of a checkpoint, and refuses everything that the graph cannot compute.
 
-A field that a graph builder ignores gives wrong tokens, not an error. So every field of config.json
-must be used, without effect, or have the only supported value.
+A field that a graph builder ignores gives wrong tokens, not an error. So each field of config.json
+must be used, have no effect on inference, or have the only supported value.
 """
 
 from collections.abc import Iterable, Mapping
@@ -25,7 +25,7 @@ _USED = frozenset(
     | {"tie_word_embeddings", "eos_token_id", "max_position_embeddings", "quantization_config"}
     | {"rope_theta", "rope_scaling", "rope_parameters"}
 )
-# Training, bookkeeping, or what the tokenizer decides.
+# Fields about training, bookkeeping or the tokenizer, which do not affect the graph.
 _HARMLESS = frozenset(
     {"_name_or_path", "architectures", "attention_dropout", "bos_token_id", "dtype"}
     | {"initializer_range", "name_or_path", "pad_token_id", "torch_dtype", "transformers_version"}
@@ -56,10 +56,11 @@ class Architecture:
 
     Attributes:
         has_qkv_bias: Whether the projections to query, key and value have a bias.
-        has_qk_norm: Whether there is an RMS norm over each head of query and key, before the
+        has_qk_norm: Whether each head of query and key goes through an RMS norm before the
             rotation.
-        required: Fields without which the reference implementation assumes values of its own.
-        window: Fields that define layers with a sliding window; empty: no layer.
+        required: Fields that must be present, because the reference implementation would otherwise
+            assume defaults of its own.
+        window: Fields that define layers with a sliding window; empty: no layer has a window.
     """
 
     has_qkv_bias: bool = False
@@ -88,7 +89,8 @@ class ModelConfig:
     """A dense decoder with RMS norms, rotary positions, grouped queries and SwiGLU.
 
     Attributes:
-        windows: Tokens that a token attends to, per layer, itself included; 0: all before it.
+        windows: Per layer, the number of tokens that a token attends to, including itself; 0: it
+            attends to all tokens before it.
     """
 
     hidden: int
@@ -107,7 +109,10 @@ class ModelConfig:
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> "ModelConfig":
-        """Return the config in config.json; ArtifactError names the unsupported fields."""
+        """Return the model described by config.json.
+
+        Raises ArtifactError that names unsupported fields.
+        """
         architecture = ARCHITECTURES.get(str(config.get("model_type")))
         if architecture is None:
             raise _refused([f"model_type {config.get('model_type')!r}"])
@@ -143,7 +148,7 @@ class ModelConfig:
         )
 
     def projection_shapes(self) -> dict[str, tuple[int, int]]:
-        """Return (outputs, inputs) of the `PROJECTIONS` of a layer."""
+        """Return the shape (outputs, inputs) of each of a layer's `PROJECTIONS`."""
         query, key = self.heads * self.head_dim, self.kv_heads * self.head_dim
         rows = (query, key, key, self.hidden, self.intermediate, self.intermediate, self.hidden)
         columns = (*[self.hidden] * 3, query, *[self.hidden] * 2, self.intermediate)
@@ -198,7 +203,7 @@ def _problems(config: Mapping[str, Any], architecture: Architecture) -> list[str
 
 
 def _contradictions(config: ModelConfig) -> list[str]:
-    """Return the contradictions among sizes."""
+    """Return descriptions of the contradictions among the sizes."""
     sizes = (config.hidden, config.layers, config.heads, config.kv_heads, config.head_dim)
     if min(*sizes, config.intermediate, config.vocabulary) < 1:
         return ["sizes below 1"]
@@ -211,7 +216,7 @@ def _contradictions(config: ModelConfig) -> list[str]:
 
 
 def _windows(config: Mapping[str, Any], architecture: Architecture) -> tuple[int, ...]:
-    """Return the sliding window of each layer; ValueError names the contradiction."""
+    """Return the sliding window of each layer. Raises ValueError that names a contradiction."""
     layers = int(config["num_hidden_layers"])
     window = int(config.get("sliding_window") or 0) if architecture.window else 0
     if window < 0:

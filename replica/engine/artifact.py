@@ -1,4 +1,4 @@
-"""Reads a base artifact's facts besides its weights: vocabulary, context, end ids."""
+"""Reads the facts of a base artifact besides its weights: vocabulary, context and end ids."""
 
 import json
 import re
@@ -6,23 +6,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-# A byte-level BPE entry that is a plain English word, with or without its space.
+# A byte-level BPE entry that is an English word or a part of one, with or without a space before.
 _ORDINARY = re.compile("Ġ?[A-Za-z]+")
 
 
 class ArtifactError(ValueError):
-    """The artifact cannot be served; the message names the file and the mistake."""
+    """An artifact cannot be served; the message names the file and the defect."""
 
 
 @dataclass(frozen=True, slots=True)
 class BaseFacts:
-    """The facts of a base that limit and end sequences.
+    """The facts of a base that limit sequences and end them.
 
     Attributes:
         vocabulary: Number of token ids.
-        context_tokens: Longest sequence that the base was made for.
+        context_tokens: Largest number of tokens of a sequence that the base was trained for.
         eos_ids: Ids that end a sequence.
-        draft_tokens: Drafts that its authors recommend (`prompt_lookup_num_tokens`); 0: none.
+        draft_tokens: Draft length that the base's authors recommend (`prompt_lookup_num_tokens`);
+            0: none.
     """
 
     vocabulary: int
@@ -32,7 +33,10 @@ class BaseFacts:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file; ArtifactError when there is none."""
+    """Return the object in a JSON file.
+
+    Raises ArtifactError if the file is missing or no object.
+    """
     try:
         document = json.loads(path.read_bytes())
     except FileNotFoundError:
@@ -71,8 +75,8 @@ def read_base_facts(directory: Path) -> BaseFacts:
 def ordinary_token_ids(directory: Path, vocabulary: int) -> list[int]:
     """Return the ids whose text is an English word or part of one; never a special token.
 
-    Without a tokenizer that has any, every id of the vocabulary but the first sixteenth, the usual
-    place of special tokens.
+    If the tokenizer has no such ids, the function returns every id of the vocabulary except the
+    first sixteenth, where special tokens usually are.
     """
     path = directory / "tokenizer.json"
     document = read_json(path) if path.exists() else {}

@@ -1,22 +1,22 @@
-"""The pool of KV blocks: reference counts, and the prefix cache over them.
+"""The pool of KV blocks, with their reference counts and the prefix cache.
 
-A block is in exactly one state. *Free*: without content. *Idle*: unused, but its content can be
-found by its hash. *Kept*: idle, but pinned, and so not to be evicted. *Held*: used by one or more
-sequences. Full blocks are never written again, so that holders can share them. Only numbers live
-here; the values are the driver's.
+A block is in exactly one state. *Free*: without content. *Idle*: not in use, but its content can be
+found by its hash. *Kept*: idle and pinned, so it must not be evicted. *Held*: used by one or more
+sequences. Full blocks are never written again, so several holders can share them. The pool has only
+block numbers; the driver has the KV values.
 """
 
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
 from math import inf
 
-# Share of the pool that may be pinned: the rest must be enough to work with.
+# Share of the pool that may be pinned; the rest must suffice for running sequences.
 PINNED_RATIO_MAX = 0.5
-PIN_S = 3600.0  # from the last use on
+PIN_S = 3600.0  # seconds that a pin lasts after the last use of the block
 
 
 class BlockPool:
-    """`count` blocks, numbered from 0."""
+    """A pool of `count` blocks, numbered from 0."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -25,14 +25,14 @@ class BlockPool:
         self._holders = [0] * count
         self._block_of: dict[bytes, int] = {}
         self._hash_of: dict[int, bytes] = {}
-        self._idle: OrderedDict[int, None] = OrderedDict()  # oldest first
+        self._idle: OrderedDict[int, None] = OrderedDict()  # idle blocks, longest unused first
         self._kept: set[int] = set()
-        self._pinned_until_s: dict[int, float] = {}  # kept ones, and held ones
+        self._pinned_until_s: dict[int, float] = {}  # expiry by block, of kept and of held blocks
         self._first_expiry_s = inf
         self._events: dict[bytes, bool] = {}
 
     def resize(self, count: int) -> None:
-        """Change the pool to `count` free blocks; none may be held."""
+        """Replace the pool by `count` free blocks; no block may be held."""
         assert not any(self._holders), "blocks are held"
         for key in self._block_of:
             self._events[key] = False
@@ -46,7 +46,7 @@ class BlockPool:
 
     @property
     def available(self) -> int:
-        """Number of blocks that `take` can give."""
+        """Number of blocks that `take` can return: free and idle blocks."""
         return len(self._free) + len(self._idle)
 
     @property
@@ -56,18 +56,20 @@ class BlockPool:
 
     @property
     def pinned(self) -> int:
-        """Number of cached blocks that may not be evicted, held or not."""
+        """Number of cached blocks that must not be evicted, whether held or not."""
         return len(self._pinned_until_s)
 
     @property
     def has_events(self) -> bool:
-        """Whether `drain_events` would return any."""
+        """Whether `drain_events` would return any change."""
         return bool(self._events)
 
     def take(self) -> int | None:
-        """Return a block for one holder, evicting the oldest idle one if necessary; None: all held.
+        """Return a block for one holder; evicts the oldest idle block if necessary.
 
-        Its old content is lost.
+        None: all are held.
+
+        The previous content of the block is lost.
         """
         if self._free:
             block = self._free.popleft()
@@ -83,7 +85,7 @@ class BlockPool:
         return block
 
     def find(self, hashes: Sequence[bytes]) -> tuple[int, int]:
-        """Return the number of leading cached hashes, and how many of them `available` counts."""
+        """Return the number of leading cached hashes, and how many of their blocks are idle."""
         idle = 0
         for index, key in enumerate(hashes):
             block = self._block_of.get(key)
@@ -93,7 +95,7 @@ class BlockPool:
         return len(hashes), idle
 
     def share(self, key: bytes) -> int:
-        """Return the cached block of a hash, with one more holder; it must be cached."""
+        """Return the block of a hash, which must be cached, and add one holder to it."""
         block = self._block_of[key]
         if self._holders[block] == 0:
             self._idle.pop(block, None)
@@ -102,7 +104,7 @@ class BlockPool:
         return block
 
     def hold(self, blocks: Iterable[int]) -> None:
-        """Add a holder to blocks that have one."""
+        """Add one holder to each block; each must have a holder already."""
         for block in blocks:
             assert self._holders[block] > 0, block
             self._holders[block] += 1
@@ -110,7 +112,7 @@ class BlockPool:
     def publish(self, block: int, key: bytes) -> None:
         """Make a full block findable by its hash.
 
-        When another block has the same content already, that one stays the findable one.
+        If another block with equal content is findable already, that block stays the findable one.
         """
         assert self._holders[block] > 0, block
         if key not in self._block_of:
@@ -120,10 +122,11 @@ class BlockPool:
             self._events[key] = True
 
     def release(self, blocks: Iterable[int]) -> None:
-        """Give up one hold on each block.
+        """Remove one holder from each block.
 
-        Blocks of a chain are given first to last; they become idle last to first, because the head
-        of a chain is worth more than its tail, and is useless to evict while the tail stays.
+        The caller lists the blocks of a chain first to last. They become idle last to first, so
+        that the tail of a chain is evicted before its head: the head serves more prompts, and the
+        tail is useless without it.
         """
         for block in reversed(list(blocks)):
             left = self._holders[block] - 1
@@ -138,11 +141,11 @@ class BlockPool:
                     self._free.append(block)
 
     def pin(self, hashes: Sequence[bytes], until_s: float, now_s: float) -> int:
-        """Keep cached blocks from eviction until a time, which replaces an earlier one.
+        """Protect cached blocks from eviction until `until_s`, which replaces an earlier expiry.
 
         Returns:
-            Number of leading blocks that are cached and pinned now: none when `until_s` is past,
-                fewer when PINNED_RATIO_MAX is reached.
+            Number of leading blocks that are cached and pinned now: 0 if `until_s` is past, and
+                fewer than all if PINNED_RATIO_MAX is reached.
         """
         self.expire_pins(now_s)
         blocks = [self._block_of[key] for key in hashes[: self.find(hashes)[0]]]
@@ -161,14 +164,14 @@ class BlockPool:
         return len(blocks)
 
     def expire_pins(self, now_s: float) -> None:
-        """End the expired pins."""
+        """Remove the pins that have expired."""
         if now_s >= self._first_expiry_s:
             pins = self._pinned_until_s
             self._unpin([block for block, until_s in pins.items() if until_s <= now_s])
             self._first_expiry_s = min(pins.values(), default=inf)
 
     def drop_pins(self) -> None:
-        """End the pins of all unused blocks, because work could not go on otherwise."""
+        """Remove the pins of all blocks not in use, because no sequence could run otherwise."""
         self._unpin(sorted(self._kept))
 
     def _unpin(self, blocks: Iterable[int]) -> None:
@@ -179,12 +182,12 @@ class BlockPool:
                 self._idle[block] = None
 
     def drain_events(self) -> dict[bytes, bool]:
-        """Return the changes since the last call: hash -> whether it is cached now."""
+        """Return the changes since the last call: hash -> whether its block is cached now."""
         events, self._events = self._events, {}
         return events
 
     def has(self, key: bytes) -> bool:
-        """Whether the block of a hash is cached."""
+        """Whether the block with this hash is cached."""
         return key in self._block_of
 
     def cached(self) -> list[bytes]:
@@ -192,7 +195,7 @@ class BlockPool:
         return list(self._block_of)
 
     def check(self) -> None:
-        """Assert that every block is in exactly one state; for tests."""
+        """Assert that every block is in exactly one state. Only tests use this."""
         held = {block for block, holders in enumerate(self._holders) if holders}
         free, idle, kept = set(self._free), set(self._idle), self._kept
         states = [*self._free, *idle, *kept, *held]

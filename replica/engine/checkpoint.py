@@ -1,4 +1,4 @@
-"""Reads the weights of a base: one safetensors file, or several with an index."""
+"""Reads the weights of a base from one safetensors file, or from several with an index."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from replica.engine.safetensors import (
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 _FLOATS = (np.dtype(np.float32), np.dtype(np.float16), BFLOAT16)
-# Tables that older checkpoints carry; they follow from config.json.
+# Suffix of tables that older checkpoints contain although they follow from config.json.
 _DERIVED = "rotary_emb.inv_freq"
 
 
@@ -28,22 +28,22 @@ class Weight:
     """A tensor of a checkpoint.
 
     Attributes:
-        values: Values: float32, float16, `BFLOAT16`, or int8 with a scale.
-        scale: Scale of int8 values: float32 [rows].
+        values: Values as float32, float16, `BFLOAT16`, or int8 with a scale.
+        scale: Scale of int8 values, one per row: float32 [rows].
     """
 
     values: Array
     scale: Array | None = None
 
     def as_float32(self) -> Array:
-        """Return the represented numbers."""
+        """Return the numbers that the values and the scale represent."""
         if self.scale is None:
             return widened(self.values)
         return self.values.astype(np.float32) * self.scale[:, None]
 
 
 def is_weight_file(name: str) -> bool:
-    """Whether a file of a base holds or lists weights."""
+    """Whether a file of a base contains weights or the index of weight files."""
     return name == INDEX_FILE or name.endswith(".safetensors")
 
 
@@ -51,7 +51,8 @@ def read_checkpoint(directory: Path) -> dict[str, Array]:
     """Return all tensors of a base, as views of its memory-mapped files.
 
     Raises:
-        ArtifactError: No file, a broken one, or an index that does not fit to the files.
+        ArtifactError: No weight file exists, a file is broken, or the index does not match the
+            files.
     """
     if (directory / SINGLE_FILE).exists():
         files = [SINGLE_FILE]
@@ -91,10 +92,10 @@ def _shards(directory: Path) -> list[str]:
 
 
 def join_scales(tensors: Mapping[str, Array]) -> dict[str, Weight]:
-    """Return the weights, INT8 ones with their scales.
+    """Return the weights by name; INT8 weights are combined with their scales.
 
     Raises:
-        ArtifactError: A type is not supported, or INT8 comes without a scale per row.
+        ArtifactError: A type is not supported, or an INT8 matrix has no scale per row.
     """
     weights: dict[str, Weight] = {}
     scales = {name for name, array in tensors.items() if array.dtype == np.int8}
@@ -123,12 +124,12 @@ def join_scales(tensors: Mapping[str, Array]) -> dict[str, Weight]:
 def check_shapes(
     weights: Mapping[str, Weight], wanted: Mapping[str, tuple[int, ...]], optional: frozenset[str]
 ) -> None:
-    """Raise ArtifactError unless the weights are those that config.json describes.
+    """Raise ArtifactError unless the weights are exactly those that config.json describes.
 
     Args:
         weights: Weights of the checkpoint.
-        wanted: Name -> shape.
-        optional: Names of further tensors that may exist, and are not used.
+        wanted: Name of each required tensor -> its shape.
+        optional: Names of further tensors that may exist but are not used.
     """
     lacking = sorted(wanted.keys() - weights.keys())
     extra = sorted(weights.keys() - wanted.keys() - optional)

@@ -1,7 +1,7 @@
 """A driver made of the scheduler and a backend that computes steps.
 
-Engines differ by their backend: it gets a plan and returns the new tokens of the sampled sequences.
-A backend that fails ends the sequences of that step, and nothing else.
+Engines differ only in their backend, which gets a plan and returns the new tokens of the sampled
+sequences. A backend that fails a step ends the sequences of that step and no others.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,7 +28,7 @@ from sluice.hashing import HASH_BYTES
 
 
 class ScheduledEngine:
-    """The `Driver` of every engine with this project's own scheduler."""
+    """The `Driver` of every engine that uses this project's own scheduler."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class ScheduledEngine:
         *,
         draft_tokens: int = 0,
     ) -> None:
-        """Compose; `draft_tokens` is the default width of drafts."""
+        """Connect scheduler and backend; `draft_tokens` is the default length of a draft."""
         self._draft_tokens = draft_tokens
         slots = backend.capabilities.adapter_slots
         assert scheduler.adapters.slots == slots, (scheduler.adapters.slots, slots)
@@ -49,35 +49,36 @@ class ScheduledEngine:
         self._clock = clock
         self._step_s = 0.0
         self._step_prompt_tokens = 0
-        self._ended_at_s: float | None = None  # of the step before, if more work followed at once
+        # end of the previous step, None if the engine was idle after it
+        self._ended_at_s: float | None = None
 
     @property
     def name(self) -> str:
-        """Kind of engine."""
+        """Kind of engine, for example openvino or sim."""
         return self._name
 
     @property
     def limits(self) -> Limits:
-        """The limits, constant after loading."""
+        """The limits of the engine, constant after loading."""
         return self._scheduler.limits
 
     @property
     def capabilities(self) -> Capabilities:
-        """The capabilities, constant after loading."""
+        """The capabilities of the engine, constant after loading."""
         return self._backend.capabilities
 
     @property
     def has_work(self) -> bool:
-        """Whether `step()` would do or report anything."""
+        """Whether `step()` would compute or report anything."""
         return self._scheduler.has_work
 
     @property
     def scheduler(self) -> EngineScheduler:
-        """The scheduler with the pool and its counters, for tests and tools."""
+        """The scheduler with its pool and counters, for tests and tools."""
         return self._scheduler
 
     def add(self, request: SequenceRequest) -> None:
-        """Take a sequence and its forks; RefusedError when it is not valid here."""
+        """Accept a sequence and its forks. Raises RefusedError if this engine cannot serve them."""
         check_request(request, self.limits, self.capabilities)
         digest = request.adapter_digest
         if digest and not self.has_adapter(digest):
@@ -93,7 +94,7 @@ class ScheduledEngine:
         self._scheduler.add(request)
 
     def check_grammar(self, request: SequenceRequest) -> None:
-        """Compile the grammar of a request in any thread, for `add`."""
+        """Compile and cache the grammar of a request, in any thread, before `add`."""
         self._backend.check_request(request)
 
     def cancel(self, key: int) -> None:
@@ -101,7 +102,10 @@ class ScheduledEngine:
         self._scheduler.cancel(key)
 
     def step(self) -> StepEvents:
-        """Compute one step; while busy, its duration counts from the end of the previous one."""
+        """Compute one step.
+
+        On a busy engine `step_s` is measured from the end of the previous step.
+        """
         started_at_s = self._clock()
         plan = self._scheduler.plan(started_at_s)
         if plan:
@@ -110,7 +114,8 @@ class ScheduledEngine:
             except StepFailedError as error:
                 self._scheduler.fail(plan, str(error))
             except MemoryError as error:
-                # No bug, and perhaps no trouble for a smaller batch, or when others have ended.
+                # A memory error is no bug: a smaller batch may fit, or this batch when others have
+                # ended.
                 self._scheduler.fail(plan, f"no memory for a step of {plan.tokens} tokens: {error}")
             else:
                 now_s = self._clock()
@@ -121,7 +126,7 @@ class ScheduledEngine:
         return self._scheduler.take_events()
 
     def load(self) -> EngineLoad:
-        """Return the state after the last step."""
+        """Return the load of the engine after its last step."""
         pool = self._scheduler.pool
         if pool.pinned:
             pool.expire_pins(self._clock())
@@ -132,19 +137,19 @@ class ScheduledEngine:
         return self._scheduler.pool.cached()
 
     def read_adapter(self, digest: str, directory: Path) -> Adapter:
-        """Read and check an adapter, in any thread; RefusedError when it cannot be served."""
+        """Read and check an adapter, in any thread. Raises RefusedError if it cannot be served."""
         return self._backend.read_adapter(digest, directory)
 
     def put_adapter(self, digest: str, adapter: Adapter) -> None:
-        """Hold a read adapter; RefusedError when there is no memory for it."""
+        """Store an adapter in host memory. Raises RefusedError if there is no room for it."""
         self._scheduler.adapters.put(digest, adapter)
 
     def drop_adapter(self, digest: str) -> None:
-        """Forget an adapter when its last sequence has ended."""
+        """Drop an adapter as soon as its last sequence has ended."""
         self._scheduler.adapters.drop(digest)
 
     def has_adapter(self, digest: str) -> bool:
-        """Whether sequences may name it now."""
+        """Whether new sequences may name this adapter now."""
         return self._scheduler.adapters.has(digest)
 
     def adapters(self) -> list[AdapterState]:
@@ -152,7 +157,7 @@ class ScheduledEngine:
         return self._scheduler.adapter_states()
 
     def export_blocks(self, hashes: Sequence[bytes]) -> KvBlocks:
-        """Return the contents of the leading blocks that are cached."""
+        """Return the contents of those leading blocks of `hashes` that are cached."""
         self._check_transfer()
         pool = self._scheduler.pool
         found = tuple(hashes[: pool.find(hashes)[0]])
@@ -164,14 +169,15 @@ class ScheduledEngine:
         return KvBlocks(self._backend.block_layout, found, tuple(data))
 
     def import_blocks(self, blocks: KvBlocks) -> int:
-        """Put blocks into the cache where there is room; return how many are held.
+        """Put blocks into the cache where there is room; return how many leading blocks are cached.
 
-        They take free blocks and evict idle ones, but none that are pinned or in use.
+        Imported blocks use free blocks and evict idle blocks, but never pinned blocks or blocks in
+        use.
         """
         self._check_transfer()
         _check_blocks(blocks, self._backend.block_layout)
         pool = self._scheduler.pool
-        # Held first, so that taking blocks for the others does not evict them.
+        # Blocks that are cached already are held first, so that taking blocks does not evict them.
         held = {key: pool.share(key) for key in blocks.hashes if pool.has(key)}
         taken: dict[bytes, int] = {}
         data: list[bytes] = []
@@ -192,7 +198,7 @@ class ScheduledEngine:
         return pool.find(blocks.hashes)[0]
 
     def sleep(self, blocks: int) -> bool:
-        """Free the KV memory except for some blocks; False: it has work, or cannot sleep."""
+        """Free all KV memory but `blocks` blocks; False if the engine has work or cannot sleep."""
         backend = self._backend
         if not isinstance(backend, ResizableBackend) or self.has_work:
             return False
@@ -201,12 +207,12 @@ class ScheduledEngine:
         return True
 
     def restored(self) -> Any:
-        """Return KV memory of full size; any thread may call."""
+        """Allocate and return KV memory of full size; any thread may call it."""
         assert isinstance(self._backend, ResizableBackend)
         return self._backend.allocated(self.limits.kv_blocks)
 
     def wake(self, memory: Any) -> None:
-        """Use all KV blocks again; no sequence may run."""
+        """Use the given memory for all KV blocks again; no sequence may be running."""
         assert isinstance(self._backend, ResizableBackend)
         self._backend.use(memory)
         self._scheduler.pool.resize(self.limits.kv_blocks)
@@ -221,7 +227,7 @@ class ScheduledEngine:
 
 
 def _check_blocks(blocks: KvBlocks, layout: str) -> None:
-    """Raise RefusedError unless these are blocks of an equal engine."""
+    """Raise RefusedError unless these blocks come from an equal engine and are well-formed."""
     hashes, sizes = blocks.hashes, {len(data) for data in blocks.data}
     message = ""
     if blocks.layout != layout:

@@ -1,8 +1,7 @@
 """The interface of all engines.
 
-A driver owns sequences from `add` until their `FinishedEvent`. It is driven by `step()` from one
-thread and never calls back. `tests/contract/test_drivers.py` is the contract that every driver
-passes.
+A driver owns sequences from `add` until their `FinishedEvent`. One thread calls `step()`, and the
+driver never calls back. `tests/contract/test_drivers.py` is the contract that every driver passes.
 """
 
 from collections.abc import Sequence
@@ -21,48 +20,48 @@ from replica.engine.types import (
 
 
 class Driver(Protocol):
-    """An engine, for one thread at a time."""
+    """An engine, used by one thread at a time."""
 
     @property
     def name(self) -> str:
-        """Kind of engine: openvino, sim."""
+        """Kind of engine, for example openvino or sim."""
         ...
 
     @property
     def limits(self) -> Limits:
-        """The limits, constant after loading."""
+        """The limits of the engine, constant after loading."""
         ...
 
     @property
     def capabilities(self) -> Capabilities:
-        """The capabilities, constant after loading."""
+        """The capabilities of the engine, constant after loading."""
         ...
 
     @property
     def has_work(self) -> bool:
-        """Whether `step()` would do or report anything."""
+        """Whether `step()` would compute or report anything."""
         ...
 
     def add(self, request: SequenceRequest) -> None:
-        """Take a sequence; from now on it and each of its forks end with one `FinishedEvent`.
+        """Accept a sequence; it and each of its forks end with one `FinishedEvent` each.
 
-        Its adapter must have been put in before (`put_adapter`).
+        `put_adapter` must have been called with the sequence's adapter before.
 
         Raises:
-            RefusedError: The request is not valid for this engine; nothing was taken.
+            RefusedError: The request is not valid for this engine; the driver accepted nothing.
         """
         ...
 
     def cancel(self, key: int) -> None:
-        """End a sequence at the next step; an unknown key is ignored."""
+        """End a sequence at the next step; unknown keys are ignored."""
         ...
 
     def step(self) -> StepEvents:
-        """Compute one step for all running sequences; blocks while it computes."""
+        """Compute one step for all running sequences, and return its events; blocks until then."""
         ...
 
     def load(self) -> EngineLoad:
-        """Return the state after the last step; cheap."""
+        """Return the load of the engine after its last step. This call is cheap."""
         ...
 
     def cached_blocks(self) -> list[bytes]:
@@ -70,35 +69,37 @@ class Driver(Protocol):
         ...
 
     def read_adapter(self, digest: str, directory: Path) -> Any:
-        """Read and check an adapter; may be slow. The only method that any thread may call.
+        """Read and check an adapter; may be slow.
+
+        Any thread may call this method, and only this method.
 
         Returns:
-            The adapter in the form that `put_adapter` takes.
+            The adapter in the form that `put_adapter` expects.
 
         Raises:
-            RefusedError: The adapter cannot be served on this base; the message gives the reason.
+            RefusedError: This base cannot serve the adapter; the message gives the reason.
         """
         ...
 
     def put_adapter(self, digest: str, adapter: Any) -> None:
-        """Hold a read adapter in host memory; from now on sequences may name it. Quick.
+        """Store an adapter in host memory, so that sequences may name it from now on; quick.
 
-        Unused adapters are evicted for it, oldest first.
+        Unused adapters are evicted to make room, longest unused first.
 
         Raises:
-            RefusedError: ENGINE_BUSY: the memory for adapters is full of ones in use.
+            RefusedError: With ENGINE_BUSY if adapters in use fill the memory for adapters.
         """
         ...
 
     def drop_adapter(self, digest: str) -> None:
-        """Drop an adapter when its last sequence has ended; an unknown one is ignored.
+        """Drop an adapter as soon as its last sequence has ended; unknown adapters are ignored.
 
-        `has_adapter` is false from now on.
+        `has_adapter` returns false from this call on.
         """
         ...
 
     def has_adapter(self, digest: str) -> bool:
-        """Whether sequences may name it now."""
+        """Whether new sequences may name this adapter now."""
         ...
 
     def adapters(self) -> list[AdapterState]:
@@ -106,7 +107,7 @@ class Driver(Protocol):
         ...
 
     def export_blocks(self, hashes: Sequence[bytes]) -> KvBlocks:
-        """Return the contents of the leading ones of `hashes` that are cached.
+        """Return the contents of those leading blocks of `hashes` that are cached.
 
         Raises:
             RefusedError: The engine cannot export its blocks.
@@ -114,9 +115,9 @@ class Driver(Protocol):
         ...
 
     def import_blocks(self, blocks: KvBlocks) -> int:
-        """Put blocks into the cache; return how many of them, from the first on, it holds now.
+        """Put blocks into the cache; return how many of them, from the first on, are cached now.
 
-        The caller has verified that content and hashes belong together.
+        The caller must have verified that contents and hashes match.
 
         Raises:
             RefusedError: The layout differs, or the engine cannot import blocks.
@@ -126,14 +127,14 @@ class Driver(Protocol):
 
 @runtime_checkable
 class Sleeper(Protocol):
-    """A driver that can free its KV memory and allocate it again, with the weights in memory."""
+    """A driver that can free its KV memory and allocate it again while the weights stay loaded."""
 
     def sleep(self, blocks: int) -> bool:
-        """Free the KV memory except for some blocks, without its content; False: it has work."""
+        """Drop all KV contents and free all memory but `blocks` blocks; False if there is work."""
         ...
 
     def restored(self) -> Any:
-        """Return KV memory for `wake`; slow, any thread may call.
+        """Allocate and return KV memory for `wake`; slow, and any thread may call it.
 
         Raises:
             MemoryError: There is not enough memory.
@@ -141,7 +142,7 @@ class Sleeper(Protocol):
         ...
 
     def wake(self, memory: Any) -> None:
-        """Use all KV blocks again; only while `has_work` is false."""
+        """Use the given memory for all KV blocks again; call only while `has_work` is false."""
         ...
 
 
@@ -150,7 +151,7 @@ class ChecksGrammars(Protocol):
     """A driver that can compile a request's grammar early, so that `add` is quick."""
 
     def check_grammar(self, request: SequenceRequest) -> None:
-        """Compile the grammar of a request that is added next; any thread may call.
+        """Compile the grammar of a request that is about to be added; any thread may call it.
 
         Raises:
             RefusedError: The grammar cannot be used; the message gives the reason.

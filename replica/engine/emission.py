@@ -1,7 +1,7 @@
-"""Turns the output of a computed step into events, and extends its sequences.
+"""Turns the output of a computed step into events, and appends the new tokens to the sequences.
 
-Most sequences get one token and nothing else: they cost one pass over two columns. Runs of tokens
-(accepted drafts), failures and logprobs cost only the steps that have them.
+Most sequences get one token and nothing else, so the common step is one pass over two columns. Runs
+of tokens (accepted drafts), failures and logprobs cost time only in steps that have them.
 """
 
 from collections.abc import Iterable, Mapping
@@ -16,12 +16,14 @@ Runs = list[tuple[ScheduledSequence, int]]
 def emit(
     sampled: list[ScheduledSequence], output: StepOutput, events: StepEvents
 ) -> tuple[Ended, Runs]:
-    """Append the new tokens to their sequences and to `events`; the hot loop of an engine.
+    """Append the new tokens to their sequences and to `events`. This is the hot loop of an engine.
 
-    No token is emitted behind a stop token or the last requested one, and none of `output.failed`.
+    No token is emitted after a stop token or after the last requested token, and no token of a
+    failed sequence is emitted.
 
     Returns:
-        The sequences that have ended, and the number of further tokens of those with more than one.
+        The sequences that have ended; and pairs of a sequence and the number of its tokens beyond
+        the first, if it has any.
     """
     if output.failed:
         sampled, output = _without_failed(sampled, output)
@@ -51,7 +53,7 @@ def emit(
 def report_prompts(
     parts: Iterable[PromptLogprobs], living: Mapping[int, ScheduledSequence], events: StepEvents
 ) -> None:
-    """Report logprobs of prompts, each position once: a preempted prompt is computed again."""
+    """Report each prompt position's logprobs once, even if a preempted prompt is recomputed."""
     for part in parts:
         sequence = living[part.key]
         first = max(part.first, sequence.scored)
@@ -69,7 +71,7 @@ def report_prompts(
 def _extend(
     sampled: list[ScheduledSequence], more: Mapping[int, list[int]], ended: Ended
 ) -> dict[int, int]:
-    """Append the tokens behind the first ones; return their numbers, if there are any."""
+    """Append the tokens after the first ones; return index -> number of them, where not zero."""
     runs: dict[int, int] = {}
     for index in sorted(more):
         sequence = sampled[index]
@@ -98,7 +100,7 @@ def _end_of(sequence: ScheduledSequence) -> Finish | None:
 def _with_runs(
     keys: list[int], tokens: list[int], more: Mapping[int, list[int]], runs: Mapping[int, int]
 ) -> tuple[list[int], list[int]]:
-    """Return the columns with each run behind its first token."""
+    """Return the two columns with each run of tokens inserted after its first token."""
     all_keys: list[int] = []
     all_tokens: list[int] = []
     done = 0
@@ -113,7 +115,7 @@ def _with_runs(
 def _without_failed(
     sampled: list[ScheduledSequence], output: StepOutput
 ) -> tuple[list[ScheduledSequence], StepOutput]:
-    """Return both without the sequences that failed."""
+    """Return the sequences and the output without the sequences that failed."""
     kept = [index for index in range(len(sampled)) if index not in output.failed]
     new_index = {index: position for position, index in enumerate(kept)}
     return [sampled[index] for index in kept], StepOutput(

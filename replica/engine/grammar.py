@@ -1,7 +1,7 @@
-"""Compiled grammars: the tokens that may follow in a constrained answer.
+"""Compiled grammars, which compute the tokens that may follow in a constrained answer.
 
-The only module besides `replica.engine.grammar_source`, which reads their text, that uses
-llguidance.
+Besides `replica.engine.grammar_source`, which reads the text of grammars, this is the only module
+that uses llguidance.
 """
 
 from collections import OrderedDict
@@ -30,11 +30,12 @@ from replica.engine.types import Grammar
 Words = npt.NDArray[np.int32]
 
 _PROBES = 3
-_CACHE_ENTRIES, _CACHE_TEXT_BYTES = 256, 1 << 20  # a compiled grammar takes 60 KB to 30 MB
+# bounds of the cache; a compiled grammar takes 60 KB to 30 MB
+_CACHE_ENTRIES, _CACHE_TEXT_BYTES = 256, 1 << 20
 
 
 class Matcher:
-    """A grammar with the position of one sequence in it."""
+    """A compiled grammar with the position that one sequence has reached."""
 
     def __init__(self, matcher: LLMatcher, eos_ids: frozenset[int], text_mask: Words) -> None:
         self._matcher = matcher
@@ -43,22 +44,23 @@ class Matcher:
 
     @property
     def text_mask(self) -> Words:
-        """The mask of tokens that are text, or special tokens that the grammar itself names."""
+        """The mask of tokens that are text, and of special tokens that the grammar names."""
         return self._text_mask
 
     @property
     def inner(self) -> LLMatcher:
-        """The matcher of llguidance, for the executor."""
+        """The matcher of llguidance, as the executor needs it."""
         return self._matcher
 
     def copy(self) -> "Matcher":
-        """Return a copy at the same position."""
+        """Return a copy at the same position of the grammar."""
         return Matcher(self._matcher.deep_copy(), self._eos_ids, self._text_mask)
 
     def advance(self, tokens: Sequence[int]) -> None:
-        """Take emitted tokens; an impossible one leaves an `error`.
+        """Advance by emitted tokens; a token that the grammar excludes leaves an `error`.
 
-        An end token is no text: where it did not end the sequence, it may come again.
+        End tokens are skipped, because they are no text: where one did not end the sequence, more
+        may follow.
         """
         text = [token for token in tokens if token not in self._eos_ids]
         if text and not self._matcher.is_error():
@@ -66,25 +68,26 @@ class Matcher:
 
     @property
     def error(self) -> str:
-        """Reason why it cannot go on; empty while it can."""
+        """Reason why the sequence cannot continue; empty while it can."""
         if not self._matcher.is_error():
             return ""
         return shortened(self._matcher.get_error()) or "a token does not follow from the grammar"
 
 
 class GrammarCompiler:
-    """Compiles each grammar once for one tokenizer; may be used from any thread."""
+    """Compiles each grammar once for one tokenizer; any thread may use it."""
 
     def __init__(
         self, tokenizer_json: Path, vocabulary: int, eos_ids: Iterable[int], *, threads: int = 1
     ) -> None:
-        """Prepare to compile; the tokenizer is read at the first grammar.
+        """Prepare to compile; the tokenizer is read when the first grammar is compiled.
 
         Args:
             tokenizer_json: The base's tokenizer.json.
-            vocabulary: Columns of the logits; may be more than the tokenizer has.
+            vocabulary: Number of columns of the logits; may be larger than the tokenizer's
+                vocabulary.
             eos_ids: Ids that end an answer.
-            threads: Threads for the masks of a step, which are filled while the graph runs.
+            threads: Number of threads that fill the masks of a step while the graph runs.
         """
         self._path = tokenizer_json
         self.vocabulary = vocabulary
@@ -95,29 +98,34 @@ class GrammarCompiler:
         self._executor: LLExecutor | None = None
         self._cache: OrderedDict[Grammar, LLMatcher] = OrderedDict()
         self._cache_text_bytes = 0
-        # One bit per token: ends an answer; is text, and not special or beyond the tokenizer.
+        # One bit per token. `eos_mask`: the token ends an answer. `text_mask`: the token is text,
+        # neither special nor beyond the tokenizer.
         self.eos_mask = self.text_mask = np.zeros(0, np.int32)
 
     @property
     def cached(self) -> int:
-        """The number of cached compiled grammars."""
+        """The number of compiled grammars in the cache."""
         return len(self._cache)
 
     def check(self, grammar: Grammar) -> None:
-        """Compile a grammar before the sequence begins; RefusedError."""
+        """Compile and cache a grammar before its sequence begins.
+
+        Raises RefusedError if it is unusable.
+        """
         self._compiled(grammar)
 
     def matcher(self, grammar: Grammar) -> Matcher:
-        """Return a matcher at the beginning; RefusedError, see `check`."""
+        """Return a matcher at the beginning of a grammar. Raises RefusedError like `check`."""
         matcher = self._compiled(grammar).deep_copy()
         return Matcher(matcher, self.eos_ids, self._text_mask(grammar))
 
     def fill(self, entries: Sequence[tuple[Matcher, int, list[int]]], rows: int) -> Words:
-        """Return the tokens that may follow, one bit each; ends where the text may be complete.
+        """Return one bit per token that may follow; end tokens only where the text may end.
 
         Args:
-            entries: (matcher, row, draft): `row` is what may follow now, the rows behind it what
-                may follow each token of the draft; behind an impossible token, everything may.
+            entries: (matcher, row, draft): `row` gets the mask of the next token, the rows after it
+                get the masks of the tokens after each token of the draft. After a draft token that
+                the grammar excludes, every token is permitted.
             rows: Number of rows; the result has the shape (rows, words).
         """
         size = self._load().vocab_size
@@ -132,7 +140,7 @@ class GrammarCompiler:
         return np.ascontiguousarray(masks[:, : len(self.eos_mask)])
 
     def load(self) -> None:
-        """Read the tokenizer now and not at the first grammar: 0.1 s, or 1 s with 128k tokens."""
+        """Read the tokenizer now instead of at the first grammar: 0.1 s, or 1 s for 128k tokens."""
         self._load()
 
     def _load(self) -> LLTokenizer:
@@ -177,8 +185,8 @@ class GrammarCompiler:
         source = grammar_source(grammar)
         compiled = LLMatcher(self._load(), source, log_level=0, limits=_limits())
         text_mask = self._text_mask(grammar)
-        # The first mask builds tables that the copies share. Too ambiguous a grammar fails there or
-        # a little further on.
+        # The first mask builds tables that all copies share. A grammar that is too ambiguous fails
+        # here, or after a few more tokens.
         mask = np.frombuffer(compiled.compute_bitmask(), np.int32)
         probe = compiled.deep_copy()
         for _ in range(_PROBES):
@@ -196,20 +204,21 @@ class GrammarCompiler:
 
 
 def bit_mask(ids: Iterable[int] | npt.NDArray[np.intp], vocabulary: int) -> Words:
-    """Return a mask, shape (words,), in which the bits of `ids` are set."""
+    """Return a bit mask, shape (words,), in which the bits of `ids` are set."""
     bits = np.zeros(-(-vocabulary // 32) * 32, np.uint8)
     bits[np.array(list(ids), np.intp)] = 1
     return np.packbits(bits, bitorder="little").view(np.int32)
 
 
 def _bits(masks: Words) -> npt.NDArray[np.uint8]:
-    """Return one element per bit of the last axis, in the order of the tokens."""
+    """Return one array element per bit of the last axis, in the order of the tokens."""
     return np.unpackbits(masks.view(np.uint8), axis=-1, bitorder="little")
 
 
 def _limits() -> LLParserLimits:
-    # A step of a hostile grammar stays at some ten milliseconds, its tables at some 30 MB, and
-    # `(a{1000}){1000}` is refused after 0.3 s: with a million for its expressions it took 4 s.
+    # With these limits a step of a hostile grammar takes some ten milliseconds and its tables some
+    # 30 MB, and `(a{1000}){1000}` is refused after 0.3 s instead of 4 s with a million lexer
+    # states.
     return LLParserLimits(
         initial_lexer_fuel=200_000,
         step_lexer_fuel=100_000,

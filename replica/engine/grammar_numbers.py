@@ -1,8 +1,8 @@
-"""Finds numbers of a schema that llguidance changes, and their replacements. Pure.
+"""Finds the numbers of a schema that llguidance would change, and their replacements. Pure.
 
-llguidance holds each number as a float. Whole numbers become 64 bits, whose least value, which also
-replaces lower ones, overflows its stack. Other numbers are compared as text, by their shortest
-digits.
+llguidance stores each number as a float. Whole numbers become 64-bit integers; the least of these,
+which also replaces lower numbers, overflows its stack. Other numbers are compared as text, by their
+shortest digits.
 """
 
 import math
@@ -10,12 +10,13 @@ from collections.abc import Iterable
 from decimal import Decimal
 from typing import Any
 
-_EXACT_MAX = 1 << 53  # not every whole number above is a float
-_KEPT_MAX = (1 << 63) - (1 << 10)  # the greatest float of 64 bits
-# From an open whole bound of numbers away from 0: where the other bound is less than 1 away, the
-# compiler lets the bound itself through. A float's own step is more from some 10,000 on.
+_EXACT_MAX = 1 << 53  # from here on, not every whole number is a float
+_KEPT_MAX = (1 << 63) - (1 << 10)  # the greatest float that is a 64-bit integer
+# Distance by which an exclusive whole bound of fractional numbers is moved away from 0: where the
+# other bound is less than 1 away, the compiler would permit the bound itself. From some 10,000 on,
+# the distance between adjacent floats is greater than this.
 _STEP = 1e-12
-# The side that a bound lets through, and what says that the bound itself is not let through.
+# Bound -> side that it permits (1: greater), and the keyword that excludes the bound itself.
 _BOUNDS = {
     "minimum": (1, "exclusiveMinimum"),
     "exclusiveMinimum": (1, None),
@@ -25,7 +26,7 @@ _BOUNDS = {
 
 
 def read_float(text: str) -> float:
-    """Return whole numbers exactly: the compiler reads points and exponents inexactly."""
+    """Return a number, exactly if whole, because the compiler reads exponents inexactly."""
     value = float(text)
     return int(value) if value.is_integer() and is_kept(value) else value
 
@@ -36,17 +37,17 @@ def is_kept(constant: float) -> bool:
 
 
 def overflows(constant: float) -> bool:
-    """Return whether a number ends the process when it is read as a whole number."""
+    """Return whether a number would crash the process if the compiler read it as a whole number."""
     return constant < -_KEPT_MAX
 
 
 def numeric_bounds(schema: dict[str, Any]) -> dict[str, float]:
-    """Return the bounds that are numbers."""
+    """Return the bounds of a schema whose values are numbers."""
     return {key: schema[key] for key in _BOUNDS if type(schema.get(key)) in (int, float)}
 
 
 def changed_bounds(schema: dict[str, Any]) -> Iterable[tuple[str, float | None]]:
-    """Yield bounds that would not hold, and their replacements; for None see `nearest_bound`."""
+    """Yield bounds that the compiler would change, and replacements (None: `nearest_bound`)."""
     types = schema.get("type", "number")
     types = types if isinstance(types, list) else [types]
     is_whole = "number" not in types
@@ -54,7 +55,8 @@ def changed_bounds(schema: dict[str, Any]) -> Iterable[tuple[str, float | None]]
         return
     for key, value in numeric_bounds(schema).items():
         side, flag = _BOUNDS[key]
-        is_open = flag is None or schema.get(flag) is True  # as it was said before draft 6
+        # a boolean flag is the syntax before draft 6
+        is_open = flag is None or schema.get(flag) is True
         kept: float | None = value
         if abs(value) >= _EXACT_MAX:
             kept = nearest_bound(value, side, is_open=is_open, is_whole=is_whole)
@@ -65,18 +67,18 @@ def changed_bounds(schema: dict[str, Any]) -> Iterable[tuple[str, float | None]]
 
 
 def nearest_bound(value: float, side: int, *, is_open: bool, is_whole: bool) -> int | None:
-    """Return the nearest bound that allows no further number; None if there is none.
+    """Return the nearest bound that permits no additional number; None if there is none.
 
     Args:
         value: Number from 2^53 on.
-        side: Allowed side: 1, greater numbers; -1, lesser ones.
+        side: Permitted side: 1 for greater numbers, -1 for lesser numbers.
         is_open: Whether the bound itself is excluded.
-        is_whole: Whether the numbers are whole: digits behind the point are then ignored.
+        is_whole: Whether the numbers are whole, so that digits after the point are ignored.
     """
     if value * side > _KEPT_MAX:
         return None
     kept = float(max(-_KEPT_MAX, min(value, _KEPT_MAX)))
-    # An open bound moves to the next whole number, which is not always another float.
+    # An exclusive bound moves to the next whole number, which is not always a different float.
     while not _lets_through_less(kept, value, side, is_whole) or (is_open and kept == value):
         kept = math.nextafter(kept, math.inf * side)
     return int(kept) if abs(kept) <= _KEPT_MAX else None

@@ -1,9 +1,9 @@
-"""Reads the text of a grammar and refuses unsafe ones before they are compiled.
+"""Reads the text of a grammar, and refuses unsafe text before it is compiled.
 
 A grammar is foreign text, and llguidance bounds neither its time nor its stack: a chain of a
-thousand references kills the process, a large `multipleOf` never ends. So the text is checked
-first. An accepted text compiles in one or two milliseconds typically, in 0.2 s where it is large,
-and in under two seconds at worst (a product of many `anyOf` in one `allOf`, which is then refused).
+thousand references crashes the process, and a large `multipleOf` never ends. So the text is checked
+first. An accepted text typically compiles in one or two milliseconds, in 0.2 s if it is large, and
+in less than two seconds at worst (a product of many `anyOf` in one `allOf`, which is then refused).
 The worst step takes 30 ms, and a few such steps end the answer with an error.
 """
 
@@ -33,47 +33,51 @@ _TEXT_BYTES_MAX = {
     GrammarKind.JSON: 0,
     GrammarKind.JSON_SCHEMA: 65_536,
     GrammarKind.CHOICE: 65_536,
-    GrammarKind.REGEX: 8_192,  # a step of a long one takes 0.3 ms per KiB
+    GrammarKind.REGEX: 8_192,  # a step of a long expression takes 0.3 ms per KiB
     GrammarKind.EBNF: 16_384 + 65_536,
 }
-_LARK_BYTES_MAX, _SCHEMAS_BYTES_MAX = 16_384, 65_536  # per grammar in Lark's syntax
-_STRING_CHARACTERS_MAX = 4_096  # per string in a schema or a choice; as for a regex
-# The compiler descends through references and rules on the stack. With 8 MiB it survives 3,000 to
-# 4,000 levels of a schema, and chains of 2,000 rules.
+# bytes per grammar in Lark's syntax: of its rules, of its schemas
+_LARK_BYTES_MAX, _SCHEMAS_BYTES_MAX = 16_384, 65_536
+# characters per string in a schema or a choice, for the reason that limits a regex
+_STRING_CHARACTERS_MAX = 4_096
+# Limits on nesting, because the compiler descends through references and rules on the stack. With 8
+# MiB of stack it survives 3,000 to 4,000 levels of a schema, and chains of 2,000 rules.
 _LEVELS_MAX = 1_000
 _RULES_MAX = 500
-# The parser gives up at about so many optional properties of one object, after a time that grows
-# with the square: 150 ms.
+# Optional properties of one object. The parser gives up at about this number, after a time that
+# grows with its square: 150 ms.
 _OPTIONAL_MAX = 500
-_PATTERNS_MAX = 20  # each is compared with each; 400 took longer than anybody waited
-_MULTIPLE_MAX = 10_000  # the automaton of a multiple has so many states; 40 ms
+_PATTERNS_MAX = 20  # patterns are compared pairwise, and 400 patterns took far too long
+# states of the automaton of a multiple, which equal the multiple; 10,000 take 40 ms
+_MULTIPLE_MAX = 10_000
 _CONSTANTS = ("const", "enum")
-# Their keys are names; the value of a name is a schema.
+# Keywords whose values map names to schemas.
 _NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _DIRECTIVES = re.compile(r"%\s*(json|regex|lark|llguidance)")
-# How JSON is written, which is the gateway's to say and no schema's.
+# The keyword for how JSON is formatted, which is the gateway's decision and no schema's.
 _OPTIONS_KEY, _OPTIONS_CHARACTERS_MAX = "x-guidance", 200
-# Marks that are one token are given by number: by name, they could be part of what looks like text.
+# Special tokens are written by number, because a name could be part of what looks like text.
 _TOKEN = re.compile(r"<\[([0-9]{1,7})\]>")
 _UNQUOTABLE = re.compile("[\x00-\x1f\ud800-\udfff]")
-# A weak model would babble spaces if it could, and lose its thread if it had to leave out those
-# that it learned to write.
+# Optional spaces only after commas and colons: with free spacing a weak model would emit spaces
+# endlessly, and without the usual spaces, which it learned, its answers get worse.
 _SPACED: Any = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
 _MESSAGE_CHARACTERS = 300
-# Parts of llguidance's messages: lines of the grammar, or its state, behind; the place before.
+# llguidance appends lines of the grammar, or its state, to its messages, and prepends the place.
 _BEHIND_MESSAGE = re.compile(r"\n(?:<|\s*[0-9]+ \| )")
 _PLACE = re.compile(r"at ([0-9]+)\([0-9]+\): ")
 _LITERAL = re.compile(r'"(?:[^"\\\n]|\\.)*"')
 
 
 def grammar_source(grammar: Grammar) -> str:
-    """Return the grammar in llguidance's form; RefusedError when compiling it is not safe."""
+    """Return the grammar in llguidance's form. Raises RefusedError if compiling it is not safe."""
     _check_size(grammar)
     kind, text = grammar.kind, grammar.text
     if kind is GrammarKind.JSON:
         text = '{"type":"object"}'
     if kind is GrammarKind.REGEX:
-        # Digits, letters and spaces of ASCII; a client that writes \\d does not want Devanagari.
+        # \\d, \\w and \\s mean ASCII only, because a client that writes \\d does not expect
+        # Devanagari digits.
         return LLMatcher.grammar_from_lark(f"start: /{regex_to_lark(text, use_ascii='dws')}/")
     if kind is GrammarKind.EBNF:
         return LLMatcher.grammar_from_lark(_checked_lark(grammar))
@@ -85,31 +89,33 @@ def grammar_source(grammar: Grammar) -> str:
         return LLMatcher.grammar_from_lark(_choice(grammar, document))
     _check_schema(grammar, document)
     try:
-        # Not the text itself: of two equal keys, what was checked is what is compiled.
+        # The parsed schema is compiled, not the text, because with duplicate keys the two could
+        # differ.
         return LLMatcher.grammar_from_json_schema(json.dumps(document | {_OPTIONS_KEY: _SPACED}))
-    except ValueError as error:  # JSON for Python alone: NaN, surrogates
+    # Python's JSON reader accepts NaN and surrogates, which llguidance does not
+    except ValueError as error:
         raise refused(grammar, shortened(str(error))) from None
 
 
 def refused(grammar: Grammar, reason: str) -> RefusedError:
-    """Return the error with the reason for a client."""
+    """Return the error that gives a client the reason."""
     message = f"the grammar ({grammar.kind.value}) cannot be used: {reason}"
     return RefusedError(ErrorCode.INVALID_REQUEST, message, param="grammar")
 
 
 def shortened(message: str) -> str:
-    """Return the useful part of llguidance's messages, which end with its internal state."""
+    """Return the useful part of an llguidance message, which ends with its internal state."""
     return _BEHIND_MESSAGE.split(message, 1)[0].strip()[:_MESSAGE_CHARACTERS]
 
 
 def located(grammar: Grammar, message: str) -> str:
-    """Return a message with the place that the caller knows: a rule's literal, not its line."""
+    """Return a message whose place the caller can find: a rule's literal, not a line."""
     message = shortened(message)
     place = _PLACE.match(message)
     if place is None:
         return message
     literal = None
-    if grammar.kind is GrammarKind.EBNF:  # only its text has the lines that were compiled
+    if grammar.kind is GrammarKind.EBNF:  # only this kind is compiled with the caller's own lines
         rule = grammar.text.split("\n")[int(place[1]) - 1].partition("%json")[0]
         literal = _LITERAL.search(rule)
     name = "" if literal is None else f"{literal[0]}: "
@@ -128,7 +134,7 @@ def _check_size(grammar: Grammar) -> None:
 
 
 def _choice(grammar: Grammar, document: Any) -> str:
-    """Return a grammar of one terminal that is exactly one of the strings."""
+    """Return a grammar of one terminal that matches exactly one of the strings."""
     if not isinstance(document, list) or not document:
         raise refused(grammar, "it must be a JSON array of at least one string")
     for choice in document:
@@ -138,33 +144,34 @@ def _choice(grammar: Grammar, document: Any) -> str:
             )
         if _UNQUOTABLE.search(choice):
             raise refused(grammar, "a choice has a control character or half a surrogate pair")
-    # Quoted as in JSON: Lark's strings have the same escapes.
+    # The strings are quoted as in JSON, because Lark's strings have the same escapes.
     return "start: CHOICE\nCHOICE: " + " | ".join(
         json.dumps(choice, ensure_ascii=False) for choice in dict.fromkeys(document)
     )
 
 
 def named_tokens(grammar: Grammar) -> frozenset[int]:
-    """Return the tokens that a grammar names by number."""
+    """Return the ids of the tokens that a grammar names by number."""
     if grammar.kind is not GrammarKind.EBNF:
         return frozenset()
     return frozenset(int(number) for number in _TOKEN.findall(grammar.text))
 
 
 def _checked_lark(grammar: Grammar) -> str:
-    """Return a grammar in Lark's syntax, its schemas as they were checked."""
+    """Return a grammar in Lark's syntax after all checks, with its schemas as they were checked."""
     try:
         lark = read_lark(grammar.text)
     except (ValueError, RecursionError) as error:
         raise refused(grammar, f"a schema in it is not JSON: {error}") from None
-    if lark.is_open or "/" in lark.bare:  # the rest would be taken for text
+    # an unclosed string would make the compiler read the rest as text
+    if lark.is_open or "/" in lark.bare:
         raise refused(grammar, "a string or an expression is not closed on its line")
     if "<" in _TOKEN.sub("", lark.bare):
         raise refused(grammar, "special tokens can only be written by their number, as <[3]>")
     text = "".join(lark.texts)
     if len(_DIRECTIVES.findall(text)) > len(lark.schemas):
         raise refused(grammar, "%regex, %lark and %llguidance are not supported, nor a bare %json")
-    # Every rule has a colon behind its name.
+    # Every rule has a colon after its name.
     if lark.bare.count(":") > _RULES_MAX:
         raise refused(grammar, f"it has more than {_RULES_MAX} rules (colons)")
     _check_schemas(grammar, text, lark.schemas)
@@ -191,7 +198,7 @@ class _Place(Enum):
     CONSTANT = auto()
 
     def below(self, key: str) -> "_Place":
-        """Return the path behind a key."""
+        """Return the kind of place below a key."""
         if self is _Place.SCHEMA and key in _NAMED:
             return _Place.NAMES
         is_constant = self is _Place.SCHEMA and key in _CONSTANTS
@@ -203,12 +210,12 @@ class _Survey:
     """The features of a schema that decide the cost of compiling it.
 
     Attributes:
-        depth: Levels of objects and arrays.
-        optional: Sum of the squares of the optional properties of each object.
-        patterns: Names in `patternProperties`.
+        depth: Levels of nested objects and arrays.
+        optional: Sum over all objects of the square of their number of optional properties.
+        patterns: Sum over all objects of the square of their number of `patternProperties`.
         string: Length of the longest string.
-        bounds: Objects, and keys, where another number has to be written.
-        lost: Numbers that the compiler would change.
+        bounds: (object, key, number) where the number must replace the bound in the schema.
+        lost: Numbers that the compiler would change, and that have no replacement.
     """
 
     depth: int = 0
@@ -221,7 +228,7 @@ class _Survey:
     lost: list[float] = field(default_factory=list[float])
 
     def add(self, node: Any, place: _Place) -> Iterable[tuple[Any, _Place]]:
-        """Take one node; returns those below it, with their places."""
+        """Record one node; return the nodes below it, with their places."""
         if isinstance(node, str):
             self.string = max(self.string, len(node))
         if isinstance(node, int | float):
@@ -243,7 +250,7 @@ class _Survey:
         return [*((key, place) for key in node), *rest]
 
     def _add_number(self, number: float, place: _Place) -> None:
-        # A reference can make a constant of whatever there is.
+        # A reference can turn any node into a constant, so overflows are refused everywhere.
         if overflows(number) or (place is _Place.CONSTANT and not is_kept(number)):
             self.lost.append(number)
 
@@ -251,7 +258,7 @@ class _Survey:
         changed = dict(changed_bounds(schema))
         for key, value in bounds.items():
             kept = changed.get(key, value)
-            # One that bounds no number here may be a constant by reference, too.
+            # A keyword that bounds no number here may still be a constant by reference.
             if kept is None or overflows(kept):
                 self.lost.append(value)
             elif key in changed:
@@ -268,7 +275,7 @@ def _survey(document: Any) -> _Survey:
 
 
 def _check_schema(grammar: Grammar, document: Any) -> None:
-    """Bound the compiler's stack and automata; replaces bounds that would not hold."""
+    """Refuse schemas that are too costly to compile; replace inexact bounds in place."""
     if not isinstance(document, dict):
         raise refused(grammar, "a schema is a JSON object")
     survey = _survey(document)
@@ -289,7 +296,7 @@ def _check_schema(grammar: Grammar, document: Any) -> None:
 
 
 def _check_sums(grammar: Grammar, survey: _Survey) -> None:
-    """Bound the sums over one schema or several."""
+    """Check the sums over one schema, or over all schemas of a grammar."""
     if survey.optional > _OPTIONAL_MAX**2:
         raise refused(
             grammar, f"it has more than {_OPTIONAL_MAX} optional properties; require or remove some"
@@ -304,7 +311,7 @@ def _check_sums(grammar: Grammar, survey: _Survey) -> None:
 
 
 def _optional(schema: dict[str, Any]) -> int:
-    """Return the number of optional properties of an object."""
+    """Return the number of optional properties of an object schema."""
     properties, required = _mapping(schema.get("properties")), schema.get("required")
     names = required if isinstance(required, list) else []
     return len(properties.keys() - {name for name in names if isinstance(name, str)})
@@ -315,14 +322,14 @@ def _mapping(value: Any) -> dict[str, Any]:
 
 
 def _number(value: Any) -> list[Fraction]:
-    """Return the exact value of a number's text; None if it is no number, or 0."""
+    """Return a list with the exact value of a number; empty if it is no finite number, or 0."""
     if isinstance(value, float) and math.isfinite(value) and value:
         return [Fraction(str(value))]
     return [Fraction(value)] if type(value) is int and value else []
 
 
 def _common_multiple(values: list[Fraction]) -> int:
-    """Return the least common multiple, after a shift of the decimal point that makes all whole."""
+    """Return the least common multiple after a decimal shift that makes all values whole."""
     for places in range(20):
         shifted = [value * 10**places for value in values]
         if all(value.denominator == 1 for value in shifted):

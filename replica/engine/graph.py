@@ -1,8 +1,8 @@
-"""Builds the OpenVINO graph of a dense decoder from its checkpoint, with numpy and openvino alone.
+"""Builds the OpenVINO graph of a dense decoder from its checkpoint, using only numpy and openvino.
 
-The graph is the stateful form (KV cache as variables, scaled dot product attention). A plain
-request runs it unchanged, which the tests use as reference; `paged` turns it into the engine's
-form, whose KV cache is a pool of blocks.
+The graph is the stateful form, in which the KV cache consists of variables beside scaled dot
+product attention. Tests run this form unchanged as the reference. `paged` turns the graph into the
+engine's form, whose KV cache is a pool of blocks.
 """
 
 from collections.abc import Mapping
@@ -25,15 +25,15 @@ from replica.engine.safetensors import BFLOAT16
 Node = Any  # openvino's nodes have no usable types
 SAMPLED_ROWS = "sampled_tokens_indices"
 LORA_MASK = "lora_mask"
-LORA_DOWN, LORA_UP = "lora_a.", "lora_b."  # then "<layer>.<projection>"
-_WINDOW_INPUT = 10  # of the paged attention operator
+LORA_DOWN, LORA_UP = "lora_a.", "lora_b."  # prefixes of inputs, followed by "<layer>.<projection>"
+_WINDOW_INPUT = 10  # index of the window among the inputs of the paged attention operator
 
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """A checked base artifact. Its weights are views of memory-mapped files.
+    """A checked base artifact, whose weights are views of memory-mapped files.
 
-    Compiled graphs may go on reading them: keep the base as long as its graphs run.
+    Compiled graphs may still read the weights, so keep the base as long as its graphs run.
     """
 
     config: ModelConfig
@@ -46,12 +46,15 @@ class Base:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of all tensors, as stored."""
+        """Number of bytes of all tensors, as stored."""
         return sum(weight.values.nbytes for weight in self.weights.values())
 
 
 def read_base(directory: Path) -> Base:
-    """Return the base in `directory`; ArtifactError when the graph would not compute it rightly."""
+    """Return the base in `directory`.
+
+    Raises ArtifactError if the graph would not compute it correctly.
+    """
     config = ModelConfig.of(read_json(directory / "config.json"))
     weights = join_scales(read_checkpoint(directory))
     tied = frozenset({"lm_head.weight"} if config.has_tied_embeddings else ())
@@ -66,13 +69,14 @@ def build_graph(base: Base, *, has_sampled_rows: bool = False, has_lora: bool = 
     beam_idx [batch]. Output: logits.
 
     Args:
-        base: See `read_base`.
-        has_sampled_rows: Adds sampled_tokens_indices [rows]: only these tokens go through the
-            output projection, which is the largest matrix of a small model.
-        has_lora: Adds low-rank deltas to every projection: y = Wx + ((x A^T) * mask) B, with
-            lora_mask [batch, new, ranks] and, per layer and projection, lora_a.* [ranks, inputs]
-            and lora_b.* [ranks, outputs], all float32. Each adapter has ranks of its own, and each
-            token a mask that is 1 for those of its adapter. How many there are is free.
+        base: Base from `read_base`.
+        has_sampled_rows: Whether to add the input sampled_tokens_indices [rows]. Only these tokens
+            then go through the output projection, which is the largest matrix of a small model.
+        has_lora: Whether to add low-rank deltas to every projection: y = Wx + ((x A^T) * mask) B,
+            with lora_mask [batch, new, ranks] and, per layer and projection, lora_a.* [ranks,
+            inputs] and lora_b.* [ranks, outputs], all float32. Each adapter has its own range of
+            ranks, and each token has a mask that is 1 for the ranks of its adapter. The number of
+            ranks is dynamic.
     """
     return _Builder(base, has_lora=has_lora).build(has_sampled_rows=has_sampled_rows)
 
@@ -80,10 +84,10 @@ def build_graph(base: Base, *, has_sampled_rows: bool = False, has_lora: bool = 
 def paged(model: ov.Model, windows: tuple[int, ...]) -> ov.Model:
     """Replace the KV variables by block tables, in place, and return the graph.
 
-    Inputs then: input_ids [tokens], position_ids [tokens], past_lens [rows],
+    The inputs are then: input_ids [tokens], position_ids [tokens], past_lens [rows],
     subsequence_begins [rows + 1], block_indices, block_indices_begins [rows + 1], max_context_len,
-    key_cache.<layer>, value_cache.<layer>, the sampled rows and those of LoRA, whose mask is
-    [tokens, 1, ranks].
+    key_cache.<layer>, value_cache.<layer>, and the inputs of sampled rows and of LoRA, whose mask
+    is [tokens, 1, ranks].
 
     Args:
         model: Model from `build_graph`.
@@ -92,7 +96,7 @@ def paged(model: ov.Model, windows: tuple[int, ...]) -> ov.Model:
     from openvino._offline_transformations import paged_attention_transformation
 
     paged_attention_transformation(model)
-    # The transformation drops the attention mask, and with it the sliding window.
+    # The transformation drops the attention mask and thus the sliding window, which is set here.
     layers = 0
     for node in model.get_ordered_ops():
         if node.get_type_name() == "PagedAttentionExtension":
@@ -113,7 +117,7 @@ def _i64(value: Any) -> Node:
 
 
 class _Builder:
-    """State of one build: shared nodes, parameters and cache writes."""
+    """The state of one build: shared nodes, parameters and cache writes."""
 
     def __init__(self, base: Base, *, has_lora: bool) -> None:
         self._config = base.config
@@ -121,7 +125,7 @@ class _Builder:
         self._has_lora = has_lora
         self._parameters: list[Node] = []
         self._cache_writes: list[Node] = []
-        self._sums: list[Node] = []  # of the values of each layer
+        self._sums: list[Node] = []  # per layer, the sum of the value vectors of each token
         self._to_heads = op.constant(np.array([0, 2, 1, 3], np.int32))
 
     def build(self, *, has_sampled_rows: bool) -> ov.Model:
@@ -173,17 +177,17 @@ class _Builder:
         return node
 
     def _weight(self, name: str) -> Node:
-        """Return a weight as float32; smaller types stay so in memory."""
+        """Return a weight as float32; in memory it keeps its smaller type."""
         node = self._constant(name)
         scale = self._weights[name].scale
         if node.get_element_type() != Type.f32:
             node = op.convert(node, Type.f32)
-            # Else the plugin folds both into float32 of its own: 2 to 4 times the memory.
+            # Without this mark the plugin folds both into a float32 copy: 2 to 4 times the memory.
             node.get_rt_info()["decompression_0"] = ""
         return node if scale is None else op.multiply(node, _f32(scale[:, None]))
 
     def _embeddings(self, ids: Node) -> Node:
-        """Return [batch, new, hidden]; only the rows that are looked up are converted."""
+        """Return embeddings [batch, new, hidden]; only rows that are looked up are converted."""
         name = "model.embed_tokens.weight"
         rows = op.gather(self._constant(name), ids, _i64(0))
         scale = self._weights[name].scale
@@ -196,7 +200,7 @@ class _Builder:
         )
 
     def _attention_mask(self, ids: Node, attention: Node, window: int) -> Node:
-        """Return the mask of causality, padding and window; the paged form drops it."""
+        """Return the mask of causality, padding and window; the paged form drops this mask."""
         new = op.gather(op.shape_of(ids), _i64(1), _i64(0))
         first = op.subtract(self._all_tokens, new)
         rows = op.unsqueeze(op.range(first, self._all_tokens, _i64(1), Type.i64), _i64(1))
@@ -210,7 +214,7 @@ class _Builder:
         return op.select(op.logical_and(causal, present), _f32(0.0), _f32(-65504.0))
 
     def _rope_tables(self, positions: Node) -> tuple[Node, Node]:
-        """Return (cos, sin), each [batch, 1, new, head_dim]."""
+        """Return (cos, sin), each of shape [batch, 1, new, head_dim]."""
         config = self._config
         frequencies = _f32(config.rope.frequencies(config.head_dim)[None, None, :])
         angles = op.multiply(op.unsqueeze(op.convert(positions, Type.f32), _i64(2)), frequencies)
@@ -226,13 +230,13 @@ class _Builder:
         return op.add(op.multiply(x, cos), op.multiply(turned, sin))
 
     def _norm(self, x: Node, name: str) -> Node:
-        """Return the RMS norm over the last axis."""
+        """Return the RMS norm over the last axis, times its weight."""
         variance = op.reduce_mean(op.power(x, _f32(2.0)), _i64([-1]), keep_dims=True)
         root = op.sqrt(op.add(variance, _f32(self._config.norm_epsilon)))
         return op.multiply(op.multiply(x, op.divide(_f32(1.0), root)), self._weight(name))
 
     def _linear(self, x: Node, layer: int, name: str, *, has_bias: bool = False) -> Node:
-        """Return a projection of a layer, with its bias and low-rank deltas."""
+        """Return a projection of a layer, with its bias and its low-rank deltas."""
         full = f"model.layers.{layer}.{name}"
         y = op.matmul(x, self._weight(f"{full}.weight"), transpose_a=False, transpose_b=True)
         if has_bias:
@@ -260,7 +264,7 @@ class _Builder:
         query = self._rotate(self._heads(x, layer, "q", config.heads))
         key = self._rotate(self._heads(x, layer, "k", config.kv_heads))
         value = self._heads(x, layer, "v", config.kv_heads)
-        # The transformation to the paged form finds key and value by these names.
+        # The transformation to the paged form finds keys and values by these names.
         key = self._cached(f"past_key_values.{layer}.keypresent.{layer}.key", key)
         value = self._cached(f"past_key_values.{layer}.valuepresent.{layer}.value", value)
         mixed = op.scaled_dot_product_attention(
@@ -273,15 +277,15 @@ class _Builder:
         return self._linear(mixed, layer, "self_attn.o_proj")
 
     def _doubt(self) -> Node:
-        """Return 0 for each token whose values are finite in all layers, else NaN: [batch, new, 1].
+        """Return, per token, 0 if its values are finite in all layers, else NaN: [batch, new, 1].
 
-        A cache of 8-bit integers turns NaN into some number, and the answer would look valid.
+        An 8-bit KV cache turns NaN into a number, so without this the answer would look valid.
         """
         total = reduce(op.add, self._sums)
         return op.subtract(total, total)
 
     def _heads(self, x: Node, layer: int, name: str, count: int) -> Node:
-        """Return query, key or value: [batch, heads, new, head_dim]."""
+        """Return query, key or value as [batch, heads, new, head_dim]."""
         config = self._config
         flat = self._linear(x, layer, f"self_attn.{name}_proj", has_bias=config.has_qkv_bias)
         if name == "v":
@@ -292,7 +296,7 @@ class _Builder:
         return op.transpose(split, self._to_heads)
 
     def _cached(self, name: str, current: Node) -> Node:
-        """Append to the KV cache; return all of it."""
+        """Append the new entries to the KV cache; return the whole cache."""
         heads, dim = self._config.kv_heads, self._config.head_dim
         info = VariableInfo()
         info.data_shape = PartialShape([-1, heads, -1, dim])
@@ -307,7 +311,7 @@ class _Builder:
         return full
 
     def _repeated(self, x: Node) -> Node:
-        """Repeat each KV head for the query heads that share it."""
+        """Repeat each KV head for all query heads that share it."""
         config = self._config
         if config.heads == config.kv_heads:
             return x

@@ -1,4 +1,4 @@
-"""Splits a grammar in Lark's syntax: text, literals, and the JSON schemas inside. Pure."""
+"""Splits a grammar in Lark's syntax into text, literals and the JSON schemas inside. Pure."""
 
 import json
 import re
@@ -7,20 +7,20 @@ from typing import Any
 
 from replica.engine.grammar_numbers import read_float
 
-# It also matches what is not closed on its line: if it did not, it would look for the end of the
-# line from each quote again, for a second, and hold up every other thread.
+# The pattern also matches literals that are not closed on their line. Otherwise each quote would
+# start another search to the end of the line, which could take a second and block all threads.
 _PARTS = re.compile(r'"(?:[^"\\\n]|\\.)*("?)|/(?:[^/\\\n]|\\.)+(/?)|//.*|#.*|%\s*json\s*(?=\{)')
 _DECODER = json.JSONDecoder(parse_float=read_float)
 
 
 @dataclass(slots=True)
 class LarkText:
-    """A split grammar.
+    """A grammar in Lark's syntax, split into its parts.
 
     Attributes:
-        bare: Text that is neither string, expression, comment nor schema.
-        texts: Texts before, between and behind the schemas.
-        schemas: The schema behind each `%json`.
+        bare: Text outside strings, expressions, comments and schemas.
+        texts: Texts before, between and after the schemas.
+        schemas: The schema after each `%json`.
         is_open: Whether a string or an expression is not closed on its line.
     """
 
@@ -30,14 +30,17 @@ class LarkText:
     is_open: bool = False
 
     def joined(self) -> str:
-        """Return the grammar again, with its schemas as parsed."""
+        """Return the grammar as one text again, with its schemas as parsed."""
         written = [*map(json.dumps, self.schemas), ""]
         pairs = zip(self.texts, written, strict=True)
         return "".join(text + schema for text, schema in pairs)
 
 
 def read_lark(text: str) -> LarkText:
-    """Split a grammar; ValueError or RecursionError when a schema in it is not JSON."""
+    """Split a grammar.
+
+    Raises ValueError or RecursionError if a schema in the grammar is not JSON.
+    """
     lark, bare = LarkText(), list[str]()
     begin = at = 0
     while (found := _PARTS.search(text, at)) is not None:

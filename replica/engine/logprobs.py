@@ -1,4 +1,4 @@
-"""Logarithms of the model's own distribution: of chosen tokens, of prompts, and the best ones."""
+"""Log probabilities under the model's own distribution: of chosen, prompt and best tokens."""
 
 from collections.abc import Sequence
 
@@ -8,20 +8,21 @@ import numpy.typing as npt
 from replica.engine.types import TokenLogprobs
 
 Floats = npt.NDArray[np.float32]
-_BLOCK_ELEMENTS = 1 << 21  # 8 MiB per temporary array, however many rows a prompt has
-_GROUP = 16  # elements per maximum in `least_of_top`; more would let more candidates through
+# 8 MiB per temporary array, independent of the number of rows of a prompt
+_BLOCK_ELEMENTS = 1 << 21
+_GROUP = 16  # elements per maximum in `least_of_top`; larger groups would let more candidates pass
 
 
 def token_logprobs(
     logits: Floats, tokens: Sequence[int], tops: Sequence[int], keys: Sequence[int]
 ) -> list[TokenLogprobs]:
-    """Return the logprobs of one token per row.
+    """Return the logprobs of one token per row, and of the row's best tokens.
 
     Args:
         logits: Logits of the model, shape (rows, vocabulary).
-        tokens: Token of each row, chosen or of the prompt.
-        tops: Number of the best tokens to report; equal ones by id.
-        keys: Keys of the sequences.
+        tokens: Token of each row, either chosen or of the prompt.
+        tops: Number of best tokens to report per row; equal logits are ordered by id.
+        keys: Key of the sequence of each row.
     """
     entries: list[TokenLogprobs] = []
     size = max(1, _BLOCK_ELEMENTS // logits.shape[1])
@@ -42,7 +43,7 @@ def token_logprobs(
 
 
 def score_tokens(logits: Floats, tokens: Sequence[int], key: int) -> list[TokenLogprobs]:
-    """Return logprob and entropy of one token per row, all of one sequence."""
+    """Return logprob and entropy of one token per row; all rows belong to one sequence."""
     entries: list[TokenLogprobs] = []
     size = max(1, _BLOCK_ELEMENTS // logits.shape[1])
     for begin in range(0, len(tokens), size):
@@ -60,16 +61,16 @@ def score_tokens(logits: Floats, tokens: Sequence[int], key: int) -> list[TokenL
 
 
 def best_tokens(values: Floats, count: int) -> npt.NDArray[np.intp]:
-    """Return the ids of the greatest values of each row, best first, equal ones by id.
+    """Return the ids of the greatest values of each row, best first; equal values by id.
 
     Args:
         values: Values, shape (rows, vocabulary).
-        count: Largest number of logprobs; 0 for none.
+        count: Number of ids to return per row; 0: none.
     """
     count = max(0, min(count, values.shape[1]))
     if not count:
         return np.zeros((len(values), 0), np.intp)
-    # NaN has no order; values behind it must not change the shape.
+    # NaN compares false with everything; NaN values must not change the shape of the result.
     is_candidate = ~(values < least_of_top(values, count)[:, None])
     rows, ids = np.divmod(np.flatnonzero(is_candidate), values.shape[1])
     order = np.lexsort((ids, -values[rows, ids], rows))
@@ -78,25 +79,25 @@ def best_tokens(values: Floats, count: int) -> npt.NDArray[np.intp]:
 
 
 def least_of_top(values: Floats, count: int) -> Floats:
-    """Return per row a bound that the `count` greatest values reach, and few others.
+    """Return, per row, a lower bound that the `count` greatest values reach, and few others.
 
-    It is one of the maxima of disjoint groups: as many values as there are maxima above it reach
-    it. Several times faster than to partition all values, which is exact.
+    The bound is one of the maxima of disjoint groups: each maximum above it is a value that reaches
+    it. This is several times faster than an exact partition of all values.
     """
     rows, vocabulary = values.shape
     groups = vocabulary // _GROUP
     if groups < 2 * count:
         return np.partition(values, vocabulary - count, axis=1)[:, vocabulary - count]
-    # Strided groups, so that the maxima are taken of whole vectors.
+    # The groups are strided, so that numpy computes the maxima over whole vectors.
     maxima = values[:, : groups * _GROUP].reshape(rows, _GROUP, groups).max(axis=1)
     return np.partition(maxima, groups - count, axis=1)[:, groups - count]
 
 
 def _log_sums(logits: Floats) -> npt.NDArray[np.float64]:
-    """Return per row the logarithm of the sum of exponentials, accumulated in float64."""
+    """Return, per row, the logarithm of the sum of exponentials, accumulated in float64."""
     best = logits.max(axis=1, keepdims=True)
     weights = np.exp(logits - best)
-    # Sums of a few in float32, which is much faster, and of those in float64.
+    # Groups of a few are summed in float32, which is much faster, and their sums in float64.
     vocabulary = weights.shape[1]
     whole = vocabulary - vocabulary % _GROUP
     parts = np.einsum("ijk->ij", weights[:, :whole].reshape(len(weights), -1, _GROUP))

@@ -1,8 +1,8 @@
 """Reads LoRA adapters in PEFT's layout: adapter_config.json and adapter_model.safetensors.
 
-An adapter is foreign data, and one that is applied in part gives wrong answers, not an error. So
-every field of its config and every tensor must be used, or have no effect; everything else is
-refused by name.
+An adapter is foreign data, and an adapter that is applied in part gives wrong answers, not an
+error. So each field of its config and each tensor must be used or have no effect; everything else
+is refused by name.
 """
 
 import math
@@ -31,7 +31,7 @@ _USED = frozenset(
     {"peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern"}
     | {"target_modules", "exclude_modules", "layers_to_transform"}
 )
-# Training and bookkeeping; a tensor's name gives its place.
+# Fields of training and bookkeeping; the name of a tensor says which module it changes.
 _HARMLESS = frozenset(
     {"auto_mapping", "base_model_name_or_path", "inference_mode", "lora_dropout", "peft_version"}
     | {"revision", "task_type", "layers_pattern", "runtime_config", "megatron_core", "eva_config"}
@@ -40,17 +40,18 @@ _HARMLESS = frozenset(
 _ONLY: Mapping[str, tuple[Any, ...]] = {
     "peft_type": ("LORA",),
     "bias": ("none", None),
-    # Others (pissa, olora, loftq, ...) train against a changed base.
+    # Other initialisations (pissa, olora, loftq, ...) train against a changed base.
     "init_lora_weights": (True, False, None, "gaussian", "eva", "orthogonal"),
 }
-# Reading JSON stops every other thread: 10 ms per megabyte. A header has some 200 bytes per tensor.
+# Limits, because reading JSON blocks all other threads: 10 ms per megabyte. A header needs some 200
+# bytes per tensor.
 _CONFIG_BYTES_MAX, _HEADER_BYTES_MAX = 1 << 20, 4 << 20
 _FLOATS = (np.dtype(np.float32), np.dtype(np.float16), BFLOAT16)
 _TENSOR = re.compile(r"base_model\.model\.model\.layers\.(\d+)\.([a-z_.]+)\.lora_([AB])\.weight")
 _LITERAL = re.compile(r"[A-Za-z0-9_.]+")
 _SHORT = {name.rpartition(".")[2] for name in PROJECTIONS}
 
-Module = tuple[int, str]  # layer, and one of PROJECTIONS
+Module = tuple[int, str]  # (layer, one of PROJECTIONS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +59,8 @@ class LoraDelta:
     """An adapter's change to one projection: y += (x down^T) up.
 
     Attributes:
-        down: Matrix to the rank: float32 [rank, inputs].
-        up: Matrix from the rank: float32 [rank, outputs], the scaling included.
+        down: Matrix from the inputs to the rank: float32 [rank, inputs].
+        up: Matrix from the rank to the outputs: float32 [rank, outputs], already scaled.
     """
 
     down: Array
@@ -68,14 +69,14 @@ class LoraDelta:
 
 @dataclass(frozen=True, slots=True)
 class LoraAdapter:
-    """A checked adapter in host memory, with arrays independent of the file."""
+    """A checked adapter in host memory, whose arrays do not refer to the file."""
 
     rank: int
     deltas: Mapping[Module, LoraDelta]
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of all matrices."""
+        """Number of bytes of all matrices."""
         return sum(delta.down.nbytes + delta.up.nbytes for delta in self.deltas.values())
 
 
@@ -83,14 +84,14 @@ def read_adapter(digest: str, directory: Path, base: ModelConfig, rank_max: int)
     """Return the adapter in `directory`.
 
     Args:
-        digest: Digest, for errors.
+        digest: Digest of the adapter, for error messages.
         directory: Directory in PEFT's layout.
-        base: The base whose projections it changes.
+        base: Configuration of the base whose projections the adapter changes.
         rank_max: Largest rank of one adapter.
 
     Raises:
-        RefusedError: ADAPTER_NOT_FOUND without a directory, else ADAPTER_INVALID: the message
-            names what is not served, and the limit if there is one.
+        RefusedError: With ADAPTER_NOT_FOUND if there is no directory, otherwise with
+            ADAPTER_INVALID; the message names what is not supported, and the limit if there is one.
     """
     if not directory.is_dir():
         raise RefusedError(
@@ -132,7 +133,7 @@ def _check_size(path: Path, bytes_max: int) -> None:
 
 
 def _is_one_of(value: Any, values: Iterable[Any]) -> bool:
-    # 1 == True, but they are not the same setting.
+    # Types are compared too: 1 == True, but they are not the same setting.
     return any(value == known and type(value) is type(known) for known in values)
 
 
@@ -142,11 +143,11 @@ def _texts(values: Iterable[Any]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Scaling:
-    """Ranks and factors of an adapter's modules."""
+    """The ranks and scaling factors of an adapter's modules."""
 
     rank: int
     alpha: float
-    is_stabilised: bool  # rslora: alpha / sqrt(rank) in place of alpha / rank
+    is_stabilised: bool  # rslora: the factor is alpha / sqrt(rank) instead of alpha / rank
     rank_pattern: Mapping[str, Any]
     alpha_pattern: Mapping[str, Any]
     rank_max: int
@@ -182,7 +183,7 @@ class _Scaling:
 
 
 def _pattern(config: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return a rank or alpha pattern whose keys are plain names of modules."""
+    """Return a rank or alpha pattern after a check that its keys are plain names of modules."""
     given = config.get(name) or {}
     if not isinstance(given, dict):
         raise ArtifactError(f"{CONFIG_FILE}: {name} is {given!r}; an object is needed")
@@ -200,7 +201,7 @@ def _first_match(pattern: Mapping[str, Any], module: Module, default: Any) -> An
 
 
 def _names(target: str, module: Module) -> bool:
-    """Whether a name from a config means the module: its path, or the end of it."""
+    """Whether a name in a config matches the module: its whole path, or the end of its path."""
     path = f"model.layers.{module[0]}.{module[1]}"
     return path == target or path.endswith(f".{target}")
 
@@ -214,7 +215,7 @@ def _read_deltas(directory: Path, base: ModelConfig, scaling: _Scaling) -> dict[
         )
     shapes = base.projection_shapes()
     sizes = sum(outputs + inputs for outputs, inputs in shapes.values())
-    # So much has an adapter of all projections, of the largest rank, in float32.
+    # An adapter of all projections, with the largest rank, in float32, has this size.
     _check_size(path, _HEADER_BYTES_MAX + 4 * base.layers * sizes * scaling.rank_max)
     read = read_safetensors(
         path, keeps_bf16=True, is_mapped=False, header_bytes_max=_HEADER_BYTES_MAX
@@ -251,7 +252,7 @@ def _read_deltas(directory: Path, base: ModelConfig, scaling: _Scaling) -> dict[
 
 
 def _place(name: str, base: ModelConfig) -> tuple[Module, str]:
-    """Return the layer and projection of a tensor."""
+    """Return the layer, the projection and the half (A or B) that a tensor's name denotes."""
     match = _TENSOR.fullmatch(name)
     if match is None or match[2] not in PROJECTIONS:
         raise ArtifactError(
@@ -265,7 +266,7 @@ def _place(name: str, base: ModelConfig) -> tuple[Module, str]:
 
 
 def _checked(name: str, array: Array) -> Array:
-    """Return a copy as float32."""
+    """Return a copy as float32. Raises ArtifactError for other types and non-finite numbers."""
     if array.dtype not in _FLOATS:
         raise ArtifactError(f"{TENSOR_FILE}: {name} is {array.dtype}; F32, F16 or BF16 is needed")
     values = np.array(widened(array))
@@ -277,7 +278,7 @@ def _checked(name: str, array: Array) -> Array:
 def _check_complete(
     config: Mapping[str, Any], base: ModelConfig, deltas: Mapping[Module, LoraDelta]
 ) -> None:
-    """Raise ArtifactError unless the tensors are those that the config announces."""
+    """Raise ArtifactError unless the tensors are exactly those that the config announces."""
     every = [(layer, name) for layer in range(base.layers) for name in PROJECTIONS]
     targets = _targets(config, "target_modules")
     if not targets:
@@ -308,7 +309,7 @@ def _check_complete(
 
 
 def _layers(config: Mapping[str, Any]) -> list[int] | None:
-    """Return the layers that the adapter changes; None: all."""
+    """Return the layers that the adapter changes; None: all layers."""
     given = config.get("layers_to_transform")
     if given is None:
         return None

@@ -1,4 +1,4 @@
-"""Changes to logits by earlier tokens of a sequence: penalties, bias, minimum length."""
+"""Changes to logits before sampling: penalties, bias, minimum length."""
 
 from collections.abc import Sequence
 
@@ -12,29 +12,29 @@ Floats = npt.NDArray[np.float32]
 
 
 def has_penalties(sampling: Sampling) -> bool:
-    """Whether the tokens so far change the logits."""
+    """Whether the sampling parameters have a penalty, for which tokens must be counted."""
     return bool(
         sampling.repetition_penalty != 1 or sampling.presence_penalty or sampling.frequency_penalty
     )
 
 
 class PenaltyCounts:
-    """The counts of emitted tokens, for penalties.
+    """The number of occurrences of each emitted token of a sequence, for penalties.
 
-    It grows with the sequence: a step costs its new tokens, not the history.
+    The counts are updated with the sequence, so a step costs its new tokens, not the whole history.
     """
 
     def __init__(self, prompt: Sequence[int]) -> None:
-        """Begin with the prompt's tokens, emitted 0 times; empty where the prompt is of no use."""
+        """Begin with the prompt's tokens at count 0; empty if no penalty depends on the prompt."""
         self._prompt_index = {token: at for at, token in enumerate(dict.fromkeys(prompt))}
-        self._index: dict[int, int] = {}  # of tokens that are not in the prompt
+        self._index: dict[int, int] = {}  # token -> index, for tokens that are not in the prompt
         self._size = len(self._prompt_index)
         self._ids = np.zeros(max(64, 2 * self._size), np.intp)
         self._ids[: self._size] = list(self._prompt_index)
         self._counts = np.zeros(len(self._ids), np.float32)
 
     def copy(self) -> "PenaltyCounts":
-        """Return counts for a sibling; the large part is shared."""
+        """Return counts for a sibling; the prompt's index, which is the large part, is shared."""
         other = PenaltyCounts(())
         other._prompt_index = self._prompt_index
         other._index = self._index.copy()
@@ -57,7 +57,7 @@ class PenaltyCounts:
             self._counts[at] += 1
 
     def view(self, ahead: Sequence[int] = ()) -> tuple[Ids, Floats]:
-        """Return (ids, counts) as if the tokens `ahead` had been emitted too; read only."""
+        """Return (ids, counts) as if the tokens `ahead` were emitted too; do not modify them."""
         ids, counts = self._ids[: self._size], self._counts[: self._size]
         if not ahead:
             return ids, counts
@@ -75,7 +75,7 @@ class PenaltyCounts:
 
 
 class Changes:
-    """The changes of a step to the logits of some rows; collected first, then applied once."""
+    """The changes of a step to the logits of some rows, collected and then applied at once."""
 
     def __init__(self) -> None:
         self._penalized: list[tuple[int, Sampling, Ids, Floats]] = []
@@ -83,20 +83,20 @@ class Changes:
         self._banned: list[tuple[int, Ids]] = []
 
     def penalize(self, row: int, sampling: Sampling, counts: tuple[Ids, Floats]) -> None:
-        """Apply the three penalties to the counted tokens of a row."""
+        """Add the three penalties on the counted tokens of a row."""
         if len(counts[0]):
             self._penalized.append((row, sampling, *counts))
 
     def bias(self, row: int, ids: Ids, values: Floats) -> None:
-        """Add to some logits of a row; `ids` are distinct."""
+        """Add a bias to some logits of a row; `ids` are distinct."""
         self._biased.append((row, ids, values))
 
     def ban(self, row: int, ids: Ids) -> None:
-        """Forbid some tokens of a row."""
+        """Forbid some tokens in a row."""
         self._banned.append((row, ids))
 
     def apply(self, logits: Floats) -> None:
-        """Change `logits` in place, in the order of `replica.engine.sampling`."""
+        """Change `logits` in place, in the order that `replica.engine.sampling` defines."""
         if self._penalized:
             self._apply_penalties(logits)
         if self._biased:
@@ -125,7 +125,7 @@ class Changes:
 
 
 def _lengths(entries: Sequence[tuple[int, *tuple[object, ...]]]) -> tuple[Ids, Ids]:
-    """Return the rows of entries, and how many ids each has (they are its first array)."""
+    """Return the row of each entry, and the length of its first array, which has the ids."""
     rows = np.array([entry[0] for entry in entries], np.intp)
     arrays = [next(part for part in entry if isinstance(part, np.ndarray)) for entry in entries]
     return rows, np.array([len(array) for array in arrays], np.intp)

@@ -1,13 +1,15 @@
-"""The interface between scheduler and backend: plans of steps, and their output.
+"""The interface between scheduler and backend: the plan of a step, and the output of a step.
 
-A backend computes; it knows nothing of queues and pools. The rows of logits of a step have one
-order, which backends and `replica.engine.sampler` share:
+A backend only computes; queues and pools belong to the scheduler. The rows of logits of a step have
+one order, on which backends and `replica.engine.sampler` agree:
 
-1. `plan.decode`, in order: 1 + len(draft) rows each, for the token after the last one and, if the
-   draft is right so far, for the one after each of its tokens;
-2. parts of `plan.prefill` whose last token is computed, in order: one row, shared by their forks;
-3. parts of `plan.prefill` that want logprobs of their prompt, in order: `logprob_rows`, which the
-   row of the last of all its tokens is none of (it is of the second kind).
+1. `plan.decode`, in order, 1 + len(draft) rows per sequence: one row for the token after the last
+   token, and one row for the token after each token of the draft, valid if the draft is right so
+   far;
+2. parts of `plan.prefill` that end their prompt, in order, one row each, shared with the forks;
+3. parts of `plan.prefill` that want logprobs of their prompt, in order, with the rows of
+   `logprob_rows`. The row of the prompt's last token is not among these, because it is of the
+   second kind.
 """
 
 from collections.abc import Sequence
@@ -31,20 +33,21 @@ NO_SLOT = -1
 
 
 class ScheduledSequence:
-    """A living sequence. Backends read `tokens`, `computed`, `blocks`, `slot` and `request`.
+    """A living sequence. Backends read `tokens`, `computed`, `blocks`, `slot` and `request` of it.
 
     Attributes:
-        tokens: Prompt and emitted ids.
-        computed: Leading tokens whose KV values are in the pool.
-        blocks: Held blocks, in the order of the tokens.
-        slot: Slot of its adapter, while it runs; NO_SLOT for the base.
-        scratch: Backend's own data, for the life of the sequence.
-        sampler: Sampler's own data; None at first.
-        leader: The sequence whose prompt this one waits for, to be forked from it.
-        forks: Siblings that wait for this one's prompt.
-        scored: Leading prompt tokens whose logprobs were reported, are not wanted or, as the
-            first, have none.
-        drafter: Source of drafts; None: no drafts.
+        tokens: Ids of the prompt and of the emitted tokens.
+        computed: Number of leading tokens whose KV values are in the pool.
+        blocks: Blocks that the sequence holds, in the order of its tokens.
+        slot: Slot of its adapter while it runs; NO_SLOT for a sequence of the base.
+        scratch: Data that the backend keeps for the sequence.
+        sampler: Data that the sampler keeps for the sequence; None at first.
+        leader: The sibling that computes the prompt, while this sequence waits to be forked from
+            it.
+        forks: Siblings that wait until this sequence has computed the prompt.
+        scored: Number of leading prompt tokens whose logprobs are done: reported, not wanted, or
+            (the first token) undefined.
+        drafter: Source of drafts; None if the sequence uses no drafts.
     """
 
     __slots__ = (
@@ -80,7 +83,7 @@ class ScheduledSequence:
         stop_ids: frozenset[int],
         leader: "ScheduledSequence | None" = None,
     ) -> None:
-        """Make a waiting sequence; with a leader it shares the computed prompt."""
+        """Create a waiting sequence; with a leader, it will share the leader's computed prompt."""
         self.request = request
         self.arrival = arrival
         self.root = root
@@ -90,7 +93,7 @@ class ScheduledSequence:
         self.tokens_max = self.prompt_tokens + request.output_tokens_max
         self.computed = 0
         self.blocks: list[int] = []
-        self.capacity = 0  # tokens that `blocks` hold
+        self.capacity = 0  # number of tokens for which `blocks` have room
         self.hashes: list[bytes] = []
         self.slot = NO_SLOT
         self.ended = False
@@ -101,10 +104,10 @@ class ScheduledSequence:
         self.leader: ScheduledSequence | None = None
         self.forks: list[ScheduledSequence] = []
         self.scored = self.prompt_tokens - request.scored_tokens if request.scored_tokens else 1
-        self.scores = (0.0, 0.0)  # sums of what is scored: of logprobs, of entropies
+        self.scores = (0.0, 0.0)  # sums over the scored tokens: of logprobs, of entropies
         self.drafter: PromptLookup | None = None
         width, prediction = request.draft_tokens_max, None
-        # A grammar's matcher would have to be rolled back after each wrong draft.
+        # No drafts with a grammar: its matcher would have to be rolled back after each wrong draft.
         if (width or request.prediction) and request.sampling.grammar is None:
             if request.prediction:
                 answer_from = self.prompt_tokens - request.resumed_tokens
@@ -113,14 +116,14 @@ class ScheduledSequence:
             self.drafter = PromptLookup(width, self.prompt_tokens, sibling, prediction)
 
     def score(self, tokens: Sequence[TokenLogprobs]) -> None:
-        """Take the scores of further tokens."""
+        """Add the scores of further tokens to the sums."""
         logprobs, entropies = self.scores
         logprobs += sum([token.logprob for token in tokens])
         self.scores = logprobs, entropies + sum([token.entropy for token in tokens])
 
     @property
     def final_score(self) -> Score | None:
-        """Score of the scored tokens; None: none, or not all of them are computed."""
+        """Mean score of the scored tokens; None if there are none or not all are computed yet."""
         count = self.request.scored_tokens
         if not count or self.scored < self.prompt_tokens:
             return None
@@ -128,12 +131,13 @@ class ScheduledSequence:
         return Score(logprobs / count, entropies / count)
 
     def logprob_rows(self, count: int) -> range:
-        """Return the rows of a prompt part that are needed for the log probabilities of its tokens.
+        """Return the rows of a prompt part that give the logprobs of prompt tokens.
 
-        The row of a position is about the next one; that of the last token is sampled from.
+        The row of a position predicts the next token; the row of the last token is used for
+        sampling.
 
         Args:
-            count: Tokens of the part, from `computed` on.
+            count: Number of tokens of the part, from `computed` on.
         """
         if self.request.prompt_logprobs < 0:
             return range(0)
@@ -142,7 +146,7 @@ class ScheduledSequence:
 
     @property
     def is_urgent(self) -> bool:
-        """Whether it is a probe, which does not wait."""
+        """Whether the sequence is a probe, which never waits."""
         return self.request.priority >= URGENT_PRIORITY
 
     @property
@@ -152,7 +156,7 @@ class ScheduledSequence:
 
     @property
     def prefill_s(self) -> float:
-        """Seconds from the first scheduling to the first token; 0 without one."""
+        """Seconds from the first scheduling to the first token; 0 if no token was emitted."""
         begun, first = self.admitted_at_s, self.first_token_at_s
         if begun is None or first is None or not self.output_tokens:
             return 0.0
@@ -160,11 +164,11 @@ class ScheduledSequence:
 
     @property
     def drafts(self) -> DraftCounts:
-        """Counts of speculated tokens."""
+        """Counts of the sequence's speculated tokens."""
         return NO_DRAFTS if self.drafter is None else self.drafter.counts
 
     def rank(self) -> tuple[int, int]:
-        """Order of importance, most important first."""
+        """Return the sort key of importance; the most important sequence has the least key."""
         return (-self.request.priority, self.arrival)
 
 
@@ -173,12 +177,12 @@ class Adapter(Protocol):
 
     @property
     def rank(self) -> int:
-        """Rank of its matrices."""
+        """Rank of the adapter's matrices."""
         ...
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes in host memory."""
+        """Bytes that the adapter occupies in host memory."""
         ...
 
 
@@ -187,11 +191,11 @@ class ResizableBackend(Protocol):
     """A backend whose KV memory can be freed and allocated again."""
 
     def allocated(self, blocks: int) -> Any:
-        """Return KV memory for this many blocks; slow, any thread may call."""
+        """Allocate and return KV memory for this many blocks; slow, and any thread may call it."""
         ...
 
     def use(self, memory: Any) -> None:
-        """Compute with that memory from now on; the content of the previous one is lost."""
+        """Compute with the given memory from now on; the content of the previous memory is lost."""
         ...
 
 
@@ -199,16 +203,18 @@ class StepPlan:
     """The sequences and tokens that one step computes.
 
     Attributes:
-        decode: Sequences whose last token, and draft if there is one, are computed.
-        prefill: Sequences with the number of tokens to compute after `computed`.
-        sampled: Sequences that get new tokens, in the order in which the backend returns them:
-            `decode`, then those of `prefill` whose last token is computed, each followed by its
-            forks.
-        fork_of: Index into `sampled` of a fork -> index of the sequence whose row it shares.
-        drafts: Index into `decode` -> ids to try after the last token. Most have none.
-        loads: Slots and adapters to load before the computation.
+        decode: Sequences whose last token is computed, and also their draft if there is one.
+        prefill: Sequences, each with the number of tokens to compute after `computed`.
+        sampled: Sequences that get new tokens, in the order in which the backend returns the
+            tokens: `decode`, then the sequences of `prefill` whose prompt ends, each followed by
+            its forks.
+        fork_of: Index of a fork in `sampled` -> index of the sequence whose row of logits it
+            shares.
+        drafts: Index into `decode` -> ids to try after the last token. Most sequences have no
+            draft.
+        loads: Pairs of a slot and the adapter to load into the slot before the computation.
         copies: Pairs (from, to) of blocks to copy after the computation: the unfinished last block
-            of a prompt, for its forks.
+            of a prompt, copied once per fork.
     """
 
     __slots__ = ("copies", "decode", "drafts", "fork_of", "loads", "prefill", "sampled")
@@ -235,23 +241,24 @@ class StepPlan:
 
     @property
     def tokens(self) -> int:
-        """Number of tokens that the step computes."""
+        """Number of tokens that this step computes."""
         drafted = sum(map(len, self.drafts.values()))
         return len(self.decode) + drafted + sum(count for _, count in self.prefill)
 
 
 @dataclass(slots=True)
 class StepOutput:
-    """The result of a computed step; indices are into `plan.sampled`.
+    """The result of a computed step; every index is an index into `plan.sampled`.
 
     Attributes:
         tokens: The first new token of each sampled sequence.
-        more: Index -> the tokens behind the first, where a draft was right.
-        logprobs: Index -> one entry per new token, for the sequences that asked.
+        more: Index -> further tokens after the first, where tokens of a draft were right.
+        logprobs: Index -> one entry per new token, for sequences that requested logprobs.
         prompt_logprobs: Logprobs of prompt parts computed in this step.
-        failed: Index -> reason why the sequence cannot go on; its tokens of this step do not count.
-        refused: Indices of `failed` whose request is the reason, with the field at fault, e.g. its
-            grammar is stuck: they would fail again wherever they are tried.
+        failed: Index -> reason why the sequence cannot continue; its tokens of this step are
+            dropped.
+        refused: Index of a failed sequence whose request is the reason -> field at fault, e.g. a
+            grammar that is stuck. Such a sequence would fail on every replica.
     """
 
     tokens: list[int] = field(default_factory=list[int])
@@ -263,7 +270,7 @@ class StepOutput:
 
 
 class StepFailedError(RuntimeError):
-    """A backend could not compute a step; its sequences may be retried elsewhere."""
+    """A backend could not compute a step. Its sequences may be retried elsewhere."""
 
 
 class Backend(Protocol):
@@ -271,23 +278,23 @@ class Backend(Protocol):
 
     @property
     def capabilities(self) -> Capabilities:
-        """The capabilities of the backend, constant."""
+        """The capabilities of the backend; they never change."""
         ...
 
     @property
     def block_layout(self) -> str:
-        """The layout of a KV block's bytes, in words; empty when it cannot export them."""
+        """Description of a KV block's bytes; empty if the backend cannot export blocks."""
         ...
 
     def check_request(self, request: SequenceRequest) -> None:
-        """Check what only the backend can judge, above all that a grammar compiles.
+        """Check a request for what only the backend can judge, above all that its grammar compiles.
 
-        Called before a sequence is taken, so that a bad one costs its sender an error and no other
-        sequence a step: in the step thread, and before that perhaps in another one, because a
-        grammar may take long. A compiled one should be cached: the sequence comes next.
+        The step thread calls this before it accepts a sequence, so that a bad request gets an error
+        instead of failing a step for all. Another thread may call it earlier, because a grammar can
+        take long to compile. The compiled grammar should be cached, since its sequence comes next.
 
         Raises:
-            RefusedError: The request cannot be computed; nothing was taken.
+            RefusedError: The backend cannot compute the request; the sequence is not accepted.
         """
         ...
 
@@ -300,13 +307,13 @@ class Backend(Protocol):
         ...
 
     def read_adapter(self, digest: str, directory: Path) -> Adapter:
-        """Read and check an adapter, in any thread; RefusedError when it cannot be served."""
+        """Read and check an adapter, in any thread. Raises RefusedError if it cannot be served."""
         ...
 
     def read_blocks(self, blocks: Sequence[int]) -> list[bytes]:
-        """Return the contents of KV blocks."""
+        """Return the contents of the given KV blocks."""
         ...
 
     def write_blocks(self, blocks: Sequence[int], data: Sequence[bytes]) -> None:
-        """Replace the contents of KV blocks."""
+        """Replace the contents of the given KV blocks."""
         ...

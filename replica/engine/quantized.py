@@ -1,9 +1,9 @@
-"""INT8 checkpoints: one scale per row of a matrix, in the names of compressed-tensors.
+"""INT8 checkpoints with one scale per row of a matrix, named as in compressed-tensors.
 
-`<name>.weight` is I8 [outputs, inputs], and `<name>.weight_scale`, F32, F16 or BF16 [outputs] or
-[outputs, 1], multiplies each of its rows (format `int-quantized`, symmetric, strategy `channel`).
-Activations keep the engine's precision. Run, to quantise a base: `python -m
-replica.engine.quantized SOURCE TARGET`.
+`<name>.weight` is I8 [outputs, inputs]; `<name>.weight_scale` is F32, F16 or BF16 [outputs] or
+[outputs, 1] and multiplies the rows (format `int-quantized`, symmetric, strategy `channel`).
+Activations keep the engine's precision. The command `python -m replica.engine.quantized SOURCE
+TARGET` quantises a base.
 """
 
 import argparse
@@ -45,9 +45,9 @@ _SUPPORTED = "supported is compressed-tensors, int-quantized, 8 bits, symmetric,
 
 
 def quantization_problem(config: Any) -> str:
-    """Return the unsupported part of `quantization_config`; empty: none.
+    """Return a description of the unsupported part of `quantization_config`; empty: none.
 
-    8-bit activations of a checkpoint are not rounded: that is only more exact.
+    A checkpoint for 8-bit activations is accepted; they are not rounded, which is more exact.
     """
     if not isinstance(config, dict):
         return f"{config!r}"
@@ -68,7 +68,7 @@ def quantization_problem(config: Any) -> str:
 
 
 def quantize_rows(matrix: Array) -> tuple[Array, Array]:
-    """Return (int8 values, float32 scale of each row [rows]) of a float matrix."""
+    """Return the int8 values of a float matrix, and the float32 scale of each row [rows]."""
     values = widened(matrix)
     scale = np.abs(values).max(axis=1) / np.float32(127)
     scale[scale == 0] = 1.0
@@ -76,12 +76,12 @@ def quantize_rows(matrix: Array) -> tuple[Array, Array]:
 
 
 def quantize_base(source: Path, target: Path) -> None:
-    """Write the base in `source` with INT8 matrices into `target`, which is made if need be.
+    """Write the base in `source` with INT8 matrices into `target`, which is created if necessary.
 
-    Vectors (norms, biases) keep their type; every other file is copied.
+    Vectors (norms, biases) keep their type; every file without weights is copied.
 
     Raises:
-        ArtifactError: `source` is no checkpoint.
+        ArtifactError: `source` is not a valid checkpoint.
     """
     config = read_json(source / "config.json")
     tensors: dict[str, Array] = {}
@@ -100,7 +100,7 @@ def quantize_base(source: Path, target: Path) -> None:
 
 
 def main() -> None:
-    """Quantise a base, from the command line."""
+    """Quantise a base; the entry point of the command line."""
     parser = argparse.ArgumentParser(description="Write an INT8 copy of a base.")
     parser.add_argument("source", type=Path)
     parser.add_argument("target", type=Path)

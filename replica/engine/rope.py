@@ -1,4 +1,4 @@
-"""Rotary positions: the frequencies of a checkpoint, with the supported scalings."""
+"""Rotary positions: the rotation frequencies of a checkpoint, with the supported scalings."""
 
 import math
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 _LLAMA3 = ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
-# Fields that each kind needs besides its name.
+# Fields that each kind of scaling needs besides its name.
 _FIELDS: Mapping[str, tuple[str, ...]] = {
     "default": (),
     "linear": ("factor",),
@@ -24,10 +24,12 @@ class Rope:
     Attributes:
         theta: Base of the frequencies.
         kind: Kind of scaling: default, linear or llama3.
-        factor: Factor by which the context was stretched.
-        low_freq_factor: llama3: waves longer than original / this are stretched in full.
-        high_freq_factor: llama3: waves shorter than original / this are not stretched.
-        original_context_tokens: llama3: context before it was stretched.
+        factor: Factor by which the context was extended.
+        low_freq_factor: For llama3: waves longer than the original context / this are stretched in
+            full.
+        high_freq_factor: For llama3: waves shorter than the original context / this are not
+            stretched.
+        original_context_tokens: For llama3: context before its extension.
     """
 
     theta: float
@@ -50,7 +52,7 @@ class Rope:
         kinds = {given.pop(key) for key in ("rope_type", "type") if key in given}
         kind = str(kinds.pop()) if len(kinds) == 1 else "default"
         fields = _FIELDS.get(kind)
-        # Some checkpoints repeat what holds anyway.
+        # Some checkpoints state the default explicitly.
         if given.get("partial_rotary_factor") == 1:
             del given["partial_rotary_factor"]
         if kinds or fields is None or given.keys() != set(fields):
@@ -73,7 +75,7 @@ class Rope:
         return rope
 
     def frequencies(self, head_dim: int) -> npt.NDArray[np.float64]:
-        """Return radians per position of the `head_dim / 2` rotated pairs."""
+        """Return the radians per position of each of the `head_dim / 2` rotated pairs."""
         exponents = np.arange(0, head_dim, 2, dtype=np.float64) / head_dim
         frequencies = 1.0 / self.theta**exponents
         if self.kind == "default":

@@ -1,6 +1,6 @@
-"""Reader and writer of safetensors files, by numpy alone.
+"""Reader and writer of safetensors files that uses only numpy.
 
-The file is foreign data: every length and offset is checked before it is used.
+A file is foreign data, so every length and offset is checked before it is used.
 """
 
 import json
@@ -14,7 +14,8 @@ import numpy.typing as npt
 
 Array = npt.NDArray[Any]
 
-# numpy has no bfloat16: its bits, in a type that nothing takes for numbers by mistake.
+# numpy has no bfloat16. The bits have a type of their own, so that no code mistakes them for
+# numbers.
 BFLOAT16 = np.dtype([("bfloat16", np.uint16)])
 _DTYPES: dict[str, np.dtype[Any]] = {
     "F64": np.dtype(np.float64),
@@ -28,11 +29,11 @@ _DTYPES: dict[str, np.dtype[Any]] = {
 }
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 HEADER_BYTES_MAX = 100_000_000  # the limit of the reference implementation
-_AXES_MAX = 8  # numpy has a limit, too, and nothing needs more
+_AXES_MAX = 8  # largest number of axes; numpy has a limit as well, and no model needs more
 
 
 class SafetensorsError(ValueError):
-    """The file is no valid safetensors file; the message names the place."""
+    """A file is not a valid safetensors file; the message says where."""
 
 
 def widened(array: Array) -> Array:
@@ -49,18 +50,18 @@ def read_safetensors(
     is_mapped: bool = True,
     header_bytes_max: int = HEADER_BYTES_MAX,
 ) -> dict[str, Array]:
-    """Return all tensors of a file by name, as views of the memory-mapped file.
+    """Return all tensors of a file by name, as views of the memory-mapped file if it is mapped.
 
     Args:
         path: Path of the file.
-        keeps_bf16: Whether BF16 stays `BFLOAT16`; else it is widened to float32, in a copy.
-        is_mapped: Whether the file is mapped. Read into memory instead, a failing disk is an
-            OSError, where a mapped file would end the process.
-        header_bytes_max: Most bytes of the header: JSON of a megabyte takes some ten milliseconds,
-            during which no other thread runs.
+        keeps_bf16: Whether BF16 stays `BFLOAT16`; if not, it is copied and widened to float32.
+        is_mapped: Whether the file is mapped into memory. If it is read instead, a failing disk
+            raises OSError; a read error of a mapped file would crash the process.
+        header_bytes_max: Largest header in bytes. Parsing a megabyte of JSON takes some ten
+            milliseconds, during which no other thread runs.
 
     Raises:
-        SafetensorsError: Broken header, unknown type, or a tensor outside the file.
+        SafetensorsError: The header is broken, a type is unknown, or a tensor is outside the file.
         OSError: The file cannot be read.
     """
     size = path.stat().st_size
@@ -82,7 +83,8 @@ def read_safetensors(
         if not is_mapped:
             data = np.frombuffer(file.read(), np.uint8)
         elif size > begin:
-            # Copy on write: openvino takes only writable arrays as constants without a copy.
+            # Copy on write, because openvino shares only writable arrays as constants without a
+            # copy.
             data = np.memmap(path, dtype=np.uint8, mode="c", offset=begin)
     entries = cast("dict[str, Any]", header)
     tensors = {
@@ -110,7 +112,7 @@ def _tensor(where: str, info: Any, data: Array | None) -> Array:
     item = _DTYPES[dtype]
     if math.prod(shape) * item.itemsize != end - begin or len(shape) > _AXES_MAX:
         raise SafetensorsError(f"{where}: {end - begin} bytes do not hold {shape} of {dtype}")
-    # A view of a memory map may be unaligned; frombuffer accepts that, ndarray.view does not.
+    # A view of a memory map may be unaligned, which frombuffer accepts and ndarray.view does not.
     raw = b"" if data is None else data[begin:end].data
     return np.frombuffer(raw, item).reshape(shape)
 
@@ -127,7 +129,7 @@ def write_safetensors(path: Path, tensors: Mapping[str, Array]) -> None:
         }
         offset += array.nbytes
     text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)  # so that the data is aligned
+    text += b" " * (-len(text) % 8)  # padding that aligns the data
     with path.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for array in tensors.values():

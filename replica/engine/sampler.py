@@ -1,9 +1,9 @@
-"""Turns the logits of a step into its new tokens; `replica.engine.sampling` defines the order.
+"""Turns the logits of a step into new tokens; `replica.engine.sampling` defines the order.
 
-Rows without further wishes are sampled together in one call. A row behind a draft token is sampled
-as if the draft were right: its history is known before the graph has run, and if the draft is
-wrong, the row is ignored. So penalties and grammar masks of all rows, drafted or not, are prepared
-together while the graph runs.
+Rows without penalties, masks or logprobs are sampled together in one call. A row after a draft
+token is prepared as if the draft were right: its history is then known before the graph has run,
+and if the draft is wrong, the row is ignored. So the penalties and grammar masks of all rows are
+prepared together while the graph runs.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ Floats = npt.NDArray[np.float32]
 Words = npt.NDArray[np.int32]
 _NOT_FINITE = "the model's logits are not finite; the base, the adapter or the precision is broken"
 _DEAD_END = "the grammar allows no token of this model's vocabulary here"
-# Values to add to eight logits for each byte of a bit mask.
+# For each byte of a bit mask, the values to add to eight logits: 0, or minus infinity.
 _BYTE_TO_LOGITS = np.where(
     np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"), 0.0, -np.inf
 ).astype(np.float32)
@@ -33,7 +33,8 @@ _BYTE_TO_LOGITS = np.where(
 class _State:
     """The sampler's state of one sequence.
 
-    A function of its request and tokens, so it stays valid when the sequence is preempted and
+    It depends only on the sequence's request and tokens, so it stays valid when the sequence is
+    preempted and computed again.
     computed again.
     """
 
@@ -61,7 +62,7 @@ class _State:
         stop_ids = np.array(sorted(eos_ids | sequence.request.stop_token_ids), np.intp)
         stop_ids = stop_ids[stop_ids < vocabulary]
         self.output_start = sequence.prompt_tokens - sequence.request.resumed_tokens
-        # A leader has read the prompt, and what of it was emitted before, but nothing of its own.
+        # A leader's state covers the prompt and resumed tokens, but no new token of the leader yet.
         self.seen = self.output_start if leader is None else leader.seen
         self.counts: PenaltyCounts | None = None
         if leader is not None:
@@ -86,11 +87,11 @@ class _State:
         self.is_plain = not self.is_changed and sampling.logprobs < 0
 
     def emitted(self, sequence: ScheduledSequence) -> int:
-        """Number of output tokens so far, with those of an earlier attempt."""
+        """Return the number of output tokens so far, including those of an earlier attempt."""
         return len(sequence.tokens) - self.output_start
 
     def catch_up(self, tokens: Sequence[int]) -> None:
-        """Take the tokens emitted since the last call."""
+        """Update penalties and grammar with the tokens emitted since the last call."""
         if self.seen < len(tokens):
             new = tokens[self.seen :]
             self.seen = len(tokens)
@@ -102,19 +103,19 @@ class _State:
 
 @dataclass(slots=True)
 class _Prepared:
-    """The part of a step's sampling that is prepared before its logits.
+    """The part of a step's sampling that is prepared before the logits are computed.
 
-    A step has one pick per sampled sequence and one per token of a draft, each behind its
-    sequence's first. `changes` and `masked` name rows by their picks.
+    A step has one pick per sampled sequence, followed by one pick per token of its draft. `changes`
+    and `masked` refer to rows by their picks.
 
     Attributes:
         owners: Pick -> index into `plan.sampled`.
         rows: Pick -> row of the logits.
-        offsets: Pick -> tokens of the draft before it.
-        changes: Changes to the logits, grammars excepted.
-        masked: Picks with a grammar.
+        offsets: Pick -> number of draft tokens before it.
+        changes: Changes to the logits, without grammars.
+        masked: Picks whose sequence has a grammar.
         masks: Masks, one per entry of `masked`.
-        refused: Index into `plan.sampled` -> why its grammar cannot go on.
+        refused: Index into `plan.sampled` -> reason why its grammar cannot continue.
     """
 
     plan: StepPlan
@@ -129,7 +130,7 @@ class _Prepared:
     refused: dict[int, str] = field(default_factory=dict[int, str])
 
     def apply(self, logits: Floats) -> None:
-        """Change the logits of the picks, in place."""
+        """Apply the changes and masks to the logits of the picks, in place."""
         self.changes.apply(logits)
         vocabulary = logits.shape[1]
         for pick, mask in zip(self.masked, self.masks, strict=True):
@@ -137,7 +138,7 @@ class _Prepared:
 
 
 class Sampler:
-    """Samples the tokens of one engine; for one thread, except `check`."""
+    """Samples the tokens of one engine, in one thread; any thread may call `check`."""
 
     def __init__(
         self,
@@ -145,9 +146,9 @@ class Sampler:
         eos_ids: frozenset[int],
         grammars: GrammarCompiler | None = None,
     ) -> None:
-        """Make a sampler for logits of `vocabulary` columns; without `grammars`, none are served.
+        """Make a sampler for logits of `vocabulary` columns; grammars=None: grammars are refused.
 
-        Its sequences keep their state in `ScheduledSequence.sampler`.
+        The state of each sequence is in `ScheduledSequence.sampler`.
         """
         self._vocabulary = vocabulary
         self._eos_ids = eos_ids
@@ -155,10 +156,10 @@ class Sampler:
         self._prepared: _Prepared | None = None
 
     def check(self, request: SequenceRequest) -> None:
-        """Raise RefusedError when the request's grammar cannot be used; from any thread.
+        """Raise RefusedError if the request's grammar cannot be used. Any thread may call this.
 
-        A new grammar is compiled here, in 1 to 2 ms usually (for the worst see
-        `replica.engine.grammar`), and cached for the sequence; a known one costs nothing.
+        A new grammar is compiled here, usually in 1 to 2 ms (`replica.engine.grammar_source` gives
+        the worst case), and cached for the sequence; a cached grammar costs nothing.
         """
         grammar = request.sampling.grammar
         if grammar is None:
@@ -172,15 +173,16 @@ class Sampler:
         self._grammars.check(grammar)
 
     def prepare(self, plan: StepPlan) -> None:
-        """Prepare all that needs no logits; to be called while the graph computes them."""
+        """Prepare everything that needs no logits; call this while the graph computes them."""
         self._prepared = self._prepare(plan)
 
     def sample(self, logits: Floats, plan: StepPlan) -> StepOutput:
         """Return the new tokens of a step.
 
         Args:
-            logits: Shape (rows, vocabulary), in the order of `replica.engine.plan`; not changed.
-            plan: Computed plan; prepared now if necessary.
+            logits: Shape (rows, vocabulary), in the order that `replica.engine.plan` defines; not
+                changed.
+            plan: The computed plan; it is prepared now if `prepare` was not called with it.
         """
         prepared, self._prepared = self._prepared, None
         if prepared is None or prepared.plan is not plan:
@@ -230,13 +232,13 @@ class Sampler:
         return prepared
 
     def _begin(self, sequence: ScheduledSequence, leader: _State | None) -> _State:
-        """Return the state of a sequence before its first token."""
+        """Create and return the state of a sequence before its first token."""
         state = _State(sequence, self._eos_ids, self._vocabulary, self._grammars, leader)
         sequence.sampler = state
         return state
 
     def _collect(self, prepared: _Prepared, states: dict[int, _State]) -> None:
-        """Add the changes and masks of sequences, by index, that have any."""
+        """Add the changes and masks of the sequences in `states`, which is keyed by index."""
         plan = prepared.plan
         masked: list[tuple[Matcher, int, list[int]]] = []
         for pick, (index, offset) in enumerate(zip(prepared.owners, prepared.offsets, strict=True)):
@@ -277,7 +279,8 @@ class Sampler:
             assert state.matcher is not None
             masks[row] &= state.matcher.text_mask & ~state.stop_mask
             emitted = state.emitted(sequence) + prepared.offsets[pick]
-            # A sequence that does not want an end yet gets it only where no other token can follow.
+            # If the sequence must not end yet, end tokens are permitted only where no other token
+            # can follow.
             is_early = emitted < sequence.request.sampling.tokens_min or not sequence.stop_ids
             if is_complete[row] and not (is_early and masks[row].any()):
                 masks[row] |= state.stop_mask if sequence.stop_ids else self._grammars.eos_mask
@@ -307,7 +310,7 @@ def _lay_out(plan: StepPlan) -> _Prepared:
 
 
 def _keep(prepared: _Prepared, chosen: list[int], output: StepOutput) -> list[int]:
-    """Add the valid tokens; return their picks."""
+    """Add the valid tokens to the output; return their picks."""
     plan = prepared.plan
     if NO_TOKEN in chosen:
         for pick, token in enumerate(chosen):
@@ -330,9 +333,10 @@ def _keep(prepared: _Prepared, chosen: list[int], output: StepOutput) -> list[in
 
 
 def _verified(chosen: list[int], draft: list[int], sequence: ScheduledSequence) -> list[int]:
-    """Return the leading valid tokens: up to the first that differs from the draft, or a stop.
+    """Return the leading valid tokens, up to a stop or the first difference from the draft.
 
-    A row that cannot be sampled ends the run before it; it comes again, as the next step's first.
+    A row that cannot be sampled ends the run before it; the next step computes that row again
+    first.
     """
     count = 1
     for token, tried in zip(chosen, draft, strict=False):
@@ -345,7 +349,7 @@ def _verified(chosen: list[int], draft: list[int], sequence: ScheduledSequence) 
 def _add_logprobs(
     prepared: _Prepared, logits: Floats, kept: list[int], chosen: list[int], output: StepOutput
 ) -> None:
-    """Add the logprobs of the valid tokens, where requested."""
+    """Add the logprobs of the valid tokens to the output, for sequences that requested them."""
     requests = [sequence.request for sequence in prepared.plan.sampled]
     owners = prepared.owners
     picks = [
@@ -366,7 +370,7 @@ def _add_logprobs(
 
 
 def _prompt_logprobs(logits: Floats, plan: StepPlan) -> list[PromptLogprobs]:
-    """Return the logprobs of prompt tokens; the row of a position is about the next one."""
+    """Return the logprobs of prompt tokens; the row of a position predicts the next token."""
     parts: list[PromptLogprobs] = []
     row = len(logits)
     for sequence, count in reversed(plan.prefill):
@@ -375,7 +379,7 @@ def _prompt_logprobs(logits: Floats, plan: StepPlan) -> list[PromptLogprobs]:
             continue
         told = sequence.logprob_rows(count)
         row -= len(told)
-        # Emitted tokens that are computed again are no prompt, and nothing is reported twice.
+        # Emitted tokens that are computed again are not prompt, and no position is reported twice.
         first = max(sequence.computed + 1, sequence.scored)
         end = min(sequence.computed + count + 1, sequence.prompt_tokens)
         if first >= end:

@@ -1,25 +1,25 @@
-"""Chooses next tokens for many rows at once, and states the order in which everything happens.
+"""Chooses the next tokens of many rows at once, and defines the order of all sampling steps.
 
-1. Logprobs are taken of the model's own distribution, before anything below.
-2. `repetition_penalty`: logits of tokens in the prompt or the output are divided by it where they
-   are positive, multiplied where they are negative.
-3. `frequency_penalty` times how often a token was emitted, and `presence_penalty` if it was, are
-   taken from its logit; the prompt does not count.
+1. Logprobs are computed from the model's own distribution, before any of the steps below.
+2. `repetition_penalty`: logits of tokens in the prompt or the output are divided by it if positive,
+   and multiplied by it if negative.
+3. From the logit of an emitted token, `frequency_penalty` is subtracted once per occurrence, and
+   `presence_penalty` once in all; tokens of the prompt do not count.
 4. `logit_bias` is added.
-5. Below `tokens_min` emitted tokens, the end-of-sequence and stop ids are forbidden; where a
-   grammar has come to its end, so that nothing else is left, it wins.
-6. The grammar forbids what cannot follow. End-of-sequence and stop ids are allowed where the text
-   so far is complete, and nowhere else.
-7. At `temperature` 0 the best token is chosen, the lowest id among equals; else logits are divided
-   by it.
-8. `top_k`, then `top_p` of what is left, then `min_p`; the best token always stays. SGLang and
-   Transformers have the same order (vLLM applies min_p first, which differs only where top_p is
-   used too, and the bias before the penalties).
-9. One draw. It is a hash of (seed, position), not a generator with state: the same seed gives the
-   same token whatever else is in the batch, after a preemption, and on another replica that goes on
-   with prompt and emitted ids.
+5. Below `tokens_min` emitted tokens, the end-of-sequence and stop ids are forbidden, except where a
+   grammar is complete and permits no other token.
+6. The grammar forbids tokens that cannot follow. End-of-sequence and stop ids are permitted only
+   where the text so far is complete.
+7. At `temperature` 0 the most probable token is chosen, the lowest id among equals; otherwise the
+   logits are divided by the temperature.
+8. `top_k`, then `top_p` of the remaining tokens, then `min_p`; the best token always remains.
+   SGLang and Transformers use the same order (vLLM applies min_p first, which differs only if top_p
+   is used too, and the bias before the penalties).
+9. One random draw. It is a hash of (seed, position), not a generator with state. So a seed gives
+   the same token whatever else is in the batch, after a preemption, and on another replica that
+   resumes from prompt and emitted ids.
 
-This module does 7 to 9; `replica.engine.sampler` calls it and the others.
+This module performs steps 7 to 9; `replica.engine.sampler` calls it and performs the others.
 """
 
 from collections.abc import Sequence
@@ -32,21 +32,22 @@ from replica.engine.types import Sampling
 
 Floats = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
-NO_TOKEN = -1  # where the best logit of a row is not finite
-_GROUP = 64  # tokens; about the root of a vocabulary
-_TEMPERATURE_MIN = np.float32(1e-6)  # below, float32 overflows; it is greedy long before
+NO_TOKEN = -1  # result for a row whose best logit is not finite
+_GROUP = 64  # tokens per group; about the square root of a vocabulary
+# lower bound, below which float32 overflows; sampling is greedy long before
+_TEMPERATURE_MIN = np.float32(1e-6)
 _BELOW_ONE = 1.0 - 2.0**-53
 _SPLITMIX = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 
 
 def sample(logits: Floats, rows: Sequence[tuple[Sampling, int]]) -> list[int]:
-    """Return one token id per row, NO_TOKEN where the best logit is not finite.
+    """Return one token id per row; NO_TOKEN if the row's best logit is not finite.
 
     Args:
-        logits: Shape (rows, vocabulary); forbidden tokens are at minus infinity.
-        rows: Parameters, and the position of the token to choose, for each row.
+        logits: Shape (rows, vocabulary); the logits of forbidden tokens are minus infinity.
+        rows: For each row, the sampling parameters and the position of the token to choose.
     """
-    if not rows:  # a step may compute rows for logprobs of a prompt alone
+    if not rows:  # a step may compute rows only for logprobs of a prompt
         return []
     drawn = [index for index, (sampling, _) in enumerate(rows) if sampling.temperature > 0]
     if len(drawn) == len(rows):
@@ -60,8 +61,8 @@ def sample(logits: Floats, rows: Sequence[tuple[Sampling, int]]) -> list[int]:
 
 
 def uniforms(seeds: Sequence[int], positions: Sequence[int]) -> Doubles:
-    """Return one number in [0, 1) per (seed, position): SplitMix64 of both."""
-    with np.errstate(over="ignore"):  # 64-bit arithmetic is meant to wrap
+    """Return one number in [0, 1) per (seed, position), by SplitMix64 of both."""
+    with np.errstate(over="ignore"):  # 64-bit arithmetic must wrap here
         state = _mix(np.array([seed & (1 << 64) - 1 for seed in seeds], np.uint64))
         state = _mix(state + np.array(positions, np.uint64))
     return (state >> np.uint64(11)).astype(np.float64) * 2.0**-53
@@ -78,7 +79,7 @@ def _mix(state: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 def _best(logits: Floats) -> list[int]:
     best = logits.argmax(axis=1)
     values = logits[np.arange(len(logits)), best]
-    if not np.isfinite(values.sum()):  # cheaper than to look at each
+    if not np.isfinite(values.sum()):  # cheaper than checking each value
         best[~np.isfinite(values)] = NO_TOKEN
     return best.tolist()
 
@@ -104,24 +105,25 @@ def _draw(logits: Floats, rows: Sequence[tuple[Sampling, int]]) -> list[int]:
 
 
 def _inverse(weights: Floats, draws: Doubles) -> npt.NDArray[np.intp]:
-    """Return, per row, the token at which the running sum of the weights passes the draw.
+    """Return, per row, the token at which the running sum of the weights exceeds the draw.
 
-    In two levels, the group and then the token inside it: a running sum over a whole vocabulary
-    for every row took longer than everything else in a step of the default model. Tokens and
-    groups of weight 0 are never chosen, because a sum has to be passed, not reached.
+    The search has two levels, first the group and then the token in the group, because a running
+    sum over a whole vocabulary took longer than the rest of a step of the default model. Tokens and
+    groups of weight 0 are never chosen, because the sum must exceed the draw, not equal it.
     """
     count, vocabulary = weights.shape
     row = np.arange(count)
     if vocabulary % _GROUP:
         weights = np.pad(weights, ((0, 0), (0, -vocabulary % _GROUP)))
     groups = weights.reshape(count, -1, _GROUP)
-    masses = np.einsum("ijk->ij", groups).astype(np.float64)  # a quarter of the time of sum()
+    # einsum takes a quarter of the time of sum()
+    masses = np.einsum("ijk->ij", groups).astype(np.float64)
     sums = masses.cumsum(axis=1)
     targets = draws * sums[:, -1]
     group = (sums <= targets[:, None]).sum(axis=1)
     left = (targets - (sums[row, group] - masses[row, group])) / masses[row, group]
     inside = groups[row, group].cumsum(axis=1, dtype=np.float64)
-    # The mass of a group and the sum of its tokens differ in the last bits: stay inside.
+    # The mass of a group and the sum of its tokens differ in the last bits, so clip the target.
     targets = np.clip(left, 0.0, _BELOW_ONE) * inside[:, -1]
     return group * _GROUP + (inside <= targets[:, None]).sum(axis=1)
 
@@ -129,8 +131,8 @@ def _inverse(weights: Floats, draws: Doubles) -> npt.NDArray[np.intp]:
 def _truncate(weights: Floats, sampling: Sampling) -> None:
     """Set the weights of one row outside top_k, top_p or min_p to 0; the best weight is 1.
 
-    Only tokens that can stay are sorted, in most rows a handful: those below the mean of the mass
-    that top_p leaves out sum up to less than it.
+    Only tokens that may remain are sorted, in most rows a handful. For top_p, tokens below a bound
+    cannot remain: the bound is the mass that top_p excludes, divided by the vocabulary.
     """
     vocabulary = len(weights)
     top_k, top_p, min_p = sampling.top_k, sampling.top_p, np.float32(sampling.min_p)
@@ -150,11 +152,11 @@ def _truncate(weights: Floats, sampling: Sampling) -> None:
         ranked = ranked[:top_k]
         total = float(ranked.sum(dtype=np.float64))
     if top_p < 1:
-        before = ranked.cumsum(dtype=np.float64) - ranked  # of all that are more probable
+        before = ranked.cumsum(dtype=np.float64) - ranked  # sum of all more probable tokens
         ranked = ranked[: max(1, int(np.searchsorted(before, top_p * total)))]
     least = max(ranked[-1], min_p)
     stays = weights >= least
     extra = np.count_nonzero(stays) - np.count_nonzero(ranked >= least)
-    if extra:  # of equally probable tokens, the lowest ids stay
+    if extra:  # of equally probable tokens, those with the lowest ids remain
         stays[np.flatnonzero(weights == least)[-extra:]] = False
     weights *= stays

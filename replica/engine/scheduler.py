@@ -1,17 +1,16 @@
-"""Continuous batching: which tokens of which sequences the next step computes.
+"""Continuous batching: the scheduler chooses which tokens of which sequences a step computes.
 
-Each step: first one token for every decoding sequence, then prompt chunks of admitted sequences in
+A step has first one token for every decoding sequence, then prompt chunks of admitted sequences in
 order, then new admissions, then drafts, all within `step_tokens_max`. A sequence is admitted when
 its whole prompt fits into the pool above a watermark. When decoding sequences need a block and none
-is left, the least important sequence (lowest priority, then newest) is preempted: it gives its
-blocks back, waits at its old place, and is computed again from its prompt and the tokens it has
-emitted; most of that is usually still cached. The most important sequence always moves, so nothing
-stands still; pinned blocks give way when it could not move otherwise.
+is left, the least important sequence (lowest priority, then newest) is preempted. It returns its
+blocks, waits at its old position, and is computed again from its prompt and emitted tokens; most of
+these are usually still cached. The most important sequence always advances, so the engine always
+makes progress; it may evict pinned blocks if there is no other way.
 
-Siblings (n > 1) wait for the prompt of the first of them, their leader. In the step that computes
-its end they join: they share its full blocks and get a copy of the unfinished one. Of siblings that
-do
-not fit, the first becomes leader of the rest and queues; so it does when the leader ends early.
+Siblings (n > 1) wait for the prompt of their leader, the first of them. They join in the step that
+computes the prompt's end: they share its full blocks and copy the unfinished block. If some do not
+fit, or the leader ends early, the first of these queues as leader of the rest.
 """
 
 from dataclasses import replace
@@ -34,12 +33,12 @@ from replica.engine.waiting import WaitingQueue
 from sluice.errors import ErrorCode
 from sluice.hashing import BLOCK_TOKENS, block_hashes
 
-# Prompts move by this much even when decoding sequences take up the whole step.
+# Prompts advance by at least this many tokens per step, even if decoding sequences fill the step.
 _PREFILL_TOKENS_MIN = 16
 
 
 class EngineScheduler:
-    """Owns the living sequences and the pool, without a model or a clock."""
+    """Owns the living sequences and the block pool; needs no model and no clock."""
 
     def __init__(
         self,
@@ -54,12 +53,13 @@ class EngineScheduler:
         """Make an idle scheduler.
 
         Args:
-            limits: Limits, constant from here on.
-            root: Hash chain root of sequences without one.
+            limits: Limits of the engine, which never change.
+            root: Hash chain root for sequences without a root of their own.
             eos_ids: The model's own end-of-sequence ids.
-            prefix_cache: Whether prefixes are cached; without, every prompt is computed in full.
-            watermark_ratio: Share of the pool that admissions leave to running sequences.
-            adapters: Table of adapters; None: the base alone is served.
+            prefix_cache: Whether prefixes are cached; if not, every prompt is computed in full.
+            watermark_ratio: Share of the pool that admissions must leave free for running
+                sequences.
+            adapters: Table of adapters; None: only the base is served.
         """
         self.limits = limits
         self.pool = BlockPool(limits.kv_blocks)
@@ -83,11 +83,11 @@ class EngineScheduler:
 
     @property
     def has_work(self) -> bool:
-        """Whether any sequence lives or any event was not taken."""
+        """Whether any sequence is living or any event was not yet returned."""
         return bool(self._living or self._events.finished or self.pool.has_events)
 
     def add(self, request: SequenceRequest) -> None:
-        """Queue a sequence and its siblings; `request` is valid and its adapter is there."""
+        """Queue a sequence and its siblings; `request` is valid and its adapter is loaded."""
         stop_ids = request.stop_token_ids
         if request.ignore_eos:
             stop_ids = frozenset()
@@ -106,14 +106,14 @@ class EngineScheduler:
         self._waiting.push(leader)
 
     def cancel(self, key: int) -> None:
-        """End a sequence now; its event comes with the next step."""
+        """End a sequence now; the next step reports the event."""
         sequence = self._living.get(key)
         if sequence is not None:
             self._remove(sequence)
             self._finish(sequence, Finish.CANCELLED)
 
     def load(self, step_s: float, step_prompt_tokens: int) -> EngineLoad:
-        """Return the present state, without the duration of the last step."""
+        """Return the present load; the caller passes the figures of the last step."""
         return EngineLoad(
             running=self._running,
             waiting=self._waiting.count + self._following,
@@ -133,7 +133,7 @@ class EngineScheduler:
         )
 
     def adapter_states(self) -> list[AdapterState]:
-        """Return all adapters with their counters."""
+        """Return the states and counters of all adapters."""
         emitted: dict[str, int] = {}
         for sequence in self._living.values():
             digest = sequence.request.adapter_digest
@@ -141,13 +141,13 @@ class EngineScheduler:
         return self.adapters.states(emitted)
 
     def plan(self, now_s: float) -> StepPlan:
-        """Choose the next step; empty when nothing runs."""
+        """Return the plan of the next step; the plan is empty when no sequence can run."""
         preempted_before = self.preemptions
         self.pool.expire_pins(now_s)
         self._grow()
         self._admit_urgent(now_s)
         plan = StepPlan(self._decoding, [], self._decoding.copy())
-        # A sequence that was preempted just now would come back first, and be preempted again.
+        # A sequence that was just preempted would be admitted first, and be preempted again.
         self._fill(plan, now_s, admits=self.preemptions == preempted_before)
         if plan:
             plan.loads = self.adapters.take_loads()
@@ -156,7 +156,7 @@ class EngineScheduler:
         return plan
 
     def commit(self, plan: StepPlan, output: StepOutput, now_s: float) -> None:
-        """Record that a planned step was computed."""
+        """Apply the output of a computed step to the sequences and the pool."""
         self._advance(plan, now_s)
         if output.prompt_logprobs:
             report_prompts(output.prompt_logprobs, self._living, self._events)
@@ -180,7 +180,7 @@ class EngineScheduler:
             self._decoding = [s for s in self._decoding if not s.ended]
 
     def fail(self, plan: StepPlan, message: str) -> None:
-        """End the sequences of a step that could not be computed; they may be retried elsewhere."""
+        """End the sequences of a step that failed as a whole; a retry elsewhere may succeed."""
         self._decoding = self._decoding + self._joining
         joined, self._joining = self._joining, []
         for sequence in plan.decode + [s for s, _ in plan.prefill] + joined:
@@ -204,7 +204,7 @@ class EngineScheduler:
         stop_ids: frozenset[int],
         leader: ScheduledSequence | None,
     ) -> ScheduledSequence:
-        """Make a sequence; with a leader it waits for the leader's prompt."""
+        """Register a new sequence; if it has a leader, it waits for the leader's prompt."""
         assert request.key not in self._living, request.key
         self._arrivals += 1
         root = request.cache_root or self._root
@@ -230,7 +230,7 @@ class EngineScheduler:
         self._following -= 1
 
     def _hand_over(self, leader: ScheduledSequence) -> ScheduledSequence:
-        """Queue the first of a sequence's remaining followers, as leader of the others."""
+        """Queue the first of a leader's remaining followers, as the new leader of the others."""
         heir, *others = leader.forks
         self._unfollow(heir)
         heir.tokens = leader.tokens.copy()
@@ -241,7 +241,7 @@ class EngineScheduler:
         return heir
 
     def _fill(self, plan: StepPlan, now_s: float, *, admits: bool) -> None:
-        """Add prompt chunks to a plan, first of begun prompts, then of new admissions."""
+        """Add prompt chunks to a plan, first of prompts in progress, then of new admissions."""
         left = max(_PREFILL_TOKENS_MIN, self.limits.step_tokens_max - len(plan.decode))
         begun = iter(self._prefilling.copy())
         while left > 0:
@@ -259,7 +259,7 @@ class EngineScheduler:
                     self._fork(plan, sequence, now_s)
 
     def _fork(self, plan: StepPlan, leader: ScheduledSequence, now_s: float) -> None:
-        """Let the siblings join the sequence that was planned last."""
+        """Let the siblings join their leader, which was planned last, as far as they fit."""
         row = len(plan.sampled) - 1
         full, unfinished = divmod(leader.prompt_tokens, BLOCK_TOKENS)
         while leader.forks:
@@ -282,7 +282,7 @@ class EngineScheduler:
             plan.sampled.append(sibling)
 
     def _advance(self, plan: StepPlan, now_s: float) -> None:
-        """Note the computed tokens, and advance sequences whose prompts are complete."""
+        """Record the computed tokens; sequences whose prompts are complete start to decode."""
         for sequence in plan.decode:
             sequence.computed = computed = sequence.computed + 1
             if computed % BLOCK_TOKENS == 0:
@@ -307,7 +307,7 @@ class EngineScheduler:
         self._joining = []
 
     def _draft(self, plan: StepPlan) -> None:
-        """Use the rest of the step for drafts, in blocks that no other sequence needs."""
+        """Fill the rest of the step with drafts, in blocks that no other sequence needs."""
         left = self.limits.step_tokens_max - plan.tokens
         for index, sequence in enumerate(plan.decode):
             if left <= 0:
@@ -330,7 +330,7 @@ class EngineScheduler:
         self._accepted_tokens += right
 
     def _admit_next(self, now_s: float) -> ScheduledSequence | None:
-        """Admit the first of the queue; None when there is none or it does not fit yet."""
+        """Admit the queue's first sequence; None if there is none or it does not fit yet."""
         if self._running >= self.limits.sequences_max:
             return None
         sequence = self._waiting.first()
@@ -348,9 +348,9 @@ class EngineScheduler:
         return sequence
 
     def _admit_urgent(self, now_s: float) -> None:
-        """Admit probes at once, beyond `sequences_max` and at the cost of others' blocks.
+        """Admit probes at once, beyond `sequences_max`; preempt sequences for their blocks.
 
-        A waiting probe would make a busy engine look dead.
+        If a probe had to wait, a busy engine would look dead.
         """
         while (sequence := self._waiting.first()) and sequence.is_urgent:
             hits, spare = self._room_for(sequence)
@@ -369,20 +369,20 @@ class EngineScheduler:
                 self._preempt(victim)
 
     def _room_for(self, sequence: ScheduledSequence) -> tuple[int, int]:
-        """Return usable cached blocks of a waiting sequence, and blocks left if it is admitted."""
-        # At least one token must be computed, to have logits.
+        """Return a waiting sequence's cached blocks, and the pool's blocks left if admitted."""
+        # At least one token must be computed, because sampling needs logits.
         full = (len(sequence.tokens) - 1) // BLOCK_TOKENS if self.has_prefix_cache else 0
         if len(sequence.hashes) < full:
             sequence.hashes = block_hashes(sequence.tokens, sequence.root, full, sequence.hashes)
         if sequence.request.prompt_logprobs >= 0 and sequence.scored < sequence.prompt_tokens:
-            # The next one to be reported comes out of the token before it.
+            # The logprob of the next token to report is computed at the token before it.
             full = min(full, (sequence.scored - 1) // BLOCK_TOKENS)
         hits, idle = self.pool.find(sequence.hashes[:full])
         needed = -(-len(sequence.tokens) // BLOCK_TOKENS) - hits
         return hits, self.pool.available - idle - needed
 
     def _admit(self, sequence: ScheduledSequence, hits: int, now_s: float) -> None:
-        """Give the first of the queue its blocks, of which `hits` are cached."""
+        """Allocate all blocks of the queue's first sequence; the first `hits` are cached blocks."""
         self._waiting.pop(sequence)
         sequence.blocks = [self.pool.share(key) for key in sequence.hashes[:hits]]
         sequence.capacity = hits * BLOCK_TOKENS
@@ -393,7 +393,7 @@ class EngineScheduler:
         self._begin(sequence, sequence.computed, now_s)
 
     def _begin(self, sequence: ScheduledSequence, cached_tokens: int, now_s: float) -> None:
-        """Give a sequence with blocks its slot; report its first admission."""
+        """Assign an adapter slot to a sequence that has its blocks; report its first admission."""
         request = sequence.request
         if request.adapter_digest:
             sequence.slot = self.adapters.acquire(request.adapter_digest)
@@ -415,7 +415,7 @@ class EngineScheduler:
         return True
 
     def _grow(self) -> None:
-        """Give every decoding sequence room for its next token, preempting where there is none."""
+        """Allocate a block to every decoding sequence that needs it; preempt if none is left."""
         short = [s for s in self._decoding if s.computed >= s.capacity]
         if len(short) > 1:
             short.sort(key=ScheduledSequence.rank)
@@ -429,14 +429,14 @@ class EngineScheduler:
                     self._preempt(max(running, key=ScheduledSequence.rank))
 
     def _preempt(self, victim: ScheduledSequence) -> None:
-        """Take a running sequence's blocks; leaves `blocks` empty, which tells `_grow`."""
+        """Release a running sequence's blocks and queue it; `_grow` checks for empty `blocks`."""
         self.preemptions += 1
         self._remove(victim)
         victim.computed = 0
         self._waiting.push(victim)
 
     def _remove(self, sequence: ScheduledSequence) -> None:
-        """Take a sequence out of wherever it is."""
+        """Remove a sequence from the batch, from its leader or from the queue."""
         if sequence.blocks:
             self._prefilling = [s for s in self._prefilling if s is not sequence]
             self._decoding = [s for s in self._decoding if s is not sequence]
@@ -455,7 +455,7 @@ class EngineScheduler:
             sequence.slot = NO_SLOT
 
     def _publish(self, sequence: ScheduledSequence, before: int) -> None:
-        """Make the blocks findable that became full since `before` tokens were computed."""
+        """Enter the blocks that became full since `before` tokens into the prefix cache."""
         if not self.has_prefix_cache:
             return
         for index in range(before // BLOCK_TOKENS, sequence.computed // BLOCK_TOKENS):
@@ -480,7 +480,7 @@ class EngineScheduler:
         if request.adapter_digest:
             self.adapters.leave(request.adapter_digest, sequence.output_tokens)
         if sequence.forks:
-            # The prompt is not reported yet.
+            # An heir reports the logprobs of the prompt, because this leader did not yet.
             heir = self._hand_over(sequence)
             heir.request = replace(heir.request, prompt_logprobs=request.prompt_logprobs)
         self._events.finished.append(

@@ -1,11 +1,12 @@
-"""Drafts by prompt lookup: proposes the tokens that followed the latest ones earlier in the text.
+"""Drafts by prompt lookup: proposes the tokens that followed the last tokens earlier in the text.
 
-A caller that knows most of the answer (a file with one change) sends it as a prediction; its tokens
-are proposed wherever the answer follows it, before those of the lookup.
+A caller that knows most of the answer (for example a file with one change) sends this text as a
+prediction. Its tokens are proposed wherever the answer follows the prediction, before those of the
+lookup.
 
-Drafts need no model, and pay where answers repeat their prompt (summaries, edits, code, JSON). The
-engine computes a draft beside the last token and keeps only what it would have chosen anyway, so
-that the answer is the same; a wrong draft costs its computation.
+Drafts need no draft model, and they pay where answers repeat their prompt (summaries, edits, code,
+JSON). The engine computes a draft beside the last token and keeps only the tokens that it would
+have chosen anyway. So the answer is unchanged, and a wrong draft only costs its computation.
 """
 
 from bisect import bisect_right
@@ -13,13 +14,13 @@ from collections.abc import Sequence
 
 from replica.engine.types import DraftCounts
 
-# Tokens that must agree: two agree by chance too often, four find little in short prompts.
+# Tokens that must match: two match by chance too often, four find little in short prompts.
 NGRAM_TOKENS = 3
-# Prompt tokens that are read per step: about a millisecond. A long one all at once would hold up
-# the step of all sequences.
+# Prompt tokens to index per step, which takes about a millisecond. Indexing a long prompt at once
+# would delay the step of all sequences.
 READ_TOKENS_MAX = 2048
-DRAFT_TOKENS_MAX = 16  # per step and sequence
-_ID_BITS = 24  # more than any vocabulary has
+DRAFT_TOKENS_MAX = 16  # largest number of drafted tokens per step and sequence
+_ID_BITS = 24  # bits per token id; more than any vocabulary needs
 _NGRAM_MASK = (1 << NGRAM_TOKENS * _ID_BITS) - 1
 _WIDTH_FIRST = 4
 _PAUSE_MAX = 32
@@ -31,16 +32,17 @@ class _NgramIndex:
     __slots__ = ("_older", "follower", "match", "ngram", "seen")
 
     def __init__(self, older: "_NgramIndex | None" = None) -> None:
-        """Begin with the first token, or at the end of `older`, which is complete."""
-        self.follower: dict[int, int] = {}  # n-gram -> position behind its last occurrence
+        """Begin with the first token, or continue at the end of `older`, which is complete."""
+        self.follower: dict[int, int] = {}  # n-gram -> position after its last occurrence
         self._older: dict[int, int] = {} if older is None else older.follower
-        # The last tokens, packed; the position behind the occurrence before, 0: none.
+        # `ngram`: the last tokens, packed. `match`: position after their previous occurrence, 0:
+        # none.
         self.ngram, self.match, self.seen = 0, 0, 0
         if older is not None:
             self.ngram, self.match, self.seen = older.ngram, older.match, older.seen
 
     def read(self, tokens: Sequence[int], end: int) -> None:
-        """Index `tokens` before `end`, each once."""
+        """Index `tokens` up to `end`; each token is indexed once."""
         ngram, follower, older = self.ngram, self.follower, self._older
         for position in range(self.seen, end):
             ngram = (ngram << _ID_BITS | tokens[position]) & _NGRAM_MASK
@@ -52,13 +54,13 @@ class _NgramIndex:
 
 
 class _Pace:
-    """The width of drafts.
+    """The adaptive length of drafts.
 
-    It doubles when a whole draft was right and otherwise falls to the accepted part. After drafts
-    without any accepted token it rests for 2, 4, ... 32 chances.
+    The length doubles after a draft that was right as a whole, and otherwise falls to the accepted
+    part. After a draft without any accepted token, drafting pauses for 2, 4, ... 32 steps.
 
     Attributes:
-        width: Tokens of the next draft, at most.
+        width: Largest number of tokens of the next draft.
     """
 
     __slots__ = ("_misses", "_pause", "_width_max", "width")
@@ -70,12 +72,12 @@ class _Pace:
         self._misses = self._pause = 0
 
     def rests(self) -> bool:
-        """Let a chance pass, if that is due."""
+        """Return whether drafting pauses in this step, and count the step."""
         self._pause -= (is_resting := self._pause > 0)
         return is_resting
 
     def observe(self, tried: int, right: int) -> None:
-        """Learn how many of the tried tokens were right."""
+        """Adapt the length to how many of the tried tokens were right."""
         self.width = min(2 * self.width, self._width_max) if right == tried else max(1, right)
         self._misses = 0 if right else self._misses + 1
         if self._misses:
@@ -85,8 +87,9 @@ class _Pace:
 class PredictedText:
     """The position of an answer in its prediction.
 
-    It begins with the first token of both. After a difference it continues at the next occurrence
-    of the answer's last tokens in the prediction, which is indexed in parts, as a long prompt is.
+    Both begin at their first tokens. After a difference, the position moves to the next occurrence
+    of the answer's last tokens in the prediction. The prediction is indexed in parts, like a long
+    prompt.
     """
 
     __slots__ = (
@@ -95,18 +98,19 @@ class PredictedText:
     )
 
     def __init__(self, text: Sequence[int], answer_from: int, width_max: int) -> None:
-        """Prepare.
+        """Prepare to follow an answer in its prediction.
 
         Args:
             text: Token ids of the prediction.
-            answer_from: Position in the sequence of the first token of the answer.
-            width_max: Tokens of a draft.
+            answer_from: Position of the first token of the answer in the sequence.
+            width_max: Largest number of tokens of a draft.
         """
         self._text = text
         self._followed = answer_from
         self._at, self._is_lost = 0, False
         self._ngram = 0  # the last tokens of the answer, packed
-        self._follower: dict[int, list[int]] = {}  # n-gram of the prediction -> positions behind it
+        # n-gram of the prediction -> positions after its occurrences
+        self._follower: dict[int, list[int]] = {}
         self._read, self._read_ngram = 0, 0
         self.pace = _Pace(width_max, width_max)
 
@@ -118,7 +122,7 @@ class PredictedText:
         return list(self._text[self._at : self._at + min(self.pace.width, count_max)])
 
     def _follow(self, tokens: Sequence[int]) -> None:
-        """Follow the new tokens, each once."""
+        """Advance the position by the new tokens, each once."""
         text, begun = self._text, self._followed
         for position in range(begun, len(tokens)):
             token = tokens[position]
@@ -132,7 +136,7 @@ class PredictedText:
             self._find()
 
     def _find(self) -> None:
-        """Continue behind the next occurrence of the answer's last tokens, else the first."""
+        """Move behind the next occurrence of the answer's last tokens, otherwise the first."""
         end = min(len(self._text), self._read + READ_TOKENS_MAX)
         for position in range(self._read, end):
             self._read_ngram = (self._read_ngram << _ID_BITS | self._text[position]) & _NGRAM_MASK
@@ -149,7 +153,8 @@ class PredictedText:
 class PromptLookup:
     """Drafts for one sequence; each token is indexed once, in constant time.
 
-    A long prompt is indexed in parts, once for all siblings; until then there are no drafts.
+    A long prompt is indexed in parts, once for all siblings; there are no drafts until it is
+    complete.
     """
 
     __slots__ = (
@@ -167,9 +172,9 @@ class PromptLookup:
         """Make a drafter without indexed tokens.
 
         Args:
-            width_max: Most tokens of a draft; 0: only the prediction is used.
-            prompt_tokens: Leading tokens that are equal for all siblings.
-            sibling: Sibling with the same prompt, whose index is shared.
+            width_max: Largest number of tokens of a draft; 0: only the prediction is used.
+            prompt_tokens: Number of leading tokens that all siblings share.
+            sibling: Sibling with the same prompt, whose index of the prompt is shared.
             prediction: Prediction of the answer; None: the request has none.
         """
         self.counts = DraftCounts()
@@ -177,19 +182,19 @@ class PromptLookup:
         self._pace, self._has_lookup = _Pace(_WIDTH_FIRST, width_max), width_max > 0
         self.prompt = _NgramIndex() if sibling is None else sibling.prompt
         self._prompt_tokens = prompt_tokens
-        self._index: _NgramIndex | None = None  # None: the prompt was not read to its end
+        self._index: _NgramIndex | None = None  # None until the prompt is indexed to its end
 
     @property
     def width(self) -> int:
-        """Tokens of the next draft that it finds, at most."""
+        """Largest number of tokens of the next draft by lookup."""
         return self._pace.width
 
     def propose(self, tokens: Sequence[int], count_max: int) -> list[int]:
         """Return at most `count_max` ids that may follow.
 
         Args:
-            tokens: The whole sequence; it only ever grows.
-            count_max: Most tokens that fit.
+            tokens: All tokens of the sequence; this list only grows.
+            count_max: Largest number of tokens to propose.
         """
         if self._prediction is not None:
             predicted = self._prediction.propose(tokens, count_max)
@@ -201,14 +206,14 @@ class PromptLookup:
             return []
         count = min(self._pace.width, count_max)
         draft = list(tokens[match : match + count])
-        # An occurrence that overlaps the end repeats itself: so does its continuation.
+        # An occurrence that overlaps the end is a repetition, so its continuation repeats too.
         period = len(draft)
         while len(draft) < count:
             draft.append(draft[-period])
         return draft
 
     def observe(self, tried: int, right: int) -> None:
-        """Learn how many of the tokens tried last were right."""
+        """Count and learn how many of the tokens tried last were right."""
         before = self.counts
         predicted = (tried, right) if self._is_predicted else (0, 0)
         self.counts = DraftCounts(
@@ -223,7 +228,7 @@ class PromptLookup:
         pace.observe(tried, right)
 
     def _read(self, tokens: Sequence[int]) -> int:
-        """Return the position behind the last occurrence of the last tokens; 0: none is known."""
+        """Return the position after the previous occurrence of the last tokens; 0: none."""
         if self._index is None:
             end = min(self._prompt_tokens, self.prompt.seen + READ_TOKENS_MAX)
             self.prompt.read(tokens, end)

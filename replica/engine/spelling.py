@@ -1,12 +1,13 @@
-"""Makes a tokenizer spell the text of its added tokens.
+"""Makes a tokenizer encode the text of its added tokens in ordinary tokens.
 
-The compiler of grammars asks the tokenizer how text that must come is written, and the tokenizer
-takes an added token wherever it finds its text: `<|im_end|>` in a schema's `const` would be the end
-of the answer, and `<tool_call>` the mark. Under names that no text can contain, they match no text.
-As special tokens they do not match their names either, which free text would have room for.
+The compiler of grammars asks the tokenizer how to encode text that must follow, and the tokenizer
+uses an added token wherever it finds the text of that token. So `<|im_end|>` in a schema's `const`
+would end the answer, and `<tool_call>` would become the mark of a tool call. This module gives
+added tokens names that occur in no text, and marks them as special, so that free text in a grammar
+does not match the names either.
 
-The price: where a base has added mere text, such as a run of spaces, a grammar gets it only in
-tokens of the model, or in its bytes.
+This has a price: where a base has added tokens of mere text, such as a run of spaces, a grammar
+produces that text only from the model's ordinary tokens or bytes.
 """
 
 import json
@@ -18,16 +19,16 @@ _Document = dict[str, Any]
 
 
 def spelled(tokenizer_json: str, special_ids: Iterable[int]) -> str:
-    """Return a tokenizer with the same ids that writes and reads text in its model's tokens alone.
+    """Return a tokenizer with the same ids that reads and writes text only in its model's tokens.
 
     Args:
-        tokenizer_json: A tokenizer of Hugging Face.
-        special_ids: Ids that are no text either, though the tokenizer may not list them as added
-            tokens.
+        tokenizer_json: Text of a Hugging Face tokenizer.json.
+        special_ids: Ids that are no text, even if the tokenizer does not list them as added tokens.
     """
     document: _Document = json.loads(tokenizer_json)
     model: _Document = document["model"]
-    # The first and last tokens of a sequence are named there; only bare text is needed.
+    # The post-processor names the first and last tokens of a sequence, which bare text does not
+    # need.
     document["post_processor"] = None
     added: list[_Document] = document.get("added_tokens") or []
     document["added_tokens"] = added = added + _missing(model, added, special_ids)
@@ -63,7 +64,7 @@ def _vocabulary(model: _Document) -> Iterable[tuple[str, int]]:
     vocabulary = model["vocab"]
     if isinstance(vocabulary, dict):
         return cast("dict[str, int]", vocabulary).items()
-    # A unigram model has pieces with scores.
+    # A unigram model has a list of pieces with scores.
     return ((piece[0], token) for token, piece in enumerate(vocabulary))
 
 
@@ -76,7 +77,7 @@ def _rename(model: _Document, names: Mapping[str, str]) -> None:
     if model.get("unk_token") in names:
         model["unk_token"] = names[model["unk_token"]]
     if "merges" in model:
-        # Vocabularies of SentencePiece have merges that end in an added token, too.
+        # SentencePiece vocabularies also have merges that end in an added token; these are dropped.
         model["merges"] = [merge for merge in model["merges"] if _is_kept(merge, names)]
 
 

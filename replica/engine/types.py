@@ -1,7 +1,7 @@
 """Data between an engine host and a driver: requests, events and states.
 
-`replica.engine.driver` has the interface itself. Keys are chosen by the caller, unique among living
-sequences.
+`replica.engine.driver` defines the interface itself. The caller chooses the key of each sequence;
+no two living sequences may have equal keys.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from sluice.errors import ErrorCode
 
-# Sequences of this priority or above are admitted at once; only for probes of health.
+# Sequences of this priority or above are admitted at once. Only health probes use it.
 URGENT_PRIORITY = 1 << 31
 
 
@@ -38,7 +38,7 @@ class GrammarKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """The grammar that an answer must match. Equal grammars are compiled once."""
+    """A grammar that an answer must match. Equal grammars are compiled once."""
 
     kind: GrammarKind
     text: str = ""
@@ -46,23 +46,25 @@ class Grammar:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """The sampling parameters of a sequence; `replica.engine.sampling` defines their order.
+    """The sampling parameters of a sequence; `replica.engine.sampling` applies them in its order.
 
     Attributes:
-        temperature: Temperature; 0 is greedy, without limits on probability.
-        top_p: Smallest set of tokens whose probability reaches this; 1 is off.
-        top_k: Most probable tokens to keep; 0 is off.
-        min_p: Least probability, as a share of that of the most probable token; 0 is off.
-        seed: Seed. A token depends on (seed, position, logits) alone, so the batch has no
-            influence, and a sequence that is resumed elsewhere goes on as it would have here.
-        presence_penalty: Penalty on the logit of every emitted token.
-        frequency_penalty: Penalty of a token, times the number of its occurrences.
-        repetition_penalty: Penalty that divides positive and multiplies negative logits of tokens
-            in the prompt or the output; 1 is off.
-        logit_bias: Pairs of a token and the addition to its logit, at most one per token.
-        tokens_min: Number of emitted tokens before any end-of-sequence or stop token.
-        logprobs: Alternatives to report per token; 0 reports the token's own alone, -1 nothing.
-        grammar: Grammar that the answer must match; None: any text.
+        temperature: Temperature; 0 is greedy decoding, which ignores top_p, top_k and min_p.
+        top_p: Probability mass of the smallest set of tokens to sample from; 1 is off.
+        top_k: Number of the most probable tokens to sample from; 0 is off.
+        min_p: Least probability of a token, as a share of the most probable token's; 0 is off.
+        seed: Seed. A token depends on (seed, position, logits) alone. So the rest of the batch has
+            no influence, and a sequence that another replica resumes gets the tokens it would have
+            got here.
+        presence_penalty: Penalty that is subtracted from the logit of every emitted token.
+        frequency_penalty: Penalty that is subtracted once for each occurrence of an emitted token.
+        repetition_penalty: Factor for tokens in the prompt or the output: their positive logits are
+            divided by it, their negative logits multiplied; 1 is off.
+        logit_bias: Pairs of a token and the value added to its logit, at most one pair per token.
+        tokens_min: Number of tokens to emit before any end-of-sequence or stop token may follow.
+        logprobs: Number of alternatives to report per token; 0: only the token's own logprob, -1:
+            none.
+        grammar: Grammar that the answer must match; None: no constraint.
     """
 
     temperature: float = 0.0
@@ -81,11 +83,11 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Fork:
-    """A sibling of a sequence: same prompt, computed once, and an answer of its own.
+    """A sibling of a sequence: it shares the prompt's computation but has an answer of its own.
 
     Attributes:
         key: Key of the sibling in events.
-        seed: Seed in place of the sequence's own.
+        seed: Seed of the sibling, used instead of the sequence's seed.
     """
 
     key: int
@@ -103,25 +105,26 @@ class SequenceRequest:
         stop_token_ids: Ids that end the sequence, besides the model's own end-of-sequence ids.
         sampling: Sampling parameters.
         cache_root: Root of the prefix cache, 16 bytes (`sluice.hashing.cache_root`), or empty for
-            the base's own root.
+            the root of the base.
         adapter_digest: Digest of the adapter; empty for the base.
-        priority: Priority; higher goes first, and is preempted last.
-        ignore_eos: Whether only `output_tokens_max` and a cancel end it; for benchmarks.
-        submitted_at_s: Time of its arrival at the host, by the driver's clock.
-        forks: Siblings (n > 1). Each is admitted and ends with events of its own; logprobs of the
-            prompt are reported once, under the key of the one that computes it.
-        resumed_tokens: Number of trailing tokens of the prompt that an earlier attempt emitted:
-            penalties, `tokens_min` and the grammar count them as output.
-        prompt_logprobs: Alternatives to report per prompt token; -1 reports nothing. The prompt is
-            computed in full then, whatever is cached.
-        draft_tokens_max: Most speculated tokens per step by prompt lookup; 0: by the engine's
-            option. The answer is the same.
-        prediction: Expected answer, whose tokens are proposed where the answer follows it.
-        pinned_blocks: Number of leading blocks of the prompt that stay in the cache for `PIN_S`
-            from the first token on, as far as the pool has room for pinned ones.
-        scored_tokens: Number of trailing tokens of the prompt that are scored and not reported one
-            by one; `prompt_logprobs` is 0 then, and only these are computed in full.
-        trace: W3C trace context, for engines that make spans of their own: headers by name.
+        priority: Priority; a higher one is scheduled first and preempted last.
+        ignore_eos: Whether the sequence ends only at `output_tokens_max` or by a cancel; for
+            benchmarks.
+        submitted_at_s: Time when the sequence arrived at the host, by the driver's clock.
+        forks: Siblings (n > 1). Each sibling gets its own admission and end events; logprobs of the
+            prompt are reported once, under the key of the sequence that computes the prompt.
+        resumed_tokens: Number of trailing prompt tokens that an earlier attempt emitted. Penalties,
+            `tokens_min` and the grammar treat them as output.
+        prompt_logprobs: Number of alternatives to report per prompt token; -1 reports nothing.
+            Otherwise the whole prompt is computed, even if parts of it are cached.
+        draft_tokens_max: Largest number of tokens to speculate per step by prompt lookup; 0: the
+            engine's own option decides. Speculation does not change the answer.
+        prediction: Expected answer; its tokens are proposed as drafts while the answer follows it.
+        pinned_blocks: Number of leading prompt blocks that stay in the cache for `PIN_S` after the
+            first token, as far as the pool's limit on pinned blocks permits.
+        scored_tokens: Number of trailing prompt tokens to score together instead of one by one.
+            `prompt_logprobs` must then be 0, and only the scored tokens are always computed.
+        trace: W3C trace context as headers by name, for engines that emit spans of their own.
     """
 
     key: int
@@ -146,19 +149,22 @@ class SequenceRequest:
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """The abilities of an engine beyond plain sampling; other requests are refused.
+    """The abilities of an engine beyond plain sampling.
+
+    Requests that need a missing one are refused.
 
     Attributes:
-        adapter_slots: Adapters in one batch; 0: none can be served.
+        adapter_slots: Number of adapters that fit into one batch; 0: the engine serves no adapters.
         adapter_rank_max: Largest rank of one adapter.
-        logprobs_max: Alternatives per token; 0: no logprobs at all.
-        has_prompt_logprobs: Whether it reports logprobs of the prompt's tokens.
-        has_penalties: Whether it has penalties, bias, min_p and tokens_min.
-        has_grammars: Whether it has constrained answers.
-        has_drafts: Whether it has speculative decoding by prompt lookup.
-        has_kv_transfer: Whether it exports and imports blocks.
-        rereads_adapters: Whether the files of adapters in host memory are read again and must stay.
-        has_scores: Whether it scores given answers.
+        logprobs_max: Largest number of alternatives per token; 0: the engine reports no logprobs.
+        has_prompt_logprobs: Whether the engine reports logprobs of the prompt's tokens.
+        has_penalties: Whether the engine supports penalties, logit bias, min_p and tokens_min.
+        has_grammars: Whether the engine can constrain answers by a grammar.
+        has_drafts: Whether the engine supports speculative decoding by prompt lookup.
+        has_kv_transfer: Whether the engine exports and imports KV blocks.
+        rereads_adapters: Whether the engine reads adapter files again later, so that they must stay
+            on disk while the adapter is in host memory.
+        has_scores: Whether the engine scores given answers.
     """
 
     adapter_slots: int = 0
@@ -178,12 +184,12 @@ class Limits:
     """The capacity of an engine.
 
     Attributes:
-        context_tokens_max: Most tokens of prompt and output of one sequence together.
-        sequences_max: Most running sequences; more wait.
-        step_tokens_max: Most tokens per step, at least `sequences_max`, so that every running
-            sequence can advance in every step. Prompts and probes may exceed it by a little.
-        kv_blocks: Number of blocks of `sluice.hashing.BLOCK_TOKENS` tokens.
-        vocabulary: Number of token ids: 0 .. vocabulary - 1.
+        context_tokens_max: Largest number of prompt and output tokens of one sequence together.
+        sequences_max: Largest number of running sequences; further sequences wait.
+        step_tokens_max: Largest number of tokens per step; at least `sequences_max`, so that every
+            running sequence can advance in every step. Prompts and probes may exceed it slightly.
+        kv_blocks: Number of KV blocks, of `sluice.hashing.BLOCK_TOKENS` tokens each.
+        vocabulary: Number of token ids; valid ids are 0 .. vocabulary - 1.
     """
 
     context_tokens_max: int
@@ -193,7 +199,7 @@ class Limits:
     vocabulary: int
 
     def __post_init__(self) -> None:
-        """Refuse limits under which an engine could stand still."""
+        """Raise ValueError for limits under which the engine could make no progress."""
         smallest = min(self.context_tokens_max, self.sequences_max, self.kv_blocks, self.vocabulary)
         if smallest < 1 or self.step_tokens_max < self.sequences_max:
             raise ValueError(
@@ -208,7 +214,7 @@ class AdmittedEvent:
 
     Attributes:
         key: Key of the sequence.
-        queue_s: Seconds from the submission until now.
+        queue_s: Seconds from the submission to the admission.
         cached_tokens: Prompt tokens whose KV values were found in the prefix cache.
     """
 
@@ -218,13 +224,13 @@ class AdmittedEvent:
 
 
 class DraftCounts(NamedTuple):
-    """Counts of speculated tokens, and of the accepted ones.
+    """Counts of speculated tokens and of how many of them were accepted.
 
     Attributes:
-        tried: Proposed and computed tokens.
+        tried: Tokens that were proposed and computed.
         accepted: Accepted tokens.
-        prediction_tried: Proposed tokens from the caller's prediction.
-        prediction_accepted: Accepted tokens from the caller's prediction.
+        prediction_tried: Tokens that were proposed from the caller's prediction.
+        prediction_accepted: Accepted tokens that came from the caller's prediction.
     """
 
     tried: int = 0
@@ -238,7 +244,7 @@ NO_DRAFTS = DraftCounts()
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """The likelihood of given tokens under the model's own distribution: means in nats."""
+    """The mean logprob and entropy, in nats, of given tokens under the model's own distribution."""
 
     logprob: float
     entropy: float
@@ -246,19 +252,20 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class FinishedEvent:
-    """A sequence ended; no event follows.
+    """A sequence ended; no further event names this sequence.
 
     Attributes:
         key: Key of the sequence.
         reason: Reason of the end.
-        code: Code of `sluice.errors`; for REFUSED, BUSY and FAILED.
+        code: Code of `sluice.errors`; set for REFUSED, BUSY and FAILED.
         message: Text for operators and clients.
         prompt_tokens: Length of the prompt.
         output_tokens: Number of emitted tokens.
-        prefill_s: Seconds from the first scheduling to the first token; 0 without one.
-        param: Field at fault, see `RefusedError`; for REFUSED.
+        prefill_s: Seconds from the first scheduling to the first token; 0 if no token was emitted.
+        param: Request field at fault, as in `RefusedError`; set for REFUSED.
         drafts: Draft counts of the sequence alone.
-        score: Score of `SequenceRequest.scored_tokens`, if there are any and the engine reports it.
+        score: Score of the `SequenceRequest.scored_tokens`; None if there are none or the engine
+            reports no score.
     """
 
     key: int
@@ -275,13 +282,13 @@ class FinishedEvent:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Natural logarithms of the model's own distribution, before anything that sampling changes.
+    """Natural logarithms of the model's own distribution, before sampling parameters change it.
 
     Attributes:
         key: Key of the sequence.
         logprob: Logprob of the token itself.
-        top: (token, logprob) of the most probable ones, best first.
-        entropy: Entropy of the distribution, where tokens are scored.
+        top: Pairs (token, logprob) of the most probable tokens, best first.
+        entropy: Entropy of the distribution; set only for scored tokens.
     """
 
     key: int
@@ -292,12 +299,13 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class PromptLogprobs:
-    """Logprobs of consecutive prompt tokens, each given those before; the very first has none.
+    """Logprobs of consecutive prompt tokens, each given all tokens before it.
 
     Attributes:
         key: Key of the sequence.
-        first: Position of the first token covered, at least 1.
-        tokens: One entry per token; their `key` is that of the sequence.
+        first: Position of the first token in `tokens`; at least 1, because position 0 has no
+            logprob.
+        tokens: One entry per prompt token; the `key` of each entry is the sequence's key.
     """
 
     key: int
@@ -310,15 +318,17 @@ class StepEvents:
     """Events of one step.
 
     Attributes:
-        keys: Column of keys; several tokens of one sequence stand in their order.
-        tokens: Column of tokens; the new token of `keys[i]`.
-        has_runs: Whether a sequence may appear more than once.
-        logprobs: One entry per token of the sequences that asked for them, in the columns' order.
+        keys: Column of sequence keys; several tokens of one sequence appear in their order.
+        tokens: Column of tokens; `tokens[i]` is a new token of the sequence `keys[i]`.
+        has_runs: Whether a sequence may appear more than once in the columns.
+        logprobs: One entry per token of the sequences that requested logprobs, in the columns'
+            order.
         prompt_logprobs: Logprobs of prompt parts computed in this step.
-        admitted: Admitted sequences, in order.
-        finished: Finished sequences, in order; their tokens of this step are in the columns.
-        kv: Block hash -> whether it is now cached (True: stored, False: removed). The last word on
-            each hash; order does not matter.
+        admitted: Sequences admitted in this step, in order.
+        finished: Sequences that finished in this step, in order; the columns include their last
+            tokens.
+        kv: Block hash -> whether the block is now cached (True: stored, False: removed). Only the
+            last change of each hash is here, so the order does not matter.
     """
 
     keys: list[int] = field(default_factory=list[int])
@@ -336,20 +346,21 @@ class EngineLoad:
     """The load of an engine after its last step.
 
     Attributes:
-        running: Sequences that hold KV blocks.
-        waiting: Sequences without KV blocks, among them preempted ones.
-        kv_blocks_used: Blocks held by sequences; cached unused ones count as free.
-        prefill_tokens_owed: Prompt tokens that are accepted and not yet computed, as if no block
-            were cached.
+        running: Number of sequences that hold KV blocks.
+        waiting: Number of sequences without KV blocks, including preempted ones.
+        kv_blocks_used: Number of blocks that sequences hold; cached blocks in no use count as free.
+        prefill_tokens_owed: Prompt tokens that are accepted and not yet computed, counted as if no
+            block were cached.
         step_s: Duration of the last step.
         preemptions: Number of preemptions since the start.
-        prompt_tokens: Prompt tokens admitted since the start.
-        cached_tokens: Admitted prompt tokens that were found in the prefix cache.
-        kv_blocks_pinned: Cached blocks that may not be evicted now.
+        prompt_tokens: Prompt tokens of all sequences admitted since the start.
+        cached_tokens: Part of `prompt_tokens` that was found in the prefix cache.
+        kv_blocks_pinned: Cached blocks that must not be evicted now.
         draft_tokens: Speculated tokens since the start.
-        accepted_tokens: Accepted draft tokens since the start.
-        adapters_resident: Digests in slots, sorted; the same object until they change.
-        prefilling: Running sequences whose prompt is not computed yet.
+        accepted_tokens: Speculated tokens that were accepted since the start.
+        adapters_resident: Digests of adapters in slots, sorted; the identical tuple object until
+            the residents change.
+        prefilling: Running sequences whose prompt is not yet computed in full.
         step_prompt_tokens: Prompt tokens computed in the last step.
     """
 
@@ -371,18 +382,19 @@ class EngineLoad:
 
 @dataclass(frozen=True, slots=True)
 class AdapterState:
-    """An adapter that an engine holds.
+    """An adapter that is in an engine's host memory, and perhaps also in a slot.
 
     Attributes:
-        digest: Digest of its artifact.
-        is_in_slot: Whether it is in a slot, for use by a batch; else it is in host memory.
-        rank: Rank of its matrices.
+        digest: Digest of the adapter's artifact.
+        is_in_slot: Whether the adapter is in a slot, ready for use by a batch; otherwise it is only
+            in host memory.
+        rank: Rank of the adapter's matrices.
         memory_bytes: Bytes in host memory.
         sequences: Number of living sequences with this adapter.
-        prompt_tokens: Prompt tokens computed or found in the cache for it, since the engine
-            started.
-        output_tokens: Output tokens with it, since the engine started.
-        loads: Number of loads into a slot.
+        prompt_tokens: Prompt tokens of this adapter's sequences that were computed or found in the
+            cache since the engine started.
+        output_tokens: Output tokens generated with this adapter since the engine started.
+        loads: Number of times that the adapter was loaded into a slot.
     """
 
     digest: str
@@ -397,13 +409,12 @@ class AdapterState:
 
 @dataclass(frozen=True, slots=True)
 class KvBlocks:
-    """Contents of cached KV blocks, for the transfer between engines.
+    """Contents of cached KV blocks, for the transfer from one engine to another.
 
     Attributes:
-        layout: Layout of a block's bytes: types and shapes, in words. Engines with equal layouts
-            and equal
-            bases can use one another's blocks.
-        hashes: Names of the blocks, in the order of their chain.
+        layout: Description of a block's bytes: their types and shapes. Engines with equal layouts
+            and equal bases can use each other's blocks.
+        hashes: Hashes that name the blocks, in the order of their chain.
         data: One array of bytes per block, all of the same length.
     """
 
@@ -413,12 +424,12 @@ class KvBlocks:
 
 
 class RefusedError(ValueError):
-    """The sequence cannot be served by this engine; a retry does not help.
+    """A sequence cannot be served by this engine; a retry on the same engine does not help.
 
     Attributes:
         code: Error code.
         message: Text for operators and clients.
-        param: Field of `SequenceRequest` or `Sampling` at fault; empty: unknown.
+        param: Field of `SequenceRequest` or `Sampling` at fault; empty if unknown.
     """
 
     def __init__(self, code: ErrorCode, message: str, *, param: str = "") -> None:

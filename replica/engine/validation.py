@@ -1,8 +1,8 @@
-"""Checks a sequence before an engine gets it.
+"""Checks a sequence request before an engine accepts it.
 
-An engine does not detect bad input by itself: an id outside the vocabulary gives nonsense, an empty
-or oversized prompt waits for ever, a position beyond the context goes on in noise. Checks that only
-a backend can make are in `Backend.check_request`.
+An engine does not detect bad input itself: an id outside the vocabulary gives nonsense, an empty or
+oversized prompt waits for ever, and positions beyond the context give noise. Checks that only a
+backend can make are in `Backend.check_request`.
 """
 
 import math
@@ -14,7 +14,7 @@ from sluice.hashing import BLOCK_TOKENS, HASH_BYTES
 
 STOP_IDS_MAX = 64
 TEMPERATURE_MAX = 100.0
-FORKS_MAX = 127  # n = 128, as in OpenAI's API; so are the limits on penalties and biases
+FORKS_MAX = 127  # n = 128 as in OpenAI's API, which also sets the limits on penalties and biases
 PENALTY_MAX = 2.0
 REPETITION_PENALTY_MIN, REPETITION_PENALTY_MAX = 0.01, 10.0  # near 0, logits would overflow
 BIASES_MAX = 300
@@ -23,7 +23,7 @@ GRAMMAR_BYTES_MAX = 64 * 1024
 
 
 def check_request(request: SequenceRequest, limits: Limits, capabilities: Capabilities) -> None:
-    """Raise RefusedError, with the limit and the value, when the engine cannot serve this."""
+    """Raise RefusedError, with the limit and the value, if the engine cannot serve a request."""
     _check_size(request, limits)
     if max(request.prompt) >= limits.vocabulary or min(request.prompt) < 0:
         text = f"a prompt id is outside the vocabulary of {limits.vocabulary} tokens"
@@ -58,7 +58,7 @@ def check_request(request: SequenceRequest, limits: Limits, capabilities: Capabi
 
 
 _PLAIN = Sampling()
-# Fields that an engine without `has_penalties` does not support.
+# Fields that only an engine with `has_penalties` supports.
 _OF_LOGITS = (
     *("presence_penalty", "frequency_penalty", "repetition_penalty"),
     *("logit_bias", "min_p", "tokens_min"),
@@ -122,7 +122,7 @@ def _check_draft(draft_tokens_max: int, capabilities: Capabilities) -> None:
 def _check_prediction(request: SequenceRequest, limits: Limits, capabilities: Capabilities) -> None:
     prediction = request.prediction
     if not prediction or not capabilities.has_drafts:
-        return  # the answer is the same, only later
+        return  # without speculation the answer is equal, only later
     if len(prediction) > limits.context_tokens_max:
         size = f"{len(prediction)} tokens; at most {limits.context_tokens_max}"
         raise _invalid("prediction", f"the prediction has {size}")

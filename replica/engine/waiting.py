@@ -1,12 +1,12 @@
-"""The queue of waiting sequences, and the order in which they get slots for adapters.
+"""The queue of waiting sequences, and the order in which sequences get slots for their adapters.
 
 The order is that of `ScheduledSequence.rank`. A sequence whose adapter is in no slot, while all
-slots are busy, is skipped, so that it does not block the sequences behind it. They must not keep it
-out for ever by keeping the slots busy. So when OVERTAKEN_MAX of them with adapters have been
-admitted before the first skipped one, that one claims the slot with the fewest sequences. No
-sequence behind it joins that slot any more; it is empty when the sequences that use it, and those
-that wait for it in front, have ended. Only the first skipped one has a claim; for the next the
-counting begins anew.
+slots are busy, is skipped, so that it does not block the sequences behind it. But these could keep
+the slots busy for ever, and the skipped sequence would starve. So when OVERTAKEN_MAX sequences with
+adapters have been admitted before the first skipped sequence, the latter claims the slot with the
+fewest sequences. No sequence behind the claimant is admitted to the claimed slot any more; the slot
+becomes empty when the sequences that use it, and those that wait for it before the claimant, have
+ended. Only the first skipped sequence has a claim; the count starts again for the next.
 """
 
 from heapq import heapify, heappop, heappush
@@ -14,31 +14,33 @@ from heapq import heapify, heappop, heappush
 from replica.engine.adapter_table import AdapterTable
 from replica.engine.plan import ScheduledSequence
 
-# Sequences of resident adapters that may go first: batches of one adapter are cheaper than loads.
+# Sequences of resident adapters that may overtake; a batch of one adapter is cheaper than loads.
 OVERTAKEN_MAX = 32
-# Ended sequences that may lie between living ones before they are cleared out.
+# Ended sequences that may stay in the heaps, beyond the number of living ones, before a cleanup.
 _DEAD_MAX = 32
 _Entry = tuple[tuple[int, int], ScheduledSequence]
 
 
 class WaitingQueue:
-    """Sequences by rank, in one heap per adapter."""
+    """The waiting sequences by rank, in one heap per adapter."""
 
     def __init__(self, adapters: AdapterTable) -> None:
         self.count = 0
-        self.tokens = 0  # of all sequences together
+        self.tokens = 0  # sum over all waiting sequences
         self._adapters = adapters
-        self._heaps: dict[str, list[_Entry]] = {}  # none is empty
-        self._heads: dict[str, _Entry] = {}  # the first of each
-        self._passed_over: ScheduledSequence | None = None  # None: look again
-        self._passed_over_by: tuple[str, ...] = ()  # the residents of that time
-        self._dead = 0  # ended ones that are still in the heaps
+        # adapter digest -> its waiting sequences; no heap is empty
+        self._heaps: dict[str, list[_Entry]] = {}
+        self._heads: dict[str, _Entry] = {}  # adapter digest -> first entry of its heap
+        # first sequence without a slot; None: unknown
+        self._passed_over: ScheduledSequence | None = None
+        self._passed_over_by: tuple[str, ...] = ()  # residents when `_passed_over` was computed
+        self._dead = 0  # ended sequences that are still in the heaps
         self._claimant: ScheduledSequence | None = None
         self._overtaken = 0
         self._claimed_slot: int | None = None
 
     def push(self, sequence: ScheduledSequence) -> None:
-        """Queue a sequence at the place that its rank gives it."""
+        """Queue a sequence at the position of its rank."""
         digest = sequence.request.adapter_digest
         heap = self._heaps.setdefault(digest, [])
         heappush(heap, (sequence.rank(), sequence))
@@ -48,7 +50,7 @@ class WaitingQueue:
         self.tokens += len(sequence.tokens)
 
     def first(self) -> ScheduledSequence | None:
-        """Return the first sequence that can have a slot for its adapter; it stays in the queue."""
+        """Return the first sequence that can have a slot for its adapter, without removing it."""
         heads = self._heads
         if self._adapters.has_room or not heads:
             self._note_claimant(None)
@@ -62,7 +64,7 @@ class WaitingQueue:
         return min(ready)[1] if ready else None
 
     def pop(self, sequence: ScheduledSequence) -> None:
-        """Remove the result of `first`, because it is admitted."""
+        """Remove the sequence that `first` returned, because it is admitted."""
         digest = sequence.request.adapter_digest
         _, popped = heappop(self._heaps[digest])
         assert popped is sequence, sequence.request.key
@@ -74,7 +76,8 @@ class WaitingQueue:
 
     def discard(self, sequence: ScheduledSequence) -> None:
         """Remove a sequence that ends while it waits."""
-        sequence.ended = True  # it stays in its heap for a while
+        # its heap entry stays until it is at the head, or until the next cleanup
+        sequence.ended = True
         self.count -= 1
         self.tokens -= len(sequence.tokens)
         self._dead += 1
@@ -88,7 +91,7 @@ class WaitingQueue:
             self._dead = 0
 
     def _refresh(self, digest: str) -> None:
-        """Find the head of an adapter's heap again."""
+        """Remove ended sequences from the top of an adapter's heap, and update its head."""
         self._passed_over = None
         heap = self._heaps[digest]
         while heap and heap[0][1].ended:
@@ -100,7 +103,7 @@ class WaitingQueue:
             del self._heaps[digest], self._heads[digest]
 
     def _first_without_slot(self) -> ScheduledSequence:
-        """Return the first whose adapter is in no slot; cached until something changes."""
+        """Return the first sequence whose adapter is in no slot; cached until something changes."""
         resident = self._adapters.resident
         if self._passed_over is None or self._passed_over_by is not resident:
             slot_of = self._adapters.slot_of

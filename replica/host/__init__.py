@@ -1,4 +1,4 @@
-"""The engine host: a driver behind `sluice.wire.engine.v1`, whatever carries its bytes."""
+"""The engine host: serves a driver over `sluice.wire.engine.v1`, independent of the transport."""
 
 from replica.host.service import EngineHost, Responder
 

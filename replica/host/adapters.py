@@ -1,8 +1,9 @@
-"""Loads adapters into the engine, and starts waiting sequences; owned by the step loop.
+"""Loads adapters into the engine, then starts the sequences that wait for them.
 
-Background threads read files, one read per digest for any number of waiting sequences. The step
-loop puts the result into the driver and then starts the waiting sequences in order. An adapter that
-is not on the disk is requested from the shelf, which uses none of the reading threads.
+The step loop owns this module. Background threads read files, one read per digest for any number of
+waiting sequences. The step loop puts the result into the driver and then starts the waiting
+sequences in order. An adapter that is not on the disk is requested from the shelf, whose waits
+occupy no reading thread.
 """
 
 import re
@@ -17,10 +18,12 @@ from replica.host.counters import HostCounters
 from sluice.artifacts import artifact_path
 from sluice.errors import ErrorCode
 
-READS_MAX = 64  # adapters on their way at once, without those that the node does not have yet
-WAITERS_MAX = 8192  # requests, for all adapters together
-WAITERS_EACH_MAX = 1024  # of them for one adapter: sequences for other adapters are not kept out
-_FETCHES_MAX = 3  # in a row, of one adapter that is gone again when it is to be read
+READS_MAX = 64  # adapters being read at once, without those that the node has to fetch first
+WAITERS_MAX = 8192  # largest number of waiting requests, for all adapters together
+# largest number of requests that wait for one adapter, so that others get a share of WAITERS_MAX
+WAITERS_EACH_MAX = 1024
+# fetches in a row of one adapter that is evicted from the disk again before it is read
+_FETCHES_MAX = 3
 _REFUSALS_MAX = 256
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
@@ -33,8 +36,8 @@ class Background(Protocol):
     def run(self, work: Callable[[], Any], done: Callable[[Any], None]) -> bool:
         """Call `work` in another thread, then `done` in the step loop.
 
-        `done` gets the result of `work`, or its exception. Returns False when too much work waits
-        already.
+        `done` gets the result of `work`, or its exception. Returns False if too much work is
+        already waiting.
         """
         ...
 
@@ -49,12 +52,13 @@ def _always() -> bool:
 
 
 class AdapterShelf(Protocol):
-    """Fetches adapters onto the node's disk."""
+    """Fetches missing adapters onto the node's disk."""
 
     def want(self, digest: str, done: Callable[[RefusedError | None], None]) -> bool:
-        """Request an adapter; `done` is called in the step loop, with an error if there is one.
+        """Request an adapter; `done` is called in the step loop, with an error if the fetch failed.
 
-        Request an adapter once at a time. Returns False when too many are requested already.
+        The caller must not request an adapter again before `done`. Returns False if too many
+        adapters are requested already.
         """
         ...
 
@@ -69,13 +73,13 @@ class _Refusal(NamedTuple):
 
 
 class _Missing(NamedTuple):
-    """The adapter is not on the disk."""
+    """The outcome of a read whose adapter is not on the disk."""
 
     error: RefusedError
 
 
 class AdapterDesk:
-    """Loads adapters into the driver."""
+    """Loads adapters into the driver, for sequences and for explicit load requests."""
 
     def __init__(
         self,
@@ -89,10 +93,10 @@ class AdapterDesk:
 
         Args:
             driver: Driver of the engine.
-            directory: Directory of artifacts by digest; None: there are none.
-            background: Reads files.
+            directory: Directory of artifacts by digest; None: the engine has no artifacts.
+            background: Runs the reads of files.
             counters: Counters of the host.
-            shelf: Fetches missing adapters; None: they stay missing.
+            shelf: Fetches missing adapters onto the disk; None: missing adapters are not found.
         """
         self._driver = driver
         self._directory = directory
@@ -101,9 +105,9 @@ class AdapterDesk:
         self._shelf = shelf
         self._waiting: dict[str, list[_Waiter]] = {}
         self._waiters = 0
-        self._fetching: dict[str, int] = {}  # digest -> how often it was asked for at the shelf
-        # A refused artifact stays refused, unless its directory is put there anew: one
-        # that was being removed, or that a broken disk had bitten, may be whole the next time.
+        self._fetching: dict[str, int] = {}  # digest -> number of requests to the shelf
+        # A refused artifact stays refused until its directory is replaced: an artifact that was
+        # being removed, or that a broken disk had damaged, may be complete the next time.
         self._refused: dict[str, _Refusal] = {}
 
     def fetch(self, digest: str, done: Done, is_wanted: Callable[[], bool] = _always) -> None:
@@ -111,9 +115,9 @@ class AdapterDesk:
 
         Args:
             digest: Digest of the adapter.
-            done: Gets the error, if there is one. It must use the adapter before it returns: later
-                ones may replace it.
-            is_wanted: Whether the sequence still waits; else `done` may never be called.
+            done: Gets the error, or None. It must use the adapter before it returns, because
+                adapters loaded later may evict this adapter.
+            is_wanted: Whether the sequence still waits; if not, `done` may never be called.
         """
         if not _DIGEST.fullmatch(digest):
             message = f"{digest[:80]!r} is no digest of an adapter: 64 hexadecimal digits"
@@ -134,7 +138,7 @@ class AdapterDesk:
             self._waiters += 1
 
     def _join(self, waiting: list[_Waiter], waiter: _Waiter) -> None:
-        """Add a waiting sequence, in the place of those that gave up."""
+        """Add a waiting sequence; if the list is full, drop sequences that no longer wait."""
         if len(waiting) >= WAITERS_EACH_MAX:
             before = len(waiting)
             waiting[:] = [other for other in waiting if other.is_wanted()]
@@ -146,7 +150,7 @@ class AdapterDesk:
             self._waiters += 1
 
     def _run(self, digest: str) -> bool:
-        """Queue the read of an adapter; False when there is too much work."""
+        """Queue the read of an adapter; False if too much work is waiting."""
         return self._background.run(partial(self._read, digest), partial(self._was_read, digest))
 
     def _read(self, digest: str) -> Any:
@@ -167,7 +171,7 @@ class AdapterDesk:
         try:
             return self._driver.read_adapter(digest, path)
         except (RefusedError, OSError) as error:
-            if not path.is_dir():  # it made way for another one while it was being read
+            if not path.is_dir():  # the directory was evicted while the adapter was being read
                 text = f"adapter {digest} was removed while it was read; try again"
                 return _Missing(RefusedError(ErrorCode.ADAPTER_NOT_FOUND, text))
             if isinstance(error, RefusedError):
@@ -185,7 +189,7 @@ class AdapterDesk:
         self._end(digest, self._put(digest, outcome))
 
     def _request_fetch(self, digest: str, shelf: AdapterShelf) -> bool:
-        """Request an adapter that is not on the disk; False when too many are requested."""
+        """Request an adapter that is not on the disk; False if too many are requested already."""
         asked = self._fetching.get(digest, 0)
         if asked >= _FETCHES_MAX or not shelf.want(digest, partial(self._was_fetched, digest)):
             return False
@@ -194,21 +198,22 @@ class AdapterDesk:
         return True
 
     def _was_fetched(self, digest: str, error: RefusedError | None) -> None:
-        """Read a fetched adapter."""
+        """Queue the read of an adapter that was fetched."""
         if error is None and not self._run(digest):
             error = _busy("too many files are to be read")
         if error is not None:
             self._end(digest, error)
 
     def _end(self, digest: str, error: RefusedError | None) -> None:
-        """Call the waiting sequences back, in order."""
+        """Call the `done` of all waiting sequences, in order."""
         self._fetching.pop(digest, None)
         if error is not None:
             self._counters.adapter_failures += 1
         waiting = self._waiting.pop(digest)
         self._waiters -= len(waiting)
         for done, is_wanted in waiting:
-            # One of them may have needed the room for something else; the next then starts over.
+            # An earlier sequence in this list may have evicted the adapter; a later one fetches it
+            # again.
             if error is None and not self._driver.has_adapter(digest):
                 self.fetch(digest, done, is_wanted)
             else:
@@ -238,6 +243,6 @@ def _busy(reason: str) -> RefusedError:
 
 
 def _mark(directory: Path) -> tuple[int, int]:
-    """Return a mark that changes when a directory, or a file in it, is replaced."""
+    """Return a mark that changes if the directory, or a file in the directory, is replaced."""
     status = directory.stat()
     return status.st_ino, status.st_mtime_ns

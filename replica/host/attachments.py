@@ -1,4 +1,4 @@
-"""Attached routers and their sequences; data of the step loop."""
+"""Attached routers, their probes and their sequences, as data that the step loop owns."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ _REASONS = {
     Finish.BUSY: wire.FINISH_REASON_BUSY,
     Finish.FAILED: wire.FINISH_REASON_FAILED,
 }
-# Refusals that say nothing about the request: it can be served elsewhere, or later.
+# Refusals whose cause is not the request, which can be served elsewhere or later.
 _NOT_ITS_FAULT = {
     ErrorCode.ENGINE_BUSY: Finish.BUSY,
     ErrorCode.DRAINING: Finish.BUSY,
@@ -30,23 +30,23 @@ _NOT_ITS_FAULT = {
 
 @dataclass(slots=True, eq=False)
 class HostAttachment:
-    """One router's view of the engine.
+    """One router's connection to the engine, with the router's sequences and unsent news.
 
     Attributes:
         router_id: Id of the attached router.
         epoch: Epoch of the attachment; a router's epochs increase.
-        outbox: News that were not sent yet.
-        sequences: Living sequences, by the router's ids.
-        adapters_told: Adapters that the router knows as resident from the start.
-        news: News of the step in progress.
-        told_step: Last step that was posted.
+        outbox: News that are not sent yet.
+        sequences: Living sequences, by the ids that the router gave them.
+        adapters_told: Resident adapters that the router learned when it attached.
+        news: News of the current step, before they are posted to the outbox.
+        told_step: Number of the last step whose news were posted.
         told_at_s: Time of the last post.
-        silence_max_s: Seconds without a confirmation after which a router counts as frozen; 0:
-            never.
-        silent_s: Seconds without a confirmation, while news were unconfirmed.
-        grants: Number of grants at the router's last confirmation.
-        orphaned_at_s: Time at which the stream was found dead; None while it lives.
-        unconfirmed: Ends of an orphan's sequences that the router may not know.
+        silence_max_s: Seconds without a confirmation after which the router is treated as frozen;
+            0: never.
+        silent_s: Seconds without a confirmation, counted while news are unconfirmed.
+        grants: Number of credit grants when the router last confirmed news.
+        orphaned_at_s: Time when the stream was found broken; None while the stream is intact.
+        unconfirmed: Ends of the sequences that the router may not have received.
     """
 
     router_id: str
@@ -64,7 +64,7 @@ class HostAttachment:
     unconfirmed: list[SequenceEnd] = field(default_factory=list[SequenceEnd])
 
     def note_silence(self, passed_s: float) -> bool:
-        """Count time without a confirmation; return whether the router is frozen."""
+        """Add time without a confirmation; return whether the router counts as frozen now."""
         grants = self.outbox.unconfirmed_since_grant
         self.silent_s = self.silent_s + passed_s if grants == self.grants is not None else 0.0
         self.grants = grants
@@ -73,7 +73,7 @@ class HostAttachment:
     def finish(
         self, sequence: int, finished: wire.Finished, told: SequenceRecord | None = None
     ) -> None:
-        """Note that a sequence has ended."""
+        """Record that a sequence has ended."""
         self.sequences.pop(sequence, None)
         self.news.ended.append(SequenceEnd(finished, told))
 
@@ -83,10 +83,10 @@ class Probe:
     """A canary inference in progress.
 
     Attributes:
-        reply: Takes the answer.
-        started_at_s: Monotonic seconds.
-        until_s: Deadline of the prober; infinite: the probe runs to its end.
-        is_late: Whether the probe is being cancelled after its deadline.
+        reply: Sends the answer.
+        started_at_s: Start of the probe in monotonic seconds.
+        until_s: Deadline of the caller; infinite: the probe runs to its end.
+        is_late: Whether the probe has missed its deadline and is being cancelled.
     """
 
     reply: Reply
@@ -97,15 +97,16 @@ class Probe:
 
 @dataclass(slots=True, eq=False)
 class Hosted:
-    """A living sequence: its owner, the owner's id for it, and its output.
+    """A living sequence: its owner, the owner's id of the sequence, and its output.
 
     Attributes:
-        key: Key in the driver.
-        id: The router's id of the sequence, unique in its attachment.
-        owner: Attachment of the sequence; changes when the router resumes.
-        is_parked: Whether the driver does not have it yet: its adapter or grammar is being
-            prepared.
-        load_us: Microseconds of waiting for its adapter; 0: none was needed, or it was loaded.
+        key: Key of the sequence in the driver.
+        id: Id that the router gave the sequence, unique in its attachment.
+        owner: Attachment or probe that owns the sequence; a resuming router's new attachment takes
+            over.
+        is_parked: Whether the sequence waits for its adapter or grammar and is not in the driver
+            yet.
+        load_us: Microseconds that the sequence waited for its adapter; 0: it needed no load.
     """
 
     key: int
@@ -117,18 +118,18 @@ class Hosted:
 
 
 def refused_frame(error: RefusedError) -> wire.HostFrame:
-    """Return the answer to a request that cannot be served."""
+    """Return the answer to a request that is refused."""
     return wire.HostFrame(refused=wire.Refused(code=error.code, message=error.message))
 
 
 def refusal(key: int, error: RefusedError, prompt_tokens: int = 0) -> FinishedEvent:
-    """Return the end of a sequence that was not taken."""
+    """Return the end event of a sequence that was not accepted."""
     reason = _NOT_ITS_FAULT.get(error.code, Finish.REFUSED)
     return FinishedEvent(key, reason, error.code, error.message, prompt_tokens, param=error.param)
 
 
 def finished_message(sequence: int, event: FinishedEvent) -> wire.Finished:
-    """Return the end of a sequence for its router."""
+    """Return the message that reports the end of a sequence to its router."""
     message = wire.Finished(
         sequence=sequence,
         reason=_REASONS[event.reason],

@@ -1,7 +1,7 @@
-"""Requests about adapters and KV blocks, with one answer each and no sequence.
+"""Requests about adapters and KV blocks; each gets one answer and starts no sequence.
 
-Owned by the step loop, which alone may use the driver; bytes are checked, packed and sent by
-background threads.
+The step loop owns this module, because it alone may use the driver. Background threads check, pack
+and send the bytes.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,12 +19,12 @@ from sluice.errors import ErrorCode
 from sluice.hashing import HASH_BYTES
 from sluice.wire.engine.v1 import engine_pb2 as wire
 
-ADAPTERS_MAX = 256  # named by one request
-HASHES_MAX = 16384  # named by one request
+ADAPTERS_MAX = 256  # largest number of adapters that one request may name
+HASHES_MAX = 16384  # largest number of hashes that one request may name
 
 
 class ControlDesk:
-    """Answers requests of routers and agents other than inference."""
+    """Answers all requests of routers and agents that are not inference."""
 
     def __init__(
         self,
@@ -39,10 +39,10 @@ class ControlDesk:
         self._adapters = adapters
         self._background = background
         self._counters = counters
-        self._block_bytes = 0  # known after the first export
+        self._block_bytes = 0  # size of one KV block in bytes; 0 until the first export
 
     def adapters(self, message: wire.Adapters, reply: Reply) -> None:
-        """Unload, then load, then list; the answer comes when the last load has ended."""
+        """Unload adapters, start the loads, and answer with a list when the last load has ended."""
         if len(message.load) + len(message.unload) > ADAPTERS_MAX:
             text = f"more than {ADAPTERS_MAX} adapters; name them in several requests"
             reply(refused_frame(RefusedError(ErrorCode.INVALID_REQUEST, text)))
@@ -67,7 +67,7 @@ class ControlDesk:
             reply(self._adapter_list(problems))
 
     def export_kv(self, message: wire.Export, reply: Reply) -> None:
-        """Send the leading cached blocks that fit into one message."""
+        """Answer with the leading cached blocks that fit into one message."""
         try:
             hashes = decode_hashes(message.hashes, HASH_BYTES, HASHES_MAX)
             blocks = self._export(hashes)
@@ -86,7 +86,7 @@ class ControlDesk:
         self._run(send, sent, reply)
 
     def import_kv(self, message: wire.Import, reply: Reply) -> None:
-        """Check blocks beside the step loop, then put them into the cache."""
+        """Verify blocks in a background thread, then put them into the cache and answer."""
         check = partial(unpack_blocks, message.blocks, self._base_digest)
         self._run(check, partial(self._checked, reply), reply)
 
@@ -116,7 +116,7 @@ class ControlDesk:
         return self._driver.export_blocks(hashes[:fitting])
 
     def _checked(self, reply: Reply, outcome: Any) -> None:
-        """Take blocks that `unpack_blocks` has verified."""
+        """Import blocks that `unpack_blocks` has verified, or answer with its error."""
         try:
             if isinstance(outcome, Exception):
                 raise _refusal_of(outcome)

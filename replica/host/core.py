@@ -1,7 +1,8 @@
-"""Attachments, epochs and sequences of an engine host; owned by its step loop, free of threads.
+"""The state of an engine host: attachments, epochs and sequences, without threads.
 
-Every router that may use the replica has one attachment at a time, with sequences of its own. This
-module decides their fate; `replica.host.service` moves the bytes.
+The step loop owns this state. Every router that may use the replica has one attachment at a time,
+with sequences of its own. This module decides what happens to attachments and sequences;
+`replica.host.service` transports the bytes.
 """
 
 import time
@@ -31,19 +32,22 @@ from sluice.wire.engine.v1 import engine_pb2 as wire
 
 log = structlog.get_logger(__name__)
 
-HEARTBEAT_S = 0.2  # routers expect a frame every 0.25 s
-# A router whose stream broke comes back within this, or its sequences are cancelled. It tries for
-# 0.3 s, at once; sequences without a router take places that others may wait for.
+HEARTBEAT_S = 0.2  # seconds between frames to an idle router; routers expect a frame every 0.25 s
+# Seconds that a router whose stream broke has to attach again before its sequences are cancelled. A
+# router retries for 0.3 s, from the first moment. The grace is short because sequences without a
+# router occupy slots that other sequences may be waiting for.
 ORPHAN_GRACE_S = 1.0
-# A router that confirms nothing for so many times as long as it promised is frozen: its gateways
-# have given it up, and others need the places of its sequences.
+# A router is frozen when it has confirmed nothing for this many times its promised interval. By
+# then its gateways have given up the router, and other sequences need the slots of its sequences.
 _SILENCE_FACTOR = 4
-_STEP_COUNTED_S = 0.25  # at most, of a step: a pause of our own is no silence of others
-ATTACHMENTS_MAX = 64  # routers; each has a thread. A cell has one
+# largest duration of a step that counts as a router's silence: our own pause is not the router's
+_STEP_COUNTED_S = 0.25
+# largest number of attached routers, each of which costs a thread; a cell has one router
+ATTACHMENTS_MAX = 64
 
 
 class HostCore:
-    """The state of an engine host. One thread may use it."""
+    """The state of an engine host, used by one thread."""
 
     def __init__(
         self,
@@ -61,15 +65,16 @@ class HostCore:
         """Make an idle host.
 
         Args:
-            driver: Driver, used by this core alone.
-            base_digest: Base that the engine serves.
-            waiting_max: Accepted sequences beyond the running ones; more are BUSY.
-            entropy: Source of seeds for sequences without one.
-            background: Reads files and checks bytes.
-            compilers: Compiles grammars, which are foreign code, apart from the reading of files.
+            driver: Driver of the engine; only this core uses it.
+            base_digest: Digest of the base that the engine serves.
+            waiting_max: Accepted sequences beyond the running ones; further sequences end as BUSY.
+            entropy: Source of seeds for sequences without a seed.
+            background: Runs the reading of files and the checking of bytes.
+            compilers: Runs the compilation of grammars, which is foreign code, apart from the
+                reading.
             artifacts_dir: Directory of adapters, by digest.
-            shelf: Fetches missing adapters; None: they stay missing.
-            clock: Monotonic seconds, the driver's own clock.
+            shelf: Fetches missing adapters onto the disk; None: missing adapters are not found.
+            clock: Clock of the driver, in monotonic seconds.
         """
         self._driver = driver
         self._base_digest = base_digest
@@ -98,24 +103,24 @@ class HostCore:
         return self._driver.has_work
 
     def load(self) -> EngineLoad:
-        """Return the state of the engine."""
+        """Return the present load of the engine."""
         return self._driver.load()
 
     def adapters(self) -> list[AdapterState]:
-        """Return the adapters that the engine holds."""
+        """Return the adapters in the engine's slots and host memory."""
         return self._driver.adapters()
 
     def outbox(self, epoch: int) -> Outbox | None:
-        """Return the outbox of an attachment; any thread may ask."""
+        """Return the outbox of an attachment; any thread may call this."""
         attachment = self._attachments.get(epoch)
         return None if attachment is None else attachment.outbox
 
     def attach(self, message: wire.Attach, now_s: float) -> tuple[HostAttachment, wire.Attached]:
-        """Open an attachment; an older one of the same router is resumed or closed.
+        """Open an attachment; an older attachment of the same router is resumed or closed.
 
         Raises:
-            RefusedError: The epoch is not newer, or belongs to another router; or there are too
-                many routers.
+            RefusedError: The epoch is not greater than the router's last, the epoch belongs to
+                another router, or too many routers are attached.
         """
         mine: list[HostAttachment] = []
         for known in self._attachments.values():
@@ -162,39 +167,44 @@ class HostCore:
         attachment.outbox.close()
 
     def orphan(self, epoch: int, now_s: float) -> None:
-        """Note that the stream of an attachment is gone; it is detached after a grace."""
+        """Record that an attachment's stream broke; the attachment is closed after a grace."""
         attachment = self._attachments.get(epoch)
         if attachment is not None and attachment.orphaned_at_s is None:
             attachment.orphaned_at_s = now_s
             attachment.unconfirmed = attachment.outbox.abandon()
 
     def credit(self, epoch: int, frames: int) -> None:
-        """Allow this many more frames."""
+        """Permit an attachment to send this many more frames."""
         outbox = self.outbox(epoch)
         if outbox is not None:
             outbox.add_credit(frames)
 
     def submit(self, epoch: int, sequences: Iterable[wire.Sequence], seen_at_s: float) -> None:
-        """Take sequences; frames report the fate of each.
+        """Accept sequences; frames report what happens to each of them.
 
-        An unknown epoch is ignored: its router knows its end, or is gone.
+        Sequences of an unknown epoch are ignored, because their router has closed it or is gone.
         """
         attachment = self._attachments.get(epoch)
         if attachment is None:
             return
-        if self._rest.is_asleep:  # its router has not heard of it, or not yet that it shall wake
+        # The router does not know yet that the engine sleeps, or sent these before it woke the
+        # engine.
+        if self._rest.is_asleep:
             self._rest.wake()
             self._turn_away(attachment, [it.id for it in sequences], "the engine is asleep")
         else:
             self.sequences.take(attachment, sequences, seen_at_s)
 
     def rest(self, message: wire.Rest, reply: Reply) -> None:
-        """Let the engine sleep, or wake it; one that holds sequences of routers stays awake."""
+        """Put the engine to sleep or wake it; an engine with sequences of routers stays awake."""
         held = sum(len(it.sequences) for it in self._attachments.values())
         self._rest.rest(message, reply, held)
 
     def probe(self, message: wire.Probe, reply: Reply, seen_at_s: float) -> None:
-        """Start a probe; a sleeping engine has no room for long ones, and wakes."""
+        """Start a probe.
+
+        A sleeping engine refuses a long probe, for which it has no room, and wakes up.
+        """
         if self._rest.is_asleep and len(message.prompt) + message.tokens > ASLEEP_TOKENS:
             self._rest.wake()
             error = RefusedError(ErrorCode.ENGINE_BUSY, "the engine is asleep; it wakes")
@@ -203,7 +213,7 @@ class HostCore:
             self.sequences.probe(message, reply, seen_at_s)
 
     def busy(self, epoch: int, sequences: Iterable[int]) -> None:
-        """Refuse sequences that did not fit into the inbox."""
+        """Refuse sequences that did not fit into the inbox, with BUSY."""
         attachment = self._attachments.get(epoch)
         if attachment is not None:
             self._turn_away(attachment, sequences, "the engine's inbox is full")
@@ -216,7 +226,7 @@ class HostCore:
                 attachment.finish(sequence, finished_message(sequence, event))
 
     def cancel(self, epoch: int, sequences: Iterable[int]) -> None:
-        """Cancel sequences; unknown ids have ended already."""
+        """Cancel sequences; unknown ids are ignored, because they have ended already."""
         attachment = self._attachments.get(epoch)
         if attachment is None:
             return
@@ -226,12 +236,12 @@ class HostCore:
                 self.sequences.cancel(hosted)
 
     def idle_s(self, now_s: float) -> float:
-        """Return how long an idle host may wait until the next heartbeat is due."""
+        """Return the seconds that an idle host may wait until the next heartbeat is due."""
         told_at_s = [a.told_at_s for a in self._attachments.values() if a.orphaned_at_s is None]
         return max(0.0, min(told_at_s, default=now_s) + HEARTBEAT_S - now_s)
 
     def step(self) -> StepEvents:
-        """Let the driver compute a step, if it has anything to do."""
+        """Let the driver compute one step, if the driver has work."""
         self._rest.look()
         if not self._driver.has_work:
             return StepEvents()
@@ -239,7 +249,7 @@ class HostCore:
         return self._driver.step()
 
     def publish(self, events: StepEvents, now_s: float) -> None:
-        """Send every attachment its news of a step; an idle host sends a heartbeat."""
+        """Send every attachment its news of a step, or a heartbeat if there are no news."""
         load = self._driver.load()
         self._count(events, load)
         passed_s = min(now_s - self._published_at_s, _STEP_COUNTED_S)
@@ -257,14 +267,14 @@ class HostCore:
                 news.kv.update(events.kv)
             is_due = now_s - attachment.told_at_s >= HEARTBEAT_S or not news.is_heartbeat
             if is_due and not self._post(attachment, load, now_s):
-                self.detach(attachment.epoch)  # its router does not read
+                self.detach(attachment.epoch)  # the router has stopped reading
 
     def fail_all(self, message: str) -> None:
-        """End everything because the engine cannot go on."""
+        """End all sequences and attachments because the engine has failed."""
         self._end_all(RefusedError(ErrorCode.ENGINE_FAILED, message))
 
     def drain_all(self) -> None:
-        """End everything because the engine stops; routers continue elsewhere."""
+        """End all sequences and attachments because the engine stops; routers retry elsewhere."""
         for attachment in self._attachments.values():
             for hosted in attachment.sequences.values():
                 self._driver.cancel(hosted.key)
@@ -278,10 +288,10 @@ class HostCore:
         self._attachments.clear()
 
     def _resume(self, old: HostAttachment, new: HostAttachment) -> list[wire.Resumed]:
-        """Move the sequences of an attachment to a newer one; return their whole output.
+        """Move the sequences of an attachment to a newer attachment; return their whole output.
 
-        Unsent tokens of the old attachment are part of it, so they are dropped. Sent messages may
-        have been lost, so unconfirmed ends are reported again.
+        The whole output includes unsent tokens of the old attachment, so these are dropped. Sent
+        messages may have been lost, so ends that the router has not confirmed are reported again.
         """
         del self._attachments[old.epoch]
         ended = old.unconfirmed + old.outbox.abandon() + old.news.ended
@@ -295,14 +305,14 @@ class HostCore:
         return [encode_resumed(sequence, all_) for sequence, all_ in told]
 
     def _turn_out(self, attachment: HostAttachment) -> None:
-        """Free the places of a frozen router; if it wakes up, it continues with new ones."""
+        """End a frozen router's sequences; a router that wakes up can submit new ones."""
         text = f"router {attachment.router_id} took nothing for {attachment.silent_s:.1f} s"
         log.warning("router_frozen", router=attachment.router_id, count=len(attachment.sequences))
         self.sequences.turn_out(attachment, RefusedError(ErrorCode.ENGINE_BUSY, text))
         attachment.silent_s = 0.0
 
     def _keep(self, orphan: HostAttachment, since_s: float, now_s: float) -> None:
-        """Keep the output of an orphan's sequences, and their ends, until its grace is over."""
+        """Keep the output and the ends of an orphan's sequences until its grace is over."""
         orphan.unconfirmed += orphan.news.ended
         orphan.news = StepNews()
         if now_s - since_s >= ORPHAN_GRACE_S:

@@ -1,32 +1,32 @@
-"""Counts of an engine host since its start; written by the step loop, read by metrics."""
+"""Counters of an engine host since its start. The step loop writes them, the metrics read them."""
 
 from collections import Counter, deque
 from dataclasses import dataclass, field
 
-_KEPT = 1024  # steps, and ends, between two looks; of more the oldest are lost
+_KEPT = 1024  # largest number of observations kept between two reads; the oldest are dropped
 
 
 @dataclass(slots=True)
 class HostCounters:
-    """Sums since the start.
+    """Totals since the start of the host.
 
     Attributes:
-        steps: Engine steps.
+        steps: Number of engine steps.
         output_tokens: Tokens emitted for routers and probes.
-        ended: Sequences by finish reason, in lower case.
-        grammars: Sequences with a grammar.
-        adapter_loads: Loads into slots.
-        adapter_evictions: Evictions out of slots.
-        adapter_failures: Adapters that could not be read or put into memory.
-        adapter_fetches: Requests to the node for missing adapters.
-        adapter_waits_s: Waits of sequences for their adapters in seconds, as a histogram like
-            `step_s`.
-        kv_exported: Exported blocks.
-        kv_imported: Imported blocks that the cache took or had.
-        kv_refused: Refused imports by code.
-        step_s: Durations of the last steps, until a reader takes them.
-        lengths: (prompt tokens, output tokens) of sequences that ended by themselves, until a
-            reader takes them.
+        ended: Number of ended sequences by finish reason, in lower case.
+        grammars: Number of sequences with a grammar.
+        adapter_loads: Number of loads of adapters into slots.
+        adapter_evictions: Number of evictions of adapters from slots.
+        adapter_failures: Number of adapters that could not be read or put into memory.
+        adapter_fetches: Number of requests to the node's agent for missing adapters.
+        adapter_waits_s: Seconds that sequences waited for their adapters, one entry each, until the
+            metrics read them.
+        kv_exported: Number of exported blocks.
+        kv_imported: Number of imported blocks that the cache stored or already had.
+        kv_refused: Number of refused imports by error code.
+        step_s: Durations of the last steps, until the metrics read them.
+        lengths: Pairs (prompt tokens, output tokens) of sequences that reached a stop or their
+            length, until the metrics read them.
     """
 
     steps: int = 0

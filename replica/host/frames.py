@@ -1,4 +1,4 @@
-"""From news to the bytes of a frame: columns are encoded as a whole, never token by token."""
+"""Encodes news as the bytes of a frame. Columns are encoded as a whole, never token by token."""
 
 from collections.abc import Iterable
 from itertools import chain
@@ -12,16 +12,16 @@ _UINT32_MAX = (1 << 32) - 1
 
 
 class FrameEncoder:
-    """Encodes the news of one attachment: numbers its KV events, sends adapters only on changes."""
+    """Encodes one attachment's news; numbers its KV events, sends adapters only after changes."""
 
     def __init__(self, kv_blocks: int, adapters_told: tuple[str, ...] = ()) -> None:
-        """Begin an attachment whose router knows that `adapters_told` are resident."""
+        """Make an encoder for a router that already knows that `adapters_told` are resident."""
         self._kv_blocks = kv_blocks
         self._kv_number = 0
         self._adapters_sent = adapters_told
 
     def encode(self, news: StepNews) -> bytes:
-        """Return the HostFrame."""
+        """Return the bytes of the HostFrame for these news."""
         host_frame = wire.HostFrame()
         frame = host_frame.step
         frame.step = news.step
@@ -59,12 +59,12 @@ class FrameEncoder:
 
 
 def micros(duration_s: float) -> int:
-    """Return whole microseconds in wire form: from 0 up to 71 minutes."""
+    """Return a duration in whole microseconds, clamped to the wire's range of 0 to 71 minutes."""
     return max(0, min(int(duration_s * 1e6), _UINT32_MAX))
 
 
 def fill_state(state: wire.EngineState, load: EngineLoad, kv_blocks: int) -> None:
-    """Copy the load into its message."""
+    """Copy the engine's load into its wire message."""
     state.running = load.running
     state.waiting = load.waiting
     state.kv_blocks_used = load.kv_blocks_used
@@ -77,7 +77,7 @@ def fill_state(state: wire.EngineState, load: EngineLoad, kv_blocks: int) -> Non
 
 
 def fill_adapters(state: wire.EngineState, resident: tuple[str, ...]) -> None:
-    """Write the complete list of adapters in slots."""
+    """Write the complete list of the adapters in slots."""
     state.adapters_resident.extend(resident)
     state.adapters_changed = True
 
@@ -85,7 +85,7 @@ def fill_adapters(state: wire.EngineState, resident: tuple[str, ...]) -> None:
 def encode_limits(
     engine: str, base_digest: str, limits: Limits, can: Capabilities
 ) -> wire.EngineLimits:
-    """Return an engine's limits for routers."""
+    """Return the message that describes an engine's limits and features to routers."""
     features = {
         "draft": can.has_drafts,
         "grammar": can.has_grammars,
@@ -110,7 +110,7 @@ def encode_limits(
 
 
 def encode_resumed(sequence: int, told: SequenceRecord) -> wire.Resumed:
-    """Return the whole output of a sequence."""
+    """Return the message with the whole output of a sequence, for a router that resumes."""
     return wire.Resumed(
         sequence=sequence,
         output=told.output,
@@ -120,20 +120,20 @@ def encode_resumed(sequence: int, told: SequenceRecord) -> wire.Resumed:
 
 
 def fill_logprobs(message: wire.Logprobs, entries: list[tuple[int, TokenLogprobs]]) -> None:
-    """Add the logprobs of tokens, as (sequence, entry)."""
+    """Add the logprobs of tokens, given as pairs (sequence, entry)."""
     message.sequence.extend([sequence for sequence, _ in entries])
     _fill_entries(message, [entry for _, entry in entries])
 
 
 def encode_prompt_logprobs(sequence: int, part: PromptLogprobs) -> wire.PromptLogprobs:
-    """Return the message for the logprobs of a part of a prompt."""
+    """Return the message with the logprobs of a part of a prompt."""
     message = wire.PromptLogprobs(sequence=sequence, first=part.first)
     _fill_entries(message, part.tokens)
     return message
 
 
 def _fill_columns(frame: wire.StepFrame, news: StepNews) -> None:
-    """Write each sequence once, with its tokens of all merged steps in their order."""
+    """Write each sequence once, with its tokens of all merged steps in order."""
     first = news.columns[0][0]
     if not news.has_runs and all(ids == first for ids, _ in news.columns):
         merged = len(news.columns)

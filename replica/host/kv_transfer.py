@@ -1,7 +1,7 @@
-"""Contents of KV blocks between their wire form and the driver's; any thread.
+"""Converts contents of KV blocks between the wire and the driver; callable in any thread.
 
-Each block has a checksum keyed by its hash, so that neither damaged content nor content under a
-wrong name gets into a cache, from where it would reach answers without any error.
+Each block has a checksum keyed by its hash. So neither damaged content nor content under a wrong
+hash gets into a cache, from where it would silently spoil answers.
 """
 
 import hashlib
@@ -12,20 +12,20 @@ from sluice.errors import ErrorCode
 from sluice.hashing import BLOCK_TOKENS, HASH_BYTES
 from sluice.wire.engine.v1 import engine_pb2 as wire
 
-# Most bytes of one message. Triton and Python copy it several times, some 5 ms each, during
-# which no step begins; a block that is larger travels alone.
+# Largest number of bytes of one message. Triton and Python copy a message several times, for some 5
+# ms each, and no step begins meanwhile. A block that is larger is sent alone.
 EXPORT_BYTES_MAX = 16 << 20
 IMPORT_BYTES_MAX = 64 << 20
 CHECKSUM_BYTES = 16
 
 
 def checksum(block_hash: bytes, content: bytes) -> bytes:
-    """Return the checksum of a block's content under its name."""
+    """Return the checksum of a block's content under its hash."""
     return hashlib.blake2b(content, key=block_hash, digest_size=CHECKSUM_BYTES).digest()
 
 
 def pack_blocks(blocks: KvBlocks, base_digest: str) -> wire.KvBlocks:
-    """Return the message for exported blocks."""
+    """Return the message with exported blocks."""
     pairs = zip(blocks.hashes, blocks.data, strict=True)
     return wire.KvBlocks(
         base_digest=base_digest,
@@ -42,8 +42,8 @@ def unpack_blocks(message: wire.KvBlocks, base_digest: str) -> KvBlocks:
     """Return the blocks of a message after all checks that need no engine.
 
     Raises:
-        RefusedError: CONFLICT: they are of another base or block size; INVALID_REQUEST: sizes do
-            not agree, or a checksum is wrong.
+        RefusedError: With CONFLICT if the blocks are of another base or block size; with
+            INVALID_REQUEST if sizes disagree or a checksum is wrong.
     """
     if message.base_digest != base_digest:
         raise RefusedError(

@@ -1,9 +1,10 @@
-"""Metrics of an engine host on Triton's port: names, and values from a look at the host.
+"""Metrics of an engine host on Triton's port: their names, and their values from a sample.
 
-Families that TensorRT-LLM's own backend has bear its names and label values, so that one dashboard
-reads both; of those, values that only it has (memory on the GPU, micro-batches, paused requests)
-are absent.
-Pure: `model_repo/llm/1/model.py` writes the values to Triton.
+Families that TensorRT-LLM's own backend also has use its names and label values, so that one
+dashboard can read both. Values that only TensorRT-LLM has (memory on the GPU, micro-batches, paused
+requests) are absent.
+
+This module is pure; `model_repo/llm/1/model.py` writes the values to Triton.
 """
 
 from collections.abc import Iterable, Iterator
@@ -14,17 +15,19 @@ from replica.engine.types import AdapterState, EngineLoad, Limits
 from replica.host.counters import HostCounters
 from sluice.hashing import BLOCK_TOKENS
 
-ADAPTER_LABELS_MAX = 32  # adapters with a series of their own
+# largest number of adapters with a series of their own; all others share one series
+ADAPTER_LABELS_MAX = 32
 _LABEL_CHARS = 12
 _OTHER = "other"
-_SEEN_MAX = 10_000  # adapters whose counts are remembered when the engine does not hold them
-_LENGTHS = (10.0, 50.0, 100.0, 500.0, 1000.0)  # TensorRT-LLM's own
+# largest number of adapters whose last totals are remembered after the engine dropped them
+_SEEN_MAX = 10_000
+_LENGTHS = (10.0, 50.0, 100.0, 500.0, 1000.0)  # buckets of TensorRT-LLM's own histograms
 _STEPS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 _WAITS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 
 class MetricKind(StrEnum):
-    """The kind of a metric: a value is set, raised to a total, or observed."""
+    """The kind of a metric: a gauge is set, a counter raised to a total, a histogram observed."""
 
     GAUGE = "gauge"
     COUNTER = "counter"
@@ -33,10 +36,10 @@ class MetricKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """A metric, without the labels `model` and `version` that all of them have.
+    """A metric, without the labels `model` and `version`, which every metric has.
 
     Attributes:
-        name: Name in the text format.
+        name: Name in the Prometheus text format.
         kind: Kind of the metric.
         text: Description of the family.
         labels: Names of the labels.
@@ -52,7 +55,7 @@ class Family:
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A value of one series: of a gauge, a counter's total, or one observation of a histogram."""
+    """A value of one series: a gauge's value, a counter's total, or a histogram's observation."""
 
     family: Family
     labels: tuple[str, ...]
@@ -196,9 +199,9 @@ class MetricsSample:
     Attributes:
         load: Load after the last step.
         limits: Limits of the engine.
-        counters: Counters since the start; their lists are taken out.
+        counters: Counters since the start; `EngineMetrics.values` empties their lists.
         adapters: Adapters that the engine holds.
-        step_age_s: Age of the step in progress.
+        step_age_s: Seconds since the step in progress began.
         memory_bytes: Resident memory of the process.
         time_us: Microseconds since 1970.
     """
@@ -217,11 +220,11 @@ class EngineMetrics:
 
     def __init__(self) -> None:
         self._tokens: dict[tuple[str, str], int] = {}  # (label, kind) -> total
-        self._seen: dict[str, tuple[int, int]] = {}  # digest -> its own totals at the last look
+        self._seen: dict[str, tuple[int, int]] = {}  # digest -> totals in the last sample
         self._labels: dict[str, str] = {}
 
     def values(self, look: MetricsSample) -> list[Value]:
-        """Return the value of every series."""
+        """Return the value of every series for a sample."""
         return [*_load_values(look), *_counter_values(look), *self._adapter_values(look.adapters)]
 
     def _adapter_values(self, adapters: Iterable[AdapterState]) -> Iterator[Value]:
@@ -232,7 +235,8 @@ class EngineMetrics:
             totals = (state.prompt_tokens, state.output_tokens)
             seen[state.digest] = totals
             before = self._seen.get(state.digest, (0, 0))
-            if totals[0] < before[0] or totals[1] < before[1]:  # forgotten, and here again
+            # the engine dropped the adapter and loaded it again
+            if totals[0] < before[0] or totals[1] < before[1]:
                 before = (0, 0)
             for kind, now, then in zip(("prompt", "output"), totals, before, strict=True):
                 if now > then:

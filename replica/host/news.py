@@ -1,8 +1,8 @@
-"""Unsent news of an attachment: merged by step, bounded, confirmed by credit.
+"""The unsent news of an attachment: merged over steps, bounded in size, confirmed by credit.
 
-The step loop posts, the attachment's sender takes. Without credit nothing is queued: the news of
-further steps are merged into the same pending ones. This is a per-token path: columns are kept
-whole, step by step, and never touched token by token.
+The step loop posts news, and the attachment's sender thread takes them. Without credit nothing is
+queued: the news of further steps are merged into the pending news. This is a per-token path, so
+columns are kept whole, step by step, and never processed token by token.
 """
 
 import threading
@@ -13,25 +13,25 @@ from replica.engine.types import EngineLoad, TokenLogprobs
 from sluice.wire.engine.v1 import engine_pb2 as wire
 
 _IDLE = EngineLoad()
-# Pending entries of a router that takes no frames: tokens, logprobs, cache changes. Ten minutes of
-# a
-# fast engine, and some 100 MB.
+# Largest number of pending entries (tokens, logprobs, cache changes) of a router that reads no
+# frames: ten minutes of a fast engine, or some 100 MB.
 PENDING_ENTRIES_MAX = 2_000_000
-# Ends that a router has not confirmed are kept for the case that it resumes; of one that never
-# grants credit, the newest of this many tokens.
+# Ends that a router has not confirmed are kept in case it resumes. For a router that never grants
+# credit, only the newest ends are kept, up to this many tokens.
 UNCONFIRMED_TOKENS_MAX = 1_000_000
-_ENDED_WEIGHT = 64  # tokens that the record of an end weighs besides its output
+_ENDED_WEIGHT = 64  # tokens of output that weigh as much as the fixed part of an end's record
 
 
 @dataclass(slots=True, eq=False)
 class SequenceRecord:
-    """The whole output of a sequence so far, in case its router resumes.
+    """The whole output of a sequence so far, kept in case its router resumes.
 
     Attributes:
-        output: Tokens emitted.
-        admitted: Admission fact, once there is one.
-        logprobs: Logprobs of each output token, if the sequence asked; 8 bytes per alternative.
-        prompt_logprobs: Logprobs of the prompt's tokens, in the same form.
+        output: Emitted tokens.
+        admitted: Admission fact; None before the admission.
+        logprobs: Logprobs of each output token if the sequence requested them; 8 bytes per
+            alternative.
+        prompt_logprobs: Logprobs of the prompt's tokens, if the sequence requested them.
     """
 
     output: list[int] = field(default_factory=list[int])
@@ -49,7 +49,7 @@ class SequenceEnd:
 
     @property
     def weight(self) -> int:
-        """Memory cost in tokens."""
+        """Cost in memory, in units of one token."""
         told = self.told
         if told is None:
             return _ENDED_WEIGHT
@@ -60,21 +60,22 @@ class SequenceEnd:
 
 @dataclass(slots=True)
 class StepNews:
-    """The news of one attachment from one step, or from several merged ones.
+    """The news of one attachment from one step, or from several merged steps.
 
     Attributes:
         step: Number of the last step covered.
-        steps: Steps covered.
-        columns: (sequence ids of the router, their tokens) of each step that brought tokens.
-        has_runs: Whether a sequence may appear more than once in one of the columns.
-        entries: Weight of columns and logprobs, in tokens.
-        logprobs: (sequence, entry), in the order of the tokens.
+        steps: Number of steps covered.
+        columns: For each step with tokens: (the router's sequence ids, the tokens of these
+            sequences).
+        has_runs: Whether a sequence may appear more than once in one column.
+        entries: Weight of columns and logprobs, in units of one token.
+        logprobs: Pairs (sequence, logprobs of one token), in the order of the tokens.
         prompt_logprobs: Logprobs of parts of prompts.
-        admitted: Admission facts, once per sequence.
-        ended: Ends, once per sequence.
-        kv: Block hash -> whether it is cached now.
-        kv_reset: Whether `kv` is the complete state, not a change.
-        load: State of the engine after the last step.
+        admitted: Admission facts, one per sequence.
+        ended: Ends, one per sequence.
+        kv: Block hash -> whether the block is cached now.
+        kv_reset: Whether `kv` is the complete state instead of a change.
+        load: Load of the engine after the last step.
     """
 
     step: int = 0
@@ -96,7 +97,7 @@ class StepNews:
 
     @property
     def is_heartbeat(self) -> bool:
-        """Whether the news is a heartbeat alone."""
+        """Whether the news contain nothing but the engine's load."""
         return not (
             self.columns
             or self.admitted
@@ -107,7 +108,7 @@ class StepNews:
         )
 
     def add_tokens(self, ids: list[int], tokens: list[int]) -> None:
-        """Add the columns of a step; they are never changed from now on."""
+        """Add the columns of a step, which nobody may change from now on."""
         self.columns.append((ids, tokens))
         self.entries += len(ids)
 
@@ -122,7 +123,7 @@ class StepNews:
         self.entries += len(part.logprob) + len(part.top_token)
 
     def merge(self, later: "StepNews") -> None:
-        """Add the news of a later step."""
+        """Merge the news of a later step into these."""
         self.step = later.step
         self.steps += later.steps
         self.columns += later.columns
@@ -140,7 +141,7 @@ class StepNews:
 
 
 class Outbox:
-    """Pending news and credit of one attachment; the only thing its two threads share."""
+    """Pending news and credit of one attachment; the only data that its two threads share."""
 
     def __init__(self, credit_frames: int) -> None:
         self._changed = threading.Condition()
@@ -150,13 +151,14 @@ class Outbox:
         self._taken_frames = self._confirmed_frames = 0
         self._last_step_frame = 0
         self._grants = 0
-        self._unconfirmed: deque[tuple[int, SequenceEnd]] = deque()  # (number of its frame, end)
+        # pairs (number of the frame, end)
+        self._unconfirmed: deque[tuple[int, SequenceEnd]] = deque()
         self._unconfirmed_tokens = 0
 
     def post(self, news: StepNews) -> bool:
         """Add the news of a step; the outbox owns `news` from now on.
 
-        Returns False when the router has left too much unread.
+        Returns False if the router has left too many entries unread.
         """
         with self._changed:
             if self._pending is None:
@@ -168,11 +170,12 @@ class Outbox:
             return self._pending.entries + len(self._pending.kv) <= PENDING_ENTRIES_MAX
 
     def add_credit(self, frames: int) -> None:
-        """Allow this many more frames; the router has received as many since its last grant."""
+        """Permit this many more frames; the router has received as many since its last grant."""
         with self._changed:
             self._grants += 1
             self._credit += frames
-            # A router may also widen its window: unsent frames are not confirmed.
+            # A router may also widen its window, so a grant never confirms frames that were not
+            # sent.
             self._confirmed_frames = min(self._taken_frames, self._confirmed_frames + frames)
             while self._unconfirmed and self._unconfirmed[0][0] <= self._confirmed_frames:
                 self._forget()
@@ -180,13 +183,13 @@ class Outbox:
                 self._changed.notify()
 
     def close(self) -> None:
-        """Take no more news; pending ones leave if there is credit."""
+        """Accept no more news; pending news are still sent if there is credit."""
         with self._changed:
             self._is_closed = True
             self._changed.notify()
 
     def abandon(self) -> list[SequenceEnd]:
-        """Close without sending what is pending; return the ends that may not have arrived."""
+        """Close without sending pending news; return the ends that may not have arrived."""
         with self._changed:
             ended = [ended for _, ended in self._unconfirmed]
             if self._pending is not None:
@@ -199,9 +202,9 @@ class Outbox:
             return ended
 
     def take(self, timeout_s: float) -> tuple[StepNews | None, bool]:
-        """Return (news to send now for one credit, or None; whether nothing follows).
+        """Return (news to send now for one credit, or None; whether nothing will follow).
 
-        Waits up to `timeout_s` for news with credit, or the close.
+        Waits up to `timeout_s` until there are news and credit, or until the outbox is closed.
         """
         with self._changed:
             if not (self._is_closed or self._sendable()):
@@ -223,7 +226,7 @@ class Outbox:
 
     @property
     def unconfirmed_since_grant(self) -> int | None:
-        """The number of grants, while the news of a step are not confirmed; else None."""
+        """The number of grants so far while news of a step are unconfirmed; None otherwise."""
         with self._changed:
             is_owed = self._last_step_frame > self._confirmed_frames
             return self._grants if is_owed else None

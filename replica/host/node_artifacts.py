@@ -1,7 +1,7 @@
 """The engine's connection to its node's agent, which fetches missing artifacts.
 
-One thread serves all waits; its results go to the step loop. A restarted agent gets all requests
-again.
+One thread serves all waits and delivers their results to the step loop. After a restart of the
+agent, the thread sends all open requests again.
 """
 
 import logging
@@ -31,9 +31,9 @@ log = logging.getLogger(__name__)
 
 Fetched = Callable[[RefusedError | None], None]
 
-WAITS_MAX = 256  # artifacts
-WAIT_S_MAX = 130.0  # longer than the agent's own patience
-_AWAY_S = 5.0  # seconds that a request waits for an absent agent, which may be replaced
+WAITS_MAX = 256  # largest number of requested artifacts at a time
+WAIT_S_MAX = 130.0  # seconds after which a wait ends; longer than the agent's own deadline
+_AWAY_S = 5.0  # seconds that a request waits for an absent agent, which may just be restarting
 _CONNECT_PAUSE_S = 0.2
 _IDLE_PAUSE_S = 2.0
 _USES_EVERY_S = 2.0
@@ -47,7 +47,7 @@ class _Wait(NamedTuple):
 
 
 class NodeArtifacts:
-    """A client of the agent. Any thread may call; results are delivered to the step loop."""
+    """A client of the agent. Any thread may call it; results are delivered in the step loop."""
 
     def __init__(
         self,
@@ -55,12 +55,12 @@ class NodeArtifacts:
         deliver: Callable[[Callable[[], None]], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Make an idle line; `start` it.
+        """Make an idle client; `start` connects it.
 
         Args:
             path: Path of the agent's socket.
             deliver: Runs a function in the step loop.
-            clock: Monotonic seconds.
+            clock: Clock in monotonic seconds.
         """
         self._path = path
         self._deliver = deliver
@@ -78,7 +78,7 @@ class NodeArtifacts:
         self._thread = threading.Thread(target=self._run, name="artifacts", daemon=True)
 
     def start(self) -> None:
-        """Start the thread."""
+        """Start the client's thread."""
         self._thread.start()
 
     def close(self, timeout_s: float) -> None:
@@ -88,9 +88,10 @@ class NodeArtifacts:
         self._thread.join(timeout_s)
 
     def want(self, digest: str, done: Fetched) -> bool:
-        """Request an artifact, once at a time; False when too many are requested.
+        """Request an artifact; False if too many artifacts are requested already.
 
-        `done` is called in the step loop: without an error the artifact is on the disk.
+        The caller must not request an artifact again before `done`. The step loop calls `done`; if
+        it gets no error, the artifact is on the disk.
         """
         with self._lock:
             if len(self._waits) >= WAITS_MAX:
@@ -101,12 +102,12 @@ class NodeArtifacts:
         return True
 
     def note_use(self, digest: str) -> None:
-        """Count a request that uses an artifact; reported at intervals."""
+        """Count a request that uses an artifact; the counts are sent to the agent at intervals."""
         with self._lock:
             self._uses[digest] += 1
 
     def hold(self, digests: frozenset[str]) -> None:
-        """Report all artifacts whose files must stay."""
+        """Report to the agent the complete set of artifacts whose files must stay on the disk."""
         with self._lock:
             if digests == self._reads:
                 return
@@ -115,7 +116,7 @@ class NodeArtifacts:
         self._wake()
 
     def _wake(self) -> None:
-        with suppress(OSError):  # it is awake already, or closed
+        with suppress(OSError):  # the thread is awake already, or the socket is closed
             self._waker.send(b"x")
 
     def _run(self) -> None:
@@ -134,9 +135,9 @@ class NodeArtifacts:
         self._waker.close()
 
     def _connect(self) -> socket.socket | None:
-        """Return a connection; None without an agent.
+        """Return a connection to the agent; None if no agent answers.
 
-        Opened through the directory's handle, as the path may be longer than an address can be.
+        The address uses a handle of the directory, because the path may be too long for an address.
         """
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         connection.settimeout(_SEND_S)
@@ -152,9 +153,9 @@ class NodeArtifacts:
         return connection
 
     def _talk(self, connection: socket.socket) -> None:
-        """Exchange messages until the connection ends."""
+        """Exchange messages with the agent until the connection ends."""
         with self._lock:
-            self._is_due = True  # a new agent knows no requests
+            self._is_due = True  # a new agent does not know the open requests
         heard = b""
         said_s = self._clock()
         try:
@@ -199,15 +200,15 @@ class NodeArtifacts:
             self._deliver(lambda: wait.done(error))
 
     def _end_late(self) -> None:
-        """End waits that took too long; sooner while there is no agent.
+        """End waits that are too long; the limit is shorter while there is no agent.
 
-        Either says nothing about the artifact, and another node may have it.
+        Neither limit is a statement about the artifact, which another node may have.
         """
         now_s, away_since_s = self._clock(), self._away_since_s
         with self._lock:
             waits = [(digest, wait.since_s) for digest, wait in self._waits.items()]
         for digest, since_s in waits:
-            # An agent that vanished between two requests may be about to come back.
+            # An agent that vanished between two requests may be restarting, so it gets some time.
             if away_since_s is not None and now_s - max(away_since_s, since_s) >= _AWAY_S:
                 text = (
                     f"adapter {digest} is not on this node, and the agent that would fetch it"
@@ -220,7 +221,7 @@ class NodeArtifacts:
             self._end(digest, RefusedError(ErrorCode.ENGINE_BUSY, text))
 
     def _wait(self, seconds: float, connection: socket.socket | None = None) -> bool:
-        """Wait until the agent sends a message, a request comes, or the time is over.
+        """Wait until the agent sends a message, a request is added, or the time is over.
 
         Returns:
             Whether the agent has sent a message.

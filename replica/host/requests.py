@@ -1,7 +1,8 @@
-"""Translates a wire `Sequence` into the driver's `SequenceRequest`; any input gets an answer.
+"""Translates a wire `Sequence` into the driver's `SequenceRequest`; every input gets an answer.
 
-The module holds the rules between the two: absent and zero mean "off", columns agree, numbers have
-names. The driver judges whether an engine can serve the request.
+This module has the rules of the translation: absent and zero mean "off", columns must have equal
+lengths, and numbers are mapped to names. The driver decides whether an engine can serve the
+request.
 """
 
 from collections.abc import Callable, Sequence
@@ -40,16 +41,17 @@ def decode_sequence(
 
     Args:
         message: Message from the router.
-        keys: Keys of the sequence and each of its forks, in order.
-        base_digest: Base that the engine serves.
-        seen_at_s: Time of its arrival, the begin of the queue time.
-        entropy: Source of seeds for sequences without one.
+        keys: Driver keys of the sequence and of each of its forks, in order.
+        base_digest: Digest of the base that the engine serves.
+        seen_at_s: Time when the message arrived; the queue time begins then.
+        entropy: Source of seeds for sequences without a seed.
 
     Raises:
-        RefusedError: INVALID_REQUEST; the message names the fix.
+        RefusedError: With INVALID_REQUEST; its message says how to correct the request.
     """
     root = message.cache_root
-    if not root and message.adapter_digest:  # the base's own root would mix their KV values
+    # adapter and base must not share cached KV values, as they would under the base's root
+    if not root and message.adapter_digest:
         root = cache_root(base_digest, message.adapter_digest, b"")
     forks = tuple(
         Fork(key, fork.seed if fork.HasField("seed") else entropy())
@@ -78,10 +80,11 @@ def decode_sequence(
 
 
 def decode_hashes(data: bytes, hash_bytes: int, hashes_max: int) -> list[bytes]:
-    """Return the single hashes of concatenated ones.
+    """Split concatenated hashes.
 
     Raises:
-        RefusedError: INVALID_REQUEST: not a whole number of them, or more than `hashes_max`.
+        RefusedError: With INVALID_REQUEST if the last hash is incomplete or there are more than
+            `hashes_max`.
     """
     count, rest = divmod(len(data), hash_bytes)
     if rest or count > hashes_max:

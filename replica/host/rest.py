@@ -1,4 +1,4 @@
-"""Lets the engine sleep, and wakes it; owned by the step loop, memory is allocated beside it."""
+"""Puts the engine to sleep and wakes it. The step loop owns this, but others allocate memory."""
 
 from typing import Any
 
@@ -10,28 +10,29 @@ from sluice.errors import ErrorCode
 from sluice.hashing import BLOCK_TOKENS
 from sluice.wire.engine.v1 import engine_pb2 as wire
 
-ASLEEP_BLOCKS = 4  # of KV memory that a sleeping engine keeps, so that probes are real
+# KV blocks that a sleeping engine keeps, so that probes are still computed by the model
+ASLEEP_BLOCKS = 4
 ASLEEP_TOKENS = ASLEEP_BLOCKS * BLOCK_TOKENS
 
 
 class RestDesk:
-    """Answers requests to sleep and to wake."""
+    """Answers requests to put the engine to sleep and to wake it."""
 
     def __init__(self, driver: Driver, background: Background) -> None:
         self._driver = driver
         self._background = background
         self._waking: list[Reply] = []
         self._is_waking = False
-        self._memory: Any = None  # there to wake with, when nothing runs
+        self._memory: Any = None  # memory to wake with, allocated and waiting until nothing runs
         self.is_asleep = False
 
     def rest(self, message: wire.Rest, reply: Reply, held: int) -> None:
-        """Sleep or wake; the answer comes when it is done.
+        """Sleep or wake; the answer is sent when the engine has done so.
 
         Args:
             message: Request to sleep or to wake.
-            reply: Takes the answer.
-            held: Sequences of routers; an engine that has some stays awake.
+            reply: Sends the answer.
+            held: Number of sequences of routers; an engine that has any stays awake.
         """
         driver = self._driver
         if not isinstance(driver, Sleeper):
@@ -50,7 +51,7 @@ class RestDesk:
             reply(_rested(is_asleep=True))
 
     def wake(self) -> None:
-        """Begin to wake, unless that has begun."""
+        """Start to allocate memory for waking, unless that has started already."""
         driver = self._driver
         if self.is_asleep and not self._is_waking and isinstance(driver, Sleeper):
             self._is_waking = True
@@ -58,7 +59,7 @@ class RestDesk:
                 self._restored(MemoryError("too much is done beside the steps"))
 
     def look(self) -> None:
-        """Finish waking when the memory is there and nothing runs; call before every step."""
+        """Finish waking if the memory is allocated and nothing runs; call before every step."""
         driver = self._driver
         if self._memory is not None and not driver.has_work and isinstance(driver, Sleeper):
             driver.wake(self._memory)

@@ -1,7 +1,8 @@
-"""The living sequences of an engine host, from Submit to their end; owned by its step loop.
+"""The living sequences of an engine host, from Submit to their end; the step loop owns them.
 
-A sequence is registered at its arrival, even before its grammar is compiled and its adapter is
-read. From then on it can be cancelled, moves with its attachment, and ends exactly once.
+A sequence is registered when it arrives, even before its grammar is compiled and its adapter is
+read. From then on it can be cancelled, follows its attachment when a router resumes, and ends
+exactly once.
 """
 
 import itertools
@@ -37,13 +38,14 @@ from sluice.errors import ErrorCode
 from sluice.hashing import cache_root
 from sluice.wire.engine.v1 import engine_pb2 as wire
 
-# Bytes of a sequence's message beyond its prompt: a grammar has 64 KiB, the rest a few thousand.
+# Bytes of a sequence's message beyond its prompt: a grammar has up to 64 KiB, the rest a few
+# thousand.
 _EXTRAS_BYTES_MAX = 1 << 18
-_TOKEN_BYTES_MAX = 5  # as a varint
+_TOKEN_BYTES_MAX = 5  # largest size of a token in a message, as a varint
 
 
 class SequenceBook:
-    """The owners and outputs of all sequences; gives sequences to the driver."""
+    """The record of all sequences with their owners and outputs; gives sequences to the driver."""
 
     def __init__(
         self,
@@ -57,7 +59,7 @@ class SequenceBook:
         entropy: Callable[[], int],
         clock: Callable[[], float],
     ) -> None:
-        """Make an empty book; more than `living_max` sequences are BUSY."""
+        """Make an empty record; sequences beyond `living_max` end as BUSY."""
         self._driver = driver
         self._base_digest = base_digest
         self._adapters = adapters
@@ -77,9 +79,9 @@ class SequenceBook:
     def take(
         self, attachment: HostAttachment, sequences: Iterable[wire.Sequence], seen_at_s: float
     ) -> None:
-        """Take sequences; one that cannot be served ends alone.
+        """Accept sequences; if one cannot be served, only that sequence ends.
 
-        The id of a living sequence is ignored, so that a submit can be repeated.
+        A sequence whose id is living already is ignored, so that a submit can be repeated.
         """
         for message in sequences:
             if message.id not in attachment.sequences:
@@ -89,10 +91,11 @@ class SequenceBook:
                     _refuse(attachment, message, error)
 
     def probe(self, message: wire.Probe, reply: Reply, now_s: float) -> None:
-        """Start a canary inference; its adapter may take a while."""
+        """Start a canary inference, after its adapter is loaded."""
         tells = message.wants_logprobs and self._driver.capabilities.logprobs_max > 0
         root = message.cache_root
-        if not root and message.adapter_digest:  # the base's own root would mix their KV values
+        # adapter and base must not share cached KV values, as they would under the base's root
+        if not root and message.adapter_digest:
             root = cache_root(self._base_digest, message.adapter_digest, b"")
         request = SequenceRequest(
             key=next(self._keys),
@@ -112,36 +115,36 @@ class SequenceBook:
         self._equip(request)
 
     def cancel(self, hosted: Hosted) -> None:
-        """End a sequence: at once if the driver does not have it yet, else by its event."""
+        """End a sequence: at once if the driver does not have it yet, else by its last event."""
         if hosted.is_parked:
             self._end(hosted, FinishedEvent(hosted.key, Finish.CANCELLED))
         else:
             self._driver.cancel(hosted.key)
 
     def cancel_all(self, attachment: HostAttachment) -> None:
-        """End the sequences of an attachment at once; their further output is ignored."""
+        """End all sequences of an attachment at once; their further output is ignored."""
         for hosted in list(attachment.sequences.values()):
             self._driver.cancel(hosted.key)
             self._end(hosted, _cut(hosted, FinishedEvent(hosted.key, Finish.CANCELLED)))
 
     def turn_out(self, attachment: HostAttachment, error: RefusedError) -> None:
-        """End the sequences of a frozen router at once; their further output is ignored."""
+        """End all sequences of a frozen router at once; their further output is ignored."""
         for hosted in list(attachment.sequences.values()):
             self._driver.cancel(hosted.key)
             self._end(hosted, _cut(hosted, refusal(hosted.key, error)))
 
     def end_all(self, error: RefusedError) -> None:
-        """End everything at once."""
+        """End all sequences and probes at once."""
         for hosted in list(self._living.values()):
             self._end(hosted, _cut(hosted, refusal(hosted.key, error)))
 
     def distribute(self, events: StepEvents, sole: HostAttachment | None, now_s: float) -> None:
-        """Add a step's output to the news of the sequences' owners.
+        """Add a step's output to the news of the attachments that own the sequences.
 
         Args:
             events: Events of the step.
-            sole: Attachment of all routers' sequences, if there is only one.
-            now_s: Monotonic seconds.
+            sole: The only attachment; None if there are several or none.
+            now_s: Current time in monotonic seconds.
         """
         living = self._living
         if self._probes:
@@ -177,7 +180,7 @@ class SequenceBook:
                 self.cancel(hosted)
 
     def _file_all(self, events: StepEvents, sole: HostAttachment) -> bool:
-        """File the tokens of a step as whole columns; False when some have no owner any more."""
+        """Record a step's tokens as whole columns; False if a sequence has no owner any more."""
         try:
             hosted = list(map(self._living.__getitem__, events.keys))
         except KeyError:
@@ -189,11 +192,11 @@ class SequenceBook:
         return True
 
     def _file_each(self, events: StepEvents) -> None:
-        """File the tokens of a step one by one."""
+        """Record the tokens of a step one by one."""
         columns: dict[HostAttachment, tuple[list[int], list[int]]] = {}
         for key, token in zip(events.keys, events.tokens, strict=True):
             hosted = self._living.get(key)
-            if hosted is None:  # detached while the step ran
+            if hosted is None:  # its attachment was closed while the step ran
                 continue
             hosted.told.output.append(token)
             if isinstance(hosted.owner, HostAttachment):
@@ -223,7 +226,7 @@ class SequenceBook:
                 hosted.owner.news.add_logprobs(hosted.id, entry)
 
     def _take(self, attachment: HostAttachment, message: wire.Sequence, seen_at_s: float) -> None:
-        """Take a sequence and its forks; its grammar and its adapter may take a while."""
+        """Register a sequence and its forks, then compile its grammar and load its adapter."""
         self._check_size(message)
         ids = [message.id, *(fork.id for fork in message.forks)]
         self._check_room(attachment, ids)
@@ -247,7 +250,7 @@ class SequenceBook:
             self._start(request, RefusedError(ErrorCode.ENGINE_BUSY, text))
 
     def _was_checked(self, request: SequenceRequest, outcome: object) -> None:
-        """Go on with a sequence whose grammar was compiled, or could not be."""
+        """Continue with a sequence after the compilation of its grammar succeeded or failed."""
         if isinstance(outcome, RefusedError):
             self._start(request, outcome)
         elif isinstance(outcome, Exception):
@@ -257,7 +260,7 @@ class SequenceBook:
             self._equip(request)
 
     def _equip(self, request: SequenceRequest) -> None:
-        """Start a sequence, after its adapter was read if necessary."""
+        """Start a sequence, after loading its adapter if necessary."""
         digest = request.adapter_digest
         if not digest or not self._driver.capabilities.adapter_slots:
             self._start(request, None)
@@ -269,7 +272,7 @@ class SequenceBook:
     def _was_loaded(
         self, request: SequenceRequest, error: RefusedError | None, *, asked_at_s: float
     ) -> None:
-        """Note how long a sequence waited for its adapter, and start it."""
+        """Record how long a sequence waited for its adapter, and start it."""
         wanted, waited_s = self._wanted(request), self._clock() - asked_at_s
         if wanted and error is None:
             self._counters.adapter_waits_s.append(waited_s)
@@ -278,7 +281,7 @@ class SequenceBook:
         self._start(request, error)
 
     def _check_size(self, message: wire.Sequence) -> None:
-        """Refuse a message whose decoding would delay the step loop, only to be refused then."""
+        """Refuse a message so large that decoding it would delay the step loop for nothing."""
         tokens = self._driver.limits.context_tokens_max * (2 if message.prediction else 1)
         limit = tokens * _TOKEN_BYTES_MAX + _EXTRAS_BYTES_MAX
         size = message.ByteSize()
@@ -303,12 +306,12 @@ class SequenceBook:
             raise RefusedError(ErrorCode.INVALID_REQUEST, message)
 
     def _wanted(self, request: SequenceRequest) -> list[int]:
-        """Return the keys of a request and its forks that were not cancelled meanwhile."""
+        """Return the keys of a request and its forks that have not been cancelled meanwhile."""
         keys = [request.key, *(fork.key for fork in request.forks)]
         return [key for key in keys if key in self._living]
 
     def _start(self, request: SequenceRequest, error: RefusedError | None) -> None:
-        """Give the driver the remaining part of a request, or end it with `error`."""
+        """Add the still wanted sequences of a request to the driver, or end them with `error`."""
         wanted = self._wanted(request)
         if not wanted:
             return
@@ -327,7 +330,7 @@ class SequenceBook:
                 self._end(hosted, refusal(key, error, len(request.prompt)))
 
     def _end(self, hosted: Hosted, event: FinishedEvent, now_s: float = 0.0) -> None:
-        """Remove a sequence and report its end to the owner."""
+        """Remove a sequence and report its end to its owner."""
         del self._living[hosted.key]
         self._counters.ended[event.reason.name.lower()] += 1
         if event.reason in (Finish.STOP, Finish.LENGTH):
@@ -363,7 +366,7 @@ class SequenceBook:
 
 
 def _refuse(attachment: HostAttachment, message: wire.Sequence, error: RefusedError) -> None:
-    """End a sequence that was not taken, and its forks."""
+    """End a sequence that was not accepted, and its forks."""
     event = refusal(0, error, len(message.prompt))
     for sequence in dict.fromkeys([message.id, *(fork.id for fork in message.forks)]):
         if sequence not in attachment.sequences:
@@ -371,7 +374,7 @@ def _refuse(attachment: HostAttachment, message: wire.Sequence, error: RefusedEr
 
 
 def _for_keys(request: SequenceRequest, wanted: list[int]) -> SequenceRequest:
-    """Return the rest of a request when only some of its sequences are wanted."""
+    """Return a request reduced to those of its sequences that are still wanted."""
     if len(wanted) == 1 + len(request.forks):
         return request
     seeds = {request.key: request.sampling.seed, **{f.key: f.seed for f in request.forks}}
@@ -385,5 +388,5 @@ def _for_keys(request: SequenceRequest, wanted: list[int]) -> SequenceRequest:
 
 
 def _cut(hosted: Hosted, event: FinishedEvent) -> FinishedEvent:
-    """Return the end of a running sequence, with its output."""
+    """Return the end event of a running sequence, with the number of its output tokens."""
     return replace(event, output_tokens=len(hosted.told.output))

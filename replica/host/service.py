@@ -1,10 +1,10 @@
-"""The engine host: HostRequest bytes in, HostFrame bytes out, over any transport.
+"""The engine host: takes HostRequest bytes and answers with HostFrame bytes, over any transport.
 
-Threads, each with one thing to own: the *step loop* owns driver and state, one *sender* per
-attachment owns its responder, one *replier* owns the responders of short answers. Beside them a few
-*workers* read adapters, check bytes and compile grammars, one thread requests missing adapters from
-the node's agent, and a *watchdog* watches the step loop, the only source of heartbeats. A responder
-is never touched after `finish`: in Triton that would end the whole server.
+Each thread owns one thing: the *step loop* owns driver and state, one *sender* per attachment owns
+its responder, and one *replier* owns the responders of short answers. In addition, a few *workers*
+read adapters, check bytes and compile grammars; one thread requests missing adapters from the
+node's agent; and a *watchdog* watches the step loop, which is the only source of heartbeats. No
+thread uses a responder after `finish`, because in Triton that would crash the whole server.
 """
 
 import logging
@@ -33,11 +33,11 @@ from sluice.wire.engine.v1 import engine_pb2 as wire
 
 log = logging.getLogger(__name__)
 
-WAITING_MAX = 1024  # sequences in the engine's own queue; routers keep theirs
-INBOX_SEQUENCES_MAX = 8192  # taken, but not yet seen by the step loop
+WAITING_MAX = 1024  # sequences in the engine's own queue; routers keep longer queues themselves
+INBOX_SEQUENCES_MAX = 8192  # sequences that arrived but that the step loop has not processed yet
 INBOX_COMMANDS_MAX = 16384
 INBOX_BYTES_MAX = 256 << 20
-# Requests whose responders are kept, by kind, and how many of each may wait for their answer.
+# Kinds of requests that get an answer -> largest number of open requests of that kind.
 ANSWERED_MAX = {
     "attach": 256,
     "probe": 8,
@@ -48,20 +48,20 @@ ANSWERED_MAX = {
 }
 WORKERS = 2
 JOBS_MAX = 128
-POLL_S = 0.05  # how often a sender asks whether its stream still lives
-ADAPTERS_LOOK_S = 0.25  # how often the list of adapters is taken for metrics
+POLL_S = 0.05  # seconds between a sender's checks whether its stream is still open
+ADAPTERS_LOOK_S = 0.25  # seconds between two copies of the list of adapters for the metrics
 JOIN_S = 2.0
 
 
 class Responder(Protocol):
-    """The answering side of one request; for one thread at a time."""
+    """The answering side of one request, used by one thread at a time."""
 
     def send(self, frame: bytes) -> None:
-        """Send one HostFrame; raises any error when the caller has gone."""
+        """Send one HostFrame; may raise any error if the caller has gone."""
         ...
 
     def finish(self) -> None:
-        """End the answer; call nothing afterwards."""
+        """End the answer; no method may be called afterwards."""
         ...
 
     def is_cancelled(self) -> bool:
@@ -74,7 +74,7 @@ def _refused(code: ErrorCode, message: str) -> bytes:
 
 
 def _answer(responder: Responder, frame: bytes) -> None:
-    """Send the only frame of an answer, and end it."""
+    """Send the only frame of an answer, and end the answer."""
     try:
         if not responder.is_cancelled():
             responder.send(frame)
@@ -96,15 +96,15 @@ class EngineHost:
         waiting_max: int = WAITING_MAX,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Make a host; `start` it before the first `handle`.
+        """Make a host; call `start` before the first `handle`.
 
         Args:
-            driver: Driver, used by this host alone from now on.
+            driver: Driver of the engine; only this host may use it from now on.
             base_digest: Digest of the base.
-            artifacts_dir: Directory of adapters, by digest; None: there are none.
+            artifacts_dir: Directory of adapters, by digest; None: the engine has no artifacts.
             agent_socket: Socket of the node's agent, which fetches adapters; None: no agent.
-            waiting_max: Accepted sequences beyond the running ones; more are BUSY.
-            clock: Monotonic seconds, the driver's own clock.
+            waiting_max: Accepted sequences beyond the running ones; further sequences end as BUSY.
+            clock: Clock of the driver, in monotonic seconds.
         """
         self._workers = HostWorkers(self._deliver, threads=WORKERS, jobs_max=JOBS_MAX)
         self._compilers = HostWorkers(self._deliver, threads=WORKERS, jobs_max=JOBS_MAX)
@@ -131,7 +131,7 @@ class EngineHost:
         self._arrived = threading.Condition()
         self._inbox: deque[Callable[[], None]] = deque()
         self._inbox_sequences = self._inbox_bytes = 0
-        self._open: Counter[str] = Counter()  # requests that wait for their answer, by kind
+        self._open: Counter[str] = Counter()  # number of requests without an answer yet, by kind
         self._answers: set[_Answer] = set()
         self._replies: SimpleQueue[tuple[Responder, bytes] | None] = SimpleQueue()
         self._senders: list[threading.Thread] = []
@@ -142,26 +142,26 @@ class EngineHost:
 
     @property
     def load(self) -> EngineLoad:
-        """State of the engine after its last step; for metrics, from any thread."""
+        """Load of the engine after its last step; for metrics, from any thread."""
         return self._load
 
     @property
     def adapters(self) -> tuple[AdapterState, ...]:
-        """Adapters of the engine, a moment ago; for metrics, from any thread."""
+        """Adapters of the engine, some ADAPTERS_LOOK_S old at most; for metrics, any thread."""
         return self._adapters
 
     @property
     def counters(self) -> HostCounters:
-        """Counts of the host's work; for metrics, from any thread."""
+        """Counters of the host's work; for metrics, from any thread."""
         return self._core.counters
 
     @property
     def step_age_s(self) -> float:
-        """Seconds since the present step began; 0 between steps. Grows while a step is stuck."""
+        """Seconds since the present step began; 0 between steps. It grows while a step is stuck."""
         return self._watch.look()[0]
 
     def start(self) -> None:
-        """Start the step loop."""
+        """Start all threads of the host."""
         self._workers.start()
         self._compilers.start()
         if self._artifacts is not None:
@@ -171,9 +171,10 @@ class EngineHost:
         self._watchdog.start()
 
     def handle(self, payload: bytes, responder: Responder) -> None:
-        """Take one request; returns at once.
+        """Handle one request; returns at once.
 
-        The responder of a request with an answer is kept until then; any other is finished here.
+        If the request gets an answer, its responder is kept until then; otherwise it is finished
+        here.
         """
         try:
             request = wire.HostRequest.FromString(payload)
@@ -186,7 +187,8 @@ class EngineHost:
         elif self._failure:
             _answer(responder, _refused(ErrorCode.ENGINE_FAILED, self._failure))
         elif kind == "credit" and (known := self._core.outbox(request.credit.epoch)) is not None:
-            known.add_credit(request.credit.frames)  # not worth waking the step loop
+            # a grant of credit is not worth waking the step loop
+            known.add_credit(request.credit.frames)
             responder.finish()
         elif not self._enqueue(kind, request, len(payload), responder):
             text = f"too many requests wait for the step loop, or for a {kind}; try again"
@@ -195,7 +197,7 @@ class EngineHost:
             responder.finish()
 
     def close(self, drain_s: float) -> None:
-        """Stop: no new sequences, running ones get up to `drain_s`, then every stream ends."""
+        """Accept no new sequences, let running ones end within `drain_s`, then end every stream."""
         with self._arrived:
             if self._drain_until_s is None:
                 self._drain_until_s = self._clock() + drain_s
@@ -238,7 +240,7 @@ class EngineHost:
         return True
 
     def _submission(self, submit: wire.Submit, seen_at_s: float) -> Callable[[], None]:
-        """Return the step loop's action for sequences; there may be no room for them."""
+        """Return the action by which the step loop submits sequences, or refuses them if full."""
         core = self._core
         count = len(submit.sequences)
         if self._inbox_sequences + count > INBOX_SEQUENCES_MAX:
@@ -252,18 +254,18 @@ class EngineHost:
         return lambda: core.submit(submit.epoch, submit.sequences, seen_at_s)
 
     def _deliver(self, action: Callable[[], None]) -> None:
-        """Run a function in the step loop soon."""
+        """Queue a function for the step loop, which runs it soon."""
         with self._arrived:
             self._inbox.append(action)
             self._arrived.notify()
 
     def _reply(self) -> None:
-        """Send short answers, each to a responder of its own."""
+        """Send short answers, each to its own responder, until the host is closed."""
         while (item := self._replies.get()) is not None:
             _answer(*item)
 
     def _steps(self) -> None:
-        """Own the driver until the end."""
+        """Run the step loop, which owns the driver, until the host is closed or fails."""
         core = self._core
         try:
             while not self._is_over():
@@ -281,9 +283,9 @@ class EngineHost:
             self._failure = "the engine host has stopped"
             core.drain_all()
         except BaseException as error:
-            # A bug, or an engine beyond repair. All attachments get an error, and the host answers
-            # nothing
-            # any more; the agent's probe fails and the process is replaced.
+            # This is a bug, or an engine that cannot recover. All attachments get an error, and the
+            # host refuses every later request; the agent's probe fails then, and the agent replaces
+            # the process.
             log.exception("step_loop_failed")
             self._failure = f"the engine stopped: {error!r}"
             core.fail_all(self._failure)
@@ -302,7 +304,7 @@ class EngineHost:
             )
 
     def _turn_rest_away(self) -> None:
-        """Answer all open requests; none can arrive once `_failure` is set."""
+        """Refuse all open requests; no further request can arrive once `_failure` is set."""
         with self._arrived:
             self._inbox.clear()
             rest = list(self._answers)
@@ -316,7 +318,7 @@ class EngineHost:
         return len(self._core.sequences) == 0 or self._clock() >= self._drain_until_s
 
     def _take_actions(self) -> list[Callable[[], None]]:
-        """Return the arrived actions; without work, wait for one or for a heartbeat."""
+        """Return the actions that arrived; if idle, wait for an action or the next heartbeat."""
         with self._arrived:
             if not self._inbox and not self._core.has_work:
                 now_s = self._clock()
@@ -330,7 +332,7 @@ class EngineHost:
         return actions
 
     def _apply(self, request: wire.HostRequest) -> None:
-        """Carry out an action without an answer."""
+        """Run a request that gets no answer."""
         if request.HasField("cancel"):
             self._core.cancel(request.cancel.epoch, request.cancel.sequences)
         elif request.HasField("credit"):
@@ -341,7 +343,7 @@ class EngineHost:
     def _carry_out(
         self, kind: str, request: wire.HostRequest, answer: "_Answer", seen_at_s: float
     ) -> None:
-        """Carry out an action with an answer, now or later."""
+        """Run a request that gets an answer, now or later."""
         control = self._core.control
         if kind == "attach":
             self._attach(request.attach, answer)
@@ -377,7 +379,7 @@ class EngineHost:
     def _send(
         self, responder: Responder, attachment: HostAttachment, attached: wire.Attached
     ) -> None:
-        """Own the responder of one attachment until its end."""
+        """Send the frames of one attachment, whose responder this thread owns, until its end."""
         encoder = FrameEncoder(self._kv_blocks, attachment.adapters_told)
         outbox = attachment.outbox
         is_over = False
@@ -399,12 +401,15 @@ class EngineHost:
             self._deliver(lambda: self._core.orphan(attachment.epoch, self._clock()))
 
     def answered(self, answer: "_Answer", frame: wire.HostFrame) -> None:
-        """Send the only answer to a request; any thread, none waits for the transport."""
+        """Send the only answer to a request.
+
+        Any thread may call this; none waits for the transport.
+        """
         if self._close_answer(answer):
             self._replies.put((answer.responder, frame.SerializeToString()))
 
     def _close_answer(self, answer: "_Answer") -> bool:
-        """Remove an open request; False when it was answered before."""
+        """Remove an open request; False if it was answered before."""
         with self._arrived:
             if answer not in self._answers:
                 return False
@@ -414,7 +419,7 @@ class EngineHost:
 
 
 class _Answer:
-    """Answers one request through the replier."""
+    """Sends the answer to one request through the replier thread."""
 
     def __init__(self, host: EngineHost, kind: str, responder: Responder) -> None:
         self.kind = kind

@@ -1,4 +1,4 @@
-"""Notices a step that does not end: the step loop itself cannot, and Triton does not check."""
+"""Detects a step that does not end; the step loop itself cannot, and Triton does not check."""
 
 import logging
 import threading
@@ -8,14 +8,14 @@ from replica.engine.types import EngineLoad
 
 log = logging.getLogger(__name__)
 
-STUCK_S = 10.0  # far beyond any step; routers have given the engine up by then
+STUCK_S = 10.0  # far longer than any step; routers have given up the engine by then
 LOOK_S = 1.0
 
 
 class StepWatch:
-    """The duration of the step loop's present turn: commands, the step, its news.
+    """Measures the step loop's present turn, which consists of commands, a step and its news.
 
-    The step loop writes, any thread reads.
+    The step loop writes, any thread may read.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -23,15 +23,15 @@ class StepWatch:
         self._began: tuple[float, EngineLoad] | None = None
 
     def begin(self, load: EngineLoad) -> None:
-        """Note that a turn begins; `load` is the engine's state before it."""
+        """Record that a turn begins; `load` is the engine's load before it."""
         self._began = (self._clock(), load)
 
     def end(self) -> None:
-        """Note that it has ended."""
+        """Record that the turn has ended."""
         self._began = None
 
     def look(self) -> tuple[float, EngineLoad]:
-        """Return (age of the present step in seconds, 0 between steps; the load before it)."""
+        """Return the present step's age in seconds (0 between steps) and the load before it."""
         began = self._began
         if began is None:
             return 0.0, EngineLoad()
@@ -51,11 +51,11 @@ class Watchdog:
         self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
 
     def start(self) -> None:
-        """Start looking."""
+        """Start the watchdog's thread."""
         self._thread.start()
 
     def close(self, timeout_s: float) -> None:
-        """Stop looking."""
+        """Stop the watchdog's thread."""
         self._stopping.set()
         self._thread.join(timeout_s)
 

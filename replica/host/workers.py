@@ -12,7 +12,7 @@ Job = tuple[Callable[[], Any], Callable[[Any], None]]
 
 
 class HostWorkers:
-    """Runs jobs outside the step loop, which gets their results."""
+    """Runs jobs outside the step loop, and delivers their results in the step loop."""
 
     def __init__(
         self, deliver: Callable[[Callable[[], None]], None], *, threads: int, jobs_max: int
@@ -21,12 +21,13 @@ class HostWorkers:
 
         Args:
             deliver: Runs a function in the step loop.
-            threads: Concurrent jobs.
-            jobs_max: Waiting jobs.
+            threads: Number of concurrent jobs.
+            jobs_max: Largest number of waiting jobs.
         """
         self._deliver = deliver
         self._jobs: Queue[Job | None] = Queue(jobs_max)
-        # Daemons: a read that hangs in a broken file system must not keep the process alive.
+        # Daemon threads, because a read that hangs in a broken file system must not keep the
+        # process alive.
         self._threads = [
             threading.Thread(target=self._work, name=f"worker-{number}", daemon=True)
             for number in range(threads)
@@ -38,7 +39,7 @@ class HostWorkers:
             thread.start()
 
     def run(self, work: Callable[[], Any], done: Callable[[Any], None]) -> bool:
-        """Call `work` in a worker, then `done` in the step loop; False when too many jobs wait.
+        """Call `work` in a worker, then `done` in the step loop; False if too many jobs wait.
 
         `done` gets the result of `work`, or its exception.
         """
@@ -49,7 +50,7 @@ class HostWorkers:
         return True
 
     def close(self, timeout_s: float) -> None:
-        """Drop waiting jobs, and end; a job that takes longer than `timeout_s` is abandoned."""
+        """Drop waiting jobs and end; a job that takes longer than `timeout_s` is abandoned."""
         try:
             while True:
                 self._jobs.get_nowait()
@@ -69,7 +70,7 @@ class HostWorkers:
             except Exception as error:  # noqa: BLE001 - whoever asked for the work judges it
                 outcome = error
             except BaseException as error:  # noqa: BLE001 - what Rust code raises when it panics
-                # Without an end a waiting task would wait for ever, and so would all tasks
-                # once the last worker has died.
+                # Without an outcome the caller would wait for ever; and without this clause the
+                # worker would die, and with the last worker all jobs would stop.
                 outcome = RuntimeError(f"{type(error).__name__}: {error}")
             self._deliver(lambda done=done, outcome=outcome: done(outcome))

@@ -1,39 +1,39 @@
-"""Chooses the artifacts to evict from the disk to make room for another. Pure."""
+"""Chooses the artifacts to evict from the disk to make room for a new artifact. Pure."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 
-# A use counts half after this long: artifacts of last week make way for those of today.
+# Seconds after which a use counts half, so that last week's artifacts are evicted before today's.
 HALF_LIFE_S = 6 * 3600.0
 
 
 class Hold(IntEnum):
-    """How firmly an artifact is kept."""
+    """How strongly an artifact is protected from eviction."""
 
     NONE = 0
-    PREFETCHED = 1  # wanted here, but no request waits for it
-    FAST = 2  # a replica's base, used by an engine, or needed by a waiting replica
+    PREFETCHED = 1  # wanted on this node, but no request waits for it
+    FAST = 2  # a replica's base, in use by an engine, or needed by a waiting replica
 
 
 @dataclass(frozen=True, slots=True)
 class Heat:
-    """The use of an artifact.
+    """How much an artifact has been used.
 
     Attributes:
-        score: Uses, older ones counting less, as of `at_s`.
-        at_s: Unix time.
+        score: Number of uses as of `at_s`, with older uses weighted less.
+        at_s: Unix time of the score.
     """
 
     score: float
     at_s: float
 
     def at(self, now_s: float) -> float:
-        """Return the score as of now."""
+        """Return the score as of `now_s`."""
         return self.score * 0.5 ** (max(0.0, now_s - self.at_s) / HALF_LIFE_S)
 
     def used(self, count: int, now_s: float) -> "Heat":
-        """Return the heat after some more uses."""
+        """Return the heat after `count` further uses."""
         return Heat(self.at(now_s) + count, now_s)
 
 
@@ -42,8 +42,9 @@ class EvictionCandidate:
     """An artifact on the disk.
 
     Attributes:
-        heat: Present score of use.
-        is_adapter: Whether it is an adapter; adapters go before bases, which take long to fetch.
+        heat: Present score of its use.
+        is_adapter: Whether it is an adapter. Adapters are evicted before bases, which take long to
+            fetch.
     """
 
     digest: str
@@ -58,13 +59,13 @@ def to_evict(
 ) -> list[str] | None:
     """Return the artifacts to evict for `room_bytes`, the coldest adapter first; None: impossible.
 
-    No artifact goes whose eviction would not help, and none at all when all together are not
-    enough.
+    An artifact is evicted only if that helps. If all evictable artifacts together are not enough,
+    none is evicted.
 
     Args:
         items: All artifacts on the disk.
-        room_bytes: Bytes to be freed; 0 or less: none.
-        needed: Whether a request waits for the room. Otherwise wanted artifacts stay: one
+        room_bytes: Number of bytes to free; 0 or less: nothing is evicted.
+        needed: Whether a request waits for the room. If not, wanted artifacts stay, because one
             prefetched artifact is worth as much as another.
     """
     highest = Hold.PREFETCHED if needed else Hold.NONE
@@ -81,7 +82,8 @@ def to_evict(
         freed += item.size_bytes
     if freed < room_bytes:
         return None
-    for item in reversed(chosen[:]):  # a large one may make smaller ones before it needless
+    # a large artifact may make the eviction of smaller ones before it needless
+    for item in reversed(chosen[:]):
         if freed - item.size_bytes >= room_bytes:
             chosen.remove(item)
             freed -= item.size_bytes

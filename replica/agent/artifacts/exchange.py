@@ -1,4 +1,4 @@
-"""The agent's stream of distribution: reports of chunks up, orders to fetch down."""
+"""The agent's distribution stream: it reports its chunks and receives orders to fetch."""
 
 import asyncio
 import json
@@ -25,7 +25,7 @@ log = structlog.get_logger(__name__)
 _MANIFEST_S = 20.0
 _FETCHING_S = 0.5
 _IDLE_S = 2.0
-_SETTLE_S = 0.05  # news of one moment go up as one message
+_SETTLE_S = 0.05  # seconds to collect news, so that simultaneous changes are sent as one message
 _BACKOFF_MAX_S = 3.0
 
 _Call = grpc.aio.StreamStreamCall[wire.DistributionReport, wire.DistributionAnswer]
@@ -33,7 +33,7 @@ _Call = grpc.aio.StreamStreamCall[wire.DistributionReport, wire.DistributionAnsw
 
 @dataclass(frozen=True, slots=True)
 class NodeIdentity:
-    """The id and place of a node, sent in each report."""
+    """The id and location of a node, sent in each report."""
 
     node_id: str
     region: str
@@ -41,7 +41,7 @@ class NodeIdentity:
 
 
 class ArtifactNews:
-    """Signals that the control plane should get a report at once."""
+    """Signals that a report should be sent to the control plane at once."""
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
@@ -51,7 +51,7 @@ class ArtifactNews:
         self._event.set()
 
     async def wait(self, at_most_s: float) -> None:
-        """Wait for news, at most this long."""
+        """Wait for news, for at most this long."""
         try:
             async with asyncio.timeout(at_most_s):
                 await self._event.wait()
@@ -62,7 +62,7 @@ class ArtifactNews:
 
 
 class ArtifactExchange(Link[wire.DistributionReport, wire.DistributionAnswer]):
-    """Keeps one `ArtifactExchange` stream open, for ever."""
+    """Keeps one `ArtifactExchange` stream open until it is cancelled."""
 
     def __init__(
         self,
@@ -73,15 +73,16 @@ class ArtifactExchange(Link[wire.DistributionReport, wire.DistributionAnswer]):
         news: ArtifactNews,
         directory: Path,
     ) -> None:
-        """Take the control plane's address, this node's identity, and both directions.
+        """Prepare the stream; `run` opens it.
 
         Args:
             address: host:port of the control plane.
             identity: Id and place of the node.
-            fetcher: Provides reports, and carries out orders.
-            keys: Keys of this node for the tickets that other nodes show; they change every hour.
-            news: Event that asks for a report at once.
-            directory: Directory of artifacts; its disk's free space is reported.
+            fetcher: Provides the reports, and executes the orders.
+            keys: Keys that verify the tickets of other nodes; the control plane changes them every
+                hour.
+            news: Signal to send a report at once.
+            directory: Directory of artifacts, whose disk's free space is reported.
         """
         super().__init__(address, "distribution", wire.DistributionAnswer, _BACKOFF_MAX_S)
         self._identity = identity
@@ -94,14 +95,14 @@ class ArtifactExchange(Link[wire.DistributionReport, wire.DistributionAnswer]):
         self._peer_address = ""
 
     def serve_at(self, peer_address: str) -> None:
-        """Set the address at which other nodes are served, host:port; empty: none."""
+        """Set the address at which this node serves others, host:port; empty: it serves none."""
         self._peer_address = peer_address
         self._changes.note()
 
     async def _end_of_session(self) -> str:
         try:
             return await super()._end_of_session()
-        except Exception:  # one answer must not end the agent and its engines
+        except Exception:  # an error in one answer must not end the agent and its engines
             log.exception("distribution_failed", address=self._address)
             return ""
 
@@ -140,7 +141,7 @@ class ArtifactExchange(Link[wire.DistributionReport, wire.DistributionAnswer]):
 
 
 def free_bytes(directory: Path) -> int:
-    """Return the free bytes on the disk of a folder; 0 when unknown."""
+    """Return the free bytes on the disk of a folder; 0 if unknown."""
     try:
         return shutil.disk_usage(directory).free
     except OSError:
@@ -148,11 +149,11 @@ def free_bytes(directory: Path) -> int:
 
 
 async def fetch_manifest(address: str, digest: str) -> Manifest:
-    """Return a manifest that the control plane has.
+    """Return a manifest from the control plane.
 
     Raises:
-        UnknownArtifactError: The peer does not have the artifact.
-        ConnectionError: The peer does not answer, or not with a manifest.
+        UnknownArtifactError: The control plane does not have the artifact.
+        ConnectionError: The control plane does not answer, or its answer is not this manifest.
     """
     content = bytearray()
     try:

@@ -1,7 +1,8 @@
-"""Fetches artifacts chunk by chunk, as the control plane orders; from the store while it is away.
+"""Fetches artifacts chunk by chunk as the control plane orders, or from the store without it.
 
-Every answer replaces all orders. A few downloads run at once. Every chunk is verified before it is
-written, recorded once it is on the disk, and from then on served to other nodes.
+Every answer of the control plane replaces all orders. Several downloads run concurrently. Each
+chunk is verified before it is written, recorded once it is on the disk, and served to other nodes
+from then on.
 """
 
 import asyncio
@@ -24,16 +25,19 @@ from sluice.wire.distribution.v1 import distribution_pb2 as wire
 
 log = structlog.get_logger(__name__)
 
-_CHUNK_S = 25.0  # for one chunk, standing in line included; less than the planner's patience
-# Without a control plane, or without an order, for so long, the store is asked directly; later when
-# there was a control plane, and not by all nodes at once: the next one may come soon, and plan.
+# seconds for one chunk, including the wait in a peer's queue; less than the planner's deadline
+_CHUNK_S = 25.0
+# Seconds without a control plane, or without an order, after which a node fetches from the store on
+# its own. The time is longer if there was a control plane, because the next one may start soon and
+# plan; and it is spread, so that not all nodes begin at once.
 _AWAY_S = 2.0
 _LOST_S = 10.0
 _LOST_SPREAD_S = 5.0
 _UNORDERED_S = 6.0
-_ORDERS_S = LIFETIME_S - 30.0  # then tickets may expire while they wait in line
-_IDLE_S = 300.0  # then a partial artifact that is no longer wanted is dropped
-_FAILED_S = 1.0  # a source is not asked again for a chunk until the planner has heard of it
+# seconds after which tickets may expire while they wait in a peer's queue
+_ORDERS_S = LIFETIME_S - 30.0
+_IDLE_S = 300.0  # seconds after which a partial artifact that is no longer wanted is dropped
+_FAILED_S = 1.0  # seconds for which a chunk is not requested again from a source that failed
 _DISK_PAUSE_S = 5.0
 _DECLINED_S = 20.0
 _LOOK_S = 1.0
@@ -41,26 +45,27 @@ _FAILURES_MAX = 1024
 
 
 class UnknownArtifactError(Exception):
-    """The control plane does not know the artifact."""
+    """The control plane does not have the artifact."""
 
 
 class ChunkSource(Protocol):
-    """Peers and the store."""
+    """Fetches chunks from peers and from the store."""
 
     async def get(
         self, address: str, digest: str, number: int, piece: Piece, ticket: str = ""
     ) -> bytes:
-        """Return the alleged bytes of a chunk; RefusedError or TimeoutError when none come."""
+        """Return the unverified bytes of a chunk. Raises SourceRefusedError or TimeoutError."""
         ...
 
 
-# Returns a manifest; UnknownArtifactError if there is none, ConnectionError if no source answers.
+# Returns a manifest. Raises UnknownArtifactError if there is none, ConnectionError without an
+# answer.
 AskManifest = Callable[[str], Awaitable[Manifest]]
 
 
 @dataclass(slots=True)
 class _Wait:
-    """The callers that wait for an artifact."""
+    """The callers that wait for an artifact; `needed` of them have a request waiting."""
 
     since_s: float
     count: int = 0
@@ -71,19 +76,20 @@ class _Wait:
 class _Download:
     source: str
     scope: asyncio.Timeout
-    is_over: bool = False  # it came; it is being written
+    is_over: bool = False  # the chunk was received and is being written
     is_given_up: bool = False
 
 
 @dataclass(slots=True)
 class _State:
-    """The fetcher's waits, problems and downloads; all by digest."""
+    """The fetcher's waits, problems and downloads, each keyed by digest."""
 
     waits: dict[str, _Wait] = field(default_factory=dict[str, _Wait])
     problems: dict[str, tuple[float, str]] = field(default_factory=dict[str, tuple[float, str]])
     declined: dict[str, float] = field(default_factory=dict[str, float])
     preparing: set[str] = field(default_factory=set[str])
-    idle: dict[str, float] = field(default_factory=dict[str, float])  # since when
+    # digest -> time since when it is idle
+    idle: dict[str, float] = field(default_factory=dict[str, float])
     running: dict[tuple[str, int], _Download] = field(
         default_factory=dict[tuple[str, int], _Download]
     )
@@ -93,7 +99,7 @@ class _State:
 
 
 class Fetcher:
-    """Executes orders; `run` it."""
+    """Executes the control plane's orders while `run` runs."""
 
     def __init__(
         self,
@@ -105,15 +111,15 @@ class Fetcher:
         downloads_max: int,
         on_news: Callable[[], None],
     ) -> None:
-        """Take the parts.
+        """Compose the fetcher.
 
         Args:
-            holdings: The node's artifacts and parts.
+            holdings: The node's whole and partial artifacts.
             source: Source of chunks.
-            fetch_manifest: Asks the control plane for an artifact's manifest.
-            node_id: Id of the node; decides when it asks the store by itself.
-            downloads_max: Chunks that are fetched at once.
-            on_news: Called when the control plane should get a report at once.
+            fetch_manifest: Fetches an artifact's manifest from the control plane.
+            node_id: Id of the node, which spreads the times at which nodes turn to the store.
+            downloads_max: Largest number of concurrent downloads of chunks.
+            on_news: Called when a report should be sent to the control plane at once.
         """
         self._holdings = holdings
         self._library = holdings.library
@@ -123,7 +129,7 @@ class Fetcher:
         self._on_change = on_news
         self._orders: tuple[wire.Order, ...] = ()
         self._ordered_s = 0.0
-        self._shared: Mapping[str, int] = {}  # the last `wanted` that came
+        self._shared: Mapping[str, int] = {}  # the last complete `wanted` of an answer
         self._wanted: Mapping[str, int] = {}
         self._state = _State()
         self._failures: list[wire.Failure] = []
@@ -135,7 +141,7 @@ class Fetcher:
     # --- towards the control plane
 
     def connected(self, *, is_connected: bool) -> None:
-        """Note whether the control plane answers."""
+        """Record whether the control plane answers."""
         if is_connected:
             self._away_since_s = None
             self._was_connected = True
@@ -143,7 +149,7 @@ class Fetcher:
             self._away_since_s = time.monotonic()
 
     def take(self, answer: wire.DistributionAnswer) -> None:
-        """Replace the orders."""
+        """Replace the orders, and give up downloads that are no longer ordered."""
         self._orders = tuple(answer.orders)
         self._ordered_s = time.monotonic()
         if not answer.is_wanted_unchanged:
@@ -155,12 +161,12 @@ class Fetcher:
             is_ordered = download.source == STORE or (digest, download.source) in sources
             if not is_ordered and not download.is_over:
                 download.is_given_up = True
-                if not download.scope.expired():  # its time may be over in this moment
+                if not download.scope.expired():  # the deadline may be expiring at this moment
                     download.scope.reschedule(asyncio.get_running_loop().time())
         self._note_change()
 
     def report(self, *, is_full: bool) -> wire.DistributionReport:
-        """Return the changes; the sender adds the rest of the report."""
+        """Return a report of all changes since the last; the caller adds the node's identity."""
         failures, self._failures = self._failures, []
         now_s = time.monotonic()
         state = self._state
@@ -175,7 +181,7 @@ class Fetcher:
 
     @property
     def is_fetching(self) -> bool:
-        """Whether chunks are on their way, or should be."""
+        """Whether chunks are being fetched, or should be."""
         return bool(self._state.running or self._orders or self._state.waits)
 
     # --- towards the node
@@ -185,16 +191,17 @@ class Fetcher:
 
         Args:
             digest: Digest of the artifact.
-            needed: Whether a request waits for it.
+            needed: Whether a request waits for the artifact.
 
         Raises:
-            PlatformError: ADAPTER_NOT_FOUND when it is unknown. If needed, also ENGINE_BUSY when
-                there is no room for it, and UNAVAILABLE when no source answers.
+            PlatformError: With ADAPTER_NOT_FOUND if it is unknown. If needed, also with ENGINE_BUSY
+                if there is no room for it, and with UNAVAILABLE if no source answers.
         """
         if self._library.has(digest):
             return
         if digest not in self._state.waits:
-            self._state.problems.pop(digest, None)  # more room may be made for a waiting replica
+            # room may have been made since, so a new wait tries at once
+            self._state.problems.pop(digest, None)
         wait = self._state.waits.setdefault(digest, _Wait(time.monotonic()))
         wait.count += 1
         wait.needed += needed
@@ -213,7 +220,7 @@ class Fetcher:
                 del self._state.waits[digest]
 
     def progress(self, digest: str) -> str:
-        """Return the progress of an artifact, in words; empty when it is complete."""
+        """Return the progress of an artifact as text; empty if it is complete."""
         if self._library.has(digest):
             return ""
         have, count = self._holdings.progress(digest)
@@ -222,7 +229,7 @@ class Fetcher:
         return f"{text}: {problem}" if problem else text
 
     async def run(self) -> None:
-        """Fetch until cancelled."""
+        """Fetch artifacts until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             for _ in range(self._downloads_max):
                 tasks.create_task(self._work())
@@ -231,7 +238,7 @@ class Fetcher:
     # --- what to do next
 
     def _next(self) -> tuple[wire.Order, int] | None:
-        """Return a chunk to fetch, or an order whose artifact is to be begun (chunk -1)."""
+        """Return a chunk to fetch, or an order to begin or complete an artifact (chunk -1)."""
         now_s, state = time.monotonic(), self._state
         state.failed = {key: until_s for key, until_s in state.failed.items() if until_s > now_s}
         for order in self._all_orders(now_s):
@@ -252,7 +259,7 @@ class Fetcher:
         return None
 
     def _all_orders(self, now_s: float) -> Iterator[wire.Order]:
-        """Yield the control plane's orders, and own ones for artifacts that it does not serve."""
+        """Yield the control plane's orders, and own orders for artifacts that it does not order."""
         ordered = {order.digest for order in self._orders}
         away_since_s = self._away_since_s
         is_away = away_since_s is not None and now_s - away_since_s > self._patience_s
@@ -260,7 +267,7 @@ class Fetcher:
             is_unordered = away_since_s is None and digest not in ordered
             if is_away or (is_unordered and now_s - wait.since_s > _UNORDERED_S):
                 yield wire.Order(digest=digest, stop=1 << 16)
-        # Without a newer answer the tickets for peers have expired: it is not their fault.
+        # Without a newer answer the tickets for peers have expired, and peers would be blamed.
         is_stale = now_s - self._ordered_s > _ORDERS_S
         yield from (o for o in self._orders if not (is_stale and o.source_node_id))
 
@@ -288,7 +295,7 @@ class Fetcher:
                 await self._do(*found)
 
     async def _do(self, order: wire.Order, number: int) -> None:
-        """Fetch a chunk, or begin or end an artifact; an error does not affect other artifacts."""
+        """Fetch a chunk, or begin or end an artifact; an error affects no other artifact."""
         try:
             if number < 0:
                 await self._prepare(order.digest)
@@ -301,7 +308,7 @@ class Fetcher:
                 self._failed(order, number, wire.TROUBLE_REFUSED)
 
     async def _prepare(self, digest: str) -> None:
-        """Begin an artifact, or end it when all chunks are there."""
+        """Begin a partial artifact, or complete it if all chunks are present."""
         self._state.preparing.add(digest)
         try:
             partial = self._holdings.partials.get(digest)
@@ -343,13 +350,13 @@ class Fetcher:
         except CorruptChunkError as error:
             log.warning("artifact_download_corrupt", digest=partial.digest, error=str(error))
             self._hold_up(partial.digest, _DISK_PAUSE_S, str(error))
-            self._library.give_up(partial.digest)  # it is begun anew, if it is asked for still
+            self._library.give_up(partial.digest)  # if it is still wanted, it is begun again
         else:
             log.info("artifact_download_completed", digest=partial.digest)
         self._on_change()
 
     async def _drop_idle(self, after_s: float) -> bool:
-        """Remove partial artifacts that were not requested for so long; return if there was any."""
+        """Remove partial artifacts not requested for `after_s`; return whether there was any."""
         now_s, state = time.monotonic(), self._state
         asked = {order.digest for order in self._orders} | self._wanted.keys() | state.waits.keys()
         busy = {digest for digest, _ in state.running} | state.preparing
@@ -357,7 +364,7 @@ class Fetcher:
         idle = {d for d in free if d not in asked or self._library.has(d)}
         state.idle = {digest: state.idle.get(digest, now_s) for digest in idle}
         leaving = [d for d, since_s in state.idle.items() if now_s - since_s >= after_s]
-        state.preparing.update(leaving)  # nothing of them is begun meanwhile
+        state.preparing.update(leaving)  # no worker begins these artifacts meanwhile
         try:
             for digest in leaving:
                 await self._holdings.drop(digest)
@@ -394,7 +401,7 @@ class Fetcher:
             if digest in self._holdings.partials:
                 await self._prepare(digest)
         elif not self._state.running:
-            self._on_change()  # nothing is left to do: the next answer has more
+            self._on_change()  # nothing is left to fetch, so a report asks for the next orders
 
     def _failed(self, order: wire.Order, number: int, trouble: wire.Trouble) -> None:
         key = (order.digest, number, order.source_node_id)
@@ -444,7 +451,7 @@ class Fetcher:
         return manifest
 
     async def _tidy(self) -> None:
-        """Adopt artifacts that others put into the folder, if they are wanted; drop leftovers."""
+        """Adopt wanted artifacts that others put into the folder; drop idle partial artifacts."""
         while True:
             try:
                 await self._drop_idle(_IDLE_S)
@@ -471,7 +478,7 @@ class Fetcher:
 
 
 def _with_own(shared: Mapping[str, int], own: Collection[wire.Wanted]) -> Mapping[str, int]:
-    """Return the wanted artifacts, with those that an answer adds for this node alone."""
+    """Return the wanted artifacts, changed by an answer's entries for this node alone."""
     if not own:
         return shared
     without = {item.digest for item in own}

@@ -1,7 +1,7 @@
-"""Inode, size and time of verified artifacts' files, so that they need not be read again.
+"""Records inode, size and time of verified artifacts' files, to avoid reading them again.
 
-A file with the same inode, size and time of change as at its verification counts as unchanged.
-Decay of the disk changes none of the three: after a doubt all files are read again.
+A file whose inode, size and time of change equal those at its verification counts as unchanged.
+Decay of the disk changes none of the three, so all files of a doubted artifact are read again.
 """
 
 import json
@@ -19,7 +19,7 @@ def fingerprint_of(directory: Path) -> Fingerprint:
     """Return the fingerprint of the files below a directory.
 
     Raises:
-        OSError: A file vanished, or cannot be looked at.
+        OSError: A file vanished, or its status cannot be read.
     """
     found: Fingerprint = {}
     for root, _, names in os.walk(directory):
@@ -35,14 +35,14 @@ def fingerprint_of(directory: Path) -> Fingerprint:
 
 
 class Fingerprints:
-    """One small file per verified artifact. A missing one costs a reading, never a wrong answer."""
+    """Stores one small file per verified artifact; a lost file only costs another verification."""
 
     def __init__(self, directory: Path) -> None:
-        """Take the folder that they lie in; it is made when it is needed."""
+        """Set the folder of the fingerprints, which is created when it is needed."""
         self._directory = directory
 
     def matches(self, digest: str, artifact: Path) -> bool:
-        """Return whether an artifact has the fingerprint of its verification."""
+        """Return whether an artifact still has the fingerprint of its verification."""
         try:
             kept = json.loads(self._path(digest).read_bytes())
             return bool(kept) and kept == fingerprint_of(artifact)
@@ -53,7 +53,7 @@ class Fingerprints:
             return False
 
     def keep(self, digest: str, seen: Fingerprint) -> None:
-        """Store a verified artifact's fingerprint; on a full disk it is read again later."""
+        """Store a verified artifact's fingerprint; if that fails, it is verified again later."""
         path = self._path(digest)
         staging = path.with_suffix(".new")
         try:
@@ -64,7 +64,7 @@ class Fingerprints:
             log.warning("fingerprint_not_kept", digest=digest, error=str(error))
 
     def forget(self, digest: str) -> None:
-        """Let an artifact be read again before its next use."""
+        """Drop an artifact's fingerprint, so that it is read again before its next use."""
         self._path(digest).unlink(missing_ok=True)
 
     def _path(self, digest: str) -> Path:

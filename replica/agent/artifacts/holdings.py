@@ -1,7 +1,7 @@
-"""A node's artifacts: whole ones, parts, and the manifests that list their files.
+"""A node's artifacts: whole artifacts, partial ones, and the manifests that list their files.
 
-Manifests stay on the disk under `.manifests/`, also of artifacts that made way: with one, an
-artifact can be fetched from the store while no control plane answers.
+Manifests stay on the disk under `.manifests/`, even those of evicted artifacts, because with its
+manifest an artifact can be fetched from the store while no control plane answers.
 """
 
 import asyncio
@@ -31,18 +31,19 @@ _MANIFESTS = ".manifests"
 
 
 class Holdings:
-    """The artifacts of a node; belongs to one event loop, slow work runs in threads."""
+    """The artifacts of a node, owned by one event loop; slow work runs in threads."""
 
     def __init__(self, directory: Path, library: Library) -> None:
         self.library = library
         self.partials: dict[str, Partial] = {}
         self._directory = directory
-        self._pieces: dict[str, tuple[Piece, ...]] = {}  # of whole artifacts
+        self._pieces: dict[str, tuple[Piece, ...]] = {}  # digest of a whole artifact -> its chunks
         self._reported: dict[str, tuple[int, bool]] = {}
-        self._spoiled: set[str] = set()  # not what their names say
+        # digests of artifacts whose content does not match their name
+        self._spoiled: set[str] = set()
 
     async def start(self) -> None:
-        """Read the folder; OSError when it cannot be used."""
+        """Read the folder. Raises OSError if the folder cannot be used."""
         await self.library.scan()
         found = await asyncio.to_thread(self._find_partials)
         self.partials = {partial.digest: partial for partial in found}
@@ -54,22 +55,22 @@ class Holdings:
                 self._pieces[digest] = pieces_of(manifest)
 
     def close(self) -> None:
-        """Close partial artifacts; the next agent continues them."""
+        """Close the files of partial artifacts; the next agent continues them."""
         for partial in self.partials.values():
             partial.close()
 
     async def manifest(self, digest: str) -> Manifest | None:
-        """Return a manifest that is known here."""
+        """Return a manifest that is on this node; None if it is not."""
         partial = self.partials.get(digest)
         return partial.manifest if partial else await asyncio.to_thread(self._load, digest)
 
     async def keep(self, manifest: Manifest) -> None:
-        """Store a manifest; OSError when the disk is full."""
+        """Store a manifest. Raises OSError if the disk is full."""
         path = self._manifest_path(manifest.digest)
         await asyncio.to_thread(write_synced, path, manifest.canonical_json())
 
     async def begin(self, manifest: Manifest) -> Partial:
-        """Begin a partial artifact; OSError when the disk refuses it."""
+        """Begin a partial artifact. Raises OSError if it cannot be written."""
         root = self._directory / PARTIAL / manifest.digest
         partial = await asyncio.to_thread(Partial, root, manifest)
         return self.partials.setdefault(partial.digest, partial)
@@ -78,7 +79,7 @@ class Holdings:
         """Turn a complete set of chunks into an artifact.
 
         Raises:
-            CorruptChunkError: The disk has corrupted it; it is begun anew.
+            CorruptChunkError: The disk damaged the artifact, which has to be fetched again.
             OSError: The artifact cannot be read or renamed.
         """
         try:
@@ -91,7 +92,7 @@ class Holdings:
         await asyncio.to_thread(partial.remove)
 
     async def drop(self, digest: str) -> None:
-        """Remove a partial artifact, if there is one, and its reserved room."""
+        """Remove a partial artifact, if there is one, and release its reserved room."""
         partial = self.partials.pop(digest, None)
         if partial is not None:
             await asyncio.to_thread(partial.remove)
@@ -99,7 +100,7 @@ class Holdings:
         self.library.give_up(digest)
 
     async def adopt(self, digest: str) -> None:
-        """Compute the manifest of a whole artifact that others put there; reads all of it, once."""
+        """Compute the manifest of a whole artifact that others put there, by reading it once."""
         if digest in self._pieces or digest in self._spoiled or not self.library.has(digest):
             return
         manifest = await asyncio.to_thread(self._load, digest)
@@ -118,12 +119,12 @@ class Holdings:
         self._pieces[digest] = pieces_of(manifest)
 
     def progress(self, digest: str) -> tuple[int, int]:
-        """Return the numbers of present and of all chunks of a partial artifact."""
+        """Return the number of present chunks and of all chunks of a partial artifact."""
         partial = self.partials.get(digest)
         return (partial.held.bit_count(), len(partial.pieces)) if partial else (0, 0)
 
     def read(self, digest: str, number: int) -> bytes | None:
-        """Return a verified chunk; None when it is not here. Blocks."""
+        """Return a verified chunk; None if this node does not have it. Blocks."""
         partial, pieces = self.partials.get(digest), self._pieces.get(digest, ())
         try:
             if partial is not None and partial.held >> number & 1:
@@ -131,12 +132,12 @@ class Holdings:
             if number < len(pieces):
                 return read_piece(self._directory / digest, pieces[number])
         except OSError:
-            # It was renamed or removed in this moment.
+            # The directory was renamed or removed between the check and the read.
             return self._read_renamed(digest, number, partial)
         return None
 
     def held(self, *, is_full: bool) -> list[wire.Held]:
-        """Return all chunks, or those that changed since the last call."""
+        """Return all held chunks, or only the artifacts that changed since the last call."""
         now = self._now()
         if is_full:
             self._reported = {}
@@ -154,7 +155,7 @@ class Holdings:
         for digest in self._pieces.keys() - whole.keys():
             del self._pieces[digest]
         for digest, pieces in self._pieces.items():
-            # One without chunks is planned with one, which is there when the artifact is.
+            # An artifact without chunks is planned with one, which is present if the artifact is.
             now[digest] = ((1 << max(1, len(pieces))) - 1, True)
         return now
 
@@ -186,15 +187,17 @@ class Holdings:
         root = self._directory / PARTIAL
         for path in sorted(root.iterdir()) if root.is_dir() else ():
             manifest = self._load(path.name)
-            if manifest is None:  # without a manifest it is useless, and would stay for ever
+            # a partial artifact without a manifest is useless, and would never be removed
+            if manifest is None:
                 shutil.rmtree(path, ignore_errors=True)
                 continue
             try:
                 partial = Partial(path, manifest)
-            except OSError as error:  # the others can be used
+            except OSError as error:  # the other partial artifacts can still be used
                 log.warning("artifact_download_not_resumed", digest=path.name, error=str(error))
                 continue
-            if (self._directory / path.name).is_dir():  # killed just after it was renamed
+            # the agent was killed just after it renamed the files
+            if (self._directory / path.name).is_dir():
                 partial.remove()
             else:
                 found.append(partial)

@@ -1,8 +1,8 @@
-"""The journal of an artifact's chunks that are verified and on the disk.
+"""The journal of those chunks of an artifact that are verified and on the disk.
 
-The file only grows: a header with the artifact's digest, then a record for each chunk. It is read
-up to the first invalid byte, and continued from there. So a crash during a write costs the last
-records, and never adds a chunk that was not there.
+The file only grows: a header with the artifact's digest, then a record per chunk. It is read up to
+the first invalid byte and continued from there. So a crash during a write may lose the last
+records, but never adds a chunk that is not on the disk.
 """
 
 import os
@@ -12,12 +12,12 @@ from struct import Struct
 from typing import Self
 from zlib import crc32
 
-_RECORD = Struct("<II")  # chunk, checksum of it and of the artifact's digest
+_RECORD = Struct("<II")  # chunk, checksum of the chunk number and the artifact's digest
 _HEADER_BYTES = 32
 
 
 class Journal:
-    """The journal of one artifact; blocks: call it in a thread."""
+    """The journal of one artifact. Its methods block, so call them in a thread."""
 
     def __init__(self, file: int, seed: int, held: int) -> None:
         self._file = file
@@ -26,15 +26,15 @@ class Journal:
 
     @classmethod
     def open(cls, path: Path, digest: str, count: int) -> Self:
-        """Open the journal, or make it.
+        """Open the journal, or create it.
 
         Args:
             path: Path of the file.
-            digest: Digest of the artifact; a journal of another one is begun anew.
-            count: Chunks of the artifact.
+            digest: Digest of the artifact; a journal of another artifact is overwritten.
+            count: Number of chunks of the artifact.
 
         Returns:
-            The journal; bit i of its `held` says that chunk i is there.
+            The journal; bit i of its `held` is set if chunk i is on the disk.
 
         Raises:
             OSError: The file cannot be read or written.
@@ -56,7 +56,7 @@ class Journal:
         return cls(file, seed, held)
 
     def add(self, chunks: Iterable[int]) -> None:
-        """Record chunks whose bytes have been synced before; OSError."""
+        """Record chunks whose bytes are already synced. Raises OSError if that fails."""
         numbers = list(chunks)
         records = b"".join(_RECORD.pack(i, _checksum(i, self._seed)) for i in numbers)
         begin = os.lseek(self._file, 0, os.SEEK_CUR)
@@ -77,7 +77,7 @@ class Journal:
 
 
 def _read(content: bytes, header: bytes, seed: int, count: int) -> tuple[int, int]:
-    """Return the chunks that a journal names, and how many of its bytes are as written."""
+    """Return the chunks that a journal records, and the length of its valid part in bytes."""
     if content[:_HEADER_BYTES] != header:
         return 0, 0
     held, length = 0, _HEADER_BYTES

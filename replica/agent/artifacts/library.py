@@ -1,8 +1,8 @@
-"""A node's artifact folder: whole artifacts, and the eviction that makes room.
+"""A node's folder of whole artifacts, with the eviction that makes room for more.
 
-The folder is the third tier of adapters, below device slots and host memory of the engines, and
-above the store. An artifact is there as a whole or not at all: it comes by a rename, and leaves by
-one. Decisions are in `replica.agent.artifacts.eviction`.
+The folder is the third tier of adapters, below the engines' device slots and host memory, and above
+the store. An artifact is present as a whole or not at all, because it is added and removed by a
+rename. `replica.agent.artifacts.eviction` decides what to evict.
 """
 
 import asyncio
@@ -27,12 +27,12 @@ log = structlog.get_logger(__name__)
 
 PARTIAL = ".partial"  # downloads, one directory per digest
 _LEAVING = ".leaving"
-_SPOILED = ".spoiled-"  # and the digest: the last bad copy, for people to look at
+_SPOILED = ".spoiled-"  # followed by the digest: the last bad copy, kept for operators
 _FINGERPRINTS = ".fingerprints"
 _HEAT_FILE = ".heat.json"
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _ADAPTER_FILE = "adapter_config.json"
-_PREFETCH = 2  # of the priorities that the control plane names
+_PREFETCH = 2  # lowest of the priorities that the control plane sends
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class _Entry:
 class Library:
     """The artifact folder of a node.
 
-    All methods belong to one event loop; slow work runs in threads.
+    All methods must be called in one event loop; slow work runs in threads.
     """
 
     def __init__(
@@ -57,14 +57,16 @@ class Library:
         clock: Callable[[], float] = time.time,
         free_bytes: Callable[[], int] | None = None,
     ) -> None:
-        """Take the folder; call `scan` before anything else.
+        """Prepare to use the folder; call `scan` before anything else.
 
         Args:
-            directory: Folder, made when it is missing.
-            max_bytes: Most bytes of all artifacts together; 0: the disk's size decides.
-            reserve_bytes: Bytes of the disk that stay free for others.
-            clock: Unix time in seconds.
-            free_bytes: Returns the free bytes of the disk; None asks the disk.
+            directory: Folder of artifacts, created if missing.
+            max_bytes: Largest number of bytes of all artifacts together; 0: only the disk limits
+                them.
+            reserve_bytes: Bytes of the disk that must stay free for other uses.
+            clock: Clock in Unix seconds.
+            free_bytes: Function that returns the free bytes of the disk; None: the disk's own
+                figure.
         """
         self._directory = directory
         self._max_bytes = max_bytes
@@ -77,7 +79,7 @@ class Library:
         self._desired: frozenset[str] = frozenset()
         self._wanted: Mapping[str, int] = {}
         self._in_use: dict[str, frozenset[str]] = {}
-        self._coming: dict[str, int] = {}  # digest -> bytes that were promised
+        self._coming: dict[str, int] = {}  # digest -> bytes reserved for it
         self._room = asyncio.Lock()
         self._fingerprints = Fingerprints(directory / _FINGERPRINTS)
         self._readings: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
@@ -85,7 +87,7 @@ class Library:
         self.spoiled = 0
 
     async def scan(self) -> None:
-        """Read the folder: at the start, and at intervals for artifacts that others put there."""
+        """Read the folder, at the start and at intervals, because others may add artifacts."""
         known = frozenset(self._entries)
         found, heat = await asyncio.to_thread(self._look, known)
         for digest in known - found.keys():
@@ -99,18 +101,18 @@ class Library:
             del self._heat[digest]
 
     def complete(self) -> Mapping[str, int]:
-        """Return the bytes of whole artifacts by digest."""
+        """Return the size in bytes of each whole artifact, by digest."""
         return {digest: entry.size_bytes for digest, entry in self._entries.items()}
 
     def looks_sound(self, digest: str) -> bool:
-        """Return whether an artifact is there, was verified, and has not been touched since."""
+        """Return whether an artifact is present, was verified, and has not been changed since."""
         return self.has(digest) and self._fingerprints.matches(digest, self._directory / digest)
 
     async def problem_of(self, digest: str) -> str:
-        """Return why a present artifact must not be used; empty if it may, or is not there.
+        """Return why a present artifact must not be used; empty if it may be, or is not present.
 
-        An artifact that was touched since its verification, or is in doubt, is read as a whole. One
-        that does not match its digest is moved away, so that it is fetched anew.
+        An artifact that was changed since its verification, or is doubted, is read as a whole. If
+        it does not match its digest, it is moved away, so that it is fetched again.
         """
         if not self.has(digest) or self.looks_sound(digest):
             return ""
@@ -120,13 +122,13 @@ class Library:
             return await self._verify(digest)
 
     def doubt(self, digest: str, *, with_adapters: bool) -> None:
-        """Let an artifact, or with `with_adapters` all adapters, be read as a whole before use."""
+        """Have an artifact, and if `with_adapters` all adapters, verified before their next use."""
         adapters = [name for name, entry in self._entries.items() if entry.is_adapter]
         for name in (digest, *(adapters if with_adapters else ())):
             self._fingerprints.forget(name)
 
     def has(self, digest: str) -> bool:
-        """Return whether an artifact is there now, even if it came a moment ago."""
+        """Return whether an artifact is present now, even if it was added since the last scan."""
         return bool(_DIGEST.fullmatch(digest)) and (self._directory / digest).is_dir()
 
     @property
@@ -139,46 +141,47 @@ class Library:
         self._wanted = wanted
 
     def desire(self, bases: Collection[str]) -> None:
-        """Set the bases of the desired replicas: they stay."""
+        """Set the bases of the desired replicas, which are not evicted."""
         self._desired = frozenset(bases)
 
     def use(self, engine: str, digests: Collection[str]) -> None:
-        """Set the artifacts that an engine reads, or will read again: they stay; empty: none."""
+        """Set the artifacts that an engine reads or will read again, which must not be evicted."""
         if digests:
             self._in_use[engine] = frozenset(digests)
         else:
             self._in_use.pop(engine, None)
 
     def used(self, digest: str, count: int = 1) -> None:
-        """Count requests for an artifact, whether or not it is there."""
+        """Count requests for an artifact, if it is on this node."""
         known = self._heat.get(digest)
         if known is not None:
             self._heat[digest] = known.used(count, self._clock())
             self._is_heat_saved = False
 
     async def make_room(self, size_bytes: int, *, needed: bool, digest: str = "") -> bool:
-        """Free room for an artifact; False, and no eviction, if that is impossible.
+        """Free room for an artifact; False, without any eviction, if that is impossible.
 
         Args:
             size_bytes: Size of the whole artifact.
-            needed: Whether a request waits for it: then artifacts that were only prefetched make
-                way.
-            digest: Reserves the room for this artifact until it is admitted or given up; empty: no
-                reservation.
+            needed: Whether a request waits for the artifact, so that prefetched artifacts may be
+                evicted for it.
+            digest: Artifact for which the room is reserved until it is admitted or given up; empty:
+                no reservation.
         """
         async with self._room:
             if digest:
                 self._coming.pop(digest, None)
             coming, used_bytes = dict(self._coming), self.used_bytes
             missing = size_bytes - await asyncio.to_thread(self._left, coming, used_bytes)
-            if missing > 0:  # bad copies are the first to go
+            if missing > 0:  # bad copies are removed first
                 await asyncio.to_thread(self._remove_spoiled)
                 missing = size_bytes - await asyncio.to_thread(self._left, coming, used_bytes)
             leaving = to_evict(self._items(), missing, needed=needed)
             if leaving is None:
                 log.warning("artifact_room_exhausted", size_bytes=size_bytes, missing_bytes=missing)
                 return False
-            # All at once: nothing that comes to be held while others are deleted may leave.
+            # All are renamed before any is deleted, since a deletion takes time in which one may
+            # get in use.
             paths = [path for name in leaving if (path := self._take_away(name)) is not None]
             for path in paths:
                 await asyncio.to_thread(shutil.rmtree, path, ignore_errors=True)
@@ -187,7 +190,7 @@ class Library:
             return True
 
     def expect(self, digest: str, size_bytes: int) -> None:
-        """Reserve room for an artifact under way, whether or not there is room."""
+        """Reserve room for an artifact that is being fetched, even if there is no room."""
         self._coming[digest] = size_bytes
 
     def give_up(self, digest: str) -> None:
@@ -195,7 +198,7 @@ class Library:
         self._coming.pop(digest, None)
 
     def admit(self, digest: str, staging: Path) -> None:
-        """Take a complete, verified directory of the same file system into the library, at once.
+        """Add a complete and verified directory of this file system to the library, by a rename.
 
         Raises:
             OSError: The directory cannot be renamed.
@@ -204,7 +207,7 @@ class Library:
         target = self._directory / digest
         try:
             staging.rename(target)
-        except OSError:  # another process was first, which is fine
+        except OSError:  # another process may have added the artifact first, which is fine
             if not target.is_dir():
                 raise
             shutil.rmtree(staging, ignore_errors=True)
@@ -216,7 +219,7 @@ class Library:
         self._coming.pop(digest, None)
 
     async def save_heat(self) -> None:
-        """Store the heat of artifacts for the next agent, if it has changed."""
+        """Save the heat of artifacts for the next agent, if it has changed."""
         if not self._is_heat_saved:
             self._is_heat_saved = True
             saved = {digest: (heat.score, heat.at_s) for digest, heat in self._heat.items()}
@@ -230,7 +233,7 @@ class Library:
             found = (await asyncio.to_thread(manifest_of_directory, path)).digest
         except ManifestError as error:
             seen, found = {}, str(error)
-        except OSError as error:  # a disk that cannot be read says nothing of what is on it
+        except OSError as error:  # an unreadable disk is no evidence about the content
             if not path.is_dir():  # evicted meanwhile
                 return ""
             return f"artifact {digest} cannot be read: {error}; look at the disk of this node"
@@ -268,8 +271,9 @@ class Library:
             yield EvictionCandidate(digest, entry.size_bytes, heat, entry.is_adapter, hold)
 
     def _left(self, coming: Mapping[str, int], used_bytes: int) -> int:
-        """Return the free bytes, without reserved ones."""
-        owed = 0  # on the disk: the written part of a promise is in use already
+        """Return the bytes that may be used, without reserved room."""
+        # bytes still to be written; the written part of a reservation is in use on the disk already
+        owed = 0
         for digest, size in coming.items():
             written = sum(size for size, _ in _files(self._directory / PARTIAL / digest))
             owed += max(0, size - written)
@@ -279,10 +283,10 @@ class Library:
         return left
 
     def _take_away(self, digest: str) -> Path | None:
-        """Move an artifact aside for deletion, and return its new place; None if it is gone."""
+        """Move an artifact aside for deletion, and return its new path; None if it is gone."""
         leaving = self._directory / new_id(_LEAVING)
         try:
-            (self._directory / digest).rename(leaving)  # from here on it is not found
+            (self._directory / digest).rename(leaving)  # from here on no reader finds the artifact
         except FileNotFoundError:
             leaving = None  # another process removed it
         entry = self._entries.pop(digest, None)
@@ -295,12 +299,12 @@ class Library:
         return leaving
 
     def _look(self, known: frozenset[str]) -> tuple[dict[str, _Entry | None], dict[str, Heat]]:
-        """Return the contents of the folder, None for known ones, and saved heat."""
+        """Return the contents of the folder (None for artifacts in `known`), and the saved heat."""
         self._directory.mkdir(parents=True, exist_ok=True)
         found: dict[str, _Entry | None] = {}
         for path in self._directory.iterdir():
             if path.name.startswith(_LEAVING):
-                shutil.rmtree(path, ignore_errors=True)  # an agent was killed while it deleted
+                shutil.rmtree(path, ignore_errors=True)  # an agent was killed during the deletion
             elif path.name in known:
                 found[path.name] = None
             elif _DIGEST.fullmatch(path.name) and path.is_dir():
@@ -336,7 +340,7 @@ def _entry(path: Path) -> _Entry:
 
 
 def _files(directory: Path) -> Iterator[tuple[int, float]]:
-    """Yield size and time of change of the files below a directory; none when there is none."""
+    """Yield size and time of change of each file below a directory; nothing if it is missing."""
     for root, _, names in os.walk(directory):
         for name in names:
             try:

@@ -1,7 +1,7 @@
-"""The socket on which a node's engines request artifacts, in the agent's directory.
+"""The socket on which a node's engines request artifacts from the agent.
 
-A socket of the file system, because only engines of this agent may make the node fetch artifacts.
-However many engines and requests wait for an artifact, it is fetched once.
+It is a socket in the file system, because only engines of this agent may request fetches. An
+artifact is fetched once, however many engines and requests wait for it.
 """
 
 import asyncio
@@ -28,8 +28,8 @@ from sluice.errors import ErrorCode, PlatformError
 log = structlog.get_logger(__name__)
 
 SOCKET = "artifacts.sock"
-FETCHES_MAX = 256  # awaited artifacts
-FETCH_S_MAX = 120.0  # longest wait; the requests' own deadlines come before
+FETCHES_MAX = 256  # largest number of artifacts that are being fetched for requests
+FETCH_S_MAX = 120.0  # longest wait in seconds; the requests' own deadlines are shorter
 _ENGINES_MAX = 256
 _UNSENT_BYTES_MAX = 1 << 20
 
@@ -41,34 +41,34 @@ class AdapterFetcher(Protocol):
         """Return when the artifact is complete in the library.
 
         Raises:
-            PlatformError: ADAPTER_NOT_FOUND when it is unknown, ENGINE_BUSY when there is no room
-                for it.
+            PlatformError: With ADAPTER_NOT_FOUND if the artifact is unknown, with ENGINE_BUSY if
+                there is no room for it.
         """
         ...
 
 
 class OnlyHere:
-    """A fetcher that fetches nothing: only artifacts in the library are known."""
+    """A fetcher for nodes without a store, which has only the artifacts in the library."""
 
     async def ensure(self, digest: str, *, needed: bool) -> None:  # noqa: ARG002 - of the protocol
-        """Refuse."""
+        """Raise ADAPTER_NOT_FOUND."""
         text = f"artifact {digest} is not on this node, which fetches none; import it there"
         raise PlatformError(ErrorCode.ADAPTER_NOT_FOUND, text)
 
 
 class LocalApi:
-    """Answers the engines of a node while `serve` lasts."""
+    """Answers the engines of a node while the context of `serve` is open."""
 
     def __init__(
         self, state_dir: Path, library: Library, fetcher: AdapterFetcher, *, uid: int | None = None
     ) -> None:
-        """Take the agent's directory, and the source of artifacts.
+        """Prepare the socket; `serve` opens it.
 
         Args:
-            state_dir: Directory of the socket.
+            state_dir: Directory of the agent, in which the socket is created.
             library: The artifacts on the node.
-            fetcher: Gets missing artifacts.
-            uid: User of the engines; None: the agent's own.
+            fetcher: Fetcher of missing artifacts.
+            uid: User of the engines; None: the agent's own user.
         """
         self._uid = uid
         self._state_dir = state_dir
@@ -82,15 +82,15 @@ class LocalApi:
 
     @property
     def fetches(self) -> int:
-        """Artifacts under way for waiting requests."""
+        """Number of artifacts that are being fetched for waiting requests."""
         return len(self._fetches)
 
     @asynccontextmanager
     async def serve(self) -> AsyncGenerator[None]:
-        """Listen while the context lasts.
+        """Listen while the context is open.
 
         Raises:
-            OSError: The socket cannot be made.
+            OSError: The socket cannot be created.
         """
         listening = _listen(self._state_dir, self._uid)
         async with asyncio.TaskGroup() as group:
@@ -102,7 +102,7 @@ class LocalApi:
                 async with server:
                     try:
                         yield
-                    finally:  # a server waits for its last connection
+                    finally:  # otherwise the server would wait for its last connection
                         for writer in self._engines:
                             writer.transport.abort()
             finally:
@@ -143,7 +143,7 @@ class LocalApi:
                 _send(writer, ArtifactOutcome(digest, ErrorCode.ENGINE_BUSY, text))
 
     def _forget(self, writer: asyncio.StreamWriter, waits: Collection[str]) -> None:
-        """Report to an engine only what it still waits for; downloads go on in any case."""
+        """Remove an engine from artifacts it no longer waits for; their downloads continue."""
         for digest, writers in self._waiting.items():
             if digest not in waits:
                 writers.discard(writer)
@@ -160,10 +160,10 @@ class LocalApi:
         told = ArtifactOutcome(digest)
         try:
             async with asyncio.timeout(FETCH_S_MAX):
-                await self._library.problem_of(digest)  # a bad copy is out of the way then
+                await self._library.problem_of(digest)  # this moves a bad copy out of the way
                 if not self._library.has(digest):
                     await self._fetcher.ensure(digest, needed=True)
-            if not self._library.has(digest):  # evicted in the same moment
+            if not self._library.has(digest):  # evicted just after it was fetched
                 told = ArtifactOutcome(
                     digest, ErrorCode.ENGINE_BUSY, "the artifact made way for another one"
                 )
@@ -187,7 +187,7 @@ class LocalApi:
 
 
 def _code_of(error: PlatformError) -> ErrorCode:
-    """Return the error code for a request; a fault of this node alone may be retried elsewhere."""
+    """Return the error code for a request: a fault of this node alone becomes a retryable code."""
     no_engine_loads_it = error.code.policy.goes_to_control
     return error.code if no_engine_loads_it else ErrorCode.ENGINE_BUSY
 
@@ -197,14 +197,14 @@ def _send(writer: asyncio.StreamWriter, told: ArtifactOutcome) -> None:
         return
     writer.write(encode_outcome(told))
     if writer.transport.get_write_buffer_size() > _UNSENT_BYTES_MAX:
-        writer.transport.abort()  # an engine that does not read; it connects again
+        writer.transport.abort()  # the engine does not read; it can connect again
 
 
 def _listen(state_dir: Path, uid: int | None) -> socket.socket:
-    """Return the listening socket, open to the engines' user alone (and to root).
+    """Return the listening socket, which only the engines' user (and root) may open.
 
-    Its path may be longer than the 107 bytes of a socket's address, so it is bound by way of the
-    open directory.
+    Its path may exceed the 107 bytes of a socket address, so the socket is bound through a handle
+    of the directory.
     """
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     directory = os.open(state_dir, os.O_RDONLY | os.O_DIRECTORY)

@@ -1,4 +1,4 @@
-"""All of distribution on a node: the exchange with the control plane, downloads, and serving."""
+"""The distribution of artifacts on a node: exchange with the control plane, fetching, serving."""
 
 import asyncio
 import time
@@ -32,7 +32,7 @@ log = structlog.get_logger(__name__)
 _LOOK_S = 0.5
 _STARTING_LOOK_S = 0.05
 _RESTART_PAUSE_S = 5.0
-_LOOKUP_PAUSE_S = 5.0  # before an unknown base is looked up again
+_LOOKUP_PAUSE_S = 5.0  # seconds before an unknown base is looked up again
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +47,13 @@ class NodeOptions:
         directory: Directory of artifacts.
         store_url: URL of the store of chunks.
         keys_file: File of the keys that verify other nodes' tickets.
-        peer_address: host:port on which other nodes are served; port 0 picks one.
-        peer_advertised: host:port at which other nodes reach it, port 0 the bound one; empty: the
-            bound address, unless it cannot be reached from other machines.
+        peer_address: host:port on which other nodes are served; port 0 picks a free port.
+        peer_advertised: host:port at which other nodes reach this node, port 0 for the bound port;
+            empty: the bound address, if other machines can reach it.
         downloads_max: Largest number of concurrent downloads.
         uploads_max: Largest number of concurrent uploads.
-        download_bytes_per_s: Bytes per second of all downloads; 0: any.
-        upload_bytes_per_s: Bytes per second of all uploads; 0: any.
+        download_bytes_per_s: Largest rate of all downloads together; 0: no limit.
+        upload_bytes_per_s: Largest rate of all uploads together; 0: no limit.
     """
 
     node_id: str
@@ -72,12 +72,12 @@ class NodeOptions:
 
 
 def advertised(bound: str, told: str, control_address: str) -> str:
-    """Return the address for other nodes; empty: none is reachable.
+    """Return the address that other nodes should use; empty if they cannot reach this node.
 
     Args:
         bound: host:port of the listener.
-        told: host:port of the operator's setting, port 0 the bound one; empty: none.
-        control_address: Address of the control plane: if it is on this machine, so are the other
+        told: host:port that the operator configured, port 0 for the bound port; empty: none.
+        control_address: Address of the control plane; if it is on this machine, so are the other
             nodes.
     """
     port = bound.rpartition(":")[2]
@@ -92,7 +92,7 @@ def _ip_of(address: str) -> IPv4Address | IPv6Address | None:
     try:
         return ip_address(host_and_port(address)[0])
     except ValueError:
-        return None  # a name
+        return None  # a host name
 
 
 def _is_local(address: str) -> bool:
@@ -106,27 +106,29 @@ def _is_any(address: str) -> bool:
 
 
 class ArtifactCache:
-    """Fetches the wanted artifacts, and serves the present ones; `run` it."""
+    """Fetches the wanted artifacts and serves the present ones, while `run` runs."""
 
     def __init__(self, options: NodeOptions, library: Library) -> None:
-        """Take the options, and the library."""
+        """Compose from the options and the library."""
         self._options = options
         self._library = library
         self._fetcher: Fetcher | None = None
         self._sources: Sources | None = None
-        self._before: Mapping[str, int] = {}  # bytes that came before the sources were opened anew
+        # bytes received before the last restart of the sources
+        self._before: Mapping[str, int] = {}
         self._is_up = asyncio.Event()
-        self._trouble = ""  # why it is not up
+        self._trouble = ""  # reason why fetching is not up
         self._bases: frozenset[str] = frozenset()
         self._warming: set[str] = set()
-        self._unknown: dict[str, float] = {}  # unknown bases, and the time of their next look-up
+        # digest of an unknown base -> time of its next look-up
+        self._unknown: dict[str, float] = {}
         self.uploaded_bytes = 0
 
     async def run(self) -> None:
         """Fetch and serve until cancelled.
 
-        While the folder cannot be used, engines run without new artifacts, and it is tried again.
-        Without an address for other nodes, the node only fetches.
+        While the folder cannot be used, engines run without new artifacts, and the start is
+        retried. Without an address for other nodes, the node fetches but does not serve.
         """
         while True:
             try:
@@ -166,7 +168,7 @@ class ArtifactCache:
             async with asyncio.TaskGroup() as group:
                 group.create_task(fetcher.run())
                 group.create_task(self._serve(holdings, keys, exchange, is_serving_tried))
-                await is_serving_tried.wait()  # so that the first report has the address
+                await is_serving_tried.wait()  # so that the first report contains the address
                 group.create_task(exchange.run())
                 await self._warm(group)
 
@@ -177,7 +179,7 @@ class ArtifactCache:
         exchange: ArtifactExchange,
         is_tried: asyncio.Event,
     ) -> None:
-        """Serve other nodes; while the address is taken, no peer is sent here."""
+        """Serve other nodes; while the address is in use, the control plane sends no peer here."""
         options = self._options
         while True:
             try:
@@ -200,7 +202,7 @@ class ArtifactCache:
             await asyncio.sleep(_RESTART_PAUSE_S)
 
     async def ensure(self, digest: str, *, needed: bool) -> None:
-        """Return when an artifact is complete in the library; see `Fetcher.ensure`."""
+        """Return when an artifact is complete in the library; raises as `Fetcher.ensure` does."""
         while not self._is_up.is_set():
             if needed and self._trouble:
                 text = f"the node cannot fetch artifacts: {self._trouble}"
@@ -210,13 +212,13 @@ class ArtifactCache:
         await self._fetcher.ensure(digest, needed=needed)
 
     def desire(self, bases: Collection[str]) -> None:
-        """Set the bases of the desired replicas: they are fetched even without a control plane."""
+        """Set the bases of the desired replicas, which are fetched even without a control plane."""
         self._bases = frozenset(bases)
 
     def why_waiting(self, base_digest: str) -> str:
-        """Return why a replica of a base waits; empty when it may start.
+        """Return why a replica of a base has to wait; empty if it may start.
 
-        It may also start if the base is unknown: then its start reports that.
+        It may also start if the base is unknown, so that its failure to start reports this.
         """
         if self._library.has(base_digest) or base_digest in self._unknown:
             return ""
@@ -225,7 +227,7 @@ class ArtifactCache:
 
     @property
     def downloaded_bytes(self) -> dict[str, int]:
-        """Bytes of received chunks, by their source: peer or store."""
+        """Number of bytes of received chunks, by source (peer or store)."""
         come = self._sources.bytes_from if self._sources else {"peer": 0, "store": 0}
         return {name: count + self._before.get(name, 0) for name, count in come.items()}
 
@@ -233,7 +235,7 @@ class ArtifactCache:
         self.uploaded_bytes += size_bytes
 
     async def _warm(self, group: asyncio.TaskGroup) -> None:
-        """Wait for each missing base, so that it is fetched from the store if necessary."""
+        """Wait for each missing base, so that the fetcher gets it from the store if necessary."""
 
         async def look() -> None:
             now_s = time.monotonic()

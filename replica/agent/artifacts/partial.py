@@ -1,7 +1,7 @@
-"""A partial artifact: sparse files, and a journal of their verified chunks.
+"""A partial artifact: sparse files, and a journal of the chunks that are verified.
 
-It lies in `<artifacts>/.partial/<digest>/`: `files/` grows into the artifact, chunk by chunk in any
-order, and is renamed when it is whole. All methods block: call them in threads.
+It is stored in `<artifacts>/.partial/<digest>/`, where `files/` is filled chunk by chunk in any
+order and is renamed when complete. All methods block, so call them in threads.
 """
 
 import hashlib
@@ -17,16 +17,16 @@ from sluice.artifacts import digest_directory
 from sluice.ids import new_id
 from sluice.manifests import CHUNK_BYTES, Manifest
 
-STAGING = ".staging"  # suffix of small files being written; a leftover is of a killed agent
+STAGING = ".staging"  # prefix of small files being written; leftovers are those of a killed agent
 
 
 class CorruptChunkError(ValueError):
-    """Bytes that do not have the chunk's hash."""
+    """Bytes do not have the hash of their chunk."""
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A chunk, and its place: the files (by name), and the offsets in them."""
+    """A chunk and its places: names of files, each with an offset."""
 
     sha256: str
     size_bytes: int
@@ -34,7 +34,7 @@ class Piece:
 
 
 def pieces_of(manifest: Manifest) -> tuple[Piece, ...]:
-    """Return the different chunks of an artifact, in the order in which they are counted."""
+    """Return the distinct chunks of an artifact, in the order of their numbers."""
     places: dict[str, list[tuple[str, int]]] = {}
     for file in manifest.files:
         for number, chunk in enumerate(file.chunks()):
@@ -44,7 +44,7 @@ def pieces_of(manifest: Manifest) -> tuple[Piece, ...]:
 
 
 def read_piece(directory: Path, piece: Piece) -> bytes:
-    """Return a chunk's bytes from a directory that has it; OSError when it has not."""
+    """Return a chunk's bytes from a directory. Raises OSError if it is not there in full."""
     name, offset = piece.places[0]
     file = os.open(directory / name, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -57,17 +57,17 @@ def read_piece(directory: Path, piece: Piece) -> bytes:
 
 
 class Partial:
-    """A partial artifact; chunks may come from any number of threads."""
+    """A partial artifact, which any number of threads may fill with chunks."""
 
     def __init__(self, root: Path, manifest: Manifest) -> None:
-        """Continue what is there already, or begin.
+        """Continue the partial artifact in `root`, or begin a new one.
 
         Args:
-            root: The artifact's own directory, made if need be.
+            root: The artifact's own directory, created if missing.
             manifest: Manifest of the artifact.
 
         Raises:
-            OSError: Disk full, no permission.
+            OSError: The disk is full, or access is denied.
         """
         self.root = root
         self.manifest = manifest
@@ -86,22 +86,22 @@ class Partial:
 
     @property
     def held(self) -> int:
-        """The chunks that are verified and synced, one bit each."""
+        """The chunks that are verified and synced, as a bit mask."""
         return self._journal.held
 
     @property
     def missing(self) -> int:
-        """The missing chunks, one bit each."""
+        """The chunks that are missing, as a bit mask."""
         return ((1 << len(self.pieces)) - 1) & ~self._journal.held
 
     def write(self, number: int, content: bytes) -> None:
-        """Write a chunk, and return when it will survive any crash.
+        """Write a chunk, and return when the chunk will survive any crash.
 
         Concurrent threads share the syncs.
 
         Raises:
-            CorruptChunkError: The bytes do not match.
-            OSError: Disk full, no permission, a disk that fails.
+            CorruptChunkError: The bytes do not match the chunk's hash.
+            OSError: The disk is full, access is denied, or the disk fails.
         """
         piece = self.pieces[number]
         if hashlib.sha256(content).hexdigest() != piece.sha256:
@@ -116,7 +116,7 @@ class Partial:
             with self._lock:
                 written, self._written = sorted(self._written), set()
             if not written:
-                return  # another thread's sync was ours, too
+                return  # another thread's sync included this chunk
             try:
                 for name in {name for i in written for name, _ in self.pieces[i].places}:
                     _sync(self.files / name)
@@ -127,14 +127,15 @@ class Partial:
                 raise
 
     def read(self, number: int) -> bytes:
-        """Return a chunk that is held; OSError when it cannot be read."""
+        """Return a held chunk. Raises OSError if it cannot be read."""
         return read_piece(self.files, self.pieces[number])
 
     def seal(self) -> Path:
-        """Return the directory of the whole artifact, verified once more, synced, to be renamed.
+        """Verify and sync the whole artifact again; return its directory, which is to be renamed.
 
         Raises:
-            CorruptChunkError: The disk does not hold the written bytes; all of it was removed.
+            CorruptChunkError: The disk returned other bytes than were written; all files were
+                removed.
             OSError: The artifact cannot be read.
         """
         assert not self.missing
@@ -152,7 +153,7 @@ class Partial:
         shutil.rmtree(self.root, ignore_errors=True)
 
     def close(self) -> None:
-        """Close the journal; nothing is written from then on."""
+        """Close the journal; later writes raise OSError."""
         with self._commit_lock:
             if not self._is_closed:
                 self._is_closed = True
@@ -164,7 +165,7 @@ class Partial:
 
 
 def write_synced(path: Path, content: bytes) -> None:
-    """Write a small file, whole or not at all, whoever else writes it at the same time."""
+    """Write a small file atomically, even if another process writes it at the same time."""
     path.parent.mkdir(parents=True, exist_ok=True)
     staging = path.with_name(new_id(STAGING))
     try:
@@ -197,12 +198,12 @@ def _sync(path: Path) -> None:
 
 
 def bitmap(chunks: int) -> bytes:
-    """Return a set of chunks in wire form."""
+    """Return a set of chunks, a bit mask, in wire form."""
     return chunks.to_bytes((chunks.bit_length() + 7) // 8, "little")
 
 
 def members(mask: int) -> Iterable[int]:
-    """Return the numbers of the set bits, ascending."""
+    """Return the numbers of the set bits of a mask, ascending."""
     while mask:
         low = mask & -mask
         yield low.bit_length() - 1

@@ -1,4 +1,4 @@
-"""The keys with which this node verifies the tickets of others, stored for the next start."""
+"""The keys with which this node verifies the tickets of other nodes, stored for the next start."""
 
 import json
 import os
@@ -11,10 +11,10 @@ log = structlog.get_logger(__name__)
 
 
 class PeerKeys:
-    """The last keys from the control plane; on disk, readable by their owner alone."""
+    """The last keys from the control plane; their file is readable by its owner only."""
 
     def __init__(self, path: Path) -> None:
-        """Take where they are kept, and read them if they are there."""
+        """Read the keys from their file, if it exists."""
         self._path = path
         self._keys: Mapping[int, bytes] = {}
         try:
@@ -27,13 +27,13 @@ class PeerKeys:
 
     @property
     def known(self) -> Mapping[int, bytes]:
-        """All valid keys, by id; none before the control plane has sent any."""
+        """All valid keys, by id; empty until the control plane has sent keys."""
         return self._keys
 
     def take(self, keys: Mapping[int, bytes]) -> None:
-        """Replace the keys, and store them. Blocks when they have changed.
+        """Replace the keys and store them. Blocks if they have changed.
 
-        An unwritable disk is logged, not raised: serving does not depend on it.
+        An unwritable disk is logged instead of raised, because serving does not depend on it.
         """
         if not keys or keys == self._keys:
             return
@@ -45,7 +45,7 @@ class PeerKeys:
 
     def _save(self, document: Mapping[str, str]) -> None:
         staging = self._path.with_suffix(".new")
-        staging.unlink(missing_ok=True)  # of an agent that was killed
+        staging.unlink(missing_ok=True)  # a leftover of a killed agent
         descriptor = os.open(staging, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "w") as file:
             json.dump(document, file)

@@ -1,8 +1,8 @@
 """Serves verified chunks to other nodes: `GET /v1/artifacts/{digest}/chunks/{number}`.
 
-Artifacts are tenants' property: only a request with the control plane's ticket for an artifact gets
-its chunks, and learns whether they are here. With mutual TLS the peer must be an agent, too;
-without, there is no encryption.
+Artifacts are tenants' property. A request gets an artifact's chunks, and learns whether they are on
+this node, only with the control plane's ticket for this artifact. With mutual TLS the peer must
+also be an agent; without it, traffic is not encrypted.
 """
 
 import asyncio
@@ -22,14 +22,14 @@ from sluice.identity import Service
 from sluice.tickets import is_valid
 
 _CHUNK = r"/v1/artifacts/{digest:[0-9a-f]{64}}/chunks/{number:\d{1,5}}"
-_LINE_MAX = 256  # requests that wait for their turn; later requests are refused
+_LINE_MAX = 256  # largest number of requests in the queue; further requests are refused
 _SEND_S = 30.0
 _SHUTDOWN_S = 1.0
 _KEEPALIVE_S = 15.0
 
 
 class _Handler:
-    """Serves a few chunks at once; some more requests wait in line."""
+    """Serves a few chunks concurrently; further requests wait in a queue."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class _Handler:
             return web.Response(status=HTTPStatus.FORBIDDEN, text=f"{why}\n")
         scheme, _, ticket = request.headers.get("Authorization", "").partition(" ")
         digest, keys = request.match_info["digest"], self._keys.known
-        if ticket and not keys:  # our first keys are on their way, with our first answer
+        if ticket and not keys:  # the first keys arrive with the control plane's first answer
             return web.Response(status=HTTPStatus.SERVICE_UNAVAILABLE, text="no keys yet\n")
         if scheme == "Bearer" and is_valid(ticket, keys, digest, time.time()):
             return None
@@ -99,18 +99,18 @@ async def serve_peers(
     """Serve while the context lasts.
 
     Args:
-        address: host:port to listen on; port 0 picks one.
-        holdings: The node's artifacts and parts.
-        keys: Keys with which tickets are checked.
-        uploads_max: Largest number of uploads at once; some more wait in line.
-        bytes_per_s: Bytes per second of all uploads together; 0: any.
-        count: Called with the bytes of each sent chunk.
+        address: host:port to listen on; port 0 picks a free port.
+        holdings: The node's whole and partial artifacts.
+        keys: Keys that verify tickets.
+        uploads_max: Largest number of concurrent uploads; further requests wait in a queue.
+        bytes_per_s: Largest rate of all uploads together; 0: no limit.
+        count: Called with the number of bytes of each sent chunk.
 
     Yields:
-        The address, with its port.
+        The address with the port that was bound.
 
     Raises:
-        OSError: The address is taken.
+        OSError: The address is in use.
     """
     handler = _Handler(holdings, keys, uploads_max, FetchPace(bytes_per_s), count)
     application = web.Application()

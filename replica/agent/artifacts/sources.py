@@ -14,9 +14,9 @@ from sluice.certificates import http_options, ours
 from sluice.chunk_store import ChunkStore, LostChunkError, StoreDownError, open_backend
 from sluice.identity import CertificateRole
 
-STORE = ""  # stands where the id of a node would
+STORE = ""  # node id that stands for the store
 _CONNECT_S = 3.0
-_BUSY_PAUSE_S = 0.2  # before a busy peer is asked again
+_BUSY_PAUSE_S = 0.2  # seconds before a busy peer is requested again
 
 
 class SourceRefusedError(Exception):
@@ -24,15 +24,15 @@ class SourceRefusedError(Exception):
 
 
 class FetchPace:
-    """Keeps a flow of bytes below a rate, over any second."""
+    """Limits a flow of bytes to a rate."""
 
     def __init__(self, bytes_per_s: float) -> None:
-        """Take the rate; 0: any."""
+        """Set the rate in bytes per second; 0: no limit."""
         self._bytes_per_s = bytes_per_s
         self._free_at_s = 0.0
 
     async def take(self, size_bytes: int) -> None:
-        """Wait until this many bytes may flow."""
+        """Wait until this many bytes may be transferred."""
         if not self._bytes_per_s:
             return
         now_s = time.monotonic()
@@ -42,7 +42,7 @@ class FetchPace:
 
 
 class Sources:
-    """Fetches chunks, without verification. Made by `open_sources`."""
+    """Fetches chunks without verification. Created by `Sources.open`."""
 
     def __init__(self, session: aiohttp.ClientSession, store: ChunkStore, pace: FetchPace) -> None:
         self._session = session
@@ -57,10 +57,10 @@ class Sources:
 
         Args:
             store_url: URL of the store, see `open_backend`.
-            bytes_per_s: Bytes per second of all downloads together; 0: any.
+            bytes_per_s: Largest rate of all downloads together; 0: no limit.
 
         Raises:
-            ValueError: The URL names no store.
+            ValueError: The URL is not the URL of a store.
         """
         store = ChunkStore(open_backend(store_url))
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S)
@@ -74,18 +74,18 @@ class Sources:
     async def get(
         self, address: str, digest: str, number: int, piece: Piece, ticket: str = ""
     ) -> bytes:
-        """Return the alleged bytes of a chunk.
+        """Return the unverified bytes of a chunk.
 
         Args:
             address: host:port of a peer; empty: the store.
             digest: Digest of the artifact.
             number: Number of the chunk.
-            piece: The chunk.
-            ticket: Shown to the peer.
+            piece: The chunk's hash and size.
+            ticket: Ticket to send to the peer.
 
         Raises:
-            RefusedError: There is no such source, or it has no such chunk.
-            TimeoutError: The source does not answer; a caller's deadline ends slower answers.
+            SourceRefusedError: The source does not exist, or does not have the chunk.
+            TimeoutError: The source does not answer; the caller's deadline must end slower answers.
         """
         await self._pace.take(piece.size_bytes)
         if address:

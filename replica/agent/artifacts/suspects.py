@@ -1,8 +1,8 @@
-"""Reads the files of replicas that answer wrongly as a whole, and tells which bases are spoiled.
+"""Verifies all files of replicas that answer wrongly, and reports which bases are damaged.
 
-The control plane names such replicas. A quarantined one is on its way out: its files are read
-before another engine uses them. A suspected one has to stay, as its pool is small: its base is read
-at once. A spoiled base is proof where a comparison of few answers is none.
+The control plane names such replicas. A quarantined replica is being removed, so its files are
+verified before another engine uses them. A suspected replica has to stay because its pool is small,
+so its base is verified at once. A damaged base is proof, while a comparison of few answers is not.
 """
 
 import asyncio
@@ -17,20 +17,20 @@ log = structlog.get_logger(__name__)
 
 
 class SuspectReader:
-    """Owns the loop that reads the bases of suspected replicas, one after another."""
+    """Runs the loop that verifies the bases of suspected replicas, one after another."""
 
     def __init__(self, library: Library, on_spoiled: Callable[[str, str], None]) -> None:
-        """Prepare; `run` belongs into a TaskGroup.
+        """Prepare the reader; start `run` in a TaskGroup.
 
         Args:
             library: Artifacts of this node.
-            on_spoiled: Receiver of the digest of a spoiled base, and of words about it.
+            on_spoiled: Called with the digest of a damaged base and a description of the damage.
         """
         self._library = library
         self._on_spoiled = on_spoiled
         self._quarantined: set[str] = set()
         self._suspected: dict[str, int] = {}  # replica -> Unix time in ms
-        self._unread: dict[str, None] = {}  # digests, in the order of their suspicions
+        self._unread: dict[str, None] = {}  # digests to verify, in the order of their suspicions
         self._has_unread = asyncio.Event()
 
     def follow(self, desired: agent.SyncResponse) -> None:
@@ -50,7 +50,7 @@ class SuspectReader:
         }
 
     async def run(self) -> None:
-        """Read until cancelled."""
+        """Verify doubted bases until cancelled."""
         while True:
             await self._has_unread.wait()
             self._has_unread.clear()
@@ -58,7 +58,7 @@ class SuspectReader:
                 digest = next(iter(self._unread))
                 del self._unread[digest]
                 problem = await self._library.problem_of(digest)
-                if problem and self._library.has(digest):  # its disk cannot be read now
+                if problem and self._library.has(digest):  # the disk cannot be read now
                     log.error("base_not_read", digest=digest, problem=problem)
                 elif problem:
                     self._on_spoiled(digest, problem)
