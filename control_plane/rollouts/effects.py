@@ -22,7 +22,7 @@ from sluice.errors import ErrorCode, PlatformError
 
 
 class Preparation(Protocol):
-    """The fleet, as rollouts prepare it; `control_plane.fleet.preparation` implements it."""
+    """The fleet's operations for rollouts; `control_plane.fleet.preparation` implements them."""
 
     def prepare(
         self,
@@ -92,7 +92,7 @@ async def apply(
         actor: Id of the caller's admin key; empty: the step was not requested by a caller.
 
     Raises:
-        PlatformError: `CONFLICT`: the operator's command is not possible in this phase.
+        PlatformError: `CONFLICT` if the operator's command is not possible in the rollout's phase.
     """
     before, news = kept, list[News]()
     for event in told:

@@ -124,7 +124,7 @@ class ScoreEvidence:
 
     @property
     def base_likes(self) -> Count:
-        """Scored answers that are as likely under the base as under the adapter, of all."""
+        """Scored answers that are as likely under the base as under the adapter, of all scored."""
         return Count(self.base_like, self.answers)
 
 
@@ -200,7 +200,7 @@ class Arm:
         return Count(bad, self.answers + bad)
 
     def slow_first_tokens(self, bucket: int) -> Count:
-        """Return the first tokens in higher buckets, with requests that missed the deadline."""
+        """Return the first tokens above a bucket, plus the requests that missed the deadline."""
         late = sum(
             count for code, count in self.errors.items() if _is_evidence(code, ErrorEvidence.LATE)
         )
@@ -234,7 +234,7 @@ def _no_count() -> Count:
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """Control's recent past: the source of thresholds, and of the first estimate of its rates."""
+    """Control's recent past, the source of thresholds and of first estimates of control's rates."""
 
     ttft_ms: Histogram = Histogram()
     tpot_us: Histogram = Histogram()
@@ -423,7 +423,8 @@ def _low(histogram: Histogram) -> int:
 
 
 def _tail_buckets(counts: Iterable[int], total: int) -> int:
-    """Return how many of the first buckets hold at most `_TAIL` of the values; one is left out."""
+    """Return the number of leading buckets with at most `_TAIL` of the values, but not all buckets.
+    """
     within = takewhile(lambda below: below <= _TAIL * total, accumulate(counts))
     return min(sum(1 for _ in within), BUCKETS - 1)
 

@@ -145,7 +145,7 @@ def fault(rollout: Rollout, codes: frozenset[str]) -> Reason | None:
 
 
 def evidence_until(gateways: Sequence[GatewayFacts], now_ms: int) -> int:
-    """Return the time (Unix ms) before which all received requests have ended, or are too old."""
+    """Return the Unix time (ms) before which all requests have ended or reached the age limit."""
     ends = [one.oldest_open_ms or one.seen_ms for one in live(gateways, now_ms)]
     oldest = now_ms - OPEN_MAX_MS
     return max(oldest, min(ends) - _CLOCK_MARGIN_MS) if ends else oldest
@@ -195,7 +195,7 @@ def _is_new(rollout: Rollout, stage: int) -> bool:
 
 
 def must_store(before: Rollout, after: Rollout) -> bool:
-    """Return whether a step without news has to be stored."""
+    """Return whether to store the rollout after a step that changed neither phase nor stage."""
     is_old = after.stepped_ms - before.stepped_ms >= _STORE_INTERVAL_MS
     return is_old or after.window_end_ms != before.window_end_ms
 

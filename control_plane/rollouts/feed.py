@@ -163,7 +163,7 @@ class Settling:
             self._spans.append((now_ms, until_ms))
 
     def settled(self, ingested_ms: int) -> int:
-        """Return until when all requests are counted, if the store has all up to a time."""
+        """Return the time before which all requests are counted, given the store's progress."""
         while self._spans and self._spans[0][0] <= ingested_ms:
             self._settled_ms = self._spans.popleft()[1]
         return self._settled_ms

@@ -39,7 +39,7 @@ def listed() -> Select[Any]:
 
 
 def with_state(query: Select[Any]) -> Select[Any]:
-    """Return the query with whole states, and the gateways that lack a base, for a few."""
+    """Return the query with whole states and lacking gateways added, for few rollouts."""
     return query.add_columns(rollouts.c.state, *_lacking(), _trials().label("trials"))
 
 

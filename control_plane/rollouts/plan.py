@@ -174,7 +174,7 @@ class Plan(AdminBody):
 
     @property
     def alpha_of_test(self) -> float:
-        """False-alarm rate of one gate in one stage."""
+        """False-alarm rate of one gate in one stage, an equal part of `alpha`."""
         compared = sum(stage.is_compared for stage in self.stages)
         return self.alpha / (len(self.gates) * max(compared, 1))
 

@@ -9,8 +9,26 @@ Null hypothesis, in every window: p1 <= p0 + margin * (1 - p0), whatever p0 is i
   most 1 when p1 = p0 (inequality of means), hence when p1 < p0, because each canary failure raises
   it and each control failure lowers it.
 - Margin: each good control request is counted as a failure with weight `margin` (its expectation,
-without a random draw). Control then fails at p0 + margin * (1 - p0), so the null is the one above.
-An average of e-values is an e-value.
+  without a random draw). Control then fails at p0 + margin * (1 - p0), so the null is the one
+  above. An average of e-values is an e-value.
+- theta0 is estimated from earlier windows only. theta1 follows from theta0 and one of
+  `_ODDS_RATIOS`. If theta0 is wrong (because the base rate moved), the test loses power and stays
+  valid.
+- Mixture over alternatives and over the window in which the release turns bad: a part of the stake
+  is kept back, and some of that part is bet in each window (a prior over change points). So a long
+  good period does not hide a bad end.
+- Products and mixtures of such e-values are non-negative supermartingales with mean 1 at most. So
+  by Ville's inequality (1939) P(e >= 1 / alpha at any time) <= alpha, however often the e-value is
+  inspected, however traffic is split, and however the split depends on earlier observations.
+
+- Windows may be pooled before anything is bet on them, as long as the end of the pooling does not
+  depend on the number of bad requests. Here it depends on the number of control requests and on
+  time.
+
+Assumption: given the window and the release, requests fail independently of each other. Requests of
+one session are similar; docs/rollouts.md describes the remedy and its cost.
+"""
+
 from dataclasses import dataclass, replace
 from math import exp, log, log1p, sqrt
 

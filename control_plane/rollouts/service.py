@@ -52,7 +52,7 @@ class GoldenRecords(Protocol):
         start_ms: int,
         end_ms: int,
     ) -> Awaitable[dict[str, tuple[int, int]]]:
-        """Return (runs, mismatches) of a model's releases in a span of Unix milliseconds."""
+        """Return (runs, mismatches) of a model's releases, in a time range of Unix milliseconds."""
         ...
 
     def has_expectations(self, connection: AsyncConnection, model_id: str) -> Awaitable[bool]:
@@ -279,7 +279,7 @@ class Rollouts:
         codes: frozenset[str],
         now_ms: int,
     ) -> Facts:
-        """Request capacity where that is due, and add the readiness of fleet and gateways."""
+        """Request capacity if it is due, and add the readiness of the fleet and of gateways."""
         in_question = facts.stages_in_question(kept.state)
         if not in_question:
             return seen

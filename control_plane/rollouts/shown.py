@@ -172,7 +172,7 @@ def waiting_for(state: Rollout, base_digest: str | None, lacking: Sequence[str])
 
 
 def stage_left_s(state: Rollout) -> float | None:
-    """Return the seconds until a stage can end, if requests keep coming as in this stage.
+    """Return the seconds until a stage can end, if requests arrive at the rate of this stage.
 
     None: the stage is not under way, or has too few requests for an estimate.
     """

@@ -347,7 +347,7 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Restarted:
-    """A process steps the rollout for the first time: after a restart, or as a new leader."""
+    """A process steps the rollout for the first time, after a restart or a takeover."""
 
     kind: Literal["restarted"] = "restarted"
 

@@ -242,7 +242,7 @@ def _unknown(memory: Memory, sight: PoolSight, speed: PoolSpeed | None, now: flo
 
 
 def without_effect_s(memory: Memory, state: PoolState, wanted: int, now: float) -> float:
-    """Return for how many seconds an actuator has been late with wanted replicas; 0: it is not."""
+    """Return the seconds for which an actuator has been late with replicas; 0 if it is not late."""
     if state.facts.ready >= wanted:
         memory.missing_since = 0.0
         return 0.0

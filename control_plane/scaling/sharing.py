@@ -78,7 +78,7 @@ def _excess(
 
 
 def _taken(state: PoolState, decided: PoolPlan, of: str, work: float) -> tuple[PoolPlan, float]:
-    """Return a plan with as much of another pool's work as fits, and how much that is."""
+    """Return a plan with the part of another pool's work that fits, and the size of the part."""
     settings = state.settings
     high = max(settings.replicas_min, settings.replicas_max)
     own = decided.reasons[0].replicas
