@@ -110,7 +110,7 @@ async def apply(
 async def give_up(
     connection: AsyncConnection, row: RowMapping, now_ms: int, actor: str
 ) -> KeptRollout:
-    """Abort a rollout, whose row is locked, although its state cannot be read."""
+    """Abort a rollout whose state cannot be read. The row of the rollout must be locked."""
     kept = repository.without_state(row, now_ms)
     await repository.record(connection, kept.id, "abort", kept.state, actor)
     await write(connection, kept)
@@ -144,7 +144,7 @@ async def settle(connection: AsyncConnection, fleet: Preparation, kept: KeptRoll
 async def both_releases(
     connection: AsyncConnection, kept: KeptRollout
 ) -> tuple[PreparedRelease, PreparedRelease]:
-    """Return control and canary; they cannot be deleted while the rollout is live."""
+    """Return the releases control and canary, which cannot be deleted during the rollout."""
     control, canary = await _releases(connection, kept)
     if control is None or canary is None:
         message = f"{kept.id}: a release of {kept.model_id} is not there any more"

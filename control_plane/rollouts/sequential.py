@@ -153,7 +153,7 @@ def _bet(test: SequentialTest, canary: Count, control: Count) -> SequentialTest:
 
 
 def rescaled(test: SequentialTest, past: Count) -> SequentialTest:
-    """Return the test for windows in which something else is bad.
+    """Return the test for windows in which other requests count as bad (new thresholds).
 
     Args:
         test: The test, whose stake and counts are kept.

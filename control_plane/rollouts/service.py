@@ -41,7 +41,7 @@ _PRUNE_INTERVAL_S = 600.0
 
 
 class GoldenRecords(Protocol):
-    """Golden prompts and their results. `control_plane.quality.repository` implements the protocol.
+    """Golden prompts and their results; implemented by `control_plane.quality.repository`.
     """
 
     def golden_counts(
@@ -124,7 +124,7 @@ class Rollouts:
                     pass
 
     async def _begin_steps(self, tasks: asyncio.TaskGroup) -> None:
-        """Step all claimed rollouts concurrently, except rollouts whose previous step still runs.
+        """Step all claimed rollouts concurrently, except those whose last step still runs.
         """
         is_idle = not self._has_live and time.monotonic() - self._pruned_at <= _PRUNE_INTERVAL_S
         if is_idle and not await self._database.run_singly(repository.live_phases):
@@ -239,7 +239,7 @@ class Rollouts:
     async def _work(
         self, connection: AsyncConnection, rollout_id: str, seen: Facts
     ) -> list[News] | None:
-        """Step a rollout in one transaction; None: it is locked, or another's by now."""
+        """Step a rollout in one transaction; None if another process has locked or claimed it."""
         kept = await repository.lock_own(connection, rollout_id, self._process)
         if kept is None:
             return None
@@ -263,7 +263,7 @@ class Rollouts:
     async def _is_confirmed(
         self, connection: AsyncConnection, kept: KeptRollout, now_ms: int
     ) -> bool:
-        """Return whether all gateways follow the present split; queried only when the rollout ends.
+        """Return whether all gateways follow the present split. Queried only when a rollout ends.
         """
         if kept.state.phase is not Phase.HALTED and kept.state.phase not in ENDED:
             return False
@@ -304,7 +304,7 @@ class Rollouts:
     async def _with_golden(
         self, connection: AsyncConnection, kept: KeptRollout, windows: Iterable[Window]
     ) -> tuple[Window, ...]:
-        """Return windows with the results of golden prompts in them."""
+        """Return the windows with the results of golden prompts added."""
         names = (kept.canary, kept.control)
         found: list[Window] = []
         for window in windows:
