@@ -52,7 +52,7 @@ class Golden(Protocol):
         ...
 
     def suspected_at_unix_ms(self, replica_id: str) -> int:
-        """Return when a replica was found to answer wrongly and had to stay; 0: not of late."""
+        """Return when a replica answered wrongly but was not drained (Unix ms); 0: not recently."""
         ...
 
     def take(self, message: wire.SyncRequest) -> None:
@@ -250,7 +250,7 @@ def repeat_at_s(node_id: str, now_s: float) -> float:
 
 
 def _urgent_fields(response: wire.SyncResponse) -> tuple[object, ...]:
-    """Return the fields whose changes an agent has to get at once, without golden prompts."""
+    """Return the fields whose changes are sent to an agent at once, without golden prompts."""
     parts = response.replicas, response.lifted_cordons, response.trials
     return tuple(list(part) for part in parts)
 

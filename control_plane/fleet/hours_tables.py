@@ -1,4 +1,4 @@
-"""The intervals in which replicas held places on nodes, written by triggers on `replicas` (0013).
+"""The intervals in which replicas occupied nodes, written by triggers on `replicas` (0013).
 
 So an interval is written in the transaction of every change, and the replicas of a deleted pool are
 recorded as well. The table has no foreign keys, because paid time must outlive pools and nodes.

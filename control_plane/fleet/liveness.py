@@ -1,4 +1,4 @@
-"""Checks whether routers with an open watch answer: a frozen one keeps its connections open.
+"""Checks whether routers with an open watch answer, as a frozen router keeps connections open.
 
 Each router is pinged at the address that gateways dial. Silence is counted in rounds of this
 process, so that a pause of this process is not mistaken for silence of all routers.

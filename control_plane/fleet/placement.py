@@ -83,7 +83,7 @@ class NodeRoom:
         return tuple(sorted(index for _, index in fitting[: needs.accelerators]))
 
     def left_after(self, needs: Needs, accelerators: Sequence[int]) -> tuple[int, int]:
-        """Return the rest: bytes on these accelerators, and of memory; 0 if not known."""
+        """Return the bytes left on the accelerators and in memory after a replica; 0 if unknown."""
         free = self._free or {}
         on_them = sum(free.get(index, 0) - needs.accelerator_memory_bytes for index in accelerators)
         memory_bytes = self._memory_bytes

@@ -252,7 +252,7 @@ def _notes(
 
 
 def _most_useful_first(replicas: Iterable[Replica], homes: Sequence[str]) -> list[Replica]:
-    """Order a pool's replicas for keeping: serving ones, in cells that stay, oldest.
+    """Return a pool's replicas sorted for keeping: serving, in cells that stay, oldest first.
 
     Replicas are chosen from the cells in turn, so that the cells shrink evenly.
     """

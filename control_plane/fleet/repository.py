@@ -334,7 +334,7 @@ async def write_sleep(connection: AsyncConnection, sleeps: Mapping[str, bool]) -
 async def _set_replicas(
     connection: AsyncConnection, column: str, values: Mapping[str, str | bool]
 ) -> None:
-    """Set a column of replicas, by id; one statement per value, because a pool may have 10,000."""
+    """Set a column of replicas by id, one statement per value, as a pool may have 10,000."""
     ids_of: dict[str | bool, list[str]] = {}
     for replica_id, value in sorted(values.items()):
         ids_of.setdefault(value, []).append(replica_id)

@@ -1,4 +1,5 @@
-"""Finds the actor of a request: by admin key, bootstrap key of the settings, or session."""
+"""Identifies the actor of a request: by admin key, by the settings' bootstrap key, or by session.
+"""
 
 import hashlib
 import hmac
@@ -77,7 +78,7 @@ class Identities:
         raise _stranger()
 
     async def session(self, request: web.Request) -> ConsoleSession | None:
-        """Return the session of a request's cookie; None: there is none, or it has ended.
+        """Return the session of a request's cookie; None if there is none or it has ended.
 
         Raises:
             PlatformError: 403 if a write lacks the header that only the console's page can send.

@@ -1,4 +1,4 @@
-"""Rows as REST resources: create-or-replace, read, list and delete, the same for every kind.
+"""Rows as REST resources: create or replace, read, list and delete, with common code for all kinds.
 
 A `Resource` describes the differences: the table, the body, the shown columns, the owner of a row
 and further steps of a write. PUT is idempotent. A write of the present values changes nothing and

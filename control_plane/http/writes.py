@@ -116,7 +116,7 @@ class Write:
         return self.request[ROUTE]
 
     def check(self, shown: Values | None) -> None:
-        """Check the request's conditions against the present object, read under a row lock.
+        """Check the conditional headers against the present object, read under a row lock.
 
         Raises:
             PlatformError: 412 if the object differs from the caller's copy.
@@ -144,7 +144,7 @@ class Write:
         owners: Iterable[str | None],
         kind: str = "",
     ) -> None:
-        """Note the effect of the write on an object, after a check of the caller's rights.
+        """Add an audit row for the effect of the write on an object, after a permission check.
 
         Args:
             verb: The kind of change: create, replace, change, delete and so on.

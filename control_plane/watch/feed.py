@@ -1,4 +1,6 @@
-"""The control plane's own copy of the state, fed by PostgreSQL, from which all watchers are served.
+"""The control plane's own copy of the state, updated from PostgreSQL.
+
+All watchers are served from this copy.
 
 NOTIFY only signals that there is a change. The details are read from the table `changes`, and then
 the changed objects are read. So a lost or duplicate notification does no harm. While PostgreSQL is
