@@ -160,7 +160,7 @@ class RuleEvaluator:
         await self._report(outcome)
 
     async def _engines(self) -> list[PageTarget]:
-        """Return the engines of now; while PostgreSQL is away none, which ends their series."""
+        """Return the present engines as targets; none while PostgreSQL is down."""
         query = select(replicas.c.id, replicas.c.pool_id, replicas.c.metrics_address)
         query = query.where(replicas.c.metrics_address != "").order_by(replicas.c.id)
 

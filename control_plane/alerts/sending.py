@@ -63,7 +63,7 @@ async def send(receiver: Receiver, notice: Notice, source: str) -> None:
 async def post(
     url: str, body: bytes, headers: Mapping[str, str], *, is_internal: bool = False
 ) -> None:
-    """Post a body; only to an address that was looked at.
+    """Post a body to a URL whose address was checked.
 
     Raises:
         SendError: The receiver did not accept the body, or its address must not be called.

@@ -147,7 +147,7 @@ class WantedWriter:
         *,
         knows_unchanged: bool,
     ) -> None:
-        """Complete an answer.
+        """Complete an answer by the wanted artifacts of its node.
 
         Args:
             answer: Answer, which is changed in place.

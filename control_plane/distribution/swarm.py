@@ -54,7 +54,7 @@ class Rarity:
 
 
 class Swarm:
-    """An artifact: the groups that each node has or is fetching, and the servers of each group."""
+    """An artifact, with the groups that each node has or fetches, and the servers of each group."""
 
     def __init__(self, artifact: Artifact, groups_max: int) -> None:
         self.artifact = artifact

@@ -22,8 +22,8 @@ def check(headers: Mapping[str, str], shown: Mapping[str, Any] | None) -> None:
     """Check the `If-Match` and `If-None-Match` headers of a write.
 
     Args:
-        headers: shown: The object in the form of a GET; None if the object does not exist.
-        shown: The object as a GET would show it; None when there is none.
+        headers: Headers of the request.
+        shown: The object in the form of a GET; None if the object does not exist.
 
     Raises:
         PlatformError: 412 if the object differs from the caller's copy.

@@ -56,8 +56,8 @@ class JudgingOutcome:
         ruling: Consequences of the judgements.
         failures: Groups that could not be judged, with the reasons.
         judged: Judged groups.
-        is_last: Whether no other answers are to be judged now.
-        cleared: is_last: Whether no other answers are waiting to be judged.
+        is_last: Whether no other answers are waiting to be judged.
+        cleared: Replicas that a router ejected and that have answered correctly since.
     """
 
     ruling: Ruling

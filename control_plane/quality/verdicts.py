@@ -146,7 +146,7 @@ class AskingCase:
         asking: The asking that was answered.
         judgement: The verdict on the answers.
         replicas: Replicas that got the prompt.
-        accusations: Suspects; none when a tenant owns the asking.
+        accusations: Suspected replicas with evidence; empty if a tenant owns the asking.
     """
 
     asking: Asking

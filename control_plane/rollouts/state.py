@@ -68,9 +68,9 @@ class Verdict:
         reference: Counts in the stage of the other arm.
         tolerated: Difference of the rates that the gate tolerates.
         log_e: Natural logarithm of the e-value.
-        log_needed: Threshold of `log_e`.
-        window_end_ms: End of the deciding window, in Unix time.
-        at_ms: log_needed: Threshold of `log_e` for a verdict.
+        log_needed: Threshold of `log_e` for a verdict.
+        window_end_ms: End of the deciding window, in Unix milliseconds.
+        at_ms: Time of the verdict, in Unix milliseconds.
     """
 
     metric: Metric

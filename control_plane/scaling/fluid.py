@@ -31,14 +31,13 @@ class Terms:
     Attributes:
         boot_s: Least and greatest seconds that a replica takes to boot; times between are equally
             likely.
-        replicas_min: Replicas that a policy may not go below.
-        replicas_max: replicas_min: Least number of replicas that a policy may choose.
-        objective_s: replicas_max: Greatest number of replicas that a policy may choose.
-        sleepers_share: objective_s: TTFT objective in seconds.
-        sleepers_min: sleepers_share: Sleeping replicas per replica that served in the busiest
-            minute so far.
-        wake_s: sleepers_min: Least number of sleeping replicas; a run begins with this number.
-        tiers: wake_s: Least and greatest seconds that a sleeping replica takes to wake.
+        replicas_min: Least number of replicas that a policy may choose.
+        replicas_max: Greatest number of replicas that a policy may choose.
+        objective_s: TTFT objective in seconds.
+        sleepers_share: Sleeping replicas per replica that served in the busiest minute so far.
+        sleepers_min: Least number of sleeping replicas; a run begins with this number.
+        wake_s: Least and greatest seconds that a sleeping replica takes to wake.
+        tiers: Shares of the demand by tier, the highest tier first; the sum is 1.
         batch_deadline_s: Seconds that work of the lowest tier may wait, if there are several tiers.
     """
 

@@ -85,7 +85,7 @@ class Feed:
         return self._changed
 
     async def snapshot(self) -> Snapshot:
-        """Return a state from which the history leads to the newest one; shared by all callers.
+        """Return a snapshot, shared by callers, from which the history leads to the newest state.
 
         A new snapshot is made only when the history since the last snapshot has grown long. So many
         new watchers during a burst of changes need neither time nor memory for a snapshot of each
