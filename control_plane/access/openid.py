@@ -172,7 +172,7 @@ def key_id(id_token: str) -> str:
 def checked_claims(
     id_token: str, key: jwt.PyJWK, settings: OpenIdSettings, nonce: str
 ) -> Mapping[str, Any]:
-    """Return the verified claims of an ID token: signature, issuer, audience, times and nonce.
+    """Return the claims of an ID token: signature, issuer, audience, times and nonce are checked.
 
     Raises:
         OpenIdError: The signature or a claim is not valid.
