@@ -52,8 +52,7 @@ class OpenIdRoutes:
         ]
 
     async def login(self, request: web.Request) -> web.Response:
-        """Redirect the browser to the provider, which later redirects to `to` within the console.
-        """
+        """Redirect the browser to the provider, which later redirects to `to` within the console."""
         settings, provider = self._parts()
         refuse_unknown_query(request, ("to",))
         to = request.query.get("to", "")
@@ -115,8 +114,7 @@ class OpenIdRoutes:
 
 
 def _place(encoded: str) -> str:
-    """Return the fragment to return to. The value comes from the cookie, which a browser may forge.
-    """
+    """Return the fragment to return to. The value comes from the cookie, which a browser may forge."""
     try:
         text = base64.urlsafe_b64decode(encoded).decode()
     except ValueError:

@@ -14,8 +14,7 @@ _NUMBER, _SEALED, _MADE_AT = "number", "sealed", "made_at_unix_ms"
 
 
 class KeySealer(Protocol):
-    """Encrypts each key for one place, so that it cannot be used in another; see `sluice.sealing`.
-    """
+    """Encrypts each key for one place, so that it cannot be used in another; see `sluice.sealing`."""
 
     def seal(self, text: str, place: str) -> str:
         """Return the encrypted text."""

@@ -41,8 +41,7 @@ _PRUNE_INTERVAL_S = 600.0
 
 
 class GoldenRecords(Protocol):
-    """Golden prompts and their results; implemented by `control_plane.quality.repository`.
-    """
+    """Golden prompts and their results; implemented by `control_plane.quality.repository`."""
 
     def golden_counts(
         self,
@@ -124,8 +123,7 @@ class Rollouts:
                     pass
 
     async def _begin_steps(self, tasks: asyncio.TaskGroup) -> None:
-        """Step all claimed rollouts concurrently, except those whose last step still runs.
-        """
+        """Step all claimed rollouts concurrently, except those whose last step still runs."""
         is_idle = not self._has_live and time.monotonic() - self._pruned_at <= _PRUNE_INTERVAL_S
         if is_idle and not await self._database.run_singly(repository.live_phases):
             return
@@ -263,8 +261,7 @@ class Rollouts:
     async def _is_confirmed(
         self, connection: AsyncConnection, kept: KeptRollout, now_ms: int
     ) -> bool:
-        """Return whether all gateways follow the present split. Queried only when a rollout ends.
-        """
+        """Return whether all gateways follow the present split. Queried only when a rollout ends."""
         if kept.state.phase is not Phase.HALTED and kept.state.phase not in ENDED:
             return False
         gateways = await repository.gateways(connection)

@@ -126,8 +126,7 @@ class Scaling:
                     await self._wake_or_warn()
 
     def _rest(self) -> None:
-        """Clear figures and requests for nodes, as it is unknown whether this control plane leads.
-        """
+        """Clear figures and requests for nodes, as it is unknown whether this control plane leads."""
         self._show({})
         self._asking.offer({})
 
