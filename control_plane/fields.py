@@ -38,7 +38,10 @@ def checked_id(value: str) -> str:
 
 
 def checked_digest(value: str) -> str:
-    """Return a valid SHA-256 unchanged. Raises ValueError with the expected form if it is invalid."""
+    """Return a valid SHA-256 unchanged.
+
+    Raises ValueError with the expected form if it is invalid.
+    """
     if not is_digest(value):
         raise ValueError("64 hexadecimal digits (a SHA-256, lower case) are expected")
     return value

@@ -229,12 +229,12 @@ class ControlPlaneMetrics:
         )
 
     def show_rules(self, series: int, failed: int) -> None:
-        """Set the number of series and of failed rules in the last evaluation of the alert rules."""
+        """Set the number of series and of failed rules in the last evaluation of alert rules."""
         self._rule_series.set(series)
         self._rules_failed.set(failed)
 
     def show_scaling(self, pools: Mapping[str, Shown]) -> None:
-        """Set the gauges of each pool's wanted replicas; empty while another control plane leads."""
+        """Set the gauges of each pool's replicas; empty while another control plane leads."""
         for gauge in (self._wanted, self._demand, self._late_s):
             gauge.clear()
         for pool_id, shown in pools.items():

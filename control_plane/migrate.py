@@ -28,7 +28,7 @@ _LIMITS = {"lock_timeout": "4s", "statement_timeout": "60s", "application_name":
 
 
 def scripts() -> Path:
-    """Return the directory of the migrations: in the checkout if it exists, otherwise in the wheel."""
+    """Return the directory of the migrations: in the checkout if it exists, else in the wheel."""
     package = Path(__file__).resolve().parent
     for place in (package.parent / "migrations", package / "_data" / "migrations"):
         if (place / "postgres" / "env.py").exists():
@@ -75,7 +75,10 @@ def _upgrade(connection: Connection) -> None:
 
 
 def main() -> None:
-    """Migrate the database of the settings. Exit with status 1 and one line if the migration fails."""
+    """Migrate the database of the settings.
+
+    Exit with status 1 and one line if the migration fails.
+    """
     configure_logs("migrate", level="WARNING")
     settings = MigrateSettings.from_environment()
     try:

@@ -6,7 +6,10 @@ _ANSWER_BYTES_MAX = 16 << 20
 
 
 class FeedDownError(RuntimeError):
-    """The telemetry service does not answer now. The message gives the reason. A retry may succeed."""
+    """The telemetry service does not answer now. The message gives the reason.
+
+    A retry may succeed.
+    """
 
 
 def open_session(telemetry_key: str, deadline_s: float) -> aiohttp.ClientSession:

@@ -99,7 +99,10 @@ class OpenIdSettings(BaseModel):
 
 
 class OpenIdError(Exception):
-    """A sign-in failed. `code`, from a closed list, is shown on the page; the text is for the log."""
+    """A sign-in failed.
+
+    `code`, from a closed list, is shown on the page; the text is for the log.
+    """
 
     def __init__(self, code: Literal["denied", "away", "wrong", "unknown"], text: str) -> None:
         super().__init__(text)

@@ -218,7 +218,7 @@ class BucketFiles:
 
 
 def refusal_of(source: ImportSource) -> Refuse:
-    """Return the check of a source's addresses: they must be public, unless any address is allowed."""
+    """Return the check of a source's addresses, which must be public unless any is allowed."""
 
     def refuse(_host: str, _port: int, address: str) -> str:
         if source.is_private or is_public(address):
@@ -299,7 +299,10 @@ class WebFiles:
     async def _answer(
         self, name: str, method: str, absent: Collection[int] = (404,)
     ) -> AsyncGenerator[aiohttp.ClientResponse]:
-        """Yield an answer with status 200 or in `absent`. Raises FetchError for any other status."""
+        """Yield an answer with status 200 or in `absent`.
+
+        Raises FetchError for any other status.
+        """
         try:
             check_literal(self._source.place, self._source.port, refusal_of(self._source))
             answer = await self._session.request(

@@ -105,7 +105,7 @@ def compile_template(source: str) -> None:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class AdapterGeneration(Extension):
-        """Accepts `{% generation %}`, which marks text for training; the body is rendered as usual."""
+        """Accepts `{% generation %}`, which marks text for training; its body is rendered."""
 
         tags = {"generation"}  # noqa: RUF012 - as jinja2 wants it
 

@@ -54,7 +54,7 @@ class Bounds:
 
 
 def quota_problem(held_bytes: int, added_bytes: int, quota_bytes: int) -> str:
-    """Return the reason why a tenant may not add this many bytes; empty if it may, or has no quota."""
+    """Return the reason why a tenant may not add this many bytes; empty if it may."""
     if not quota_bytes or held_bytes + added_bytes <= quota_bytes:
         return ""
     return (

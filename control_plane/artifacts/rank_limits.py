@@ -127,7 +127,7 @@ async def _served(connection: AsyncConnection, pool_id: str) -> dict[str, list[s
 
 
 def _of_models(pool_id: str) -> Select[Any, Any]:
-    """Return the query of models with an adapter that the pool serves, alone or with other pools."""
+    """Return the query of models whose adapter the pool serves, alone or with other pools."""
     shared = select(model_pools.c.id).where(
         model_pools.c.pools.contains([{"pool_id": pool_id, "is_other_base": False}])
     )

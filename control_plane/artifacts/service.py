@@ -87,7 +87,10 @@ class Artifacts:
 
     @property
     def sweeps(self) -> SweepLoop:
-        """The loop that removes unreferenced artifacts. Raises PlatformError if there is no store."""
+        """The loop that removes unreferenced artifacts.
+
+        Raises PlatformError if there is no store.
+        """
         if self._sweeps is None:
             raise _no_store()
         return self._sweeps

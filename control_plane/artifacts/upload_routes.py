@@ -291,7 +291,10 @@ def _may_write(actor: Actor, upload: Values) -> bool:
 
 
 async def _locked(write: Write, upload_id: str) -> Values:
-    """Return an upload that the caller may change, locked. Raises PlatformError if there is none."""
+    """Return an upload that the caller may change, locked.
+
+    Raises PlatformError if there is none.
+    """
     upload = await uploads.get(write.connection, upload_id, is_locked=True)
     if upload is None or not _may_write(write.actor, upload):
         raise _no_upload(upload_id)

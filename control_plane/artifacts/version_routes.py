@@ -137,7 +137,7 @@ class VersionRoutes:
         return await self._writes.run(request, work)
 
     async def _rank(self, actor: Actor, digest: str) -> int:
-        """Return the largest rank of an adapter; 0 if there is no adapter that the caller may see."""
+        """Return the largest rank of an adapter; 0 if the caller may see no such adapter."""
         query = visible_to(actor).with_only_columns(artifacts.c.manifest)
         query = query.where(artifacts.c.digest == digest, artifacts.c.kind == Kind.ADAPTER)
         document = await self._database.run(lambda connection: connection.scalar(query))
@@ -176,7 +176,7 @@ def _values(base_digest: str, pool_id: str, adapter_digest: str, version: str) -
 
 
 def _without_key(request: web.Request) -> web.Request:
-    """Return the request for an import, without the idempotency key, which belongs to the version."""
+    """Return the request for an import, without the version's own idempotency key."""
     headers = request.headers.copy()
     headers.popall("Idempotency-Key", None)
     return request.clone(headers=headers)

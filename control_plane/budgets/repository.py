@@ -140,7 +140,10 @@ async def has_any(connection: AsyncConnection) -> bool:
 
 
 async def hold_lease(connection: AsyncConnection, name: str, holder: str, lease_s: float) -> bool:
-    """Acquire a free lease, or renew the holder's own. Return whether the holder has the lease now."""
+    """Acquire a free lease, or renew the holder's own.
+
+    Return whether the holder has the lease now.
+    """
     values = {"name": name, "holder": holder, "lease_s": lease_s}
     return await connection.scalar(_taken_lease(), values) == holder
 
@@ -280,7 +283,10 @@ def take(row: Values, reading: Reading) -> BudgetChange | None:
 
 
 def reached_percent(row: Mapping[str, Any]) -> int:
-    """Return the soft percent that a row of `with_states` has reached. The row must have a state."""
+    """Return the soft percent that a row of `with_states` has reached.
+
+    The row must have a state.
+    """
     return budget_of(row).reached_percent(usage_of(row))
 
 

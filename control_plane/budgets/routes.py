@@ -45,7 +45,10 @@ class BudgetRoutes:
     """The request handlers of budgets."""
 
     def __init__(self, database: Database, interval_s: float = INTERVAL_S) -> None:
-        """Create the handlers. `interval_s`, the time between two readings, is part of the answers."""
+        """Create the handlers.
+
+        `interval_s`, the time between two readings, is part of the answers.
+        """
         self._database = database
         self._writes = Writes(database)
         self._interval_s = interval_s

@@ -53,7 +53,10 @@ class BudgetPace:
     tried: dict[str, int] = field(default_factory=dict[str, int])
 
     def took(self, due: Sequence[Due]) -> None:
-        """Record the budgets that are due. Fewer than `asked_max` budgets mean that these are all."""
+        """Record the budgets that are due.
+
+        Fewer than `asked_max` budgets mean that these are all.
+        """
         self.is_behind = len(due) == self.asked_max
         if not self.is_behind:  # drop the attempts of budgets that were removed meanwhile
             self.tried = {one.id: self.tried[one.id] for one in due if one.id in self.tried}

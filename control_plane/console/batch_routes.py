@@ -1,4 +1,4 @@
-"""Batches of requests for the console, with their progress, of all tenants or of the caller's own."""
+"""Batches of requests for the console, with their progress; of all tenants or the caller's own."""
 
 import re
 from typing import Any
@@ -42,7 +42,10 @@ class ConsoleBatches:
         ]
 
     async def list(self, request: web.Request) -> web.Response:
-        """Return the newest batches. `before` is the number of the last batch of the previous page."""
+        """Return the newest batches.
+
+        `before` is the number of the last batch of the previous page.
+        """
         limit, _ = page_of(request)
         query = visible(request, _rows(), _T.tenant_id)
         if tenant := own_tenant(request):

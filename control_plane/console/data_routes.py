@@ -82,7 +82,7 @@ class ConsoleData:
         return await self._relay("/v1/usage", _scoped(request))
 
     async def sums(self, request: web.Request) -> web.Response:
-        """Return the usage of whole days summed by one column, as recent as telemetry's last round."""
+        """Return the usage of whole days by one column, as recent as telemetry's last round."""
         return await self._relay("/v1/usage/sums", _scoped(request))
 
     async def costs(self, request: web.Request) -> web.Response:

@@ -1,4 +1,4 @@
-"""The console's files, read once at start-up and served with a policy that permits no foreign code."""
+"""The console's files, read once and served with a policy that permits no foreign code."""
 
 import gzip
 import hashlib
@@ -67,7 +67,7 @@ class ConsoleFiles:
         }
 
     def routes(self) -> list[AdminRoute]:
-        """Return the routes, which need no key, because the page itself shows a form for the key."""
+        """Return the routes, which need no key, because the page shows a form for the key."""
         return [
             AdminRoute("GET", "/console", self.enter, None),
             AdminRoute("GET", "/console/{path:.*}", self.get, None),

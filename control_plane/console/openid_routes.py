@@ -52,7 +52,7 @@ class OpenIdRoutes:
         ]
 
     async def login(self, request: web.Request) -> web.Response:
-        """Redirect the browser to the provider, which later redirects to `to` within the console."""
+        """Redirect the browser to the provider, which redirects to `to` within the console."""
         settings, provider = self._parts()
         refuse_unknown_query(request, ("to",))
         to = request.query.get("to", "")
@@ -78,7 +78,7 @@ class OpenIdRoutes:
         return answer
 
     async def callback(self, request: web.Request) -> web.Response:
-        """Begin a session for the person that the provider has identified; an earlier one ends."""
+        """Begin a session for the person whom the provider identified; an earlier one ends."""
         settings, _ = self._parts()
         try:
             answer = await self._signed_in(request, settings)
@@ -114,7 +114,10 @@ class OpenIdRoutes:
 
 
 def _place(encoded: str) -> str:
-    """Return the fragment to return to. The value comes from the cookie, which a browser may forge."""
+    """Return the fragment to return to.
+
+    The value comes from the cookie, which a browser may forge.
+    """
     try:
         text = base64.urlsafe_b64decode(encoded).decode()
     except ValueError:

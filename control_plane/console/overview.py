@@ -63,7 +63,7 @@ def _counts() -> Select[*tuple[Any, ...]]:
 
 
 async def _pools(connection: AsyncConnection) -> list[Json]:
-    """Return wanted and present replicas of each pool, and the reason for a gap."""
+    """Return the wanted and present replicas of each pool, and the reason for a difference."""
     p, said, r = tables.pools.c, tables.pool_conditions.c, tables.replicas.c
     states = {
         state.name.lower(): func.count(r.id).filter(r.state == int(state), ~r.is_draining)

@@ -74,7 +74,10 @@ class SessionRoutes:
         ]
 
     async def sign_in(self, request: web.Request) -> web.Response:
-        """Begin a session (201) for the owner of an admin key. The session of an older cookie ends."""
+        """Begin a session (201) for the owner of an admin key.
+
+        The session of an older cookie ends.
+        """
         refuse_unknown_query(request, ())  # a key in a URL would be stored in logs
         actor, key_sha256 = await self._identities.of_key(request)
         name = (await read_body(request, SignInBody)).name or actor.name
@@ -103,7 +106,10 @@ class SessionRoutes:
         return answer
 
     async def show(self, request: web.Request) -> web.Response:
-        """Return the caller's session. Without a session the actor is null, which is not an error."""
+        """Return the caller's session.
+
+        Without a session the actor is null, which is not an error.
+        """
         refuse_unknown_query(request, ())
         found = await self._identities.session(request)
         no_session: dict[str, Any] = {"actor": None}
@@ -141,7 +147,7 @@ class SessionRoutes:
         return answer
 
     def _give(self, request: web.Request, answer: web.Response, secret: str) -> None:
-        """Set the cookie: hidden from scripts and other sites, by TLS only, for /console.
+        """Set the session cookie for /console, hidden from scripts and sent by TLS only.
 
         No path is set, because browsers then use the directory of the request as they see it
         through proxies.

@@ -14,14 +14,14 @@ _NUMBER, _SEALED, _MADE_AT = "number", "sealed", "made_at_unix_ms"
 
 
 class KeySealer(Protocol):
-    """Encrypts each key for one place, so that it cannot be used in another; see `sluice.sealing`."""
+    """Encrypts each key for one place, so that it is useless in another; see `sluice.sealing`."""
 
     def seal(self, text: str, place: str) -> str:
         """Return the encrypted text."""
         ...
 
     def renewed(self, sealed: str, place: str) -> str | None:
-        """Return a text under the newest secret; None: it is, or it cannot be decrypted."""
+        """Return a text encrypted under the newest secret; None if nothing changes."""
         ...
 
 

@@ -36,7 +36,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class _SiftedMapping:
-    """The known and unknown artifacts of a shared mapping, when `known_count` artifacts were known."""
+    """The known and unknown artifacts of a shared mapping, at `known_count` known artifacts."""
 
     shared: Mapping[str, Priority]
     known_count: int
@@ -46,7 +46,10 @@ class _SiftedMapping:
 
 @dataclass(frozen=True, slots=True)
 class _Between:
-    """The difference of two mappings. It references both mappings, so that their ids stay unique."""
+    """The difference of two mappings.
+
+    It references both mappings, so that their ids stay unique.
+    """
 
     before: Mapping[str, Priority]
     after: Mapping[str, Priority]

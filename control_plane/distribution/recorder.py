@@ -55,7 +55,10 @@ class HoldingsLedger:
             self._changed[node_id] = None
 
     def forget(self, node_id: str) -> None:
-        """Stop writing rows of a node that has disconnected. The rows stay until the node is lost."""
+        """Stop writing rows of a node that has disconnected.
+
+        The rows stay until the node is lost.
+        """
         for known in (self._complete, self._rows, self._changed):
             known.pop(node_id, None)
 
@@ -129,7 +132,10 @@ class Recorder:
         self._ledger.note(node_id, complete, is_full=is_full)
 
     def forget(self, node_id: str) -> None:
-        """Stop writing rows of a node that has disconnected. The rows stay until the node is lost."""
+        """Stop writing rows of a node that has disconnected.
+
+        The rows stay until the node is lost.
+        """
         self._ledger.forget(node_id)
 
     async def run(self) -> None:

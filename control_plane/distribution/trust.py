@@ -38,7 +38,7 @@ class Trust:
         return record is not None and record.until_s > 0.0
 
     def is_suspect(self, accuser: int, now_s: float) -> bool:
-        """Return whether the node's accusations are ignored, because it has accused many sources."""
+        """Return whether the node's accusations are ignored, as it has accused many sources."""
         return self._suspects.get(accuser, 0.0) > now_s
 
     def accuse(self, accuser: int, source: int, trouble: Trouble, now_s: float) -> list[int]:

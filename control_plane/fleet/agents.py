@@ -42,11 +42,14 @@ class Golden(Protocol):
     """The source of golden prompts for replicas, and the receiver of the answers to them."""
 
     def prompts_for(self, bases: Iterable[str]) -> Sequence[wire.GoldenPrompt]:
-        """Return the prompts for replicas of the given bases. Callers must not change the result."""
+        """Return the prompts for replicas of the given bases.
+
+        Callers must not change the result.
+        """
         ...
 
     def accused_at_unix_ms(self, replica_id: str) -> int:
-        """Return when a router ejected a replica for wrong answers (Unix ms); 0 if no router did."""
+        """Return when a router ejected a replica for wrong answers (Unix ms); 0: never."""
         ...
 
     def suspected_at_unix_ms(self, replica_id: str) -> int:
@@ -241,7 +244,7 @@ class AgentService(AgentServiceServicer):
 
 
 def repeat_at_s(node_id: str, now_s: float) -> float:
-    """Return when a node gets the complete desired state again; nodes are spread over the interval."""
+    """Return when a node gets its desired state again; nodes are spread over the interval."""
     phase_s = crc32(node_id.encode()) / 2**32 * _REFRESH_S
     return now_s + _REFRESH_S - (now_s - phase_s) % _REFRESH_S
 

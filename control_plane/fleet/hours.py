@@ -94,7 +94,7 @@ def _hours(microseconds: int) -> float:
 
 
 def buckets(span_us: tuple[int, int], *, are_hours: bool) -> list[tuple[int, int]]:
-    """Return the buckets of a time range with their parts of it: hours of UTC, or a single bucket."""
+    """Return the buckets of a time range with their parts of it: UTC hours, or one bucket."""
     begin, end = span_us
     if not are_hours:
         return [span_us]

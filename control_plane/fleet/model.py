@@ -230,7 +230,7 @@ def assign_roles(pools: Iterable[Pool], replicas: Iterable[Replica]) -> dict[str
 
 
 def _role_targets(pool: Pool, there: int) -> tuple[int, int]:
-    """Return how many of the present replicas should only prefill, and how many should only decode."""
+    """Return how many present replicas should only prefill, and how many should only decode."""
     both = pool.prefill + pool.decode
     if both <= there and max(pool.prefill, pool.decode) < there:
         return pool.prefill, pool.decode
@@ -274,7 +274,7 @@ def assign_sleep(pools: Iterable[Pool], replicas: Iterable[Replica]) -> dict[str
 
 
 def worth(replica: Replica) -> int:
-    """Return a grade for keeping a replica: ready replicas first, then those that may become ready."""
+    """Return a grade for keeping a replica: first ready ones, then those that may become ready."""
     grades = {
         ReplicaState.READY: 4,
         ReplicaState.SLEEPING: 3,

@@ -109,7 +109,7 @@ class Placement:
                 self._add(replica)
 
     def place(self, pool: Pool) -> ReplicaPlace | str:
-        """Return the place of the pool's next replica, or a text with the reason why there is none."""
+        """Return the place of the pool's next replica, or the reason why there is none."""
         open_ = self._open_to(pool.engine)
         if not open_:
             if not any(pool.engine in room.node.engines for room in self._rooms.values()):
@@ -139,7 +139,7 @@ class Placement:
         return self._open[engine]
 
     def _least_loaded(self, engine: str) -> NodeRoom:
-        """Return the node with the fewest replicas among those that may get more; one must exist."""
+        """Return the node with the fewest replicas of those that may get more; one must exist."""
         if engine not in self._by_load:
             found = [(room.load, room.node.id) for room in self._open_to(engine)]
             heapify(found)
@@ -180,7 +180,7 @@ class Placement:
 
 
 def in_order(pools: Iterable[Pool]) -> list[Pool]:
-    """Return the pools in the order of placement: the pools that are hardest to place come first."""
+    """Return the pools in the order of placement: pools that are hardest to place come first."""
 
     def size(needs: Needs) -> tuple[bool, int, int, int]:
         on_each = needs.accelerator_memory_bytes

@@ -176,7 +176,7 @@ def _made(
     new_id: Callable[[], str],
     held: int,
 ) -> tuple[list[Replica], Condition | None]:
-    """Return the pool's new replicas, and the reason if there are fewer new replicas than needed."""
+    """Return the pool's new replicas, and the reason if there are fewer than needed."""
     wanted = pool.replicas_wanted - len(staying) if homes else 0
     held = max(0, min(held, wanted))
     missing = wanted - held

@@ -355,7 +355,7 @@ async def _renew(connection: AsyncConnection, pool_id: str) -> int | None:
 
 
 async def _steady(connection: AsyncConnection, pool_id: str, besides: Collection[str]) -> int:
-    """Return the replicas for models without a rollout to the pool; 0 if there are no such models."""
+    """Return the replicas for models without a rollout to the pool; 0: no such models."""
     if not await users(connection, pool_id, besides):
         return 0
     query = select(_WANTED).where(pools.c.id == pool_id)

@@ -47,7 +47,7 @@ async def try_lead(connection: AsyncConnection) -> bool:
 
 @cache  # runs every second, and building and compiling the statement costs more than its execution
 def _seen_routers() -> Insert:
-    """Return the statement that inserts routers, or updates the time at which they were last seen."""
+    """Return the statement that inserts routers, or updates when they were last seen."""
     t = tables.routers.c
     query = insert(tables.routers)
     changed = {

@@ -53,7 +53,10 @@ class GuardRuleBody(AdminBody):
 
 
 def _checked(rules: list[GuardRuleBody]) -> list[GuardRuleBody]:
-    """Return valid rules. Raises GuardRuleError (a ValueError) with the fix if a rule is not valid."""
+    """Return valid rules.
+
+    Raises GuardRuleError (a ValueError) with the fix if a rule is not valid.
+    """
     check(rules_from([it.model_dump() for it in rules]))
     return rules
 

@@ -1,4 +1,4 @@
-"""Identifies the actor of a request: by admin key, by the settings' bootstrap key, or by session."""
+"""Identifies the actor of a request by admin key, by the bootstrap key, or by session."""
 
 import hashlib
 import hmac
@@ -36,7 +36,10 @@ class Identities:
     """Identifies callers by the key or the session of a request."""
 
     def __init__(self, database: Database, bootstrap_sha256: str) -> None:
-        """Create the identification. `bootstrap_sha256` is the hex hash of a key with role admin."""
+        """Create the identification.
+
+        `bootstrap_sha256` is the hex hash of a key with role admin.
+        """
         self._database = database
         self._bootstrap_sha256 = bootstrap_sha256
 

@@ -81,7 +81,7 @@ def document(routes: Iterable[AdminRoute], version: str) -> Json:
 
 
 def operation_id(route: AdminRoute) -> str:
-    """Return the operation id of a route: the method and the path without version and parameters."""
+    """Return a route's operation id: the method, and the path without version and parameters."""
     words = [part for part in route.public_path.split("/")[2:] if not part.startswith("{")]
     verb = route.method.lower()
     if any(parameter["name"] == "limit" for parameter in route.operation.get("parameters", ())):

@@ -40,7 +40,10 @@ def problem(error: PlatformError, request_id: str) -> web.Response:
 
 @web.middleware
 async def problems(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Turn errors into problem details. Unexpected errors are logged, and their text is not sent."""
+    """Turn errors into problem details.
+
+    Unexpected errors are logged, and their text is not sent.
+    """
     request_id = request[REQUEST_ID]
     try:
         return await handler(request)

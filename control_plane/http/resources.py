@@ -109,7 +109,10 @@ class Resource:
         return next(iter(self.table.primary_key.columns))
 
     def stored(self, values: Values) -> Values:
-        """Return a body's values in stored form. An empty string becomes NULL in nullable columns."""
+        """Return a body's values in stored form.
+
+        An empty string becomes NULL in nullable columns.
+        """
         columns = self.table.columns
         for share in self.shares:
             values = {**values, share.stored: share.read(values[share.shown])}
@@ -357,7 +360,7 @@ async def page(
     *,
     newest_first: bool = False,
 ) -> web.Response:
-    """Return a page of rows in the order of ids: at most `?limit=` rows after the id in `?after=`."""
+    """Return a page of rows in the order of ids: `?limit=` rows after the id in `?after=`."""
     limit, after = page_of(request)
     if newest_first:
         query = (query.where(key < after) if after else query).order_by(key.desc())

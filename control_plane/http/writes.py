@@ -225,7 +225,7 @@ class Writes:
         return _response(answer, is_replay=is_replay)
 
     async def refused(self, request: web.Request, error: PlatformError) -> None:
-        """Record a refused write in a transaction of its own, because the write's was rolled back."""
+        """Record a refused write in a transaction of its own, as the write was rolled back."""
         # The last id in the path is the object that the write was for.
         object_id = next(reversed(request.match_info.values()), "")
         key = request.headers.get("Idempotency-Key", "")

@@ -169,7 +169,10 @@ async def _check_alias(connection: AsyncConnection, key: str, values: Values) ->
 
 
 async def _remove_release(connection: AsyncConnection, key: str) -> None:
-    """Refuse to delete a release that its model or a rollout uses. Delete the pins to the release."""
+    """Refuse to delete a release that its model or a rollout uses.
+
+    Delete the pins to the release.
+    """
     await _check_release_is_past(connection, key)
     await _unpin(connection, *key.rsplit(RELEASE_MARK, 1))
 

@@ -33,7 +33,7 @@ RangeFunction = Callable[[SampleRange], float | None]
 
 
 def _change(found: SampleRange, *, is_counter: bool) -> float | None:
-    """Return the change over the whole range: what samples show, carried on to its ends."""
+    """Return the change over the whole range, extrapolated to the ends of the range."""
     times, values = found.times, found.values
     if len(times) < 2:
         return None

@@ -84,7 +84,7 @@ class SeriesStore:
         return self._count
 
     def write(self, source: str, at_ms: int, samples: Iterable[Sample]) -> int:
-        """Add all samples of a source at an instant, and end the series that it no longer has.
+        """Add all samples of a source at an instant, and end series that the source lacks.
 
         Returns:
             Number of samples that were dropped because the store is full.

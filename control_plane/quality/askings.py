@@ -34,7 +34,10 @@ _DIGEST_CHARACTERS = 16  # length of a digest in the id of an asking
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A golden prompt for a model's releases. For the fields see the columns of `golden_prompts`."""
+    """A golden prompt for a model's releases.
+
+    For the fields see the columns of `golden_prompts`.
+    """
 
     id: str
     model_id: str

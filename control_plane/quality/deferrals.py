@@ -25,7 +25,10 @@ class Deferrals:
         self._known: dict[Group, _Deferral] = {}
 
     def failed(self, group: Group, now_s: float) -> bool:
-        """Record that a group could not be judged. Return whether the group has just been parked."""
+        """Record that a group could not be judged.
+
+        Return whether the group has just been parked.
+        """
         before = self._known.pop(group, None)
         failures = (before.failures if before is not None else 0) + 1
         is_parked = failures >= _FAILURES_MAX

@@ -80,7 +80,10 @@ class Judge:
     deferrals: Deferrals = field(default_factory=Deferrals)
 
     async def turn(self, askings: Mapping[str, Asking]) -> list[JudgingOutcome]:
-        """Judge new answers. Answers beyond the largest number of batches wait for the next turn."""
+        """Judge new answers.
+
+        Answers beyond the largest number of batches wait for the next turn.
+        """
         found: list[JudgingOutcome] = []
         while len(found) < _BATCHES_MAX and not (found and found[-1].is_last):
             now_s = self.clock()
@@ -93,7 +96,10 @@ class Judge:
     async def _batch(
         self, askings: Mapping[str, Asking], left_alone: Sequence[Group]
     ) -> JudgingOutcome:
-        """Judge a batch. If a group makes the batch miss its deadline, that group counts as failed."""
+        """Judge a batch.
+
+        If a group makes the batch miss its deadline, that group counts as failed.
+        """
         progress = Progress(time.monotonic, _EXAMINE_S)
 
         async def work(connection: AsyncConnection) -> JudgingOutcome:

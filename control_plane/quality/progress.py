@@ -13,7 +13,10 @@ class Progress:
     """
 
     def __init__(self, clock: Callable[[], float], span_s: float) -> None:
-        """Create the tracker. After `span_s` seconds of the monotonic `clock` no group may begin."""
+        """Create the tracker.
+
+        After `span_s` seconds of the monotonic `clock` no group may begin.
+        """
         self._clock = clock
         self._span_s = span_s
         self._until_s: float | None = None

@@ -87,7 +87,7 @@ class AnswerReport:
 
 
 def _listed(values: Iterable[str]) -> ColumnElement[Any]:
-    """Return an array as one parameter, because a statement has too few parameters for thousands."""
+    """Return an array as one parameter, as a statement has too few parameters for thousands."""
     return cast(list(values), ARRAY(Words))
 
 

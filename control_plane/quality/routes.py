@@ -67,7 +67,10 @@ _QUARANTINE = tuple(quarantines.c.keys())
 
 
 class QualityRoutes:
-    """The request handlers. Their routes precede those of models, whose names may contain slashes."""
+    """The request handlers.
+
+    Their routes precede those of models, whose names may contain slashes.
+    """
 
     def __init__(self, database: Database) -> None:
         self._database = database

@@ -118,12 +118,12 @@ class Quality:
         self._suspected: Mapping[str, int] = {}
 
     def prompts_for(self, bases: Iterable[str]) -> list[wire.GoldenPrompt]:
-        """Return the prompts of the present round for a node whose replicas have the given bases."""
+        """Return the prompts of the present round for a node whose replicas have these bases."""
         self._refresh()
         return self._board.prompts_of(bases, round_of(self._unix_s()))
 
     def accused_at_unix_ms(self, replica_id: str) -> int:
-        """Return when a router ejected a replica (Unix ms); 0: never, or the ejection is settled."""
+        """Return when a router ejected a replica (Unix ms); 0: never, or it is settled."""
         found = self._accused.get(replica_id)
         return 0 if found is None else found.ejected_at_unix_ms
 

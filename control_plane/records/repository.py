@@ -50,7 +50,10 @@ async def show(connection: AsyncConnection, tenant_id: str, record_id: str) -> w
 async def listed(
     connection: AsyncConnection, wanted: wire.ListRecordsRequest
 ) -> Sequence[wire.Record]:
-    """Return at most `wanted.limit` records of a kind. Raises NoRecordError if `after` is unknown."""
+    """Return at most `wanted.limit` records of a kind.
+
+    Raises NoRecordError if `after` is unknown.
+    """
     t = records.c
     query = select(records).where(*_live(wanted.tenant_id), t.kind == wanted.kind)
     if wanted.model:
@@ -104,7 +107,10 @@ async def append(connection: AsyncConnection, wanted: wire.AppendItemsRequest) -
 async def items(
     connection: AsyncConnection, wanted: wire.ListItemsRequest, limit: int
 ) -> Sequence[wire.RecordItem]:
-    """Return at most `limit` items of a record. Raises NoRecordError if it or `after` is unknown."""
+    """Return at most `limit` items of a record.
+
+    Raises NoRecordError if it or `after` is unknown.
+    """
     t = record_items.c
     owned = select(records.c.id).where(*_is(wanted.tenant_id, wanted.id))
     _one((await connection.execute(owned)).first())

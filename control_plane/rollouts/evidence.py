@@ -423,7 +423,7 @@ def _low(histogram: Histogram) -> int:
 
 
 def _tail_buckets(counts: Iterable[int], total: int) -> int:
-    """Return the number of leading buckets with at most `_TAIL` of the values, but not all buckets."""
+    """Return the number of leading buckets with at most `_TAIL` of the values, but not all."""
     within = takewhile(lambda below: below <= _TAIL * total, accumulate(counts))
     return min(sum(1 for _ in within), BUCKETS - 1)
 

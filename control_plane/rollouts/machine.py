@@ -148,7 +148,10 @@ def _after_event(rollout: Rollout, event: Event, now_ms: int) -> Rollout:
 
 
 def _after_end(rollout: Rollout, event: SentBack | Gone) -> Rollout:
-    """Return the rollout after an event that ends it. An already rolled back rollout is unchanged."""
+    """Return the rollout after an event that ends it.
+
+    An already rolled back rollout is unchanged.
+    """
     if rollout.phase is Phase.HALTED:
         is_confirmed = isinstance(event, SentBack)
         return replace(rollout, phase=Phase.ROLLED_BACK) if is_confirmed else rollout
@@ -229,7 +232,10 @@ def _sent_back(rollout: Rollout, reason: Reason, verdict: Verdict | None = None)
 
 
 def _wanting(rollout: Rollout, stage: int, now_ms: int) -> Rollout:
-    """Return the rollout waiting for the fleet. The present stage continues and is still watched."""
+    """Return the rollout waiting for the fleet.
+
+    The present stage continues and is still watched.
+    """
     rollout = replace(rollout, wanted=stage, asked_ms=now_ms)
     return replace(rollout, phase=_phase_of(rollout))
 

@@ -28,7 +28,10 @@ _KIND = "rollout-plans"
 
 
 class PlanRoutes:
-    """The handlers of plans. Their routes precede those of models, whose names may contain slashes."""
+    """The handlers of plans.
+
+    Their routes precede those of models, whose names may contain slashes.
+    """
 
     def __init__(self, database: Database) -> None:
         self._database = database

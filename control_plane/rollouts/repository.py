@@ -279,7 +279,10 @@ async def record(
 async def write_split(
     connection: AsyncConnection, kept: KeptRollout, wanted: tuple[int, int] | None
 ) -> bool:
-    """Set or delete the split of a model, with share and mirrored share. Return whether it changed."""
+    """Set or delete the split of a model, with share and mirrored share.
+
+    Return whether it changed.
+    """
     t = splits.c
     query = select(t.rollout_id, t.share, t.mirrored).where(t.id == kept.model_id)
     there = (await connection.execute(query)).tuples().first()
@@ -305,7 +308,7 @@ async def write_split(
 
 
 async def split_version(connection: AsyncConnection, model_id: str) -> int:
-    """Return the version of the state that contains the model's present split; 0: it is very old."""
+    """Return the version of the state that contains the model's present split; 0: very old."""
     t = changes.c
     newest = select(func.max(t.version)).where(t.kind == "splits", t.object_id == model_id)
     return int(await connection.scalar(newest) or 0)
@@ -353,7 +356,7 @@ async def release_of(
 
 
 async def gone(connection: AsyncConnection, kept: KeptRollout) -> Reason | None:
-    """Return why an unfinished rollout cannot continue; None: its model and releases still exist."""
+    """Return why an unfinished rollout cannot continue; None: model and releases still exist."""
     arms = [release_id(kept.model_id, name) for name in (kept.control, kept.canary)]
     there = select(func.count()).where(releases.c.id.in_(arms)).scalar_subquery()
     query = select(models.c.release, there, func.coalesce(tenants.c.is_disabled, False))

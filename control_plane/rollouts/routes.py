@@ -1,4 +1,7 @@
-"""REST of rollouts: creation, reading, and operators' commands. Plans have a module of their own."""
+"""REST of rollouts: creation, reading, and operators' commands.
+
+Plans have a module of their own.
+"""
 
 from collections.abc import Awaitable, Callable, Mapping
 from types import MappingProxyType
@@ -171,7 +174,7 @@ class RolloutRoutes:
         return rows[0]
 
     def _show(self, row: Values) -> Values:
-        """Return all fields of a row; for an unreadable rollout, only the fields outside its state."""
+        """Return all fields of a row; if its state is unreadable, only the other fields."""
         try:
             state = rollout_of(row).state
         except UnreadableError as error:

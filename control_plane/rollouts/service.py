@@ -261,7 +261,10 @@ class Rollouts:
     async def _is_confirmed(
         self, connection: AsyncConnection, kept: KeptRollout, now_ms: int
     ) -> bool:
-        """Return whether all gateways follow the present split. Queried only when a rollout ends."""
+        """Return whether all gateways follow the present split.
+
+        Queried only when a rollout ends.
+        """
         if kept.state.phase is not Phase.HALTED and kept.state.phase not in ENDED:
             return False
         gateways = await repository.gateways(connection)

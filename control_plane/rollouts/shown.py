@@ -202,7 +202,7 @@ def _sampled(state: Rollout) -> tuple[int, int]:
 
 
 def _evidence_wanted(state: Rollout) -> str:
-    """Return the evidence that a stage still waits for; empty: none, or the stage is not under way."""
+    """Return the evidence that a stage still waits for; empty: none, or it is not under way."""
     if not _is_watching(state):
         return ""
     left_s = state.current.duration_min_s - state.watched_ms / 1000

@@ -239,7 +239,7 @@ class Rollout:
 
     @property
     def is_last(self) -> bool:
-        """Whether this stage is the last of the plan, after which the model points at the release."""
+        """Whether this stage is the plan's last, after which the model points at the release."""
         return self.stage + 1 == len(self.plan.stages)
 
     @property
@@ -385,7 +385,7 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class SetShare:
-    """Action: gateways send canary a share of the traffic and copies of a share, in basis points."""
+    """Action: gateways send canary a share of the traffic and of copies, in basis points."""
 
     share: int
     mirrored: int
@@ -393,7 +393,7 @@ class SetShare:
 
 @dataclass(frozen=True, slots=True)
 class Prepare:
-    """Action: the fleet prepares for a stage, and `Ready` reports that the preparation is complete."""
+    """Action: the fleet prepares for a stage; `Ready` reports that the stage can begin."""
 
     stage: int
     share: int
@@ -401,7 +401,7 @@ class Prepare:
 
 @dataclass(frozen=True, slots=True)
 class RollBack:
-    """Action: gateways stop sending requests to canary, and `SentBack` reports their confirmation."""
+    """Action: gateways stop sending requests to canary; `SentBack` reports their confirmation."""
 
     reason: Reason
 

@@ -88,7 +88,10 @@ class Actuator(BaseModel):
 
 
 class ActuatorsError(ValueError):
-    """The file of actuators is unusable. The message names the invalid field, and never a secret."""
+    """The file of actuators is unusable.
+
+    The message names the invalid field, and never a secret.
+    """
 
 
 def read_actuators(file: Path | None) -> dict[str, Actuator]:

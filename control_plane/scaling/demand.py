@@ -230,7 +230,7 @@ class DemandHistory:
         return self.now + rise / _NOW * min(lasting, 4)
 
     def _growth(self, horizon_s: float) -> float:
-        """Return the base's growth up to the horizon, as seen on earlier days; 1 if it is unknown."""
+        """Return the base's growth up to the horizon, as seen on earlier days; 1: unknown."""
         ahead = max(1, round(horizon_s / _SLOT_S))
         known = list(self.days)
         ratios: list[float] = []

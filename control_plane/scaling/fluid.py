@@ -143,7 +143,10 @@ class ScalingOutcome:
 
 
 class _Queues:
-    """Waiting work by tier. The highest tier is served first; the lowest of several tiers is batch."""
+    """Waiting work by tier.
+
+    The highest tier is served first; the lowest of several tiers is batch.
+    """
 
     def __init__(self, terms: Terms) -> None:
         self._shares = terms.tiers
@@ -186,7 +189,7 @@ class _Queues:
         return self.waiting[0] if len(self.waiting) == 1 else sum(self.waiting[:-1])
 
     def ahead(self) -> list[float]:
-        """Return for each tier except batch the waiting work of the tier and of all higher tiers."""
+        """Return for each tier except batch the waiting work of it and of all higher tiers."""
         upper = self.waiting[:-1] or self.waiting
         return list(accumulate(upper))
 
@@ -351,7 +354,10 @@ class _ViolatedMinutes:
         self.violated = 0
 
     def add(self, ttft_s: float) -> float | None:
-        """Add one second. Return the greatest TTFT of the minute if the second completes a minute."""
+        """Add one second.
+
+        Return the greatest TTFT of the minute if the second completes a minute.
+        """
         self._open.append(ttft_s)
         if len(self._open) < _MINUTE_S:
             return None

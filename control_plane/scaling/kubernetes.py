@@ -66,7 +66,7 @@ class _ConflictError(Exception):
 
 
 def _patch(replicas: int, version: str) -> bytes:
-    """Return a merge patch that the API server refuses if the object was written since `version`."""
+    """Return a merge patch that the API server refuses after a write since `version`."""
     return json.dumps(
         {"metadata": {"resourceVersion": version}, "spec": {"replicas": replicas}}
     ).encode()

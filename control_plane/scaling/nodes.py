@@ -71,7 +71,7 @@ class NodesAsk:
     empty: tuple[str, ...] = ()
 
     def step(self, found: int) -> int:
-        """Return the next number of nodes: up at once, but down only as surplus nodes become empty."""
+        """Return the next number of nodes: up at once, down only as surplus nodes become empty."""
         if found <= self.wanted:
             return self.wanted
         return min(found, max(self.wanted, self.held))
@@ -129,7 +129,10 @@ def ordinal_of(node_id: str) -> int:
 
 
 def _ordered(group: NodeGroup, needed: int) -> NodesAsk:
-    """Give back the highest-numbered nodes. A foreign replica keeps its node and all lower nodes."""
+    """Give back the highest-numbered nodes.
+
+    A foreign replica keeps its node and all lower nodes.
+    """
     wanted = max(needed, _end(node for node in group.nodes if node.foreign))
     surplus = sorted(
         (node for node in group.nodes if ordinal_of(node.id) >= wanted),

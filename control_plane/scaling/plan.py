@@ -321,7 +321,7 @@ def _fits(budget: FleetBudget, pools: Mapping[str, PoolState], asked: Mapping[st
 
 
 def _turn(key: str, granted: int, state: PoolState, asked: int) -> tuple[tuple[bool, float], str]:
-    """Return the sort key of a pool for grants: unmet minimums first, then the least served pool."""
+    """Return the sort key of a pool for grants: unmet minimums first, then the least served."""
     return (granted >= state.settings.replicas_min, granted / max(asked, 1)), key
 
 

@@ -1,4 +1,7 @@
-"""Replays a pool's past demand through `plan` with other settings, in the fluid simulation. Pure."""
+"""Replays a pool's past demand through `plan` with other settings, in the fluid simulation.
+
+Pure.
+"""
 
 import random
 from collections.abc import Sequence

@@ -242,7 +242,7 @@ class _PoolRows:
 async def _reports(
     connection: AsyncConnection, ids: Sequence[str], fresh_s: float
 ) -> tuple[dict[str, list[Any]], frozenset[str], Counter[str]]:
-    """Return the reports by pool, the keys of fresh reports, and the number of cells without one."""
+    """Return the reports by pool, the keys of fresh reports, and the number of other cells."""
     c, d = tables.cells.c, cell_demands.c
     query = (
         select(

@@ -126,7 +126,7 @@ class Scaling:
                     await self._wake_or_warn()
 
     def _rest(self) -> None:
-        """Clear figures and requests for nodes, as it is unknown whether this control plane leads."""
+        """Clear figures and requests for nodes, as this control plane may not lead."""
         self._show({})
         self._asking.offer({})
 

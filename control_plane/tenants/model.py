@@ -84,7 +84,7 @@ class LimitsBody(_Limits):
 
     @model_serializer
     def _set_ones(self) -> dict[str, int]:
-        """Return the limits other than 0: most tenants have none, and there are many tenants."""
+        """Return the limits other than 0, because most of the many tenants have no limits."""
         return {name: limit for name, limit in self if limit}
 
 

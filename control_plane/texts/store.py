@@ -24,7 +24,10 @@ class TextStore(Protocol):
     """The store of texts, for the routes."""
 
     async def find(self, tenant_id: str, request_id: str) -> list[dict[str, Any]]:
-        """Return the stored texts of a tenant's request. Raises FeedDownError if the store is down."""
+        """Return the stored texts of a tenant's request.
+
+        Raises FeedDownError if the store is down.
+        """
         ...
 
     async def erase(self, tenant_id: str) -> None:

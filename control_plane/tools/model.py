@@ -140,7 +140,7 @@ class ServerToolBody(AdminBody):
 
 
 class HeaderSealer(Protocol):
-    """Encrypts a header's text for one place; see `sluice.sealing`."""
+    """Encrypts a header's text for one place, so that it is useless in another."""
 
     def seal(self, text: str, place: str) -> str:
         """Return the encrypted text."""

@@ -38,7 +38,10 @@ class ObjectKind:
         return [c for c in self.table.columns if c.name in fields or c.name == "is_draining"]
 
     def to_wire(self, row: Mapping[str, Any]) -> Message:
-        """Return the object of a row. NULL, zero and empty values become the default of the field."""
+        """Return the object of a row.
+
+        NULL, zero and empty values become the default of the field.
+        """
         values = {name: value for name, value in row.items() if value}
         if self.name == "replicas":
             is_draining = values.pop("is_draining", False)
