@@ -1,7 +1,7 @@
 """Parses PromQL expressions into functions of (series, instant). Pure.
 
-The language is as large as rules of the platform need it. An expression with more is refused when
-it is read, not when it is evaluated.
+The supported part of the language is the part that the platform's rules use. Any other expression
+is refused when it is parsed, not when it is evaluated.
 """
 
 import math

@@ -1,6 +1,7 @@
 """Functions over ranges and histograms, as Prometheus defines them. Pure.
 
-A range is its times in milliseconds and its values, open at `after_ms` and closed at `until_ms`.
+A range consists of times in milliseconds and of values. It excludes `after_ms` and includes
+`until_ms`.
 """
 
 import math

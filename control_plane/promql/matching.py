@@ -1,6 +1,6 @@
 """Operators between numbers and vectors, with Prometheus' matching rules. Pure.
 
-A vector is a value per set of labels; the name of a metric is none of them.
+A vector has one value per set of labels. The set does not include the name of the metric.
 """
 
 import math

@@ -38,7 +38,7 @@ class Series:
             self.values.append(value)
 
     def at(self, at_ms: int) -> float | None:
-        """Return the value at an instant; None: none of the last five minutes, or it has ended."""
+        """Return the value at an instant; None after five minutes without one or at an end mark."""
         place = bisect_right(self.times, at_ms) - 1
         if place < 0 or self.times[place] <= at_ms - LOOKBACK_MS:
             return None
@@ -67,11 +67,11 @@ class SeriesStore:
     """Stores the series that expressions read, each for as long as any expression looks back."""
 
     def __init__(self, kept_ms: Mapping[str, int], series_max: int) -> None:
-        """Prepare.
+        """Create an empty store.
 
         Args:
-            kept_ms: By the name of a metric, milliseconds of its history; others are not kept.
-            series_max: Largest number of series; further ones are left out.
+            kept_ms: Milliseconds of history by the name of a metric; other metrics are not stored.
+            series_max: Largest number of series; samples of further series are dropped.
         """
         self.kept_ms = kept_ms
         self._series_max = series_max

@@ -82,9 +82,9 @@ async def read(
 
 
 async def forget(connection: AsyncConnection, tenant_id: str, response_id: str) -> bool:
-    """Delete a response for good; return whether it existed.
+    """Delete a response permanently. Return whether it existed.
 
-    A row without content stays in its place, so that a later write of the response has no effect.
+    A row without content is kept, so that a later write of the response has no effect.
     """
     day = day_of(response_id)
     await make_partitions(connection, [day])

@@ -25,7 +25,7 @@ class StateService(StateServiceServicer):
     """Serves the gRPC service `StateService`."""
 
     def __init__(self, database: Database) -> None:
-        """Prepare."""
+        """Create the service."""
         self._database = database
 
     async def Keep(  # noqa: N802 - gRPC's name

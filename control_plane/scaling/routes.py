@@ -86,7 +86,7 @@ class ScalingRoutes:
         interval_s: float = INTERVAL_S,
         actuators: Collection[str] = (),
     ) -> None:
-        """Prepare.
+        """Create the handlers.
 
         Args:
             database: Database of the pools.

@@ -76,8 +76,8 @@ class TelemetryTexts:
     async def find(self, tenant_id: str, request_id: str) -> list[dict[str, Any]]:
         """Return the stored texts. Raises BadRequestError if the id is not valid.
 
-        The id comes from the caller, and this request carries a key for all of telemetry: so the id
-        must stay one segment of the path.
+        The id is checked here because it comes from the caller, and because this request carries a
+        key for all of telemetry. So the id must not contain a further path segment.
         """
         if not is_request_id(request_id):
             message = "request_id: 1 to 128 of A-Z a-z 0-9 . _ : - are expected"
