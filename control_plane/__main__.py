@@ -1,4 +1,4 @@
-"""`python -m control_plane`: the service."""
+"""Entry point of the service: `python -m control_plane`."""
 
 import gc
 import sys
@@ -11,13 +11,13 @@ from sluice import certificates, shared_secret
 from sluice.identity import CertificateRole
 from sluice.logs import configure_logs
 
-# A full collection looks at every object of the state, while hundreds of watchers wait: it may
-# come seldom, because requests and changes make few cycles.
+# A full garbage collection visits every object of the state and delays hundreds of watchers. It may
+# run rarely, because requests and changes create few reference cycles.
 _GC_THRESHOLDS = (10_000, 20, 100)
 
 
 def main() -> None:
-    """Serve until stopped; status 1 and one line when an address is taken."""
+    """Serve until stopped. Exit with status 1 and one line of text if an address is in use."""
     configure_logs("control-plane")
     settings = Settings.from_environment()
     called = {"CONTROL_PLANE__TELEMETRY_URL": settings.telemetry_url}

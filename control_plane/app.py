@@ -108,14 +108,15 @@ from sluice.wire.state.v1.state_pb2_grpc import (
 log = structlog.get_logger(__name__)
 
 _GRPC_STOP_S = 1.0
-# A peer that froze keeps its connection: pings find out in about 5 s whether anybody is there.
+# A frozen peer keeps its connection open. Pings detect a peer that does not answer in about 5 s.
 _GRPC_OPTIONS = (
     ("grpc.keepalive_time_ms", 2000),
     ("grpc.keepalive_timeout_ms", 3000),
-    ("grpc.http2.ping_timeout_ms", 3000),  # the one that ends it (default 60 s; grpcio 1.85)
+    # the setting that closes the connection (default 60 s; grpcio 1.85)
+    ("grpc.http2.ping_timeout_ms", 3000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.so_reuseport", 0),  # a taken port is an error, not a second server
+    ("grpc.so_reuseport", 0),  # a port in use is an error; a second server must not share the port
 )
 
 
@@ -129,7 +130,7 @@ async def run(settings: Settings) -> None:
 
 @asynccontextmanager
 async def serve(settings: Settings) -> AsyncGenerator[None]:
-    """Run all parts while the context is open."""
+    """Build and run all parts while the context is open."""
     async with AsyncExitStack() as stack:
         database = Database(settings.database_url.get_secret_value())
         stack.push_async_callback(database.close)
@@ -221,7 +222,7 @@ def _prunes(settings: Settings) -> tuple[Callable[[AsyncConnection], Awaitable[N
 
 
 def _stored(database: Database, settings: Settings) -> tuple[BatchLoop, ContentRetention]:
-    """Return the loops over what tenants have stored."""
+    """Return the loops that process and expire the content that tenants have stored."""
     secret, days = shared_secret(), settings.response_days
     retention = ContentRetention(database, Sealer(secret, SEALED_FOR), kept_days=days)
     return BatchLoop(database, secret), retention
@@ -238,7 +239,7 @@ def admin_routes(
     texts: TextStore = NO_TEXTS,
     ranks: RankChecks = RankChecks(),  # noqa: B008 - immutable
 ) -> list[AdminRoute]:
-    """Return the routes of the admin REST, of all domains that need only the database."""
+    """Return the routes of the admin REST for all domains that need only the database."""
     return [
         *RolloutRoutes(database, wake_rollouts, unread_rollouts).routes(),
         *PlanRoutes(database).routes(),
@@ -383,7 +384,7 @@ async def _serve_grpc(
 def _operations(
     feed: Feed, metrics: ControlPlaneMetrics, description: dict[str, Any]
 ) -> list[AdminRoute]:
-    """Return the routes of health, metrics and the REST's description; they need no key."""
+    """Return the routes of health, metrics and the REST's description, which need no key."""
 
     async def healthz(_: web.Request) -> web.Response:
         return web.json_response({"status": "ok"})

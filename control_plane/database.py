@@ -1,8 +1,8 @@
 """Transactions on PostgreSQL that survive its restarts.
 
-A piece of work runs in one transaction. When the server goes away or a lock is lost, the work runs
-again from its beginning until a deadline. So it must have no effect outside its transaction, and be
-harmless to repeat when the answer to its commit was lost.
+Each unit of work runs in one transaction. When the server is lost or a deadlock is detected, the
+work is retried from its beginning until a deadline. So the work must have no effect outside its
+transaction, and a repetition must do no harm if the answer to the commit was lost.
 """
 
 import asyncio
@@ -32,7 +32,8 @@ _SERVER_SETTINGS = {
     "lock_timeout": "4s",
     "idle_in_transaction_session_timeout": "10s",
 }
-# Of our sessions, those whose process has been silent within a statement for longer than any takes.
+# Selects our own sessions whose process has been silent within a statement for longer than any
+# statement takes.
 _END_FROZEN = text(
     "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
     " WHERE datname = current_database() AND usename = current_user"
@@ -40,8 +41,9 @@ _END_FROZEN = text(
     " AND xact_start IS NOT NULL AND wait_event_type = 'Client'"
     " AND state_change < clock_timestamp() - interval '10 s'"
 )
-# Worth another try: gone away, starting up, shutting down; lost a deadlock or a serialization race;
-# and what an operator has to mend: no such database, no access, no tables yet.
+# Errors that are worth a retry: the server is gone, starting up or shutting down; a deadlock or a
+# serialization failure; and errors that an operator has to repair, such as a missing database,
+# missing access or missing tables.
 _TRANSIENT_SQLSTATES = ("08", "57P", "40001", "40P01", "53300", "3D000", "28", "42P01")
 
 ERRORS: tuple[type[Exception], ...] = (
@@ -66,7 +68,7 @@ class DatabaseDownError(PlatformError):
 
 
 def is_transient(error: BaseException) -> bool:
-    """Return whether the same work may succeed a little later."""
+    """Return whether a retry of the work a little later may succeed."""
     if isinstance(error, IntegrityError):
         return False
     if not isinstance(error, DBAPIError):
@@ -76,28 +78,28 @@ def is_transient(error: BaseException) -> bool:
 
 
 async def end_frozen(connection: AsyncConnection) -> None:
-    """End the transactions of frozen control planes, with all their locks.
+    """End the transactions of frozen control planes, which releases all their locks.
 
-    PostgreSQL's own timeouts run only between statements, not while it waits for the next message
-    of one. The effect is immediate, whatever becomes of this transaction; so call this first in a
-    step that may wait for such locks.
+    PostgreSQL's own timeouts run only between statements, but a frozen process may be silent within
+    a statement. The sessions end immediately, even if this transaction fails. So call this function
+    first in a step that may wait for locks of frozen processes.
     """
     await connection.execute(_END_FROZEN)
 
 
 class Database:
-    """A bounded pool of connections; all access goes through `run`."""
+    """A bounded pool of connections. All access to PostgreSQL goes through `run`."""
 
     def __init__(self, url: str) -> None:
-        """Prepare; no connection is opened yet."""
+        """Configure the pool. No connection is opened yet."""
         self.url: URL = make_url(url)
         self._engine = create_async_engine(
             self.url,
             pool_size=_POOL_SIZE,
             max_overflow=0,
             pool_timeout=_CONNECT_TIMEOUT_S,
-            # On a connection that is gone BEGIN fails, the others are dropped with it, and `run`
-            # tries again: a question before each transaction would take half of its time.
+            # On a lost connection BEGIN fails, the pool drops its other connections, and `run`
+            # retries. A ping before each transaction would cost half of the transaction's time.
             pool_pre_ping=False,
             connect_args={"timeout": _CONNECT_TIMEOUT_S, "server_settings": _SERVER_SETTINGS},
         )
@@ -138,11 +140,11 @@ class Database:
         *,
         deadline_s: float = 4.0,
     ) -> Result:
-        """Run `work`, each statement of which is a transaction of its own.
+        """Run `work` with each statement in a transaction of its own.
 
-        For what is asked every second and finds nothing: BEGIN and COMMIT cost as much as a short
-        statement. Reads see the same as in `run`: what is committed when a statement begins. Locks
-        end with their statement.
+        Meant for queries that run every second and mostly find nothing, because BEGIN and COMMIT
+        cost as much as a short statement. Each statement reads the rows that are committed when it
+        begins, as in `run`. A lock ends with the statement that acquired it.
 
         Raises:
             DatabaseDownError: The work did not succeed within the deadline.
@@ -158,7 +160,7 @@ class Database:
                 return await work(connection)
 
     def dedicated(self) -> AsyncConnection:
-        """Return a connection to open with `async with` and hold, for LISTEN."""
+        """Return a long-lived connection for LISTEN, to be opened with `async with`."""
         return self._engine.connect()
 
     async def close(self) -> None:

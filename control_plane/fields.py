@@ -13,23 +13,23 @@ _CONTROL_CHARACTERS = re.compile(r"[\x00-\x1f\x7f]")
 
 
 class AdminBody(BaseModel):
-    """A request body: no unknown fields, no numbers in strings."""
+    """A request body that refuses unknown fields, and strings in place of numbers."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, validate_default=True)
 
 
 def is_id(value: str) -> bool:
-    """Return whether a text may be an id."""
+    """Return whether a text is a valid id."""
     return _ID.fullmatch(value) is not None
 
 
 def is_digest(value: str) -> bool:
-    """Return whether a text is a SHA-256 in hex."""
+    """Return whether a text is a SHA-256 in lower-case hex."""
     return _DIGEST.fullmatch(value) is not None
 
 
 def checked_id(value: str) -> str:
-    """Return a valid id; ValueError names the allowed form."""
+    """Return a valid id unchanged. Raises ValueError with the allowed form if the id is invalid."""
     if not is_id(value):
         raise ValueError(
             "1 to 128 of A-Z a-z 0-9 . _ : / @ + - are allowed, beginning with a letter or digit"
@@ -38,7 +38,10 @@ def checked_id(value: str) -> str:
 
 
 def checked_digest(value: str) -> str:
-    """Return a valid SHA-256 in hex; ValueError names the expected form."""
+    """Return a valid SHA-256 unchanged.
+
+    Raises ValueError with the expected form if it is invalid.
+    """
     if not is_digest(value):
         raise ValueError("64 hexadecimal digits (a SHA-256, lower case) are expected")
     return value
@@ -58,10 +61,10 @@ def _checked_text(value: str) -> str:
     return value
 
 
-# PostgreSQL's integer and the wire's uint32 have this range in common.
+# The range that PostgreSQL's integer and the wire's uint32 have in common.
 Count = Annotated[int, Field(ge=0, le=2**31 - 1)]
 Id = Annotated[str, AfterValidator(checked_id)]
-OptionalId = Annotated[str, AfterValidator(_id_or_none)]  # empty becomes NULL
+OptionalId = Annotated[str, AfterValidator(_id_or_none)]  # an empty string is stored as NULL
 Text = Annotated[str, Field(max_length=256), AfterValidator(_checked_text)]
 Digest = Annotated[str, AfterValidator(checked_digest)]
 OptionalDigest = Annotated[str, AfterValidator(_digest_or_empty)]

@@ -20,7 +20,7 @@ _STATE_PREFIX = "REPLICA_STATE_"
 
 
 class ControlPlaneMetrics:
-    """Counts events, and reads the feed at each scrape."""
+    """Holds the counters of events, and reads the state feed at each scrape."""
 
     content_type = "text/plain; version=0.0.4"
 
@@ -201,15 +201,15 @@ class ControlPlaneMetrics:
         )
 
     def count_late_pool(self, pool_id: str) -> None:
-        """Count a pool whose replicas begin to be late."""
+        """Count a pool whose actuator has just become late with replicas."""
         self._late.labels(pool_id).inc()
 
     def count_ask(self, actuator: str, result: str) -> None:
-        """Count an ask for nodes."""
+        """Count a request for nodes to an actuator, by its result."""
         self._asks.labels(actuator, result).inc()
 
     def show_nodes(self, asks: Mapping[str, NodesAsk]) -> None:
-        """Set the requests to actuators; none while another control plane leads."""
+        """Set the gauges of the requests to actuators; empty while another control plane leads."""
         for gauge in (self._nodes_wanted, self._nodes_missing):
             gauge.clear()
         for actuator, ask in asks.items():
@@ -229,12 +229,12 @@ class ControlPlaneMetrics:
         )
 
     def show_rules(self, series: int, failed: int) -> None:
-        """Set what the last round of alert rules came to."""
+        """Set the number of series and of failed rules in the last evaluation of alert rules."""
         self._rule_series.set(series)
         self._rules_failed.set(failed)
 
     def show_scaling(self, pools: Mapping[str, Shown]) -> None:
-        """Set the wanted replicas of each pool; none while another control plane leads."""
+        """Set the gauges of each pool's replicas; empty while another control plane leads."""
         for gauge in (self._wanted, self._demand, self._late_s):
             gauge.clear()
         for pool_id, shown in pools.items():
@@ -243,7 +243,7 @@ class ControlPlaneMetrics:
             self._late_s.labels(pool_id).set(shown.late_s)
 
     def show_budgets(self, summary: Summary) -> None:
-        """Set the figures of all budgets."""
+        """Set the gauges of budgets by state, and the age of the figures."""
         for state in (*State, UNKNOWN):
             self._budgets.labels(str(state)).set(summary.states.get(state, 0))
         for state in State:
@@ -265,11 +265,11 @@ class ControlPlaneMetrics:
         self._rollbacks.labels(cause).inc()
 
     def count_round(self, took_s: float) -> None:
-        """Count a round of planning."""
+        """Count a round of the planner for artifact distribution, with its duration."""
         self._rounds.observe(took_s)
 
     def count_orders(self, of_peers: int, of_store: int) -> None:
-        """Count new orders."""
+        """Count new download orders by source: a peer or the artifact store."""
         self._orders.labels("peer").inc(of_peers)
         self._orders.labels("store").inc(of_store)
 
@@ -278,23 +278,23 @@ class ControlPlaneMetrics:
         self._chunk_failures.labels(source, trouble).inc()
 
     def set_distribution_nodes(self, count: int) -> None:
-        """Set the number of agents that get orders."""
+        """Set the number of agents that receive download orders."""
         self._distribution_nodes.set(count)
 
     def count_watcher(self, role: str, change: int) -> None:
-        """Count a watcher that came (+1) or left (-1)."""
+        """Count a watcher that connected (+1) or disconnected (-1)."""
         self._watchers.labels(role).inc(change)
 
     def count_request(self, route: str, status: int) -> None:
-        """Count an answered admin request; `route` is the pattern, not the path."""
+        """Count an answered admin request. `route` is the pattern of the route, not the path."""
         self._requests.labels(route, str(status)).inc()
 
     def show_unplaced(self, count: int) -> None:
-        """Set the number of replicas without a place; 0 from control planes that do not lead."""
+        """Set the number of replicas without a node. A control plane that does not lead sets 0."""
         self._unplaced.set(count)
 
     def count_replica_seconds(self, pool_id: str, state: str, seconds: float) -> None:
-        """Count seconds of a pool's replicas that were `running` or `reserved`."""
+        """Count the seconds that a pool's replicas spent `running` or `reserved`."""
         self._replica_s.labels(pool_id, state).inc(seconds)
 
     def render(self, feed: Feed) -> bytes:

@@ -1,8 +1,8 @@
 """Migrates the database to the newest schema: `python -m control_plane.migrate`.
 
-Any number of these may run at once: an advisory lock lets one work, and the others then find
-nothing to do. A migration that cannot get its table locks in 4 s gives up instead of blocking the
-service.
+Several migrations may start at once: an advisory lock admits one, and the others then find nothing
+to do. A migration that cannot acquire its table locks within 4 s fails, so that the service is not
+blocked.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ _LIMITS = {"lock_timeout": "4s", "statement_timeout": "60s", "application_name":
 
 
 def scripts() -> Path:
-    """Return the directory of the migrations: in the checkout, else in the installed wheel."""
+    """Return the directory of the migrations: in the checkout if it exists, else in the wheel."""
     package = Path(__file__).resolve().parent
     for place in (package.parent / "migrations", package / "_data" / "migrations"):
         if (place / "postgres" / "env.py").exists():
@@ -40,7 +40,7 @@ async def migrate(database_url: str) -> None:
     """Upgrade to the newest revision.
 
     Raises:
-        OSError, DBAPIError: The database cannot be reached, or refuses.
+        OSError, DBAPIError: The database cannot be reached, or refuses the migration.
         TimeoutError: Another migration did not end in time.
     """
     engine = create_async_engine(
@@ -62,7 +62,8 @@ async def _only_one(connection: AsyncConnection) -> AsyncGenerator[None]:
         while not await connection.scalar(text(f"SELECT pg_try_advisory_lock({_LOCK})")):
             await connection.rollback()
             await asyncio.sleep(0.1)
-    await connection.commit()  # the lock belongs to the session, and ends with it
+    # the lock belongs to the session, and is released when the session ends
+    await connection.commit()
     yield
 
 
@@ -74,7 +75,10 @@ def _upgrade(connection: Connection) -> None:
 
 
 def main() -> None:
-    """Migrate the database of the settings; status 1 and one line when it fails."""
+    """Migrate the database of the settings.
+
+    Exit with status 1 and one line if the migration fails.
+    """
     configure_logs("migrate", level="WARNING")
     settings = MigrateSettings.from_environment()
     try:

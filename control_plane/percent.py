@@ -1,4 +1,4 @@
-"""Shares in percent for people and programs, whatever the stored unit; pure."""
+"""Shares that are sent and shown in percent, whatever unit they are stored in. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from pydantic import AfterValidator, Field, ValidationInfo
 
 Json = dict[str, Any]
 
-OF_CLIENT = {"is_of_client": True}  # context of a validation of a client's JSON
+OF_CLIENT = {"is_of_client": True}  # validation context that marks JSON sent by a client
 _ROUNDING = 1e-6
 
 
@@ -32,7 +32,7 @@ PercentInTenths = Annotated[float, Field(ge=0, le=100), AfterValidator(_in_tenth
 
 @dataclass(frozen=True, slots=True)
 class ShareField:
-    """A share that is stored in a unit of its own.
+    """A share whose stored unit is not percent.
 
     Attributes:
         name: Name of the share, without a unit.
@@ -61,18 +61,18 @@ class ShareField:
         return f"{self.name}_percent"
 
     def read(self, percent: float) -> float:
-        """Return the stored value."""
+        """Return the stored value of a share in percent."""
         return round(percent * self.of_percent) if self.is_whole else percent * self.of_percent
 
     def show(self, value: float) -> float:
-        """Return the share in percent, to a hundredth."""
+        """Return a stored value in percent, rounded to a hundredth."""
         return round(value / self.of_percent, 2)
 
     def parsed(self, data: object, info: ValidationInfo) -> object:
-        """Return the fields of a model: clients send the percent, the platform the stored field.
+        """Return the fields of a model. A client sends the percent, the platform the stored field.
 
         Raises:
-            ValueError: A client sent the stored field, or no number.
+            ValueError: A client sent the stored field, or the percent is not a number.
         """
         if info.context != OF_CLIENT or not isinstance(data, dict):
             return data
@@ -94,7 +94,7 @@ class ShareField:
         return found | {self.stored: self.read(percent)}
 
     def describe(self, schema: Json) -> None:
-        """Replace the stored field by the percent in a JSON schema."""
+        """Replace the stored field by the percent field in a JSON schema."""
         properties = schema["properties"]
         was = properties.pop(self.stored)
         properties[self.shown] = {
@@ -109,7 +109,7 @@ class ShareField:
 
 
 def shown(document: Mapping[str, Any], *fields: ShareField) -> Json:
-    """Return a stored document with its shares in percent; the order of fields stays."""
+    """Return a stored document with its shares in percent, in the original order of fields."""
     of = {field.stored: field for field in fields}
     return {
         of[name].shown if name in of else name: of[name].show(value) if name in of else value

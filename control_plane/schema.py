@@ -1,6 +1,6 @@
-"""The whole schema of PostgreSQL, for migrations and for the test that compares the two.
+"""The whole PostgreSQL schema, for the migrations and for the test that compares both.
 
-Every domain with tables of its own is imported here; no other module imports this one.
+Every domain with tables of its own is imported here. No other module imports this module.
 """
 
 from control_plane.access import tables as access

@@ -1,9 +1,9 @@
 """The tables of tenants, models and fleet, and helpers for the tables of other domains.
 
-migrations/postgres creates them; `schema` has all tables.
+The scripts in migrations/postgres create the tables. Module `schema` lists all tables.
 
-Tables whose rows readers of `Watch` receive have the column names of control.proto. Triggers (in
-the migration) write every change of a watched column into `changes`, in the order of commits.
+Tables that are sent to readers of `Watch` have the column names of control.proto. Triggers (in the
+migration) record every change of a watched column in `changes`, in the order of commits.
 """
 
 from typing import Any
@@ -43,7 +43,7 @@ metadata = MetaData(
 
 
 def count_column(name: str) -> Column[int]:
-    """Return a column of whole numbers from 0."""
+    """Return a column of non-negative integers, 0 by default."""
     return Column(
         name,
         Integer,
@@ -54,22 +54,22 @@ def count_column(name: str) -> Column[int]:
 
 
 def sum_column(name: str) -> Column[int]:
-    """Return a column of sums and of times in Unix milliseconds: 64 bits."""
+    """Return a 64-bit column for sums and for times in Unix milliseconds, 0 by default."""
     return Column(name, BigInteger, nullable=False, server_default="0")
 
 
 def flag_column(name: str) -> Column[bool]:
-    """Return a column that is false unless it is set."""
+    """Return a boolean column that is false by default."""
     return Column(name, Boolean, nullable=False, server_default=text("false"))
 
 
 def words_column(name: str) -> Column[str]:
-    """Return a column of text that is empty unless it is set."""
+    """Return a text column that is empty by default."""
     return Column(name, Text, nullable=False, server_default="")
 
 
 def number_column(name: str) -> Column[float]:
-    """Return a column of numbers from 0 on, 0 unless it is set."""
+    """Return a column of non-negative floats, 0 by default."""
     return Column(
         name,
         Double,
@@ -148,7 +148,8 @@ bases = Table(
     Column("digest", Text, primary_key=True),
     words_column("name"),
     count_column("context_tokens_max"),
-    # Prompt of the canaries of routers; empty until the tokenizer of the base was read.
+    # Token ids of the prompt with which routers probe engines; empty until the tokenizer of the
+    # base was read.
     Column("canary_token_ids", ARRAY(Integer), nullable=False, server_default=text("'{}'")),
 )
 
@@ -169,25 +170,26 @@ pools = Table(
     ),
     object_column("roles"),
     object_column("needs"),
-    # How many replicas are needed here because of rollouts (`pool_demands`), and when the pool is
-    # to be given up after one: the fleet's own; `replicas_wanted` is the operators'.
+    # The number of replicas that rollouts need in this pool (`pool_demands`), and the time at which
+    # a pool is to be deleted after a rollout. The fleet writes both columns; operators write
+    # `replicas_wanted`.
     Column(
         "rollout_replicas",
         Integer,
         CheckConstraint("rollout_replicas >= 0", name="rollout_replicas"),
     ),
     Column("retire_at", DateTime(timezone=True)),
-    # Replicas that the scaling loop wants instead of `replicas_wanted`; NULL: the pool is not
-    # scaled.
+    # Number of replicas that the scaling loop wants instead of `replicas_wanted`; NULL if the pool
+    # is not scaled.
     Column(
         "scaled_replicas",
         Integer,
         CheckConstraint("scaled_replicas >= 0", name="scaled_replicas"),
     ),
-    count_column("scaled_sleepers"),  # replicas beyond those, which sleep
+    count_column("scaled_sleepers"),  # sleeping replicas, in addition to `scaled_replicas`
 )
 
-# Why a pool has not all the replicas that are wanted; no row: it has, or soon will.
+# Reason why a pool lacks wanted replicas. No row: the pool has all replicas, or soon will.
 pool_conditions = Table(
     "pool_conditions",
     metadata,
@@ -197,7 +199,8 @@ pool_conditions = Table(
     Column("since", DateTime(timezone=True), nullable=False, server_default=func.now()),
 )
 
-# How many replicas the rollout of a model needs in a pool, since when, and until when if it ended.
+# Number of replicas that the rollout of a model needs in a pool, the time since when they are
+# needed, and, if the rollout has ended, the time until when.
 pool_demands = Table(
     "pool_demands",
     metadata,
@@ -221,13 +224,14 @@ models = Table(
     Column("base_digest", Text, ForeignKey("bases.digest"), nullable=False, index=True),
     words_column("adapter_digest"),
     words_column("release"),
-    words_column("previous_release"),  # that it stood for before; empty: none
+    words_column("previous_release"),  # release that the model pointed at before; empty: none
     Column("owner_tenant_id", Text, ForeignKey("tenants.id"), index=True),
     Column("created_at_unix_s", BigInteger, nullable=False),
     Column("pool_id", Text, ForeignKey("pools.id"), nullable=False, index=True),
 )
 
-# Past, present and future releases of models. A release's digests never change; its pool may.
+# Past, present and future releases of models. The digests of a release never change, but the pool
+# of a release may change.
 releases = Table(
     "releases",
     metadata,
@@ -241,7 +245,7 @@ releases = Table(
     Column("created_at", DateTime(timezone=True), nullable=False, server_default=func.now()),
 )
 
-# How the requests of models in rollout are shared out; written by the rollouts' loop alone.
+# Shares of requests per release for the models in rollout. Only the loop of rollouts writes them.
 splits = Table(
     "splits",
     metadata,
@@ -254,8 +258,8 @@ splits = Table(
     Column("salt", Text, nullable=False),
 )
 
-# Budgets of a tenant that are used up, so that gateways refuse it; written with the states of its
-# budgets. No row: none is.
+# Exhausted budgets of a tenant, for which gateways reject the tenant's requests. Rows are written
+# together with the states of the budgets. No row: no budget is exhausted.
 budget_stops = Table(
     "budget_stops",
     metadata,
@@ -263,7 +267,7 @@ budget_stops = Table(
     Column("stops", JSONB, nullable=False, server_default=text("'[]'::jsonb")),
 )
 
-# Whether gateways keep what a tenant's requests say; no row: they do not.
+# Whether gateways store the texts of a tenant's requests. No row: they are not stored.
 text_policies = Table(
     "text_policies",
     metadata,
@@ -287,7 +291,7 @@ text_policies = Table(
     list_column("words"),
 )
 
-# Rules on a tenant's prompts and answers: the newest version, and the acting one.
+# Rules on a tenant's prompts and answers: the newest version, and the version in effect.
 guard_sets = Table(
     "guard_sets",
     metadata,
@@ -341,7 +345,7 @@ server_tools = Table(
     UniqueConstraint("owner_tenant_id", "name"),
 )
 
-# The models that `auto` may choose from for a tenant, and what its answers were worth.
+# The models that `auto` may choose from for a tenant, and the value of their past answers.
 auto_policies = Table(
     "auto_policies",
     metadata,
@@ -358,7 +362,7 @@ auto_policies = Table(
     Column("cells", JSONB, nullable=False, server_default=text("'[]'::jsonb")),
 )
 
-# System prompts of models whose blocks stay in the caches of engines.
+# System prompts of models; engines keep the KV blocks of these prompts in their caches.
 warm_prompts = Table(
     "warm_prompts",
     metadata,
@@ -366,7 +370,7 @@ warm_prompts = Table(
     list_column("prompts"),
 )
 
-# The pools that serve a model, if there are several: pool_id, weight, price, is_other_base of each.
+# The pools of a model that several pools serve: pool_id, weight, price and is_other_base of each.
 model_pools = Table(
     "model_pools",
     metadata,
@@ -374,7 +378,8 @@ model_pools = Table(
     Column("pools", JSONB, nullable=False, server_default=text("'[]'::jsonb")),
 )
 
-# Keys that encrypt what a tenant stores, sealed; content from before `erased_at_unix_ms` is gone.
+# Keys that encrypt a tenant's stored content. The keys themselves are sealed. Content from before
+# `erased_at_unix_ms` has been erased.
 content_keys = Table(
     "content_keys",
     metadata,
@@ -383,7 +388,7 @@ content_keys = Table(
     sum_column("erased_at_unix_ms"),
 )
 
-# `target` is shown to readers; the columns behind it protect its object from deletion.
+# Readers receive `target`. The other target columns protect the object from deletion.
 aliases = Table(
     "aliases",
     metadata,
@@ -406,14 +411,15 @@ nodes = Table(
     flag_column("is_lost"),
     flag_column("is_cordoned"),
     words_column("cordon_reason"),
-    # Operators' orders for it, and their progress.
+    # Orders of operators for the node, and their progress.
     flag_column("is_unschedulable"),
     flag_column("is_draining"),
     words_column("order_reason"),
     words_column("drain_note"),
-    flag_column("is_surplus"),  # scaling gives it back: it drains, too
+    flag_column("is_surplus"),  # scaling gives the node back, so the node drains as well
     Column("accelerator_facts", JSONB, nullable=False, server_default=text("'[]'::jsonb")),
-    list_column("lifted_cordons"),  # ids; until the agent does not report them any more
+    # ids of lifted cordons, kept until the agent no longer reports them
+    list_column("lifted_cordons"),
     words_column("region"),
     words_column("rack"),
 )
@@ -450,17 +456,17 @@ replicas = Table(
     Column("cell_id", Text, ForeignKey("cells.id", ondelete="CASCADE"), nullable=False, index=True),
     Column("node_id", Text, ForeignKey("nodes.id"), nullable=False, index=True),
     flag_column("is_draining"),
-    flag_column("is_quarantined"),  # it drains because it answered wrongly
-    flag_column("sleeps"),  # desired: its engine gives its KV memory back
+    flag_column("is_quarantined"),  # the replica drains because it answered wrongly
+    flag_column("sleeps"),  # desired state: the engine releases its KV memory
     Column("state", SmallInteger, nullable=False),
     words_column("grpc_address"),
     words_column("triton_model"),
     words_column("profile"),
     words_column("role"),
-    # Resources that it was given on its node when it was made; they never change.
+    # Resources of the node that were assigned to the replica at its creation; they never change.
     Column("accelerators", ARRAY(Integer), nullable=False, server_default=text("'{}'")),
     object_column("reservation"),
-    # Further facts from the agent; not watched, because they change with every heartbeat.
+    # Further facts from the agent. They are not watched, because they change with every heartbeat.
     words_column("metrics_address"),
     count_column("pid"),
     Column("memory_bytes", BigInteger, nullable=False, server_default="0"),

@@ -1,4 +1,4 @@
-"""The common parts of clients of the telemetry service: requests, deadlines, errors."""
+"""The common parts of clients of the telemetry service: sessions, deadlines, errors."""
 
 import aiohttp
 
@@ -6,15 +6,18 @@ _ANSWER_BYTES_MAX = 16 << 20
 
 
 class FeedDownError(RuntimeError):
-    """Telemetry gives no answer now; the message gives the reason. A retry may help."""
+    """The telemetry service does not answer now. The message gives the reason.
+
+    A retry may succeed.
+    """
 
 
 def open_session(telemetry_key: str, deadline_s: float) -> aiohttp.ClientSession:
-    """Return a session; the service need not run yet.
+    """Return an HTTP session for the telemetry service, which need not run yet.
 
     Args:
         telemetry_key: Admin key for the service.
-        deadline_s: Seconds for each request, from its begin to the end of its answer.
+        deadline_s: Seconds for each request, from its start to the end of its answer.
     """
     return aiohttp.ClientSession(
         headers={"Authorization": f"Bearer {telemetry_key}"},
@@ -24,7 +27,7 @@ def open_session(telemetry_key: str, deadline_s: float) -> aiohttp.ClientSession
 
 
 async def read_bounded(response: aiohttp.ClientResponse) -> bytes:
-    """Return the body of an answer; FeedDownError when it has more than 16 MiB."""
+    """Return the body of an answer. Raises FeedDownError if the body has more than 16 MiB."""
     body = bytearray()
     async for piece in response.content.iter_any():
         body += piece

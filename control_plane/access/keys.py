@@ -1,4 +1,4 @@
-"""The common parts of tenants' keys and admin keys: text, hash, expiry; pure."""
+"""The common parts of tenants' keys and admin keys: text, hash and expiry. Pure."""
 
 import hashlib
 from dataclasses import dataclass
@@ -29,16 +29,16 @@ class NewKey:
 
     @property
     def sha256(self) -> bytes:
-        """The stored hash. A key has 256 random bits, so a plain hash cannot be reversed."""
+        """The hash to store. A key has 256 random bits, so a plain hash cannot be reversed."""
         return hashlib.sha256(self.text.encode()).digest()
 
 
 def is_expired(expires_at_unix_ms: int, now_unix_ms: int) -> bool:
-    """Return whether a key of this expiry (0: never) has ended before now."""
+    """Return whether a key with this expiry (0: never) has expired at `now_unix_ms`."""
     return 0 < expires_at_unix_ms < now_unix_ms
 
 
 def expiry_after_grace(expires_at_unix_ms: int, now_unix_ms: int, grace_s: int) -> int:
-    """Return the end of a key that is replaced now; never later than its own expiry."""
+    """Return the expiry of a key that is replaced now; never later than its present expiry."""
     end = now_unix_ms + grace_s * 1000
     return min(expires_at_unix_ms, end) if expires_at_unix_ms else end

@@ -1,7 +1,8 @@
-"""Sign-in of people by an OpenID Connect provider: requests, checks, and their roles; pure.
+"""Sign-in of people by an OpenID Connect provider: requests, checks and roles. Pure.
 
-A sign-in begins with one secret in a cookie of the browser. State, nonce and the verifier of PKCE
-are derived from it, so nothing is stored, and an answer is valid for this browser alone.
+A sign-in begins with a secret in a cookie of the browser. State, nonce and the PKCE verifier are
+derived from this secret, so the server stores nothing, and an answer is valid only in the same
+browser.
 """
 
 import base64
@@ -98,7 +99,10 @@ class OpenIdSettings(BaseModel):
 
 
 class OpenIdError(Exception):
-    """A sign-in failed. `code` is for the page, and of a closed list; the text is for the log."""
+    """A sign-in failed.
+
+    `code`, from a closed list, is shown on the page; the text is for the log.
+    """
 
     def __init__(self, code: Literal["denied", "away", "wrong", "unknown"], text: str) -> None:
         super().__init__(text)
@@ -106,10 +110,10 @@ class OpenIdError(Exception):
 
 
 def read_openid(file: Path | None) -> OpenIdSettings | None:
-    """Return the settings of a JSON file; None without a file.
+    """Return the settings in a JSON file; None if no file is configured.
 
     Raises:
-        ValueError: The file is invalid; the message names the place, and no secret.
+        ValueError: The file is not valid. The message names the place, and never a secret.
     """
     if file is None:
         return None
@@ -124,18 +128,18 @@ def read_openid(file: Path | None) -> OpenIdSettings | None:
 
 
 def derived(secret: str, purpose: Literal["state", "nonce", "verifier"]) -> str:
-    """Return one of the values of a sign-in: 64 hex digits, which reveal none of the others."""
+    """Return one value of a sign-in as 64 hex digits, which reveal none of the other values."""
     return hmac.new(secret.encode(), purpose.encode(), hashlib.sha256).hexdigest()
 
 
 def is_state(given: str, secret: str) -> bool:
-    """Return whether an answer belongs to this browser's request; in constant time."""
+    """Return whether an answer belongs to this browser's request. Compares in constant time."""
     expected = derived(secret, "state").encode()
     return hmac.compare_digest(given.encode("utf-8", "surrogateescape"), expected)
 
 
 def is_fragment(text: str) -> bool:
-    """Return whether a text is a valid place within the console to come back to."""
+    """Return whether a text is a valid fragment within the console, to return to after sign-in."""
     return not text or _FRAGMENT.fullmatch(text) is not None
 
 
@@ -156,10 +160,10 @@ def authorization_url(endpoint: str, settings: OpenIdSettings, secret: str) -> s
 
 
 def key_id(id_token: str) -> str:
-    """Return the id of the key that an ID token names; may be empty.
+    """Return the id of the key that an ID token names; empty if it names none.
 
     Raises:
-        OpenIdError: The text is no token.
+        OpenIdError: The text is not a token.
     """
     try:
         return str(jwt.get_unverified_header(id_token).get("kid", ""))
@@ -170,10 +174,10 @@ def key_id(id_token: str) -> str:
 def checked_claims(
     id_token: str, key: jwt.PyJWK, settings: OpenIdSettings, nonce: str
 ) -> Mapping[str, Any]:
-    """Return the verified claims of an ID token: signature, issuer, audience, times and nonce.
+    """Return the claims of an ID token: signature, issuer, audience, times and nonce are checked.
 
     Raises:
-        OpenIdError: A claim is wrong.
+        OpenIdError: The signature or a claim is not valid.
     """
     try:
         claims: dict[str, Any] = jwt.decode(
@@ -198,7 +202,7 @@ def checked_claims(
 
 
 def actor_of(claims: Mapping[str, Any], settings: OpenIdSettings) -> Actor:
-    """Return a person as an actor, with a role.
+    """Return a person as an actor with the role of the first match.
 
     Raises:
         OpenIdError: No role matches this person.
@@ -218,7 +222,7 @@ def _has(held: Any, value: str) -> bool:
 
 
 def _id_of(subject: str) -> str:
-    """Return a person's id; subjects with unusual characters are hashed."""
+    """Return a person's id. A subject with unusual characters is hashed."""
     if re.fullmatch(r"[A-Za-z0-9._:@|-]{1,128}", subject):
         return f"person/{subject}"
     return f"person/{hashlib.sha256(subject.encode('utf-8', 'surrogateescape')).hexdigest()}"

@@ -15,8 +15,7 @@ from control_plane.tables import tenants
 async def find_actor(connection: AsyncConnection, secret_sha256: bytes) -> Actor | None:
     """Return the actor of the key with this hash.
 
-    None when there is no such key, when it is disabled or has expired, or when its tenant is
-    disabled.
+    None if there is no such key, if it is disabled or has expired, or if its tenant is disabled.
     """
     t = admin_keys.c
     is_disabled = or_(t.is_disabled, func.coalesce(tenants.c.is_disabled, false()))

@@ -1,9 +1,10 @@
-"""Permissions on the admin REST, by role, action and owner; pure.
+"""Permissions on the admin REST, by role, action and owner. Pure.
 
 A table gives the reach of each role for each action. Viewer, operator and admin form a hierarchy:
-each has the rights of the previous one. A reader and a publisher belong to one tenant each and
-reach nothing of another. An object without an owner (`owner` None) is public: a publisher may read
-it, not write it. A reader sees its tenant's usage, requests, batches and budgets, and nothing else.
+each role has the rights of the previous role. A reader and a publisher belong to one tenant each,
+and reach no objects of another tenant. An object without an owner (`owner` None) is public: a
+publisher may read it and may not write it. A reader sees only its tenant's usage, requests, batches
+and budgets.
 """
 
 from collections.abc import Mapping
@@ -27,13 +28,14 @@ class Role(StrEnum):
 
 
 class Action(StrEnum):
-    """The kind of access that a route needs; every route names one."""
+    """The kind of access that a route needs. Every route names one action."""
 
-    READ_PUBLIC = "read_public"  # bases and pools, which anybody's models are made of
+    READ_PUBLIC = "read_public"  # bases and pools, which models of any tenant may use
     READ_USAGE = "read_usage"  # a tenant's usage, requests and budgets
     READ_TENANT = "read_tenant"  # objects that may belong to a tenant
-    READ_PLATFORM = "read_platform"  # all else
-    READ_TEXT_POLICIES = "read_text_policies"  # with the words that a tenant wants hidden
+    READ_PLATFORM = "read_platform"  # all other objects
+    # policies with the words that a tenant wants to be masked
+    READ_TEXT_POLICIES = "read_text_policies"
     SEE_TEXTS = "see_texts"  # stored texts of requests
     WRITE_ARTIFACTS = "write_artifacts"
     WRITE_MODELS = "write_models"  # models, releases, aliases; bases belong to no tenant
@@ -45,7 +47,7 @@ class Action(StrEnum):
 
 
 class Reach(IntEnum):
-    """The reach of an action."""
+    """The set of objects to which an action of a role extends."""
 
     NOTHING = 0
     OWN = 1
@@ -79,12 +81,11 @@ def reach(role: Role, action: Action) -> Reach:
 
 
 def may(role: Role, tenant_id: str, action: Action, owner: str | None) -> bool:
-    """Return whether a key may do an action on an object.
+    """Return whether a caller may do an action on an object.
 
     Args:
         role: Role of the key.
-        tenant_id: Tenant of a publisher's or reader's key; empty for the other roles, which have
-            none.
+        tenant_id: Tenant of a publisher's or reader's key; empty for the other roles.
         action: Kind of access.
         owner: Tenant of the object; None or empty: the object is public.
     """
@@ -106,7 +107,7 @@ def roles_for(action: Action) -> list[Role]:
 
 @dataclass(frozen=True, slots=True)
 class Actor:
-    """The caller of an admin route, as its key identifies it.
+    """The caller of an admin route, as identified by its key or session.
 
     Attributes:
         id: Id of the admin key; `bootstrap` for the key of the settings.

@@ -24,13 +24,14 @@ async def begin(
     hashes: tuple[bytes, bytes | None],
     life_s: float,
 ) -> ConsoleSession:
-    """Store a session, and end the oldest ones of an actor with too many.
+    """Store a session, and end the actor's oldest sessions above the limit.
 
     Args:
         connection: Connection of the caller's transaction.
         session_id: Id of the new session.
-        actor: Actor of its requests.
-        hashes: Hashes of its cookie, and of the admin key that was used; None: a person signed in.
+        actor: Actor of the session's requests.
+        hashes: Hash of the session's cookie, and of the admin key that was used (None: a person
+            signed in).
         life_s: Seconds until the session ends, by the database's clock.
     """
     secret_sha256, key_sha256 = hashes
@@ -56,12 +57,13 @@ async def begin(
 async def find(
     connection: AsyncConnection, secret_sha256: bytes, of_bootstrap: OfBootstrap
 ) -> ConsoleSession | None:
-    """Return the session of a cookie; None: there is none, or it or its key has ended.
+    """Return the session of a cookie; None if there is none, or if it or its key has ended.
 
     Args:
         connection: Connection to read with.
         secret_sha256: Hash of the cookie.
-        of_bootstrap: Returns the actor of a key's hash, if it is the key of the settings.
+        of_bootstrap: Returns the actor for the hash of the settings' bootstrap key; None for other
+            hashes.
     """
     is_it = (_T.secret_sha256 == secret_sha256, _T.expires_at > func.now())
     row = (await connection.execute(select(console_sessions).where(*is_it))).first()
@@ -81,7 +83,7 @@ async def find(
 
 
 async def end(connection: AsyncConnection, secret_sha256: bytes) -> None:
-    """End the session of a cookie, if there is one."""
+    """End the session of a cookie, if it exists."""
     is_it = _T.secret_sha256 == secret_sha256
     await connection.execute(delete(console_sessions).where(is_it))
 

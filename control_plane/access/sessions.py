@@ -1,7 +1,7 @@
-"""Sessions of the console, which replace an admin key in the browser; pure.
+"""Sessions of the console, which replace an admin key in the browser. Pure.
 
-The browser sends a cookie that its scripts cannot read. Writes also carry a header with a value
-that only the console's own page gets: other sites can send neither.
+The browser sends a cookie that scripts cannot read. Writes also carry a header whose value only the
+console's own page receives. So another site can send neither cookie nor header.
 """
 
 import hashlib
@@ -14,7 +14,7 @@ from sluice.ids import new_secret
 
 COOKIE = "sluice_console"
 CSRF_HEADER = "x-csrf-token"
-SESSIONS_MAX = 50  # per actor: the oldest ends when one more begins
+SESSIONS_MAX = 50  # largest number per actor; a further session ends the oldest session
 _PREFIX = "console"
 _SECRET_CHARS_MAX = 128
 
@@ -24,8 +24,8 @@ class ConsoleSession:
     """A session that has not ended.
 
     Attributes:
-        actor: Actor of its requests.
-        expires_at: Time at which it ends by itself.
+        actor: Actor of the session's requests.
+        expires_at: Time at which the session expires.
     """
 
     id: str
@@ -39,22 +39,22 @@ def new_session_secret() -> str:
 
 
 def secret_hash(secret: str) -> bytes:
-    """Return the stored hash of a cookie."""
+    """Return the hash of a cookie that is stored."""
     return hashlib.sha256(secret.encode("utf-8", "surrogateescape")).digest()
 
 
 def is_secret(text: str) -> bool:
-    """Return whether a cookie has the right form: others are refused without a query."""
+    """Return whether a cookie has the right form. Other cookies are refused without a query."""
     return text.startswith(f"{_PREFIX}-") and len(text) <= _SECRET_CHARS_MAX
 
 
 def csrf_token(secret: str) -> str:
-    """Return the header's value for a cookie; the cookie cannot be derived from it."""
+    """Return the header's value for a cookie. The cookie cannot be derived from this value."""
     return hmac.new(secret.encode(), b"csrf", hashlib.sha256).hexdigest()
 
 
 def is_csrf_token(given: str, secret: str) -> bool:
-    """Return whether a header belongs to a cookie; compared in constant time."""
+    """Return whether a header's value belongs to a cookie. Compares in constant time."""
     return hmac.compare_digest(
         given.encode("utf-8", "surrogateescape"), csrf_token(secret).encode()
     )

@@ -27,8 +27,8 @@ admin_keys = Table(
     Column("created_at", DateTime(timezone=True), nullable=False, server_default=func.now()),
 )
 
-# A session stands for an admin key, and ends with it; or for a person that an OpenID provider
-# knows, and then it has a role of its own.
+# A session belongs to an admin key and ends with that key, or belongs to a person of an OpenID
+# provider and has a role of its own.
 console_sessions = Table(
     "console_sessions",
     metadata,

@@ -1,7 +1,7 @@
-"""REST of adapters across models: all adapters, their releases, and their nodes.
+"""REST of adapters across models: all adapters, their releases, and the nodes that have them.
 
-Adapters are here artifacts that were uploaded as such, and artifacts that a release names: an
-operator may have copied artifacts to nodes by hand.
+Adapters are artifacts that were uploaded as adapters, and artifacts that a release names as its
+adapter, because an operator may have copied an artifact to nodes by hand.
 """
 
 from typing import Any, cast
@@ -55,7 +55,7 @@ _HELD = ("id", "digest", "since")
 
 
 class AdapterRoutes:
-    """Handlers of adapters and their nodes."""
+    """The request handlers of adapters and their nodes."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -76,7 +76,7 @@ class AdapterRoutes:
         ]
 
     async def list(self, request: web.Request) -> web.Response:
-        """Return a page."""
+        """Return a page of adapters."""
         wanted = {
             name: request.query[name].replace("\0", "")
             for name in _FILTERS
@@ -86,7 +86,7 @@ class AdapterRoutes:
         return await page(self._database, query, key, request, _show)
 
     async def get(self, request: web.Request) -> web.Response:
-        """Return one."""
+        """Return one adapter."""
         digest = path_id(request, "digest", checked_digest)
         query, key = _adapters(request[ACTOR], {})
         rows = await fetch(self._database, query.where(key == digest))
@@ -96,7 +96,7 @@ class AdapterRoutes:
         return shown(request, _show(rows[0]))
 
     async def nodes(self, request: web.Request) -> web.Response:
-        """Return a page of nodes; of an unknown adapter it is empty."""
+        """Return a page of the nodes that have an adapter; empty for an unknown adapter."""
         digest = path_id(request, "digest", checked_digest)
         t = node_artifacts.c
         columns: list[ColumnElement[Any]] = [t.node_id.label("id"), t.digest, t.since]
@@ -110,10 +110,11 @@ def _adapters(actor: Actor, wanted: dict[str, str]) -> tuple[Select[Any], Column
 
     Args:
         actor: The caller.
-        wanted: Filters: model, base and tenant.
+        wanted: Filters by model, base and tenant.
     """
     is_adapter = artifacts.c.kind == literal(str(Kind.ADAPTER))
-    is_given = exists().where(artifact_grants.c.digest == artifacts.c.digest)  # else it is going
+    # an artifact without a grant is being removed
+    is_given = exists().where(artifact_grants.c.digest == artifacts.c.digest)
     stored = visible_to(actor).where(is_adapter, is_given).subquery("stored")
     used = _used(actor).subquery("used")
     known = union(select(stored.c.digest), select(used.c.digest)).subquery("known")
@@ -143,7 +144,7 @@ def _adapters(actor: Actor, wanted: dict[str, str]) -> tuple[Select[Any], Column
 
 
 def _used(actor: Actor) -> Select[Any]:
-    """Return the query of adapters by release, with their owners; '' stands for all tenants."""
+    """Return the query of adapters by release, with their owners ('' for all tenants)."""
     t, model = releases.c, models.c
     stands = model.id + RELEASE_MARK + model.release == t.id
     columns: list[ColumnElement[Any]] = [
@@ -166,7 +167,7 @@ def _all(values: ColumnElement[Any]) -> Any:
 
 
 def _granted(actor: Actor, digest: Column[str]) -> ColumnElement[Any]:
-    """Return the tenants that may use uploaded artifacts, '' for all tenants, as SQL."""
+    """Return the SQL array of tenants that may use an uploaded artifact ('' for all tenants)."""
     who = artifact_grants.c.tenant_id
     query = select(func.coalesce(who, "")).where(artifact_grants.c.digest == digest)
     if actor.reach(Action.READ_TENANT) is not Reach.ALL:
@@ -179,7 +180,7 @@ def _is_its(actor: Actor, owner: Column[Any]) -> ColumnElement[bool]:
 
 
 def _show(row: Values) -> Values:
-    """Return the JSON of an adapter; its owner comes from the upload, else from the models."""
+    """Return the JSON of an adapter. The owner is that of the upload, or else of the models."""
     is_uploaded = row["size_bytes"] is not None
     owners = row["granted"] if is_uploaded else row["owners"]
     created_at = row["created_at"]

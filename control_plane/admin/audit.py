@@ -1,4 +1,4 @@
-"""REST of the audit log: read only, newest first."""
+"""Read-only REST of the audit log, the newest rows first."""
 
 from aiohttp import web
 from sqlalchemy import select
@@ -16,7 +16,7 @@ _FILTERS = {"actor": audit.c.actor_id, "kind": audit.c.kind, "object_id": audit.
 
 
 class AuditRoutes:
-    """Handlers of the audit log."""
+    """The request handlers of the audit log."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -30,7 +30,7 @@ class AuditRoutes:
         return [AdminRoute("GET", "/v1/audit", self.list, Action.READ_PLATFORM, "audit", listing)]
 
     async def list(self, request: web.Request) -> web.Response:
-        """Return a page: `?after=` with the last id of a page continues with older rows."""
+        """Return a page of rows. `?after=` with the last id of a page returns older rows."""
         query = select(audit)
         for name, column in _FILTERS.items():
             if (wanted := request.query.get(name)) is not None:

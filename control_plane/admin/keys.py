@@ -1,4 +1,4 @@
-"""REST of admin keys; the bootstrap key of the settings is not among them."""
+"""REST of admin keys, without the bootstrap key of the settings."""
 
 from typing import Annotated, Self
 

@@ -1,8 +1,8 @@
-"""The loop that evaluates alert rules where no Prometheus does: scrapes, evaluates, reports.
+"""The loop that evaluates alert rules if no Prometheus does: scrapes, evaluates, reports.
 
-It looks at each target once per interval and keeps what the rules look back at, in memory. Alerts
-go the way that a Prometheus' alerts go. After a restart the history begins anew, so that rules over
-hours need hours.
+The loop scrapes each target once per interval, and keeps the history that the rules need in memory.
+Alerts are reported in the same way as alerts of a Prometheus. After a restart the history is empty,
+so rules over hours give results only after hours.
 """
 
 import asyncio
@@ -51,17 +51,19 @@ _FILES = ("recording.yml", "alerts.yml")
 _PAGE_TIMEOUT_S = 5.0
 _PAGE_BYTES_MAX = 16 << 20
 _AT_ONCE = 8
-# A local stack has hundreds of series that rules read. Samples have 16 bytes: 7 h of as many series
-# as this are below 600 MB. Few series are looked back at for this long.
+# Largest number of series. A local stack has hundreds of series that rules read. A sample has 16
+# bytes, so 7 h of samples for this many series need less than 600 MB. Only few series need so long
+# a history.
 _SERIES_MAX = 20_000
-_REPEAT_S = 60.0  # as Prometheus: an alert that is not repeated for five minutes is over
+# seconds, as in Prometheus; an alert that is not repeated for five minutes has ended
+_REPEAT_S = 60.0
 _UP = "up"
 
 Page = tuple[PageTarget, str | None]
 
 
 def shipped_rules() -> tuple[Path, ...]:
-    """Return the platform's rule files: in the checkout, else in the installed wheel."""
+    """Return the platform's rule files: in the checkout if it exists, otherwise in the wheel."""
     package = Path(__file__).resolve().parent.parent
     checkout = package.parent / "deploy" / "observability" / "prometheus"
     for place in (checkout, package / "_data" / "rules"):
@@ -71,12 +73,12 @@ def shipped_rules() -> tuple[Path, ...]:
 
 
 def read_rules(files: str) -> list[RuleGroup]:
-    """Return the rules of some files, separated by commas; without any, the platform's own.
+    """Return the rules of the given files, or the platform's own rules if no file is given.
 
     Raises:
-        RulesError: One cannot be read, or has rules that cannot be evaluated here.
+        RulesError: A file cannot be read, or has rules that cannot be evaluated here.
     """
-    import yaml  # only where rules are evaluated
+    import yaml  # imported only where rules are evaluated
 
     named = tuple(Path(name.strip()) for name in files.split(",") if name.strip())
     groups: list[RuleGroup] = []
@@ -89,7 +91,7 @@ def read_rules(files: str) -> list[RuleGroup]:
 
 
 class RuleEvaluator:
-    """Owns the loop; without targets there is nothing to do."""
+    """Owns the loop that evaluates rules. Without targets the loop does nothing."""
 
     def __init__(
         self,
@@ -101,20 +103,20 @@ class RuleEvaluator:
         clock: Callable[[], float] = time.time,
         external: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """Prepare; `run` belongs into a TaskGroup.
+        """Create the loop; `run` must be started in a TaskGroup.
 
         Args:
             database: Database of alerts, and of replicas, whose engines are scraped as well.
-            targets: Targets as `page_targets` reads them.
+            targets: Targets in the form that `page_targets` reads.
             files: Rule files, separated by commas.
             interval_s: Time between two rounds.
-            show: Takes the numbers of series and of rules that failed in the last round.
-            clock: Unix time in seconds.
-            external: Labels of the installation, which texts of rules may name.
+            show: Called with the number of series and of failed rules in the last round.
+            clock: Returns Unix time in seconds.
+            external: Labels of the installation, which the texts of rules may use.
 
         Raises:
             RulesError: The rules cannot be used.
-            TargetsError: The targets cannot.
+            TargetsError: The targets cannot be used.
         """
         self._database = database
         self._targets = page_targets(targets)
@@ -131,7 +133,7 @@ class RuleEvaluator:
         self._failed: Mapping[str, str] = {}
 
     async def run(self) -> None:
-        """Run until cancelled."""
+        """Run the loop until cancelled."""
         if not self._targets:
             return
         async with open_http() as http:
@@ -142,7 +144,7 @@ class RuleEvaluator:
                 await asyncio.sleep(max(rest_s, self._interval_s / 10))
 
     async def step(self, http: aiohttp.ClientSession) -> None:
-        """Scrape everything once, evaluate, and report."""
+        """Scrape all targets once, evaluate the rules, and report alerts."""
         limit = asyncio.Semaphore(_AT_ONCE)
         targets = self._targets + await self._engines()
         async with asyncio.TaskGroup() as tasks:
@@ -158,7 +160,7 @@ class RuleEvaluator:
         await self._report(outcome)
 
     async def _engines(self) -> list[PageTarget]:
-        """Return the engines of now; while PostgreSQL is away none, which ends their series."""
+        """Return the present engines as targets; none while PostgreSQL is down."""
         query = select(replicas.c.id, replicas.c.pool_id, replicas.c.metrics_address)
         query = query.where(replicas.c.metrics_address != "").order_by(replicas.c.id)
 
@@ -172,8 +174,9 @@ class RuleEvaluator:
         return engine_targets([(row.id, row.pool_id, row.metrics_address) for row in rows])
 
     def _evaluate(self, pages: Sequence[Page], now_ms: int) -> RulesOutcome:
-        """Take what was scraped, and evaluate; in a thread of its own."""
-        if now_ms <= self._round_ms:  # a clock that was set back: no range holds any more
+        """Store the scraped samples, and evaluate the rules. Runs in a thread."""
+        # the clock was set back, so the stored samples are no longer in order
+        if now_ms <= self._round_ms:
             self._store.clear()
             self._rules.clear()
         self._round_ms = now_ms
@@ -197,7 +200,7 @@ class RuleEvaluator:
         return self._store.write(_source(target), now_ms, samples)
 
     async def _report(self, outcome: RulesOutcome) -> None:
-        """Report alerts that began, ended, or were not repeated for a minute."""
+        """Report the alerts that began, ended, or were not repeated for a minute."""
         self._ended = [*self._ended, *outcome.ended][-ALERTS_MAX:]
         now_s = time.monotonic()
         firing = [alert for alert in outcome.active if alert.is_firing]
@@ -225,7 +228,7 @@ def _key(alert: ActiveAlert) -> frozenset[tuple[str, str]]:
 
 
 def _reports(alerts: Sequence[ActiveAlert], ended_s: float | None) -> list[AlertReport]:
-    """Return alerts as Prometheus posts them; labels that it could not post are left out."""
+    """Return alerts in the form of Prometheus' reports, without labels that it could not report."""
     found: list[AlertReport] = []
     for alert in alerts:
         try:
@@ -243,20 +246,20 @@ def _reports(alerts: Sequence[ActiveAlert], ended_s: float | None) -> list[Alert
 
 
 def open_http() -> aiohttp.ClientSession:
-    """Return a session for pages of metrics, with their deadline."""
+    """Return an HTTP session for pages of metrics, with a deadline."""
     return aiohttp.ClientSession(
         timeout=aiohttp.ClientTimeout(total=_PAGE_TIMEOUT_S), trust_env=False
     )
 
 
 def _role(target: PageTarget) -> CertificateRole:
-    """Return the role of the process that serves a page: those of engines are the agent's."""
+    """Return the role of the process that serves a page. The agent serves the pages of engines."""
     job = target.labels[JOB]
     return CertificateRole.AGENT if job == CertificateRole.ENGINE else CertificateRole(job)
 
 
 async def _page(http: aiohttp.ClientSession, target: PageTarget, limit: asyncio.Semaphore) -> Page:
-    """Return a page; None: it did not answer with one."""
+    """Return a target with its page; None as the page if the target did not answer with one."""
     url = f"{'https' if ours() else 'http'}://{target.address}{target.path}"
     try:
         async with limit, http.get(url, **http_options(_role(target))) as answer:

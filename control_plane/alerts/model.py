@@ -1,8 +1,8 @@
-"""Decides on alerts: names, silences, and the notices for each receiver; pure.
+"""Decides on alerts: fingerprints, silences, and the notices for each receiver. Pure.
 
-An alert is one set of labels that a rule fires for. Alerts of one rule and severity are a group. A
-receiver gets one notice for all alerts of a group that fire, another one when further alerts join,
-and a last one when all are over.
+An alert is one set of labels for which a rule fires. Alerts with the same rule and severity form a
+group. A receiver gets one notice for all firing alerts of a group, another notice when further
+alerts join, and a last notice when all alerts have ended.
 """
 
 import hashlib
@@ -14,14 +14,15 @@ from enum import StrEnum
 
 NAME, SEVERITY = "alertname", "severity"
 LABELS_MAX = 40
-# Waits of a group for further alerts: before the first notice, and between two notices.
+# Waits of a group: before the first notice, before a notice on further alerts, and before a
+# repetition.
 WAIT_MS, JOIN_MS, REPEAT_MS = 10_000, 60_000, 4 * 3_600_000
 _RANKS = {
     **dict.fromkeys(("p1", "critical", "page"), 1),
     **dict.fromkeys(("p2", "error", "high", "warning"), 2),
 }
 _LOWEST = 3
-# Alerts that open an incident without waking a person.
+# Alerts that open an incident although their severity wakes no person.
 _INCIDENTS = frozenset({"RolloutRolledBack"})
 
 Labels = Mapping[str, str]
@@ -35,23 +36,23 @@ class GroupStatus(StrEnum):
 
 
 def fingerprint(labels: Labels) -> str:
-    """Return the name of an alert: equal labels give the same 32 hex digits."""
+    """Return the fingerprint of an alert. Equal labels give the same 32 hex digits."""
     text = json.dumps(sorted(labels.items()), separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def rank(labels: Labels) -> int:
-    """Return the rank of a severity: 1 is a page, 3 waits for a working day."""
+    """Return the rank of an alert's severity: 1 is a page, 3 can wait for a working day."""
     return _RANKS.get(labels.get(SEVERITY, "").lower(), _LOWEST)
 
 
 def group_of(labels: Labels) -> str:
-    """Return the key of an alert's group."""
+    """Return the key of the group that an alert belongs to."""
     return f"{labels.get(NAME, '')}/P{rank(labels)}"
 
 
 def opens_incident(labels: Labels) -> bool:
-    """Return whether an alert opens an incident: a page, or a rollout sent back."""
+    """Return whether an alert opens an incident: a page, or a rollout that was rolled back."""
     return rank(labels) == 1 or labels.get(NAME) in _INCIDENTS
 
 
@@ -60,8 +61,8 @@ class AlertMatcher:
     """A condition of a silence, as in Alertmanager.
 
     Attributes:
-        name: Name of a label; an alert without the label has the value "".
-        operator: `=`, `!=`, `=~` or `!~`; patterns match whole values.
+        name: Name of a label; a missing label counts as the empty string.
+        operator: `=`, `!=`, `=~` or `!~`; patterns must match the whole value.
         value: Text that the label's value is compared with.
     """
 
@@ -80,18 +81,18 @@ class AlertMatcher:
 
 
 def is_silenced(labels: Labels, silences: Iterable[Sequence[AlertMatcher]]) -> bool:
-    """Return whether a silence matches; one without conditions matches nothing."""
+    """Return whether any silence matches. A silence without conditions matches nothing."""
     return any(all(it.matches(labels) for it in one) for one in silences if one)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupAlert:
-    """An alert of a group, with the fields that notices depend on.
+    """The fields of an alert that notices depend on.
 
     Attributes:
-        fingerprint: Name of the alert.
-        since_ms: Unix time at which it began to fire.
-        is_acknowledged: Whether an operator works on it.
+        fingerprint: Fingerprint of the alert.
+        since_ms: Time at which the alert began to fire, in Unix milliseconds.
+        is_acknowledged: Whether an operator has acknowledged the alert.
     """
 
     fingerprint: str
@@ -101,11 +102,11 @@ class GroupAlert:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToldGroup:
-    """Last notice of a group to a receiver.
+    """The last notice about a group to a receiver.
 
     Attributes:
-        fingerprints: Alerts that fired at that time; empty: all were over.
-        told_ms: Time of the notice.
+        fingerprints: Alerts that fired at the time of the notice; empty: all had ended.
+        told_ms: Time of the notice, in Unix milliseconds.
     """
 
     fingerprints: frozenset[str]
@@ -115,7 +116,7 @@ class ToldGroup:
 def telling(
     firing: Sequence[GroupAlert], told: ToldGroup | None, now_ms: int
 ) -> GroupStatus | None:
-    """Return the notice that a receiver is due on a group now; None: none.
+    """Return the status of the notice that a receiver must get now; None if no notice is due.
 
     Args:
         firing: Alerts of the group that fire and are not silenced.
@@ -135,17 +136,17 @@ def telling(
     return GroupStatus.FIRING if is_forgotten and quiet_ms >= REPEAT_MS else None
 
 
-# A receiver that is away for less than half an hour hears of everything.
+# Attempts per notice. A receiver that is down for less than half an hour gets all notices.
 ATTEMPTS_MAX = 10
 _FIRST_MS, _LONGEST_MS = 1_000, 300_000
 
 
 def retry_after_ms(attempts: int, asked_ms: int = 0) -> int | None:
-    """Return the wait after this many failures; None: the notice is given up.
+    """Return the wait after a number of failures; None if the notice is given up.
 
     Args:
         attempts: Failed attempts so far.
-        asked_ms: `Retry-After` of the receiver; values above five minutes are cut.
+        asked_ms: `Retry-After` of the receiver in milliseconds; reduced to five minutes at most.
     """
     if attempts >= ATTEMPTS_MAX:
         return None

@@ -1,4 +1,4 @@
-"""Messages for receivers of each kind; pure."""
+"""The messages for each kind of receiver. Pure."""
 
 import hashlib
 import hmac
@@ -12,7 +12,7 @@ from typing import Any
 from control_plane.alerts.model import NAME, GroupStatus, rank
 
 PAGERDUTY_URL = "https://events.pagerduty.com/v2/enqueue"
-_SHOWN_MAX = 20  # alerts that are spelled out; the rest is a number
+_SHOWN_MAX = 20  # largest number of alerts listed in a text; further alerts are only counted
 _PAGERDUTY = {1: "critical", 2: "error", 3: "warning"}
 
 Json = dict[str, Any]
@@ -24,9 +24,9 @@ class NoticeAlert:
 
     Attributes:
         labels: Labels of the alert.
-        annotations: Alert's summary, description and runbook_url.
-        starts_at: Time at which it began to fire, RFC 3339.
-        ends_at: Time of its end; empty while it fires.
+        annotations: Summary, description and runbook_url of the alert.
+        starts_at: Time at which the alert began to fire, in RFC 3339.
+        ends_at: Time at which the alert ended; empty while it fires.
     """
 
     labels: Mapping[str, str]
@@ -41,8 +41,8 @@ class Notice:
 
     Attributes:
         group: Key of the group.
-        status: Whether an alert of the group fires.
-        alerts: Alerts that fire; in the last notice of a group, alerts that fired.
+        status: Whether any alert of the group fires.
+        alerts: Alerts that fire; in the last notice of a group, alerts that fired before.
     """
 
     group: str
@@ -51,12 +51,12 @@ class Notice:
 
     @property
     def labels(self) -> Mapping[str, str]:
-        """The labels of the first alert; all have the same name and severity."""
+        """The labels of the first alert; all alerts of a group have the same name and severity."""
         return self.alerts[0].labels if self.alerts else {}
 
     @property
     def title(self) -> str:
-        """The title: one line."""
+        """The title of the notice, in one line."""
         name = self.labels.get(NAME) or self.group.rpartition("/")[0]
         count = f" ({len(self.alerts)})" if len(self.alerts) > 1 else ""
         summary = self.alerts[0].annotations.get("summary", "") if self.alerts else ""
@@ -65,7 +65,7 @@ class Notice:
 
     @property
     def text(self) -> str:
-        """The text: a line per alert, and links."""
+        """The text of the notice: one line per alert, and links to runbooks."""
         lines = [_line(alert) for alert in self.alerts[:_SHOWN_MAX]]
         if len(self.alerts) > _SHOWN_MAX:
             lines.append(f"and {len(self.alerts) - _SHOWN_MAX} more")
@@ -110,7 +110,7 @@ def slack(notice: Notice) -> Json:
 
 
 def pagerduty(notice: Notice, routing_key: str, source: str) -> Json:
-    """Return an event of PagerDuty's Events API v2; the group is one incident there."""
+    """Return an event of PagerDuty's Events API v2. One group is one incident in PagerDuty."""
     is_firing = notice.status is GroupStatus.FIRING
     event: Json = {
         "routing_key": routing_key,
@@ -136,7 +136,7 @@ def pagerduty(notice: Notice, routing_key: str, source: str) -> Json:
 
 
 def alertmanager(notice: Notice) -> list[Json]:
-    """Return the body of POST /api/v2/alerts; Alertmanager groups by itself."""
+    """Return the body of POST /api/v2/alerts. Alertmanager groups the alerts by itself."""
     return [
         {
             "labels": dict(alert.labels),
@@ -149,7 +149,7 @@ def alertmanager(notice: Notice) -> list[Json]:
 
 
 def email(notice: Notice, sender: str, to: Sequence[str], message_id: str) -> EmailMessage:
-    """Return the message; all messages on a group form one thread."""
+    """Return the e-mail of a notice. All e-mails about a group form one thread."""
     message = EmailMessage()
     message["Subject"] = " ".join(notice.title.split())
     message["From"], message["To"] = sender, ", ".join(to)
@@ -163,17 +163,17 @@ def email(notice: Notice, sender: str, to: Sequence[str], message_id: str) -> Em
 
 
 def signature(secret: str, body: bytes, now_s: int) -> str:
-    """Return the header that proves sender and time of a body: HMAC-SHA256 of `TIME.BODY`."""
+    """Return the header that proves sender and time of a body, an HMAC-SHA256 of `TIME.BODY`."""
     mac = hmac.new(secret.encode(), f"{now_s}.".encode() + body, hashlib.sha256)
     return f"t={now_s},v1={mac.hexdigest()}"
 
 
 def encoded(body: object) -> bytes:
-    """Return JSON as signed and sent."""
+    """Return JSON in the exact form that is signed and sent."""
     return json.dumps(body, separators=(",", ":"), ensure_ascii=False).encode()
 
 
 def rfc3339(unix_ms: int) -> str:
-    """Return a time in the form for receivers."""
+    """Return a Unix time as an RFC 3339 text."""
     moment = datetime.fromtimestamp(unix_ms / 1000, UTC)
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")

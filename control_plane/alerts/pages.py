@@ -1,4 +1,4 @@
-"""Pages of metrics as rules take them: which to ask, and the samples of one; pure."""
+"""Pages of metrics for rules: the targets to scrape, and the samples of a page. Pure."""
 
 import re
 from collections.abc import Container, Iterator, Mapping, Sequence
@@ -15,11 +15,11 @@ TARGETS_MAX = 100
 
 @dataclass(frozen=True, slots=True)
 class PageTarget:
-    """A page of metrics.
+    """A page of metrics to scrape.
 
     Attributes:
-        address: `HOST:PORT` of its process.
-        labels: Labels of all its series, `job` and `instance` among them.
+        address: `HOST:PORT` of the process that serves the page.
+        labels: Labels of all series of the page, including `job` and `instance`.
         path: Path of the page.
     """
 
@@ -29,14 +29,14 @@ class PageTarget:
 
 
 class TargetsError(ValueError):
-    """Targets cannot be read; the message names the first wrong one."""
+    """The targets cannot be parsed. The message names the first wrong target."""
 
 
 def page_targets(text: str) -> list[PageTarget]:
     """Return the targets of a setting such as `gateway=10.0.0.1:9000,router=10.0.0.2:9001`.
 
     Raises:
-        TargetsError: One is no JOB=HOST:PORT, or there are too many.
+        TargetsError: A target is not of the form JOB=HOST:PORT, or there are too many.
     """
     words = [word.strip() for word in text.split(",") if word.strip()]
     if len(words) > TARGETS_MAX:
@@ -51,7 +51,7 @@ def page_targets(text: str) -> list[PageTarget]:
 
 
 def engine_targets(rows: Sequence[tuple[str, str, str]]) -> list[PageTarget]:
-    """Return targets of replicas: id, pool, and metrics address as `HOST:PORT/engines/ID`."""
+    """Return the targets for rows of replicas: id, pool, metrics address `HOST:PORT/engines/ID`."""
     found: list[PageTarget] = []
     for replica_id, pool_id, metrics_address in rows:
         address, _, path = metrics_address.partition("/")
@@ -61,14 +61,14 @@ def engine_targets(rows: Sequence[tuple[str, str, str]]) -> list[PageTarget]:
 
 
 def page_samples(text: str, target: PageTarget, names: Container[str]) -> Iterator[Sample]:
-    """Yield the samples of a page whose metrics are read, with the labels of its target.
+    """Yield the samples of a page that rules read, with the labels of its target.
 
-    A label that the page has as well as the target is renamed, as Prometheus does: `exported_job`.
+    A label of the page that its target has as well is renamed, as in Prometheus: `exported_job`.
 
     Raises:
-        ValueError: It is no such page.
+        ValueError: The text is not a page of metrics.
     """
-    from prometheus_client.parser import text_string_to_metric_families  # takes 30 ms
+    from prometheus_client.parser import text_string_to_metric_families  # the import takes 30 ms
 
     kept = "\n".join(line for line in text.splitlines() if _is_read(line, names))
     for family in text_string_to_metric_families(f"{kept}\n"):

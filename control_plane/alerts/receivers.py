@@ -1,4 +1,4 @@
-"""Receivers of alerts: the file that names them, checked before anything starts."""
+"""Receivers of alerts: reads the file of receivers, and validates it at start-up."""
 
 import ipaddress
 import json
@@ -57,19 +57,19 @@ class Receiver(BaseModel):
 
     @property
     def rank_max(self) -> int:
-        """The least grave rank that is sent."""
+        """The least severe rank that is sent."""
         return int(self.severity[1])
 
 
 class ReceiversError(ValueError):
-    """The file is invalid; the message names the place, and never a secret."""
+    """The file of receivers is not valid. The message names the place, and never a secret."""
 
 
 def read_receivers(file: Path | None) -> tuple[Receiver, ...]:
-    """Return the receivers of a JSON file; none without a file.
+    """Return the receivers in a JSON file; empty if no file is configured.
 
     Raises:
-        ReceiversError: The file cannot be read, or is no list of receivers with unique names.
+        ReceiversError: The file cannot be read, or is not a list of receivers with unique names.
     """
     if file is None:
         return ()
@@ -93,10 +93,10 @@ def read_receivers(file: Path | None) -> tuple[Receiver, ...]:
 
 
 def refusal(address: str, *, is_internal: bool) -> str:
-    """Return the reason why an IP address must not be called; empty: it may be.
+    """Return the reason why an IP address must not be called; empty if it may be called.
 
-    A file may hold a mistake, and a name may resolve to any address: neither shall reach the
-    platform's own network, or a cloud's metadata.
+    The file may contain a mistake, and a name may resolve to any address. In both cases, no request
+    may reach the platform's own network or the metadata service of a cloud.
     """
     ip = ipaddress.ip_address(address.partition("%")[0])
     mapped = getattr(ip, "ipv4_mapped", None)

@@ -1,4 +1,4 @@
-"""Rows of alerts, of the state derived from them, and of due notices."""
+"""Reads and writes alerts, the state derived from alerts, and due notices."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -36,7 +36,8 @@ from control_plane.rollouts.tables import rollouts
 from sluice.ids import new_id
 
 FIRING_MAX = 2000
-# An alert that is not reported again is over; Prometheus repeats every minute at most.
+# Seconds after which an alert that was not reported again has ended. Prometheus repeats an alert at
+# least every minute.
 LASTS_S = 300
 _OVER_SHOWN_MAX = 50
 
@@ -44,9 +45,10 @@ Values = dict[str, Any]
 
 
 async def report(connection: AsyncConnection, found: Sequence[AlertReport]) -> int:
-    """Store firing and ended alerts; return the number of new ones.
+    """Store firing and ended alerts. Return the number of new alerts.
 
-    At most `FIRING_MAX` alerts are stored at once: the oldest show the cause.
+    At most `FIRING_MAX` alerts are stored at the same time. The oldest alerts are kept, because
+    they show the cause.
     """
     now = await connection.scalar(select(func.clock_timestamp()))
     assert now is not None
@@ -87,7 +89,7 @@ async def _report(
 
 
 async def _end(connection: AsyncConnection, which: Any, at: Any) -> None:
-    """End alerts, and note that in their incidents."""
+    """End alerts, and add events about it to their incidents."""
     ended = update(alerts).where(which).values(is_firing=False, ends_at=at)
     rows = (await connection.execute(ended.returning(alerts.c.incident_id, alerts.c.name))).all()
     for incident_id, name in rows:
@@ -104,11 +106,11 @@ async def add_event(
 
 
 async def has_work(connection: AsyncConnection) -> bool:
-    """Return whether `step`, or the groups after it, can have an effect."""
+    """Return whether `step` or the notices after it may have an effect."""
     return bool(await connection.scalar(_has_work()))
 
 
-@cache  # runs every other second: building costs more than the statement
+@cache  # runs every other second, and building the statement costs more than its execution
 def _has_work() -> Select[Any]:
     fires = select(alerts.c.id).where(alerts.c.is_firing).exists()
     is_told = select(notifications.c.id).exists()
@@ -124,7 +126,7 @@ async def step(connection: AsyncConnection) -> None:
 
 
 async def active_silences(connection: AsyncConnection) -> list[tuple[AlertMatcher, ...]]:
-    """Return the matchers of each present silence."""
+    """Return the matchers of each silence in effect."""
     query = select(silences.c.matchers).where(silences.c.ends_at > func.now())
     return [matchers_of(row) for row in (await connection.scalars(query)).all()]
 
@@ -155,7 +157,7 @@ async def _open_incidents(connection: AsyncConnection) -> None:
 
 
 async def open_incident(connection: AsyncConnection, key: str, title: str) -> str:
-    """Return the open incident of a key; opens one when there is none."""
+    """Return the open incident of a key. An incident is opened if there is none."""
     is_it = and_(incidents.c.key == key, incidents.c.is_open)
     known = await connection.scalar(select(incidents.c.id).where(is_it))
     if known:
@@ -168,7 +170,7 @@ async def open_incident(connection: AsyncConnection, key: str, title: str) -> st
 
 
 def _unknown_rollouts() -> Select[Any, Any, Any]:
-    """Select the rollouts of the last day that the platform sent back without an incident."""
+    """Return the query of rollouts of the last day that were rolled back and have no incident."""
     known = select(incidents.c.id).where(incidents.c.key == "rollout/" + rollouts.c.id)
     return select(rollouts.c.id, rollouts.c.model_id, rollouts.c.canary).where(
         rollouts.c.phase == str(Phase.ROLLED_BACK),
@@ -178,7 +180,7 @@ def _unknown_rollouts() -> Select[Any, Any, Any]:
 
 
 async def _open_for_rollouts(connection: AsyncConnection) -> None:
-    """Open an incident for each rollout of the last day that the platform sent back."""
+    """Open an incident for each rollout of the last day that the platform rolled back."""
     for row in (await connection.execute(_unknown_rollouts())).all():
         title = f"Release {row.canary} of {row.model_id} was sent back"
         await open_incident(connection, f"rollout/{row.id}", title)
@@ -186,16 +188,16 @@ async def _open_for_rollouts(connection: AsyncConnection) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlertGroup:
-    """A group: its alerts that fire, unsilenced, and those of the last notice."""
+    """A group, with its firing alerts that are not silenced and its last notices."""
 
     key: str
     rank: int
     firing: Sequence[Values]
-    told: Mapping[str, ToldGroup]  # by receiver
+    told: Mapping[str, ToldGroup]  # last notice by receiver
 
     @property
     def members(self) -> list[GroupAlert]:
-        """Alerts of the group, in the form for `telling`."""
+        """The firing alerts of the group, in the form for `telling`."""
         return [
             GroupAlert(
                 fingerprint=row["fingerprint"],
@@ -207,7 +209,7 @@ class AlertGroup:
 
 
 async def groups(connection: AsyncConnection) -> list[AlertGroup]:
-    """Return the groups with a firing alert, or with one in their last notice."""
+    """Return the groups that have a firing alert, now or in their last notice."""
     fires = select(alerts).where(alerts.c.is_firing, ~alerts.c.is_silenced)
     rows = (await connection.execute(fires.order_by(alerts.c.id))).mappings().all()
     told = (await connection.execute(select(notifications))).mappings().all()
@@ -228,7 +230,7 @@ def _told_group(row: RowMapping) -> ToldGroup:
 
 
 async def ended_of(connection: AsyncConnection, fingerprints: Iterable[str]) -> list[Values]:
-    """Return the latest rows of ended or silenced alerts, for the last notice."""
+    """Return the latest rows of ended or silenced alerts, for the last notice of a group."""
     query = (
         select(alerts)
         .where(alerts.c.fingerprint.in_(list(fingerprints)))
@@ -240,7 +242,7 @@ async def ended_of(connection: AsyncConnection, fingerprints: Iterable[str]) -> 
 
 
 def notice_of(key: str, status: GroupStatus, rows: Iterable[Mapping[str, Any]]) -> Notice:
-    """Return the notice on rows of alerts."""
+    """Return the notice about the alerts in rows."""
     is_over = status is GroupStatus.RESOLVED
     return Notice(
         group=key,
@@ -262,7 +264,7 @@ def _ms(moment: datetime) -> int:
 
 
 async def prune(connection: AsyncConnection, *, kept_days: int) -> None:
-    """Delete alerts, silences and closed incidents that are older than this many days."""
+    """Delete alerts, silences and closed incidents that are older than `kept_days`."""
     old = func.now() - func.make_interval(0, 0, 0, kept_days)
     gone = (
         (alerts, and_(~alerts.c.is_firing, alerts.c.ends_at < old)),

@@ -1,4 +1,4 @@
-"""REST of alerts, silences and incidents; reports have Prometheus' form."""
+"""REST of alerts, silences and incidents. Reports of alerts have Prometheus' form."""
 
 import asyncio
 from typing import Any
@@ -32,7 +32,7 @@ from sluice.ids import new_id
 
 _BODY_TIMEOUT_S = 10.0
 _EVENTS_MAX = 1000
-# The notice itself repeats labels; `receiver` and `group_key` say which.
+# The content of a notice would only repeat labels; `receiver` and `group_key` identify it.
 _NOTICE_FIELDS = (
     *("id", "receiver", "group_key", "status", "state", "attempts", "told_at", "error"),
     "fingerprints",
@@ -48,7 +48,7 @@ _NEW = describe.shown(("new",), types={"new": describe.INTEGER})
 
 
 class AlertRoutes:
-    """Handlers."""
+    """The request handlers of alerts, silences and incidents."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -133,7 +133,7 @@ class AlertRoutes:
                 write,
                 "alerts",
                 report,
-                is_audited=False,  # a rule's report is no act of a person
+                is_audited=False,  # a report by a rule is not a person's action
             ),
             AdminRoute(
                 "POST",
@@ -202,7 +202,7 @@ class AlertRoutes:
         return await page(self._database, query, key, request, shown_times, newest_first=True)
 
     async def list_notifications(self, request: web.Request) -> web.Response:
-        """Return a page of notices."""
+        """Return a page of notices to receivers, with their delivery state."""
         t = notifications.c
         query = select(*(t[column] for column in _NOTICE_FIELDS))
         return await page(self._database, query, t.id, request, shown_times)
@@ -216,7 +216,7 @@ class AlertRoutes:
         return await page(self._database, query, key, request, shown_times, newest_first=True)
 
     async def show_incident(self, request: web.Request) -> web.Response:
-        """Return an incident, with its first events."""
+        """Return an incident with its first events."""
         key = path_id(request)
         rows = await fetch(self._database, select(incidents).where(incidents.c.id == key))
         if not rows:
@@ -228,7 +228,7 @@ class AlertRoutes:
         return shown(request, body)
 
     async def report(self, request: web.Request) -> web.Response:
-        """Store a report."""
+        """Store a report of alerts in Prometheus' form."""
         try:
             async with asyncio.timeout(_BODY_TIMEOUT_S):
                 found = AlertReports.model_validate_json(await request.read()).root
@@ -247,7 +247,7 @@ class AlertRoutes:
         return web.json_response({"new": await self._database.run(work)})
 
     async def acknowledge(self, request: web.Request) -> web.Response:
-        """Note the operator of an alert; its repetitions cause no notices from then on."""
+        """Acknowledge an alert, so that its repetitions cause no further notices."""
         key, body = path_id(request), await read_body(request, AlertNote)
 
         async def work(write: Write) -> WriteReply:
@@ -305,7 +305,7 @@ class AlertRoutes:
         return await self._add_note(request, closes=False)
 
     async def close(self, request: web.Request) -> web.Response:
-        """Close an incident; a later page of its group opens another one."""
+        """Close an incident. A later page of the same group opens a new incident."""
         return await self._add_note(request, closes=True)
 
     async def _add_note(self, request: web.Request, *, closes: bool) -> web.Response:

@@ -1,7 +1,7 @@
-"""Rules as Prometheus' files have them, and what follows of them at an instant; pure.
+"""Rules in the form of Prometheus' files, and their evaluation at an instant. Pure.
 
-A recording rule writes series anew; an alerting rule fires for each set of labels that its
-expression has had for `for`. Both look at one store of series.
+A recording rule writes new series. An alerting rule fires for each set of labels for which its
+expression has had a result for the time `for`. Both kinds of rules read one store of series.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,20 +21,20 @@ _UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
 class RulesError(ValueError):
-    """A rule file cannot be used; the message names the rule."""
+    """A rule file cannot be used. The message names the rule."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlertRule:
-    """A rule.
+    """A recording or alerting rule.
 
     Attributes:
-        name: Metric that it records, or name of the alert.
-        is_alert: Whether it fires, else it records.
-        expression: Its expression.
-        lasts_ms: For how long an alert's expression has to hold.
-        labels: Labels that it adds.
-        annotations: Texts of an alert.
+        name: Metric that the rule records, or name of the alert.
+        is_alert: Whether the rule is an alerting rule; otherwise it is a recording rule.
+        expression: Expression of the rule.
+        lasts_ms: Milliseconds for which the expression must have a result before the alert fires.
+        labels: Labels that the rule adds.
+        annotations: Templates of the alert's texts.
     """
 
     name: str
@@ -50,9 +50,9 @@ class RuleGroup:
     """Rules that are evaluated one after another.
 
     Attributes:
-        name: Its name.
-        interval_ms: Time between evaluations; 0: the caller's.
-        rules: In order.
+        name: Name of the group.
+        interval_ms: Milliseconds between evaluations; 0: the interval of the caller.
+        rules: Rules in the order of evaluation.
     """
 
     name: str
@@ -61,7 +61,7 @@ class RuleGroup:
 
 
 def duration_ms(text: str) -> int:
-    """Return milliseconds of a duration of one unit, e.g. `5m`; raises RulesError."""
+    """Return the milliseconds of a duration with one unit, such as `5m`. Raises RulesError."""
     number = text.rstrip("msdh")
     unit = text[len(number) :]
     if not number.isdigit() or unit not in _UNITS_MS:
@@ -70,7 +70,7 @@ def duration_ms(text: str) -> int:
 
 
 def rule_groups(document: Any) -> list[RuleGroup]:
-    """Return the groups of a rule file that was read; raises RulesError."""
+    """Return the groups of a parsed rule file. Raises RulesError if the file cannot be used."""
     try:
         groups = [_group(group) for group in document["groups"]]
     except (KeyError, TypeError, AttributeError) as error:
@@ -108,7 +108,7 @@ def _rule(given: Mapping[str, Any]) -> AlertRule:
 
 
 def history_ms(groups: Iterable[RuleGroup]) -> dict[str, int]:
-    """Return how long each metric is looked back at, by any rule."""
+    """Return the longest time that any rule looks back at a metric, by metric."""
     found: dict[str, int] = {}
     for rule in chain.from_iterable(group.rules for group in groups):
         for name, back_ms in rule.expression.reads.items():
@@ -118,13 +118,13 @@ def history_ms(groups: Iterable[RuleGroup]) -> dict[str, int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActiveAlert:
-    """An alert whose expression holds.
+    """An alert whose expression has a result at present.
 
     Attributes:
-        labels: Labels of the alert, its name included.
-        annotations: Its texts of now.
-        since_ms: Instant from which the expression has held.
-        fires_since_ms: Instant from which it had held long enough; None: it has not yet.
+        labels: Labels of the alert, including its name.
+        annotations: Present texts of the alert.
+        since_ms: Unix milliseconds since when the expression has had a result.
+        fires_since_ms: Unix milliseconds since when the alert fires; None: it does not fire yet.
     """
 
     labels: Mapping[str, str]
@@ -134,18 +134,18 @@ class ActiveAlert:
 
     @property
     def is_firing(self) -> bool:
-        """Whether it has held long enough."""
+        """Whether the expression has had a result for long enough."""
         return self.fires_since_ms is not None
 
 
 @dataclass(frozen=True, slots=True)
 class RulesOutcome:
-    """Result of an evaluation.
+    """The result of an evaluation of rules.
 
     Attributes:
-        active: Alerts that hold.
-        ended: Alerts that fired and no longer hold.
-        failed: Rules without a result, with the reason.
+        active: Alerts whose expression has a result.
+        ended: Alerts that fired before and whose expression no longer has a result.
+        failed: Reasons of failure, by rule.
     """
 
     active: Sequence[ActiveAlert]
@@ -154,7 +154,7 @@ class RulesOutcome:
 
 
 class RuleState:
-    """Evaluates groups of rules, and remembers since when alerts hold."""
+    """Evaluates groups of rules, and remembers since when each alert is active."""
 
     def __init__(
         self,
@@ -169,12 +169,12 @@ class RuleState:
         self._due_ms: dict[int, int] = {}
 
     def clear(self) -> None:
-        """Forget everything that held."""
+        """Forget all active alerts."""
         self._active.clear()
         self._due_ms.clear()
 
     def step(self, now_ms: int) -> RulesOutcome:
-        """Evaluate the groups that are due."""
+        """Evaluate the groups that are due at `now_ms`."""
         ended: list[ActiveAlert] = []
         failed: dict[str, str] = {}
         for number, group in enumerate(self._groups):

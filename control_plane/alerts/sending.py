@@ -1,4 +1,4 @@
-"""Sends notices over HTTP and SMTP, only to checked addresses; each with a deadline."""
+"""Sends notices over HTTP and SMTP, only to checked addresses, and with a deadline."""
 
 import asyncio
 import smtplib
@@ -29,17 +29,17 @@ _Result = TypeVar("_Result")
 
 TIMEOUT_S = 10.0
 _ANSWER_BYTES_MAX = 2000
-_RETRYABLE = frozenset({408, 425, 429})  # and all of 500 and above
+_RETRYABLE = frozenset({408, 425, 429})  # statuses that permit a retry, besides 500 and above
 
 
 @dataclass(frozen=True, slots=True)
 class SendError(Exception):
-    """A notice was not accepted.
+    """A receiver did not accept a notice.
 
     Attributes:
         reason: Reason in words, without secrets.
-        may_repeat: Whether the receiver may accept the notice later.
-        after_ms: Wait that the receiver asked for, in milliseconds.
+        may_repeat: Whether a retry may succeed.
+        after_ms: Wait that the receiver requested, in milliseconds.
     """
 
     reason: str
@@ -63,19 +63,19 @@ async def send(receiver: Receiver, notice: Notice, source: str) -> None:
 async def post(
     url: str, body: bytes, headers: Mapping[str, str], *, is_internal: bool = False
 ) -> None:
-    """Post a body; only to an address that was looked at.
+    """Post a body to a URL whose address was checked.
 
     Raises:
-        SendError: It was not taken, or its address must not be called.
+        SendError: The receiver did not accept the body, or its address must not be called.
     """
     await in_time(_post(url, body, headers, is_internal=is_internal))
 
 
 async def in_time(work: Awaitable[_Result]) -> _Result:
-    """Return what `work` returns within the deadline.
+    """Return the result of `work`, within the deadline.
 
     Raises:
-        SendError: It did not succeed.
+        SendError: The work failed or missed the deadline.
     """
     try:
         async with asyncio.timeout(TIMEOUT_S):
@@ -117,12 +117,12 @@ async def _post(url: str, body: bytes, headers: Mapping[str, str], *, is_interna
 
 
 def refused(status: int, said: str, wait: str) -> SendError:
-    """Return what an answer without success means.
+    """Return the error for an answer without success.
 
     Args:
-        status: Status of the answer.
-        said: Beginning of its text.
-        wait: Its Retry-After, or nothing.
+        status: HTTP status of the answer.
+        said: Beginning of the answer's text.
+        wait: Value of the answer's Retry-After header; empty if it has none.
     """
     after_ms = int(wait) * 1000 if wait.isdigit() and len(wait) < 6 else 0
     reason = f"status {status}: {' '.join(said.split())[:160]}"
@@ -132,7 +132,7 @@ def refused(status: int, said: str, wait: str) -> SendError:
 def request_of(
     receiver: Receiver, notice: Notice, source: str
 ) -> tuple[str, bytes, dict[str, str]]:
-    """Return URL, body and headers of a notice."""
+    """Return URL, body and headers of the request that sends a notice."""
     secret, url = receiver.secret.get_secret_value(), receiver.url
     headers = {"Content-Type": "application/json", "User-Agent": "sluice-alerts"}
     match receiver.kind:
@@ -154,7 +154,7 @@ def request_of(
 
 
 class _CheckedSmtp(smtplib.SMTP):
-    """Connects to a checked address, under the name of its certificate."""
+    """An SMTP client that connects to a checked address, and verifies the certificate by name."""
 
     address = ""
 
@@ -174,7 +174,7 @@ async def _mail(receiver: Receiver, notice: Notice) -> None:
 def _deliver(
     receiver: Receiver, message: EmailMessage, where: tuple[str, str, int], is_tls: bool
 ) -> None:
-    """Hand a message over; a password goes over TLS only."""
+    """Deliver a message to the server. A password is sent over TLS only."""
     address, host, port = where
     context = ssl.create_default_context()
     smtp = _CheckedSmtp(timeout=TIMEOUT_S)

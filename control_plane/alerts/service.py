@@ -1,8 +1,8 @@
 """The loop of alerts: ends and silences alerts, opens incidents, and sends notices.
 
-Every control plane runs it; one holds the lease. A due notice is a row before it is sent. If a
-process ends in between, another one sends it: a receiver may get a notice twice, never not at all,
-within `ATTEMPTS_MAX`.
+Every control plane runs the loop, and one control plane holds the lease. A due notice is stored as
+a row before it is sent. If a process ends in between, another process sends the notice. So a
+receiver may get a notice twice, but never misses one within `ATTEMPTS_MAX` attempts.
 """
 
 import asyncio
@@ -31,12 +31,12 @@ from sluice.ids import new_id
 log = structlog.get_logger(__name__)
 
 _TICK_S = 2.0
-_LEASE, _LEASE_S = "alerts", 30.0  # longer than a round of sending may take
+_LEASE, _LEASE_S = "alerts", 30.0  # seconds; longer than a round of sending may take
 _AT_ONCE = 8
 
 
 class AlertService:
-    """Owns the loop."""
+    """Owns the loop of alerts."""
 
     def __init__(
         self,
@@ -45,12 +45,13 @@ class AlertService:
         count: Callable[[str, str], None] = lambda _receiver, _result: None,
         source: str = "sluice",
     ) -> None:
-        """Prepare; `run` belongs into a TaskGroup.
+        """Create the loop; `run` must be started in a TaskGroup.
 
         Args:
             database: Database of alerts.
             receivers: Receivers of notices.
-            count: Called for each attempt with the receiver, and `sent`, `failed` or `given_up`.
+            count: Called for each attempt with the receiver and the result: `sent`, `failed` or
+                `given_up`.
             source: Name that PagerDuty shows as the origin.
         """
         self._database = database
@@ -61,7 +62,7 @@ class AlertService:
         self._places = asyncio.Semaphore(_AT_ONCE)
 
     async def run(self) -> None:
-        """Run until cancelled."""
+        """Run the loop until cancelled."""
         while True:
             try:
                 await self.step()
@@ -75,7 +76,7 @@ class AlertService:
         Raises:
             DatabaseDownError: PostgreSQL does not answer.
         """
-        # As mostly: nothing to lead in.
+        # In most rounds there is no work, and then no lease is needed.
         if not await self._database.run_singly(repository.has_work):
             return
         due = await self._database.run(self._look)
@@ -101,7 +102,7 @@ class AlertService:
         return [dict(row) for row in (await connection.execute(query)).mappings().all()]
 
     async def _send(self, row: Mapping[str, Any]) -> None:
-        """Send a notice, and store its outcome."""
+        """Send a notice, and store the outcome."""
         receiver, notice = self._receivers[row["receiver"]], _notice(row["notice"])
         change: dict[str, Any] = {"state": "sent", "error": ""}
         try:
@@ -113,7 +114,7 @@ class AlertService:
         t = notifications.c
         is_it = and_(
             t.id == row["id"],
-            t.told_at == row["told_at"],  # no newer notice was sent meanwhile
+            t.told_at == row["told_at"],  # only if no newer notice was stored meanwhile
         )
         change["attempts"] = row["attempts"] + 1
 
@@ -142,7 +143,7 @@ _RESULTS = {"sent": "sent", "pending": "failed", "failed": "given_up"}
 
 
 async def _plan(connection: AsyncConnection, group: AlertGroup, receiver: str, now_ms: int) -> None:
-    """Store the notice that a receiver is due on a group now, if any."""
+    """Store the notice about a group that a receiver must get now, if there is one."""
     told = group.told.get(receiver)
     status = telling(group.members, told, now_ms)
     if status is None:
@@ -172,7 +173,7 @@ async def _plan(connection: AsyncConnection, group: AlertGroup, receiver: str, n
 
 
 def _notice(stored: Mapping[str, Any]) -> Notice:
-    """Return a notice in its stored form."""
+    """Return the notice from its stored form."""
     return Notice(
         group=stored["group"],
         status=GroupStatus(stored["status"]),

@@ -11,7 +11,7 @@ def _moment(name: str) -> Column[object]:
     return Column(name, DateTime(timezone=True), nullable=False, server_default=func.now())
 
 
-# A row per alert and time that it fired; ids in the order in which they began.
+# One row per period in which an alert fired. Ids are in the order in which alerts began to fire.
 alerts = Table(
     "alerts",
     metadata,
@@ -25,7 +25,8 @@ alerts = Table(
     flag_column("is_firing"),
     flag_column("is_silenced"),
     _moment("starts_at"),
-    _moment("ends_at"),  # over then, unless it is reported again; once over: when that was
+    # time at which the alert ends unless it is reported again, or at which it ended
+    _moment("ends_at"),
     words_column("acknowledged_by"),
     Column("acknowledged_at", DateTime(timezone=True)),
     words_column("note"),
@@ -46,7 +47,7 @@ silences = Table(
     _moment("ends_at"),
 )
 
-# The last notice to each receiver about each group, and its result.
+# The last notice about each group to each receiver, and the result of sending it.
 notifications = Table(
     "alert_notifications",
     metadata,
@@ -67,7 +68,7 @@ incidents = Table(
     "incidents",
     metadata,
     Column("id", Text, primary_key=True),
-    Column("key", Text, nullable=False),  # of a group, or rollout/ID
+    Column("key", Text, nullable=False),  # key of a group, or rollout/ID
     Column("title", Text, nullable=False),
     flag_column("is_open"),
     _moment("opened_at"),

@@ -1,7 +1,9 @@
-"""Texts of annotations with what an alert is about put in, as Prometheus writes them; pure.
+"""Fills the templates of annotations with the facts of an alert, as Prometheus does. Pure.
 
-Of Go's templates as much as rules use: `{{ $value | humanize }}`, `{{ $labels.pool }}`, and one
-level of `{{ with $externalLabels.runbooks }}{{ . }}{{ else }}...{{ end }}`.
+Only the part of Go's templates that rules use is supported: `{{ $value
+
+humanize }}`, `{{ $labels.pool }}`, and one level of `{{ with $externalLabels.runbooks }}{{ . }}{{
+else }}...{{ end }}`.
 """
 
 import math
@@ -18,12 +20,12 @@ _BINARY = ("", *(f"{prefix}i" for prefix in "kMGTPEZY"))
 
 
 class AnnotationError(ValueError):
-    """A text has more than is supported; the message names the piece."""
+    """A template uses an unsupported construct. The message names it."""
 
 
 @dataclass(frozen=True, slots=True)
 class AlertFacts:
-    """Facts that a text may name.
+    """The facts that a template may use.
 
     Attributes:
         value: Value of the rule's expression.
@@ -37,7 +39,7 @@ class AlertFacts:
 
 
 def filled(text: str, facts: AlertFacts) -> str:
-    """Return a text with its pieces put in; raises AnnotationError."""
+    """Return a template with its expressions filled in. Raises AnnotationError."""
     parts = _PIECE.split(text)
     found: list[str] = []
     is_shown, inner, has_value = True, "", False
@@ -57,7 +59,7 @@ def filled(text: str, facts: AlertFacts) -> str:
 
 
 def _valued(pipe: str, facts: AlertFacts, inner: str) -> str | float:
-    """Return the value of one piece: a variable, and functions that it goes through."""
+    """Return the value of one expression: a variable, passed through functions."""
     source, *functions = (part.strip() for part in pipe.split("|"))
     value: str | float
     if source == "$value":
@@ -82,7 +84,7 @@ def _function(name: str) -> Callable[[float], str]:
 
 
 def _shown(value: str | float) -> str:
-    """Return a number as Go prints it."""
+    """Return a number in the format of Go."""
     if isinstance(value, str):
         return value
     if math.isinf(value):
@@ -98,7 +100,7 @@ def _four(value: float) -> str:
 
 
 def humanize(value: float) -> str:
-    """Return a number with a metric prefix."""
+    """Return a number with a metric prefix such as k or M."""
     if value == 0 or not math.isfinite(value):
         return _four(value)
     return "".join(_scaled(value))
@@ -113,7 +115,7 @@ def _scaled(value: float) -> tuple[str, str]:
 
 
 def humanize_1024(value: float) -> str:
-    """Return a number with a binary prefix."""
+    """Return a number with a binary prefix such as Ki or Mi."""
     if abs(value) <= 1 or not math.isfinite(value):
         return _four(value)
     place = 0
@@ -123,7 +125,7 @@ def humanize_1024(value: float) -> str:
 
 
 def humanize_duration(value: float) -> str:
-    """Return seconds as people read them."""
+    """Return a number of seconds in a readable form."""
     if not math.isfinite(value):
         return _four(value)
     if abs(value) < 1:

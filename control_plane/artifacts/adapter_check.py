@@ -1,7 +1,7 @@
-"""Checks whether an artifact is a LoRA adapter that the engines can serve on a base; pure.
+"""Checks whether an artifact is a LoRA adapter that the engines can serve on a base. Pure.
 
-Reads the config and the header of the tensors, never the tensors. Reports all mistakes, one
-sentence for each.
+Only the config and the header of the tensors are read, not the tensor data. All mistakes are
+reported, one sentence for each.
 """
 
 import re
@@ -33,7 +33,7 @@ _TENSOR_NAME = re.compile(
     r"base_model\.model\.model\.layers\.([0-9]{1,6})\.([a-z_.]+)\.lora_([AB])\.weight"
 )
 _DTYPES = ("F16", "BF16", "F32")
-# Files that are common beside an adapter: text, which no program runs.
+# Text files that are common beside an adapter and that no program executes.
 _OTHER = re.compile(r"[^/]+\.(json|md|txt|jinja)|LICENSE|NOTICE|\.gitattributes")
 _PICKLED = re.compile(r".*\.(bin|pt|pth|pkl|pickle|ckpt)")
 
@@ -42,7 +42,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class AdapterLimits:
-    """The limits of adapters."""
+    """The limits of rank and size for adapters."""
 
     rank_max: int = 64
     size_bytes_max: int = 2 << 30
@@ -55,7 +55,7 @@ def check_adapter(
 
     Args:
         files: Files of the artifact, by name.
-        base_config: config.json of the base that it is for.
+        base_config: config.json of the adapter's base.
         limits: Limits of ranks and sizes.
     """
     reasons = check_names(files, lambda name: name in {CONFIG_FILE, TENSOR_FILE})
@@ -80,7 +80,7 @@ def check_adapter(
 
 
 def check_names(files: Iterable[str], is_known: Callable[[str], bool]) -> list[str]:
-    """Return the mistakes in the names of an artifact's files."""
+    """Return the mistakes in the names of an artifact's files, one sentence each."""
     reasons: list[str] = []
     for name in files:
         if is_known(name) or _OTHER.fullmatch(name):
@@ -96,7 +96,7 @@ def check_names(files: Iterable[str], is_known: Callable[[str], bool]) -> list[s
 
 
 def _tried(reasons: list[str], read: Callable[[], Result]) -> Result | None:
-    """Return the result of `read`; None, and a further reason, when it refuses."""
+    """Return the result of `read`. If `read` raises CheckError, append its text to `reasons`."""
     try:
         return read()
     except CheckError as error:
@@ -109,7 +109,7 @@ def _config(file: ArtifactFile, limits: AdapterLimits) -> AdapterConfig:
 
 
 def _tensors(file: ArtifactFile) -> dict[tuple[Module, str], Tensor]:
-    """Return the tensors by module and half, `A` or `B`."""
+    """Return the tensors by module and by half of the LoRA pair, `A` or `B`."""
     found: dict[tuple[Module, str], Tensor] = {}
     for name, tensor in read_tensors(file, ADAPTER_HEADER_BYTES_MAX).items():
         match = _TENSOR_NAME.fullmatch(name)
@@ -134,7 +134,7 @@ def _tensors(file: ArtifactFile) -> dict[tuple[Module, str], Tensor]:
 def _misfits(
     config: AdapterConfig, tensors: Mapping[tuple[Module, str], Tensor], base: BaseShape
 ) -> list[str]:
-    """Return the contradictions between config, tensors and base."""
+    """Return the contradictions between config, tensors and base, one sentence each."""
     try:
         wanted = config.modules(base)
     except CheckError as error:
@@ -167,7 +167,7 @@ def _misfits(
 
 
 def _few(reasons: list[str], count: int = 8) -> list[str]:
-    """Return the first reasons; if there are more, the last one says so."""
+    """Return the first reasons, and a sentence with the number of further reasons."""
     if len(reasons) <= count:
         return reasons
     return [*reasons[:count], f"and {len(reasons) - count} more of the kind: see the first ones"]

@@ -1,7 +1,7 @@
-"""Reads a PEFT adapter_config.json, as far as the engines serve it; pure.
+"""Parses the part of a PEFT adapter_config.json that the engines serve. Pure.
 
-An adapter that is applied in part gives wrong answers, not an error. So every field must be one
-that the engines use, or one without effect: all others are refused by name.
+An adapter that is applied only in part gives wrong answers instead of an error. So every field must
+either be used by the engines or have no effect. All other fields are refused by name.
 """
 
 import re
@@ -33,19 +33,19 @@ _ONLY: Mapping[str, tuple[Any, ...]] = {
     "init_lora_weights": (True, False, None, "gaussian", "eva", "orthogonal"),
 }
 _LITERAL = re.compile(r"[A-Za-z0-9_.]+")
-_ALPHA_MAX = 1e9  # weights of 16 bits times this fit into 32 bits
+_ALPHA_MAX = 1e9  # largest scale for which products with 16-bit weights fit into 32-bit floats
 _LAYERS_MAX = 4096
 
-Module = tuple[int, str]  # layer, and one of PROJECTIONS
+Module = tuple[int, str]  # number of the layer, and one of PROJECTIONS
 
 
 @dataclass(frozen=True, slots=True)
 class BaseShape:
-    """The shape of a base that an adapter has to fit.
+    """The shape of a base that an adapter must match.
 
     Attributes:
-        layers: Layers of the base.
-        projections: (outputs, inputs) of each of `PROJECTIONS`.
+        layers: Number of layers of the base.
+        projections: (outputs, inputs) of each projection in `PROJECTIONS`.
     """
 
     layers: int
@@ -57,8 +57,8 @@ class AdapterConfig:
     """The modules that an adapter changes, with their ranks.
 
     Attributes:
-        rank: Rank of modules that no pattern names.
-        alpha: LoRA alpha; divided by the rank it scales the adapter's update.
+        rank: Rank of the modules that no pattern matches.
+        alpha: LoRA alpha, which is divided by the rank to scale the adapter's update.
     """
 
     rank: int
@@ -93,7 +93,7 @@ class AdapterConfig:
 
 
 def base_shape(config: Mapping[str, Any]) -> BaseShape:
-    """Return the projections in a base's config.json; CheckError when they are missing."""
+    """Return the shape in a base's config.json. Raises CheckError if fields are missing."""
     try:
         heads, hidden = int(config["num_attention_heads"]), int(config["hidden_size"])
         layers, inner = int(config["num_hidden_layers"]), int(config["intermediate_size"])
@@ -113,10 +113,10 @@ def base_shape(config: Mapping[str, Any]) -> BaseShape:
 
 
 def parse_adapter_config(config: Mapping[str, Any], rank_max: int) -> AdapterConfig:
-    """Return the adapter's config.
+    """Return the parsed config of an adapter.
 
     Raises:
-        CheckError: A field has a value that no engine serves, or ranks are above `rank_max`.
+        CheckError: A field has a value that no engine serves, or a rank is above `rank_max`.
     """
     _check_fields(config)
     ranks, alphas = _pattern(config, "rank_pattern"), _pattern(config, "alpha_pattern")
@@ -144,12 +144,12 @@ def parse_adapter_config(config: Mapping[str, Any], rank_max: int) -> AdapterCon
 
 
 def largest_rank(config: Mapping[str, Any]) -> int:
-    """Return the largest rank that the configuration of an accepted adapter names."""
+    """Return the largest rank in the configuration of an accepted adapter."""
     return max(config["r"], *_pattern(config, "rank_pattern").values(), 1)
 
 
 def is_name_of(target: str, module: Module) -> bool:
-    """Whether a name from a config matches the module: its path, or the end of it."""
+    """Return whether a name from a config matches the module's path or the end of that path."""
     path = f"model.layers.{module[0]}.{module[1]}"
     return path == target or path.endswith(f".{target}")
 
@@ -170,7 +170,7 @@ def _check_fields(config: Mapping[str, Any]) -> None:
 
 
 def _is_scale(value: object) -> bool:
-    """Whether a value can scale weights in 32 bits; false for NaN."""
+    """Return whether a value can scale weights in 32 bits; false for NaN."""
     return type(value) in (int, float) and abs(cast("float", value)) <= _ALPHA_MAX
 
 

@@ -1,7 +1,7 @@
-"""Checks whether an artifact is a servable base in the Hugging Face layout; reads no weights.
+"""Checks whether an artifact is a servable base in the Hugging Face layout. Weights are not read.
 
-Parsing a tokenizer or a template runs foreign code on foreign data: call it in a process that may
-die (`control_plane.artifacts.inspector`).
+Parsing a tokenizer or a template runs foreign code on foreign data. So the checks must run in a
+process that may crash (`control_plane.artifacts.inspector`).
 """
 
 import re
@@ -34,17 +34,17 @@ _NUMBERS = ("vocab_size", "max_position_embeddings", "hidden_size", "num_hidden_
 
 
 def is_shard(name: str) -> bool:
-    """Return whether a file of this name may hold weights."""
+    """Return whether a file with this name may contain weights."""
     return _SHARD.fullmatch(name) is not None
 
 
 @dataclass(frozen=True, slots=True)
 class TextParsers:
-    """Foreign code that parses text; each raises ValueError when it fails.
+    """The parsers of foreign text. Each raises ValueError if the text is not valid.
 
     Attributes:
-        tokenizer: Takes tokenizer.json and returns the number of its tokens.
-        template: Takes the source of a chat template.
+        tokenizer: Parses tokenizer.json, and returns the number of its tokens.
+        template: Parses the source of a chat template.
     """
 
     tokenizer: Callable[[str], int]
@@ -86,7 +86,7 @@ def _check_config(files: Mapping[str, ArtifactFile], _: TextParsers) -> None:
 
 
 def _check_weights(files: Mapping[str, ArtifactFile], _: TextParsers) -> None:
-    """Refuse broken weight files, and an index that names other tensors than they hold."""
+    """Refuse broken weight files, and an index whose tensors differ from those in the files."""
     shards = {SINGLE_FILE} if SINGLE_FILE in files else set[str]()
     index: dict[str, str] = {}
     if not shards:
@@ -116,7 +116,7 @@ def _check_weights(files: Mapping[str, ArtifactFile], _: TextParsers) -> None:
 
 
 def _index(file: ArtifactFile) -> dict[str, str]:
-    """Return the file of each tensor."""
+    """Return the file name of each tensor in the index."""
     given = read_json(file, _JSON_BYTES_MAX).get("weight_map")
     if not isinstance(given, dict) or not given:
         raise CheckError(f"{INDEX_FILE} has no weight_map: save the base anew")
@@ -145,7 +145,10 @@ def _check_tokenizer(files: Mapping[str, ArtifactFile], parsers: TextParsers) ->
 
 
 def _check_template(files: Mapping[str, ArtifactFile], parsers: TextParsers) -> None:
-    """Refuse a chat template that is no Jinja; a base without one only completes texts."""
+    """Refuse a chat template that is not valid Jinja.
+
+    A base without a template serves completions only.
+    """
     for name, source in _templates(files):
         try:
             parsers.template(source)
@@ -160,7 +163,7 @@ def _is_template(name: str) -> bool:
 
 
 def _templates(files: Mapping[str, ArtifactFile]) -> list[tuple[str, str]]:
-    """Return (file, source) of each chat template."""
+    """Return the file and the source of each chat template."""
     found = [
         (name, read_text(file, _TEMPLATE_BYTES_MAX))
         for name, file in files.items()
@@ -171,7 +174,7 @@ def _templates(files: Mapping[str, ArtifactFile]) -> list[tuple[str, str]]:
     given = read_json(files[TOKENIZER_CONFIG_FILE], _JSON_BYTES_MAX).get("chat_template")
     if given is None:
         return found
-    # Either the template, or a list of named ones.
+    # The value is either one template, or a list of named templates.
     several = cast("list[Any]", given if isinstance(given, list) else [{"template": given}])
     for one in several:
         source = cast("dict[str, Any]", one).get("template") if isinstance(one, dict) else None

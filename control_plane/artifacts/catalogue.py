@@ -1,4 +1,4 @@
-"""Accepted artifacts, as a tenant may see them, in the caller's transactions."""
+"""Reads accepted artifacts as far as a tenant may see them, in the caller's transactions."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ SHOWN = ("digest", "kind", "base_digests", "size_bytes", "file_count", "is_pinne
 
 
 def visible_to(actor: Actor) -> Select[Any]:
-    """Return the query of the artifacts that an actor may see, without their manifests."""
+    """Return the query of the artifacts that an actor may see, without the manifests."""
     query = select(*(artifacts.c[name] for name in SHOWN)).where(artifacts.c.retired_at.is_(None))
     if actor.reach(Action.READ_TENANT) is Reach.ALL:
         return query
@@ -24,7 +24,7 @@ def visible_to(actor: Actor) -> Select[Any]:
 async def manifest_of(
     connection: AsyncConnection, actor: Actor, digest: str
 ) -> dict[str, Any] | None:
-    """Return an artifact's manifest; None when there is none that the caller may see."""
+    """Return an artifact's manifest; None if there is no artifact that the caller may see."""
     query = visible_to(actor).with_only_columns(artifacts.c.manifest)
     return await connection.scalar(query.where(artifacts.c.digest == digest))
 
@@ -32,7 +32,7 @@ async def manifest_of(
 async def find(
     connection: AsyncConnection, tenant_id: str | None, digest: str
 ) -> dict[str, Any] | None:
-    """Return an artifact with its manifest, if a tenant may use it; None: if all tenants may."""
+    """Return an artifact with its manifest, if a tenant (None: every tenant) may use it."""
     query = select(artifacts).where(
         artifacts.c.digest == digest, artifacts.c.retired_at.is_(None), granted(tenant_id)
     )
@@ -41,14 +41,14 @@ async def find(
 
 
 async def locked(connection: AsyncConnection, actor: Actor, digest: str) -> dict[str, Any] | None:
-    """Return an artifact that an actor may see, locked; None when there is none."""
+    """Return an artifact that an actor may see, with its row locked; None if there is none."""
     query = visible_to(actor).where(artifacts.c.digest == digest).with_for_update(of=artifacts)
     found = (await connection.execute(query)).mappings().first()
     return None if found is None else {str(name): value for name, value in found.items()}
 
 
 async def pin(connection: AsyncConnection, digest: str, *, is_pinned: bool) -> None:
-    """Keep an artifact even without references, or end that."""
+    """Set whether an artifact is kept without references."""
     query = update(artifacts).where(artifacts.c.digest == digest)
     await connection.execute(query.values(is_pinned=is_pinned))
 
@@ -62,7 +62,10 @@ async def is_named(connection: AsyncConnection, digest: str) -> bool:
 
 
 async def withdraw(connection: AsyncConnection, digest: str, tenant_id: str | None) -> bool:
-    """Take an artifact from a tenant (None: from all); False when the tenant does not own it."""
+    """Remove a tenant's grant of an artifact (None: the public one).
+
+    False if there is no such grant.
+    """
     grant = artifact_grants.c
     query = delete(artifact_grants).where(
         grant.digest == digest, grant.tenant_id.is_not_distinct_from(tenant_id)
@@ -71,7 +74,7 @@ async def withdraw(connection: AsyncConnection, digest: str, tenant_id: str | No
 
 
 async def chunk_size(connection: AsyncConnection, actor: Actor, sha256: str) -> int | None:
-    """Return the size of a chunk of a visible artifact; None when there is none."""
+    """Return the size of a chunk of a visible artifact; None if there is no such chunk."""
     of_seen = visible_to(actor).with_only_columns(artifacts.c.digest)
     is_seen = exists().where(
         artifact_chunks.c.sha256 == chunks.c.sha256, artifact_chunks.c.digest.in_(of_seen)

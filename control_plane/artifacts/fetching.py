@@ -1,4 +1,4 @@
-"""Reads the files of an import's source, piece by piece: a directory, a bucket, a web server."""
+"""Reads the files of an import's source in pieces, from a directory, a bucket or a web server."""
 
 import asyncio
 import json
@@ -25,7 +25,8 @@ from sluice.manifests import CHUNK_BYTES, FILES_MAX
 _CONNECT_S, _READ_S = 10.0, 30.0
 _INDEX_BYTES_MAX = 16 << 20
 _WEIGHTS_SUFFIX = ".safetensors"
-# A web server has no directories to list: these are what an artifact of a kind consists of.
+# Required files of each kind of artifact. A web server cannot list a directory, so these names are
+# probed.
 _NEEDED = {
     Kind.ADAPTER: (adapter_config.CONFIG_FILE, adapter_check.TENSOR_FILE),
     Kind.BASE: (base_check.CONFIG_FILE, base_check.TOKENIZER_FILE),
@@ -34,7 +35,7 @@ _OPTIONAL = tuple(name for name in TEXT_FILES if name not in _NEEDED[Kind.BASE])
 
 
 class FetchError(Exception):
-    """A source cannot be read; the message gives the reason and the fix."""
+    """A source cannot be read. The message gives the reason and the fix."""
 
 
 class Files(Protocol):
@@ -45,19 +46,19 @@ class Files(Protocol):
         ...
 
     async def missing(self, names: Collection[str]) -> list[str]:
-        """Return the missing ones of some names; the others can be read from now on."""
+        """Return those of the given names that are missing; the others can then be read."""
         ...
 
     def read(self, name: str) -> AsyncIterator[bytes]:
-        """Yield a file's bytes in pieces of `CHUNK_BYTES`; only the last may be shorter."""
+        """Yield a file's bytes in pieces of `CHUNK_BYTES`; only the last piece may be shorter."""
         ...
 
 
 @asynccontextmanager
 async def open_source(source: ImportSource, kind: Kind) -> AsyncGenerator[Files]:
-    """Open an allowed source; its errors are FetchErrors.
+    """Open an allowed source. All its errors are raised as FetchError.
 
-    A source of an adapter that ends in `.safetensors` is its file of weights.
+    If the source of an adapter ends in `.safetensors`, it names the file of weights.
     """
     directory, _, name = source.path.rpartition("/")
     if kind is Kind.ADAPTER and name.endswith(_WEIGHTS_SUFFIX):
@@ -86,18 +87,18 @@ async def _open_directory(source: ImportSource, kind: Kind) -> AsyncGenerator[Fi
 
 
 class AdapterWeights:
-    """A file of weights, whatever its name, with the adapter's configuration beside it.
+    """A file of weights with any name, and the adapter's configuration in the same directory.
 
-    The weights alone lack their scale (`lora_alpha`).
+    The configuration is required, because the weights alone have no scale (`lora_alpha`).
     """
 
     def __init__(self, files: Files, name: str) -> None:
-        """Read from a directory that may hold much else."""
+        """Create the view on a directory that may contain other files as well."""
         self._files = files
         self._name = name
 
     async def names(self) -> list[str]:
-        """Return the two names of the artifact; FetchError when a file is not there."""
+        """Return the two file names of the artifact. Raises FetchError if a file is missing."""
         if missing := await self._files.missing((adapter_config.CONFIG_FILE, self._name)):
             raise FetchError(
                 f"{' and '.join(missing)} not found: keep {adapter_config.CONFIG_FILE} beside"
@@ -106,7 +107,7 @@ class AdapterWeights:
         return [adapter_config.CONFIG_FILE, adapter_check.TENSOR_FILE]
 
     async def missing(self, names: Collection[str]) -> list[str]:
-        """Return the names that do not belong to the artifact."""
+        """Return those of the given names that do not belong to the artifact."""
         return sorted(set(names) - set(await self.names()))
 
     def read(self, name: str) -> AsyncIterator[bytes]:
@@ -115,7 +116,7 @@ class AdapterWeights:
 
 
 class LocalFiles:
-    """A directory below an allowed one; symbolic links are not followed."""
+    """A directory below an allowed directory. Symbolic links are not followed."""
 
     def __init__(self, root: Path, path: str) -> None:
         self._root = root
@@ -126,7 +127,7 @@ class LocalFiles:
         return await asyncio.to_thread(self._names)
 
     async def missing(self, names: Collection[str]) -> list[str]:
-        """Return the missing ones of some names."""
+        """Return those of the given names that are missing."""
         await asyncio.to_thread(self._check)
         is_there = await asyncio.to_thread(
             lambda: {name: (self._directory / name).is_file() for name in names}
@@ -165,7 +166,7 @@ class LocalFiles:
 
 
 class BucketFiles:
-    """A prefix in a bucket of S3."""
+    """A prefix in an S3 bucket."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
@@ -188,7 +189,7 @@ class BucketFiles:
         return found
 
     async def missing(self, names: Collection[str]) -> list[str]:
-        """Return the missing ones of some objects."""
+        """Return those of the given names that are missing in the bucket."""
         found: list[str] = []
         for name in names:
             try:
@@ -217,7 +218,7 @@ class BucketFiles:
 
 
 def refusal_of(source: ImportSource) -> Refuse:
-    """Return the check of a source's addresses: public, unless its host is allowed with any."""
+    """Return the check of a source's addresses, which must be public unless any is allowed."""
 
     def refuse(_host: str, _port: int, address: str) -> str:
         if source.is_private or is_public(address):
@@ -228,7 +229,7 @@ def refusal_of(source: ImportSource) -> Refuse:
 
 
 class WebFiles:
-    """A directory on a web server, which is probed for the usual names."""
+    """A directory on a web server, which is probed for the usual file names."""
 
     def __init__(self, session: aiohttp.ClientSession, source: ImportSource, kind: Kind) -> None:
         host = f"[{source.place}]" if ":" in source.place else source.place
@@ -238,7 +239,7 @@ class WebFiles:
         self._kind = kind
 
     async def names(self) -> list[str]:
-        """Return the existing names; FetchError when a required one is missing."""
+        """Return the names that exist. Raises FetchError if a required file is missing."""
         names = list(_NEEDED[self._kind])
         if self._kind is Kind.BASE:
             names += [name for name in _OPTIONAL if await self._is_there(name, is_optional=True)]
@@ -249,7 +250,7 @@ class WebFiles:
         return names
 
     async def missing(self, names: Collection[str]) -> list[str]:
-        """Return the missing ones of some names."""
+        """Return those of the given names that are missing on the server."""
         return [name for name in names if not await self._is_there(name)]
 
     async def _weights(self) -> list[str]:
@@ -272,7 +273,7 @@ class WebFiles:
         return [base_check.INDEX_FILE, *sorted(shards)]
 
     async def _is_there(self, name: str, *, is_optional: bool = False) -> bool:
-        # Buckets without list rights answer 403 for missing objects.
+        # Buckets without permission to list objects answer 403 for missing objects.
         absent = {404, 403} if is_optional else {404}
         async with self._answer(name, "HEAD", absent) as answer:
             return answer.status == 200
@@ -298,7 +299,10 @@ class WebFiles:
     async def _answer(
         self, name: str, method: str, absent: Collection[int] = (404,)
     ) -> AsyncGenerator[aiohttp.ClientResponse]:
-        """Yield an answer of status 200, or of `absent`; all others are errors."""
+        """Yield an answer with status 200 or in `absent`.
+
+        Raises FetchError for any other status.
+        """
         try:
             check_literal(self._source.place, self._source.port, refusal_of(self._source))
             answer = await self._session.request(

@@ -1,8 +1,8 @@
-"""Decides which unreferenced artifacts to retire, restore or remove; pure.
+"""Decides which unreferenced artifacts to retire, restore or remove. Pure.
 
 An artifact is removed in two steps. First it is retired: invisible, but still stored. Some minutes
-later, when every transaction of that time has ended, it is checked again: with a new reference it
-is restored, else removed.
+later, when every transaction of that time has ended, it is checked again. If it has a new reference
+by then, it is restored; otherwise it is removed.
 """
 
 from collections.abc import Iterable
@@ -15,10 +15,11 @@ class ArtifactUse:
     """The references to an artifact, and the state of its removal.
 
     Attributes:
-        is_needed: Whether the artifact is pinned, or named by a model, release, base, upload, or an
-            adapter on it.
-        unreferenced_since: Time at which it was first found without a reference; None: not yet.
-        retired_at: Time of its retirement; None: it is not retired.
+        is_needed: Whether the artifact is pinned, or is referenced by a model, a release, a base,
+            an upload, or an adapter on it.
+        unreferenced_since: Time at which the artifact was first found without a reference; None: it
+            was not.
+        retired_at: Time of the retirement; None: the artifact is not retired.
     """
 
     digest: str
@@ -33,13 +34,14 @@ def _none() -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class GarbageDecision:
-    """The digests to change.
+    """The digests of the artifacts whose state changes.
 
     Attributes:
-        noticed: Artifacts that have lost their last reference, as of now.
-        needed: Artifacts with a new reference: visible again, and their grace time is cleared.
-        retired: Artifacts without a reference for the grace time.
-        removed: Retired artifacts without a new reference.
+        noticed: Artifacts that were now first found without a reference.
+        needed: Artifacts with a new reference, which become visible again; their grace time is
+            reset.
+        retired: Artifacts that had no reference for the grace time.
+        removed: Retired artifacts that got no new reference.
     """
 
     noticed: list[str] = field(default_factory=_none)
@@ -51,13 +53,13 @@ class GarbageDecision:
 def decide(
     uses: Iterable[ArtifactUse], now: datetime, grace: timedelta, settle: timedelta
 ) -> GarbageDecision:
-    """Return the next steps for artifacts.
+    """Return the next changes for artifacts.
 
     Args:
-        uses: References of all artifacts.
-        now: Time of the database's clock.
-        grace: Time for which an unneeded artifact is kept as it is.
-        settle: Time between retirement and removal; longer than any transaction.
+        uses: References and states of all artifacts.
+        now: Present time of the database's clock.
+        grace: Time for which an unreferenced artifact stays visible.
+        settle: Time between retirement and removal, longer than any transaction.
     """
     decision = GarbageDecision()
     for use in uses:
@@ -76,12 +78,13 @@ def decide(
 
 @dataclass(frozen=True, slots=True)
 class Fate:
-    """The next step of an artifact's removal if nothing changes.
+    """The next step of an artifact's removal if its references do not change.
 
     Attributes:
-        state: `kept`; `noticed`: the next sweep finds it unreferenced; `grace`: kept for the grace
-            time; `due`: the next sweep takes the next step; `retired`: invisible, still stored.
-        at: Earliest time of its retirement (`grace`) or removal (`retired`); else None.
+        state: `kept` if it is needed; `noticed` if the next sweep will find it unreferenced;
+            `grace` during the grace time; `due` if the next sweep will change its state; `retired`
+            if it is invisible and still stored.
+        at: Earliest time of retirement (`grace`) or removal (`retired`); None in other states.
     """
 
     state: str
@@ -89,7 +92,7 @@ class Fate:
 
 
 def fate(use: ArtifactUse, now: datetime, grace: timedelta, settle: timedelta) -> Fate:
-    """Return the future decision of `decide` on an artifact, and its time; same arguments."""
+    """Return the next step that `decide` will take on an artifact, for the same arguments."""
     if use.is_needed:
         return Fate("kept")
     if use.retired_at is not None:

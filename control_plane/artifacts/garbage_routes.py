@@ -31,7 +31,7 @@ from sluice.errors import BadRequestError, ErrorCode
 
 Values = dict[str, Any]
 _KIND = "artifacts"
-_WAIT_S = 8.0  # for the end of a sweep; clients wait at least 10 s
+_WAIT_S = 8.0  # seconds to wait for the end of a sweep; clients wait at least 10 s
 _REASONS = ("model", "release", "base", "upload", "adapter")
 _DONE = ("noticed", "needed", "retired", "removed")
 SHOWN = (
@@ -43,7 +43,7 @@ _SWEPT = ("state", *_DONE, "chunks")
 
 
 class GarbageRoutes:
-    """Handlers of garbage."""
+    """The request handlers of garbage."""
 
     def __init__(self, database: Database, service: Artifacts) -> None:
         self._database = database
@@ -51,7 +51,7 @@ class GarbageRoutes:
         self._writes = Writes(database)
 
     def routes(self) -> list[AdminRoute]:
-        """Return the routes; they come before those of artifacts by digest."""
+        """Return the routes, which must precede those of artifacts by digest."""
         listing = describe.listing(
             "List artifacts: kept or to be removed, and why",
             describe.shown(SHOWN, types=_TYPES),
@@ -67,7 +67,7 @@ class GarbageRoutes:
         ]
 
     async def list(self, request: web.Request) -> web.Response:
-        """Return a page."""
+        """Return a page of artifacts with their next removal step."""
         query = _fates()
         match request.query.get("is_needed"):
             case None:
@@ -82,7 +82,7 @@ class GarbageRoutes:
         return await page(self._database, query, artifacts.c.digest, request, self._show)
 
     async def sweep(self, request: web.Request) -> web.Response:
-        """Sweep at once, and wait a while for its end; grace times stay the same."""
+        """Sweep at once, and wait a few seconds for the end. Grace times are not shortened."""
         sweeps = self._service.sweeps
 
         async def work(write: Write) -> WriteReply:
@@ -113,7 +113,7 @@ class GarbageRoutes:
 
 
 def _fates() -> Select[Any]:
-    """Return the query of all artifacts, each with one example of each kind of reference."""
+    """Return the query of all artifacts, each with one example per kind of reference."""
     t = artifacts.c
     live = artifact_uploads.c
     others = artifacts.alias("adapters")
@@ -143,7 +143,7 @@ def _fates() -> Select[Any]:
 
 
 def _both(columns: Any) -> tuple[Select[Any], Select[Any]]:
-    """Return the queries of digests that models or releases name, as digest and name."""
+    """Return the two queries of (digest, name) for digests that models or releases reference."""
     return (
         _pairs(columns.adapter_digest, columns.id),
         _pairs(columns.base_digest, columns.id),
@@ -156,20 +156,20 @@ def _pairs(digest: ColumnElement[Any], name: ColumnElement[Any]) -> Select[Any]:
 
 
 def _examples(*queries: Select[Any]) -> Subquery:
-    """Return one name for each digest of some queries of digest and name."""
+    """Return one name per digest, from the union of some (digest, name) queries."""
     every = union_all(*queries).subquery()
     found = select(every.c.digest, func.min(every.c.name).label("name"))
     return found.group_by(every.c.digest).subquery()
 
 
 def _swept() -> Values:
-    """Return the schema of a sweep; a replayed answer has only `asked`."""
+    """Return the schema of a sweep's result. A replayed answer has only `state`."""
     types = dict.fromkeys(_DONE, describe.TEXTS) | {"chunks": describe.INTEGER}
     return describe.shown(_SWEPT, types=types) | {"required": ["state"]}
 
 
 def _show_swept(swept: Swept | None) -> Values:
-    """Return the JSON of a sweep; lists are digests."""
+    """Return the JSON of a sweep's result, with lists of digests."""
     if swept is None or swept.decision is None:
         state = "running" if swept is None else "busy"
         return {"state": state, **{name: list[str]() for name in _DONE}, "chunks": 0}

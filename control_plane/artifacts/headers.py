@@ -1,7 +1,7 @@
-"""Reads the headers of safetensors files, and JSON files, from untrusted artifacts; pure.
+"""Reads the headers of safetensors files, and JSON files, from untrusted artifacts. Pure.
 
-A claimed size causes no read and no allocation: lengths are first checked against the file and a
-bound. A header that passes describes every byte of its file exactly once.
+A claimed size alone causes neither a read nor an allocation, because lengths are first checked
+against the file and a bound. An accepted header describes every byte of its file exactly once.
 """
 
 import json
@@ -25,30 +25,30 @@ _METADATA = "__metadata__"
 
 
 class CheckError(ValueError):
-    """A file cannot be accepted; the message names the file, the mistake and the fix."""
+    """A file cannot be accepted. The message names the file, the mistake and the fix."""
 
 
 class ArtifactFile(Protocol):
-    """A file of an artifact that can be read in parts."""
+    """A file of an artifact, of which parts can be read."""
 
     @property
     def name(self) -> str:
-        """Name, relative to the artifact."""
+        """The name of the file, relative to the artifact."""
         ...
 
     @property
     def size_bytes(self) -> int:
-        """Size of the whole file in bytes."""
+        """The size of the whole file in bytes."""
         ...
 
     def read(self, offset: int, length: int) -> bytes:
-        """Return exactly these bytes; the caller stays within `size_bytes`."""
+        """Return exactly `length` bytes from `offset`. The range must be within `size_bytes`."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A tensor's entry in a header; its bytes are verified to be in the file."""
+    """A tensor's entry in a header. The bytes of the tensor are verified to be within the file."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -58,7 +58,7 @@ def read_tensors(file: ArtifactFile, header_bytes_max: int) -> dict[str, Tensor]
     """Return the tensors of a safetensors file by name.
 
     Raises:
-        CheckError: The header is not one, or does not match the file.
+        CheckError: The header is not valid, or does not match the file.
     """
     if file.size_bytes < _LENGTH_BYTES:
         raise _broken(file, f"has only {file.size_bytes} bytes")
@@ -79,12 +79,12 @@ def read_tensors(file: ArtifactFile, header_bytes_max: int) -> dict[str, Tensor]
 
 
 def read_json(file: ArtifactFile, bytes_max: int) -> dict[str, Any]:
-    """Return the object in a JSON file; CheckError when there is none, or it is too large."""
+    """Return the object in a JSON file. Raises CheckError if it is not valid or too large."""
     return _parsed(file, _bounded(file, bytes_max))
 
 
 def read_text(file: ArtifactFile, bytes_max: int) -> str:
-    """Return a file's text; CheckError when it is not UTF-8, or too large."""
+    """Return a file's text. Raises CheckError if the file is not UTF-8 or is too large."""
     try:
         return _bounded(file, bytes_max).decode()
     except UnicodeDecodeError as error:
@@ -121,7 +121,7 @@ def _parsed(file: ArtifactFile, text: bytes) -> dict[str, Any]:
 
 
 def _tensor(file: ArtifactFile, name: str, entry: object) -> tuple[Tensor, int, int]:
-    """Return a tensor, and where its bytes begin and end."""
+    """Return a tensor, with the start and the end of its bytes."""
     where = f"tensor {name:.100}"
     if len(name) > _NAME_CHARACTERS_MAX:
         raise _broken(file, f"has a name of {len(name)} characters, {where}")
@@ -148,11 +148,11 @@ def _tensor(file: ArtifactFile, name: str, entry: object) -> tuple[Tensor, int, 
 
 
 def _counts(value: object) -> tuple[int, ...] | None:
-    """Return a list of sizes; None when the value is none."""
+    """Return a list of sizes; None if the value is not a list of sizes."""
     if not isinstance(value, list):
         return None
     numbers = cast("list[Any]", value)
-    # More cannot be in any file; larger numbers only make arithmetic slow.
+    # No file can have larger sizes, and larger numbers would only slow the arithmetic down.
     if any(type(number) is not int or not 0 <= number < 1 << 63 for number in numbers):
         return None
     return tuple(numbers)

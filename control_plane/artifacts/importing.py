@@ -1,7 +1,7 @@
-"""Imports: copies a source into the store and records its chunks.
+"""Imports: copies the files of a source into the store, and records their chunks.
 
-An import is an upload whose chunks the control plane fetches itself. When killed, it begins again;
-chunks that are in the store already are not stored twice.
+An import is an upload whose chunks the control plane fetches itself. An import that was killed
+begins again, but chunks that are already in the store are not stored twice.
 """
 
 import asyncio
@@ -39,10 +39,10 @@ class Importer:
         self._bounds = bounds
 
     async def fetch(self, upload: dict[str, Any]) -> list[str]:
-        """Copy a claimed import into the store; it is ready for inspection then.
+        """Copy a claimed import into the store, so that it is ready for inspection.
 
         Returns:
-            Reasons of a failure, one sentence each; empty when it was fetched.
+            Reasons of a failure, one sentence each; empty if the import was fetched.
         """
         try:
             async with (
@@ -84,7 +84,7 @@ class Importer:
         return await asyncio.to_thread(parse_manifest, document)
 
     async def _room(self, upload: dict[str, Any]) -> int:
-        """Return the bytes that an import may have."""
+        """Return the largest number of bytes that an import may have."""
         room = CHUNKS_MAX * CHUNK_BYTES
         if upload["kind"] == Kind.ADAPTER:
             room = self._bounds.adapter_bytes_max

@@ -1,4 +1,4 @@
-"""Starts the inspector process, and kills it when it takes too long."""
+"""Starts the inspector process, and kills it if it takes too long."""
 
 import asyncio
 import contextlib
@@ -13,23 +13,24 @@ from control_plane.artifacts.inspector import STORE_FAILED, InspectionJob
 
 log = structlog.get_logger(__name__)
 
-# The inspector has to find Python and the store, and must not have our secrets.
+# Environment for the inspector, which needs Python and the store, and must not get our secrets.
 _PASSED_ON = ("PATH", "HOME", "LANG", "SSL_CERT_FILE", "SSL_CERT_DIR")
 _ERRORS_SHOWN = 500
-# The store was unreadable, or the process was stopped: the next try may reach a report.
+# Exit statuses without a result: the store was unreadable, or the process was stopped. A retry may
+# succeed.
 _UNDECIDED = {STORE_FAILED, -signal.SIGINT, -signal.SIGTERM}
 
 
 async def inspect_apart(job: InspectionJob, limit_s: float) -> list[str] | None:
-    """Return the reasons why an artifact is refused, as found by a process of its own.
+    """Return the reasons why an artifact is refused, found by a separate process.
 
     Args:
         job: The artifact to inspect, with its limits.
-        limit_s: Wall time after which the process is killed, and the artifact refused.
+        limit_s: Seconds after which the process is killed and the artifact is refused.
 
     Returns:
-        Reasons, one sentence each, none when it is accepted; None when the result is unknown: the
-            store could not be read, or the process was killed.
+        Reasons, one sentence each; empty if the artifact is accepted; None if the result is
+        unknown, because the store could not be read or the process was killed.
     """
     env = {
         name: value

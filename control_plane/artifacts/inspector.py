@@ -1,8 +1,8 @@
 """Inspects an artifact before it is accepted: `python -m control_plane.artifacts.inspector`.
 
-A process of its own, because it runs foreign code (tokenizers, jinja2) on foreign data, and hashes
-files of any size: its memory and its CPU time are bounded, and it may be killed. It reads one job,
-JSON, from stdin, and writes one report, JSON, to stdout.
+The inspection has a process of its own, because it runs foreign code (tokenizers, jinja2) on
+foreign data, and hashes files of any size. Its memory and CPU time are bounded, and it can be
+killed. It reads one job as JSON from stdin, and writes one report as JSON to stdout.
 """
 
 import json
@@ -21,23 +21,24 @@ from control_plane.artifacts.stored import stored_files
 from sluice.chunk_store import open_backend
 from sluice.manifests import parse_manifest
 
-STORE_FAILED = 3  # status of a process that could not read the store
-_MEMORY_BYTES_MAX = 6 << 30  # address space: threads and the store's client take 2 GiB of it
+STORE_FAILED = 3  # exit status of a process that could not read the store
+# bytes of address space, of which threads and the store's client use 2 GiB
+_MEMORY_BYTES_MAX = 6 << 30
 _BASE_CONFIG_BYTES_MAX = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class InspectionJob:
-    """The artifact to inspect, and the limits of the inspection.
+    """An artifact to inspect, with the limits of the inspection.
 
     Attributes:
         store_url: URL of the store, see `open_backend`.
         kind: Kind of the artifact: adapter or base.
         manifest: Manifest of the artifact.
-        base_manifest: Manifest of an adapter's base.
+        base_manifest: Manifest of the adapter's base; None: the artifact is a base.
         rank_max: Largest rank of adapters.
         adapter_bytes_max: Largest size of an adapter's files together, in bytes.
-        cpu_s: CPU seconds after which the inspector is ended.
+        cpu_s: CPU seconds after which the inspector is killed.
     """
 
     store_url: str
@@ -49,7 +50,7 @@ class InspectionJob:
     cpu_s: int
 
     def to_json(self) -> bytes:
-        """Return the job as text for `main`."""
+        """Return the job as the text that `main` reads."""
         return json.dumps(asdict(self)).encode()
 
 
@@ -57,7 +58,7 @@ def inspect(job: InspectionJob) -> list[str]:
     """Return the reasons why an artifact is refused, one sentence each; empty: accepted.
 
     Raises:
-        OSError, BaseError: The store has not got what it should have.
+        OSError, BaseError: The store lacks a chunk, or cannot be read.
     """
     backend = open_backend(job.store_url)
     files = stored_files(backend, parse_manifest(job.manifest))
@@ -82,20 +83,21 @@ def inspect(job: InspectionJob) -> list[str]:
 
 
 def count_tokens(text: str) -> int:
-    """Return the number of tokens in a tokenizer.json; ValueError when it is invalid."""
+    """Return the number of tokens in a tokenizer.json. Raises ValueError if it is not valid."""
     from tokenizers import Tokenizer
 
     try:
         return int(Tokenizer.from_str(text).get_vocab_size(with_added_tokens=True))
     except BaseException as error:
-        # Its own errors are plain Exceptions; panics of its Rust code are not even that.
+        # The library's own errors are plain Exceptions, and a panic of its Rust code is a
+        # BaseException.
         if isinstance(error, KeyboardInterrupt | SystemExit | MemoryError):
             raise
         raise ValueError(str(error)) from None
 
 
 def compile_template(source: str) -> None:
-    """Compile a chat template, without running it; ValueError when it is invalid."""
+    """Compile a chat template without running it. Raises ValueError if it is not valid."""
     from jinja2 import TemplateError
     from jinja2.ext import Extension, loopcontrols
     from jinja2.nodes import Node
@@ -103,7 +105,7 @@ def compile_template(source: str) -> None:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class AdapterGeneration(Extension):
-        """`{% generation %}` marks text for training; its body is rendered as usual."""
+        """Accepts `{% generation %}`, which marks text for training; its body is rendered."""
 
         tags = {"generation"}  # noqa: RUF012 - as jinja2 wants it
 
@@ -119,7 +121,7 @@ def compile_template(source: str) -> None:
 
 
 def main() -> None:
-    """Do one job; without a report the process has failed, and its status is not 0."""
+    """Inspect one job. If the process fails, it writes no report and its exit status is not 0."""
     job = InspectionJob(**json.loads(sys.stdin.buffer.read()))
     resource.setrlimit(resource.RLIMIT_CPU, (job.cpu_s, job.cpu_s))
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES_MAX, _MEMORY_BYTES_MAX))

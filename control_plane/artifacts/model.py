@@ -1,11 +1,11 @@
-"""Kinds, states and limits of artifacts and uploads; pure."""
+"""Kinds, states and limits of artifacts and uploads. Pure."""
 
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
 
-UPLOADS_MAX = 32  # open at once per tenant
-# How often an upload is worked on before it is given up; with the pauses below, 23 minutes.
+UPLOADS_MAX = 32  # largest number of open uploads per tenant
+# Attempts to process an upload before it is given up; with the pauses below this takes 23 minutes.
 ATTEMPTS_MAX = 12
 _PAUSE_MAX_S = 300
 
@@ -18,9 +18,9 @@ class Kind(StrEnum):
 
 
 class UploadState(StrEnum):
-    """The state of an upload; the last three are final."""
+    """The state of an upload. The last three states are final."""
 
-    IMPORTING = "importing"  # the control plane fetches it
+    IMPORTING = "importing"  # the control plane fetches the files
     UPLOADING = "uploading"
     VALIDATING = "validating"
     READY = "ready"
@@ -32,7 +32,7 @@ LIVE_STATES = (UploadState.IMPORTING, UploadState.UPLOADING, UploadState.VALIDAT
 
 
 def pause_after(attempts: int) -> timedelta:
-    """Return the pause of an upload after this many failed attempts."""
+    """Return the pause of an upload after a number of failed attempts."""
     return timedelta(seconds=min(2**attempts, _PAUSE_MAX_S))
 
 
@@ -54,7 +54,7 @@ class Bounds:
 
 
 def quota_problem(held_bytes: int, added_bytes: int, quota_bytes: int) -> str:
-    """Return the reason why a tenant may not add so much; empty: it may, or has no quota."""
+    """Return the reason why a tenant may not add this many bytes; empty if it may."""
     if not quota_bytes or held_bytes + added_bytes <= quota_bytes:
         return ""
     return (

@@ -1,4 +1,4 @@
-"""Receives chunks of uploads: reads and hashes them, stores them, then records them."""
+"""Receives the chunks of uploads: reads, hashes, stores and records each chunk."""
 
 import asyncio
 import hashlib
@@ -10,15 +10,15 @@ from control_plane.database import Database
 from sluice.chunk_store import ChunkStore
 from sluice.errors import BadRequestError, ErrorCode, PlatformError, RejectedError
 
-_RUNNING_MAX = 32  # each holds a chunk of up to 4 MiB
+_RUNNING_MAX = 32  # largest number of concurrent chunks; each uses up to 4 MiB of memory
 _READ_TIMEOUT_S = 60.0
 
 
 class Pieces:
     """The path of a chunk into the store, safe against a crash at any point.
 
-    The chunk is reserved, so that no sweep collects it; then stored, whole or not at all; then
-    recorded as present in its upload. After a crash in between the upload still lacks the chunk.
+    The chunk is first reserved, so that no sweep removes it, then stored atomically, and then
+    recorded as present in its upload. After a crash in between, the upload still lacks the chunk.
     """
 
     def __init__(self, database: Database, store: ChunkStore) -> None:
@@ -27,12 +27,12 @@ class Pieces:
         self._running = 0
 
     async def take(self, request: web.Request, upload_id: str, sha256: str, size: int) -> None:
-        """Read a chunk from a request and store it.
+        """Read a chunk from a request, and store it.
 
         Raises:
             RejectedError: Too many chunks are being read.
-            BadRequestError: The chunk has another size or hash.
-            PlatformError: The store is down, or the chunk is being collected.
+            BadRequestError: The chunk has a different size or hash.
+            PlatformError: The store is down, or a sweep is removing the chunk.
         """
         if self._running >= _RUNNING_MAX:
             message = f"{_RUNNING_MAX} chunks are being read: send this one again"
@@ -47,7 +47,7 @@ class Pieces:
             self._running -= 1
 
     async def keep(self, sha256: str, content: bytes) -> None:
-        """Store a chunk with a known hash; PlatformError, see `take`."""
+        """Store a chunk whose hash is known. Raises PlatformError as `take` does."""
         size = len(content)
         if not await self._database.run(lambda found: uploads.reserve(found, sha256, size)):
             raise _collected(sha256)
@@ -60,7 +60,7 @@ def _collected(sha256: str) -> PlatformError:
 
 
 async def _read(request: web.Request, sha256: str, size: int) -> bytes:
-    """Return the body, which must be this chunk; holds at most `size` bytes of it."""
+    """Return the body of a request, which must be the given chunk. Reads at most `size` bytes."""
     length = request.content_length
     if length is not None and length != size:
         raise _wrong(sha256, f"has {size} bytes, not {length}")

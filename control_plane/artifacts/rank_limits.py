@@ -1,4 +1,4 @@
-"""Refuses to lower the limit of a pool below the ranks of the adapters that it serves."""
+"""Refuses to lower the rank limit of a pool below the ranks of the adapters that it serves."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -17,13 +17,13 @@ from sluice.adapter_ranks import RANK, SLOTS, adapter_rank_max
 from sluice.errors import ErrorCode, PlatformError
 
 _READS_AT_ONCE = 16
-_DEADLINE_S = 3.0  # of all reads; the ranks of those that were read are known the next time
+_DEADLINE_S = 3.0  # seconds for all reads; ranks that were read are cached for the next attempt
 _KNOWN_MAX = 4096
 _NAMES_MAX = 5
 
 
 class RankChecks(NamedTuple):
-    """Checks of writes that keep the ranks of adapters within the limits of pools.
+    """The checks of writes that keep the ranks of adapters within the limits of pools.
 
     Attributes:
         model: Check of a model's fields.
@@ -37,14 +37,14 @@ class RankChecks(NamedTuple):
 
 
 def rank_checks(read_chunk: ReadChunk) -> RankChecks:
-    """Return the checks of a control plane with a store."""
+    """Return the checks for a control plane with an artifact store."""
     adapters = AdapterChecks(read_chunk)
     return RankChecks(adapters.check_model, adapters.check_pools, pool_check(read_chunk))
 
 
 def pool_check(read_chunk: ReadChunk) -> Hook:
-    """Return a check of a pool's new fields: it goes on to serve the adapters of its models."""
-    known: dict[str, int] = {}  # a digest's rank never changes
+    """Return a check that a pool with its new fields still serves the adapters of its models."""
+    known: dict[str, int] = {}  # cached ranks by digest; the rank of a digest never changes
 
     async def check(connection: AsyncConnection, key: str, values: dict[str, Any]) -> None:
         query = select(pools.c.engine, pools.c.engine_options).where(pools.c.id == key)
@@ -72,12 +72,12 @@ def pool_check(read_chunk: ReadChunk) -> Hook:
 
 
 def refusal(pool_id: str, limit: int, over: Sequence[tuple[str, int]]) -> PlatformError:
-    """Return the error for adapters that no longer fit.
+    """Return the error for adapters whose rank exceeds the new limit.
 
     Args:
         pool_id: Pool that is changed.
-        limit: Largest rank that it would serve; 0: no adapters.
-        over: Model or release, and the rank of its adapter.
+        limit: Largest rank that the pool would serve; 0: it would serve no adapters.
+        over: Models or releases, each with the rank of its adapter.
     """
     told = [f"{name} (rank {rank})" for name, rank in over[:_NAMES_MAX]]
     if len(over) > _NAMES_MAX:
@@ -95,10 +95,10 @@ def refusal(pool_id: str, limit: int, over: Sequence[tuple[str, int]]) -> Platfo
 async def _learn(
     connection: AsyncConnection, known: dict[str, int], digests: set[str], read_chunk: ReadChunk
 ) -> None:
-    """Add the ranks of adapters; one that is not in the store counts as 0.
+    """Add the ranks of adapters to `known`. An adapter that is not in the store counts as rank 0.
 
     Raises:
-        PlatformError: The store does not tell all of them in time.
+        PlatformError: The store did not answer for all adapters in time.
     """
     a = artifacts.c
     query = select(a.digest, a.manifest).where(a.digest.in_(sorted(digests)))
@@ -118,7 +118,7 @@ async def _learn(
 
 
 async def _served(connection: AsyncConnection, pool_id: str) -> dict[str, list[str]]:
-    """Return the adapters that requests in a pool may ask for, with their models and releases."""
+    """Return the adapters that requests to a pool may need, with their models and releases."""
     found: dict[str, set[str]] = {}
     for query in (_of_models(pool_id), _of_releases(pool_id)):
         for name, digest in await connection.execute(query):
@@ -127,7 +127,7 @@ async def _served(connection: AsyncConnection, pool_id: str) -> dict[str, list[s
 
 
 def _of_models(pool_id: str) -> Select[Any, Any]:
-    """Return the query of models with an adapter, in their own pool or in one of several."""
+    """Return the query of models whose adapter the pool serves, alone or with other pools."""
     shared = select(model_pools.c.id).where(
         model_pools.c.pools.contains([{"pool_id": pool_id, "is_other_base": False}])
     )
@@ -138,7 +138,7 @@ def _of_models(pool_id: str) -> Select[Any, Any]:
 
 
 def _of_releases(pool_id: str) -> Select[Any, Any]:
-    """Return the query of releases beside a model's own: rolled out, pinned, or with an alias."""
+    """Return the query of releases in use besides a model's own: in rollout, pinned, or aliased."""
     r, s = releases.c, splits.c
     arms = [s.id + RELEASE_MARK + arm for arm in (s.control, s.canary)]
     is_split = select(s.id).where(or_(*(arm == r.id for arm in arms))).exists()

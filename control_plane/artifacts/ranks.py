@@ -1,4 +1,4 @@
-"""Ranks of adapters, and those that pools serve, read in the caller's transactions."""
+"""Reads the ranks of adapters, and the ranks that pools serve, in the caller's transactions."""
 
 import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -21,7 +21,7 @@ ReadChunk = Callable[[str], Awaitable[bytes]]
 
 
 async def rank_max_of_base(connection: AsyncConnection, base_digest: str, otherwise: int) -> int:
-    """Return the largest rank that a base's pools serve; `otherwise` where none has adapters."""
+    """Return the largest rank that a base's pools serve; `otherwise` if no pool serves adapters."""
     query = select(pools.c.engine, pools.c.engine_options).where(pools.c.base_digest == base_digest)
     rows = (await connection.execute(query)).all()
     limits = [adapter_rank_max(engine, options) or 0 for engine, options in rows]
@@ -29,7 +29,7 @@ async def rank_max_of_base(connection: AsyncConnection, base_digest: str, otherw
 
 
 async def rank_in_manifest(document: Any, read_chunk: ReadChunk) -> int:
-    """Return the largest rank of an adapter by its manifest; 0: there is no manifest."""
+    """Return the largest rank of an adapter from its manifest; 0 if there is no manifest."""
     entry = None if document is None else parse_manifest(document).find(CONFIG_FILE)
     if entry is None:
         return 0
@@ -39,10 +39,10 @@ async def rank_in_manifest(document: Any, read_chunk: ReadChunk) -> int:
 
 @dataclass(frozen=True, slots=True)
 class AdapterChecks:
-    """Checks that each pool of a model serves the rank of its adapter.
+    """Checks that each pool of a model serves the rank of the model's adapter.
 
-    An adapter that is not in the store, or a store that is away, passes: a model goes back to an
-    earlier release then, too.
+    The checks pass if the adapter is not in the store or the store is down, so that a model can
+    return to an earlier release in these cases as well.
 
     Attributes:
         read_chunk: Reads a chunk of the store.
@@ -53,7 +53,7 @@ class AdapterChecks:
     async def check_model(
         self, connection: AsyncConnection, key: str, values: dict[str, Any]
     ) -> None:
-        """Check the fields of a model against its pool, and the others that share its requests."""
+        """Check a model's adapter against the model's pool and the other pools of its requests."""
         rank = await self._rank(connection, values["adapter_digest"])
         for pool_id in (values["pool_id"], *await other_pools(connection, key)):
             await check_rank(connection, pool_id, rank, param="adapter_digest")
@@ -61,7 +61,7 @@ class AdapterChecks:
     async def check_pools(
         self, connection: AsyncConnection, key: str, values: dict[str, Any]
     ) -> None:
-        """Check the pools that shall share the requests of a model."""
+        """Check the pools that will share the requests of a model."""
         query = select(models.c.adapter_digest).where(models.c.id == key)
         rank = await self._rank(connection, await connection.scalar(query) or "")
         for pool_id in pools_of_base(values["pools"]):
@@ -79,7 +79,7 @@ class AdapterChecks:
 
 
 async def other_pools(connection: AsyncConnection, model_id: str) -> list[str]:
-    """Return the pools that a model's adapter is asked for in besides its own."""
+    """Return the pools that get requests with a model's adapter, besides the model's own pool."""
     query = select(model_pools.c.pools).where(model_pools.c.id == model_id)
     return pools_of_base(await connection.scalar(query) or ())
 
@@ -92,7 +92,7 @@ def pools_of_base(entries: Iterable[Mapping[str, Any]]) -> list[str]:
 async def check_rank(
     connection: AsyncConnection, pool_id: str, rank: int, param: str = "artifact_uri"
 ) -> None:
-    """Refuse a rank that a pool does not serve: BadRequestError with both numbers."""
+    """Refuse a rank that a pool does not serve. Raises BadRequestError with both numbers."""
     query = select(pools.c.engine, pools.c.engine_options).where(pools.c.id == pool_id)
     found = (await connection.execute(query)).first()
     limit = None if found is None else adapter_rank_max(found.engine, found.engine_options)

@@ -1,4 +1,4 @@
-"""REST of artifacts and their bytes; uploads have a module of their own."""
+"""REST of artifacts and their chunks. Uploads have a module of their own."""
 
 from typing import Any
 
@@ -28,7 +28,7 @@ _KIND = "artifacts"
 
 
 class ArtifactRoutes:
-    """Handlers of artifacts."""
+    """The request handlers of artifacts."""
 
     def __init__(self, database: Database, service: Artifacts) -> None:
         self._database = database
@@ -36,7 +36,7 @@ class ArtifactRoutes:
         self._writes = Writes(database)
 
     def routes(self) -> list[AdminRoute]:
-        """Return the routes, those of uploads among them."""
+        """Return the routes of artifacts, including those of uploads."""
         row = describe.shown(catalogue.SHOWN, types=columns(artifacts))
         read, one = Action.READ_TENANT, "/v1/artifacts/{digest}"
         listing = describe.listing("List artifacts", row, ("kind",))
@@ -66,14 +66,14 @@ class ArtifactRoutes:
         ]
 
     async def list(self, request: web.Request) -> web.Response:
-        """Return a page."""
+        """Return a page of artifacts."""
         query = catalogue.visible_to(request[ACTOR])
         if (kind := request.query.get("kind")) is not None:
             query = query.where(artifacts.c.kind == kind.replace("\0", ""))
         return await page(self._database, query, artifacts.c.digest, request, _show)
 
     async def get(self, request: web.Request) -> web.Response:
-        """Return one."""
+        """Return one artifact."""
         digest = path_id(request, "digest", checked_digest)
         query = catalogue.visible_to(request[ACTOR]).where(artifacts.c.digest == digest)
         rows = await fetch(self._database, query)
@@ -82,7 +82,7 @@ class ArtifactRoutes:
         return shown(request, _show(rows[0]))
 
     async def delete(self, request: web.Request) -> web.Response:
-        """Take an artifact from a tenant (204); 409 while a model names it."""
+        """Remove an artifact from a tenant (204); 409 while a model refers to it."""
         digest = path_id(request, "digest", checked_digest)
         tenant_id = request.query.get("tenant_id") or request[ACTOR].tenant_id or None
 
@@ -101,7 +101,7 @@ class ArtifactRoutes:
         return await self._writes.run(request, work)
 
     async def pin(self, request: web.Request) -> web.Response:
-        """Keep an artifact even without references, or end that."""
+        """Set whether an artifact is kept without references."""
         digest = path_id(request, "digest", checked_digest)
         is_pinned = (await read_body(request, ArtifactPinBody)).is_pinned
 
@@ -111,7 +111,7 @@ class ArtifactRoutes:
                 raise _no_artifact(digest)
             before = _show(found)
             after = before | {"is_pinned": is_pinned}
-            # It uses disks of all tenants, so tenants may not set it.
+            # A pinned artifact uses disk space of all tenants, so a tenant may not pin it.
             write.record("pin", digest, before, after, owners=[None])
             await catalogue.pin(write.connection, digest, is_pinned=is_pinned)
             return WriteReply(after, digest)
@@ -119,7 +119,7 @@ class ArtifactRoutes:
         return await self._writes.run(request, work)
 
     async def manifest(self, request: web.Request) -> web.Response:
-        """Return the manifest of one."""
+        """Return the manifest of one artifact."""
         digest = path_id(request, "digest", checked_digest)
         actor = request[ACTOR]
         found = await self._database.run(
@@ -130,7 +130,7 @@ class ArtifactRoutes:
         return shown(request, found)
 
     async def chunk(self, request: web.Request) -> web.Response:
-        """Return the bytes of a chunk, whose hash was verified."""
+        """Return the bytes of a chunk, after a check of their hash."""
         sha256 = path_id(request, "chunk", checked_digest)
         actor = request[ACTOR]
         size = await self._database.run(
@@ -139,7 +139,7 @@ class ArtifactRoutes:
         if size is None:
             raise PlatformError(ErrorCode.NOT_FOUND, f"there is no chunk {sha256}")
         content = await self._service.store.get(sha256)
-        # The content of this name never changes.
+        # The content of a hash never changes, so it can be cached forever.
         headers = {"ETag": f'"{sha256}"', "Cache-Control": "private, immutable, max-age=31536000"}
         return web.Response(body=content, headers=headers)
 

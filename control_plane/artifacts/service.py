@@ -17,7 +17,7 @@ _SWEEP_S = 60.0
 
 
 class Artifacts:
-    """Owns the store; without one, operations on artifacts are refused."""
+    """Owns the artifact store. Without a store, operations on artifacts are refused."""
 
     def __init__(
         self,
@@ -27,13 +27,13 @@ class Artifacts:
         allowed: Allowed,
         grace_s: float,
     ) -> None:
-        """Open the store.
+        """Open the store, if there is one.
 
         Args:
-            database: Database with all references to the store.
+            database: Database that records all references to chunks in the store.
             store_url: URL of the store, see `open_backend`; empty: no store.
             bounds: Limits of accepted artifacts.
-            allowed: Allowed sources of imports.
+            allowed: Sources from which imports are permitted.
             grace_s: Seconds for which unreferenced artifacts and chunks are kept.
         """
         self.bounds = bounds
@@ -52,7 +52,7 @@ class Artifacts:
             self._sweeps = SweepLoop(sweeper.sweep, min(_SWEEP_S, grace_s))
 
     async def run(self) -> None:
-        """End uploads, and sweep unreferenced artifacts and chunks, until cancelled."""
+        """Process uploads, and sweep unreferenced artifacts and chunks, until cancelled."""
         if self._worker is None or self._sweeps is None:
             return
         async with asyncio.TaskGroup() as tasks:
@@ -60,7 +60,7 @@ class Artifacts:
             tasks.create_task(self._sweeps.run())
 
     def wake(self) -> None:
-        """Note that an upload may be complete."""
+        """Signal the worker that an upload may be complete."""
         if self._worker is not None:
             self._worker.wake()
 
@@ -70,31 +70,34 @@ class Artifacts:
             self._store.close()
 
     def require_store(self) -> None:
-        """Raise PlatformError when there is no store."""
+        """Raise PlatformError if there is no store."""
         if self._store is None:
             raise _no_store()
 
     @property
     def store(self) -> ChunkStore:
-        """The store; PlatformError when there is none."""
+        """The store. Raises PlatformError if there is none."""
         if self._store is None:
             raise _no_store()
         return self._store
 
     async def read_chunk(self, sha256: str) -> bytes:
-        """Return a chunk; PlatformError when there is no store."""
+        """Return a chunk from the store. Raises PlatformError if there is no store."""
         return await self.store.get(sha256)
 
     @property
     def sweeps(self) -> SweepLoop:
-        """The loop that removes unreferenced artifacts; PlatformError when there is no store."""
+        """The loop that removes unreferenced artifacts.
+
+        Raises PlatformError if there is no store.
+        """
         if self._sweeps is None:
             raise _no_store()
         return self._sweeps
 
     @property
     def pieces(self) -> Pieces:
-        """The path of chunks into the store; PlatformError when there is none."""
+        """The path of chunks into the store. Raises PlatformError if there is no store."""
         if self._pieces is None:
             raise _no_store()
         return self._pieces

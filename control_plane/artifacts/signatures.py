@@ -1,7 +1,7 @@
-"""Checks that an artifact was signed with an accepted key; pure.
+"""Checks that an artifact was signed with an accepted key. Pure.
 
-A signature is a detached Ed25519 one, of the 64 hexadecimal digits of the artifact's digest. The
-digest covers all names and bytes, so nothing else has to be signed.
+A signature is a detached Ed25519 signature of the 64 hexadecimal digits of the artifact's digest.
+The digest covers all names and bytes, so nothing else has to be signed.
 """
 
 import base64
@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 
 def checked_public_key(text: str) -> str:
-    """Return an Ed25519 public key, 32 bytes in base64; ValueError names the expected form."""
+    """Return an Ed25519 public key (32 bytes in base64). Raises ValueError if it is not valid."""
     try:
         Ed25519PublicKey.from_public_bytes(base64.b64decode(text, validate=True))
     except ValueError:
@@ -23,12 +23,12 @@ def checked_public_key(text: str) -> str:
 def signature_problems(
     digest: str, signatures: Mapping[str, str], keys: Mapping[str, str], *, is_required: bool
 ) -> list[str]:
-    """Return the reasons why an artifact's signatures are not enough, one sentence each.
+    """Return the reasons why an artifact's signatures are insufficient, one sentence each.
 
     Args:
         digest: Digest of the artifact.
         signatures: Signatures in base64, by the key's id.
-        keys: Accepted public keys in base64 for the artifact's tenant, by id.
+        keys: Public keys accepted for the artifact's tenant, in base64, by id.
         is_required: Whether a signature is required.
     """
     if is_required and not signatures:

@@ -1,4 +1,4 @@
-"""Public keys whose signatures of artifacts are accepted: a tenant's, or the platform's for all."""
+"""Public keys that may sign artifacts: keys of a tenant, or of the platform for all tenants."""
 
 from typing import Annotated
 
@@ -36,7 +36,7 @@ SIGNING_KEYS = Resource(
 
 
 async def keys_for(connection: AsyncConnection, tenant_id: str | None) -> dict[str, str]:
-    """Return the accepted public keys, by id, for a tenant (None: for all)."""
+    """Return the accepted public keys for a tenant (None: for public artifacts), by id."""
     owner = signing_keys.c.owner_tenant_id
     query = select(signing_keys.c.id, signing_keys.c.public_key).where(
         signing_keys.c.is_disabled.is_(False), or_(owner.is_(None), owner == tenant_id)

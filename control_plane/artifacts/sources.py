@@ -1,8 +1,8 @@
-"""The rules on import sources, and the check of a URI against them; pure.
+"""The rules on import sources, and the check of a URI against the rules. Pure.
 
-A control plane can reach addresses that its callers cannot. So a source must lie in a directory,
-bucket or host that an operator has allowed. A host's addresses must be public ones, unless it was
-allowed with its port, which permits private ones.
+A control plane can reach addresses that its callers cannot reach. So a source must be in a
+directory, bucket or host that an operator has allowed. The addresses of a host must be public,
+unless the host was allowed with its port, which permits any address.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ _PORTS = {"http": 80, "https": 443}
 
 
 class ImportSourceError(ValueError):
-    """A source is not allowed; the message names the allowed ones."""
+    """A source is not allowed. The message names the allowed sources."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Allowed:
 
 @dataclass(frozen=True, slots=True)
 class ImportSource:
-    """A source of an import.
+    """The parsed source of an import.
 
     Attributes:
         scheme: Scheme: file, http, https or s3.
@@ -52,7 +52,10 @@ class ImportSource:
 
 
 def parse_source(uri: str, allowed: Allowed) -> ImportSource:
-    """Return the source that a URI names; SourceError when it is invalid or not allowed."""
+    """Return the source that a URI names.
+
+    Raises ImportSourceError if it is not valid or not allowed.
+    """
     parts = _split(uri)
     if parts is None or "\\" in uri or parts.query or parts.fragment or "@" in parts.netloc:
         raise ImportSourceError("a URI without user, query and fragment is expected")

@@ -1,4 +1,4 @@
-"""Files of artifacts, read in parts from the store's chunks; blocks, for threads."""
+"""Files of artifacts, read in parts from the store's chunks. Reads block, so use a thread."""
 
 import hashlib
 
@@ -17,16 +17,16 @@ class StoredFile:
 
     @property
     def name(self) -> str:
-        """Name, relative to the artifact."""
+        """The name of the file, relative to the artifact."""
         return self._entry.name
 
     @property
     def size_bytes(self) -> int:
-        """Size of the whole file in bytes."""
+        """The size of the whole file in bytes."""
         return self._entry.size_bytes
 
     def read(self, offset: int, length: int) -> bytes:
-        """Return these bytes, which must be in the file; OSError when the store lacks them."""
+        """Return a range of the file's bytes. Raises OSError if the store lacks them."""
         assert 0 <= offset <= offset + length <= self.size_bytes
         parts: list[bytes] = []
         while length:
@@ -41,9 +41,9 @@ class StoredFile:
         return b"".join(parts)
 
     def is_whole(self) -> bool:
-        """Whether all chunks in order have the file's SHA-256.
+        """Whether the concatenated chunks have the SHA-256 of the file.
 
-        A file of one chunk has the chunk's verified hash, and is not read.
+        A file of one chunk is not read, because its hash is the verified hash of the chunk.
         """
         if len(self._entry.chunk_sha256s) <= 1:
             return True

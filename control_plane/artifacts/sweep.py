@@ -1,8 +1,9 @@
 """Removes unreferenced artifacts, abandoned uploads, and their chunks from the store.
 
-A chunk is removed in three steps: marked as doomed in PostgreSQL, deleted in the store, deleted in
-PostgreSQL. A doomed chunk may not be used, and an upload that wants to store it again has to wait.
-So no deletion ever meets a new chunk. A crashed sweep is finished by the next one.
+A chunk is removed in three steps: it is marked as doomed in PostgreSQL, deleted in the store, and
+deleted in PostgreSQL. A doomed chunk must not be used, and an upload that has to store it again
+must wait. So a deletion never affects a newly stored chunk. The next sweep completes a sweep that
+crashed.
 """
 
 import asyncio
@@ -44,7 +45,7 @@ log = structlog.get_logger(__name__)
 _LOCK = 731054
 _BATCH = 200
 _SWEEP_DEADLINE_S = 20.0
-# A call of a sweeper that died has ended by then; so has any transaction.
+# Time after which every store call of a dead sweeper, and every transaction of its time, has ended.
 _ABANDONED = timedelta(seconds=3 * CALL_TIMEOUT_S)
 _DELETES_S = 2 * CALL_TIMEOUT_S
 _SHOWN_FOR = timedelta(days=7)
@@ -58,7 +59,7 @@ class Graces:
     Attributes:
         unused: Grace time of unreferenced artifacts and chunks.
         settle: Time between retirement and removal.
-        upload: Grace time of uploads without further chunks.
+        upload: Grace time of uploads that receive no further chunks.
     """
 
     unused: timedelta
@@ -77,7 +78,7 @@ class Swept:
     """The result of a sweep.
 
     Attributes:
-        decision: The decision about artifacts; None: another control plane was sweeping.
+        decision: Decision about artifacts; None: another control plane was sweeping.
         chunks: Number of chunks deleted from the store.
     """
 
@@ -86,7 +87,7 @@ class Swept:
 
 
 class Sweeper:
-    """A pass over all artifacts, by one control plane at a time."""
+    """Sweeps all artifacts. Only one control plane sweeps at a time."""
 
     def __init__(self, database: Database, store: ChunkStore, graces: Graces) -> None:
         self._database = database
@@ -94,7 +95,10 @@ class Sweeper:
         self._graces = graces
 
     async def sweep(self) -> Swept:
-        """Remove unreferenced artifacts and chunks; PlatformError without database or store."""
+        """Remove unreferenced artifacts and chunks.
+
+        Raises PlatformError if database or store is down.
+        """
         decision = await self._database.run(self._artifacts, deadline_s=_SWEEP_DEADLINE_S)
         if decision is not None and (decision.retired or decision.removed):
             log.info("artifacts_swept", retired=decision.retired, removed=decision.removed)
@@ -107,16 +111,17 @@ class Sweeper:
         return Swept(decision, count)
 
     async def _sweep_chunks(self) -> int:
-        """Remove a batch of chunks; return their number."""
-        # Another sweeper takes over what ours has doomed, and then the chunks may be put again. We
-        # have stopped long before that, also when we stand still meanwhile.
+        """Remove a batch of chunks, and return their number."""
+        # Another sweeper may later take over the chunks that this sweep has doomed, and then they
+        # may be stored again. This sweep stops deleting long before that time, even if the process
+        # is frozen in between.
         before_s = awake_s() + _DELETES_S
         doomed = await self._database.run(self._doom)
         await asyncio.gather(*(self._store.delete(sha256, before_s=before_s) for sha256 in doomed))
         pair = tuple_(chunks.c.sha256, chunks.c.doomed_at)
         own = delete(chunks).where(
             pair.in_(list(doomed.items()))
-        )  # not what another has doomed anew
+        )  # only chunks that no other sweeper has doomed anew
         await self._database.run(lambda found: found.execute(own))
         return len(doomed)
 
@@ -147,7 +152,7 @@ class Sweeper:
         return decision
 
     async def _doom(self, connection: AsyncConnection) -> Mapping[str, datetime]:
-        """Mark chunks without references as doomed as of now; return them."""
+        """Mark unreferenced chunks as doomed now, and return them."""
         t = chunks.c
         present = artifact_upload_chunks.c
         is_unused = ~exists().where(artifact_chunks.c.sha256 == t.sha256) & ~exists().where(
@@ -161,7 +166,8 @@ class Sweeper:
             .limit(_BATCH)
             .with_for_update(skip_locked=True)
         )
-        # Checked again under the lock: every reference to a chunk touches it first.
+        # The references are checked again under the lock, because every new reference first touches
+        # its chunk.
         query = (
             update(chunks)
             .where(t.sha256.in_(found), or_(is_old, is_abandoned))
@@ -172,7 +178,7 @@ class Sweeper:
 
 
 def needed() -> ColumnElement[bool]:
-    """Return the condition that an artifact is needed."""
+    """Return the SQL condition that an artifact is needed."""
     digest = artifacts.c.digest
     adapters = artifacts.alias("adapters")
     live = artifact_uploads.c
@@ -191,7 +197,7 @@ def needed() -> ColumnElement[bool]:
 
 
 def named(digest: ColumnElement[str]) -> ColumnElement[bool]:
-    """Return the condition that a model, release or base names a digest."""
+    """Return the SQL condition that a model, release or base refers to a digest."""
     return or_(
         exists().where(or_(models.c.adapter_digest == digest, models.c.base_digest == digest)),
         exists().where(or_(releases.c.adapter_digest == digest, releases.c.base_digest == digest)),
@@ -200,7 +206,7 @@ def named(digest: ColumnElement[str]) -> ColumnElement[bool]:
 
 
 def _old_uploads(grace: timedelta) -> Delete:
-    """Return the query that deletes uploads: abandoned ones, and ended ones after a week."""
+    """Return the statement that deletes abandoned uploads, and ended uploads after a week."""
     t = artifact_uploads.c
     left = (t.state == UploadState.UPLOADING) & (t.touched_at < func.now() - grace)
     ended = t.state.not_in(LIVE_STATES) & (t.touched_at < func.now() - _SHOWN_FOR)

@@ -1,4 +1,4 @@
-"""The loop of sweeps: at regular times, and at once on request."""
+"""The loop of sweeps, which run at regular intervals, and at once on request."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -15,7 +15,7 @@ _TIMEOUT_S = 600.0
 
 
 class SweepLoop:
-    """Sweeps one after the other; concurrent requests share the next one."""
+    """Runs sweeps one after the other. Concurrent requests share the next sweep."""
 
     def __init__(self, sweep: Callable[[], Awaitable[Swept]], interval_s: float) -> None:
         self._sweep = sweep
@@ -24,7 +24,7 @@ class SweepLoop:
         self._next: asyncio.Future[Swept | None] | None = None
 
     async def run(self) -> None:
-        """Sweep until cancelled."""
+        """Run sweeps until cancelled."""
         while True:
             self._is_requested.clear()
             told, self._next = self._next, None
@@ -38,9 +38,9 @@ class SweepLoop:
                 pass
 
     async def request_sweep(self, wait_s: float) -> Swept | None:
-        """Request a sweep that sees the present state; return its result.
+        """Request a sweep that reads the present state, and return its result.
 
-        None: it did not end within `wait_s`, or failed; a failed sweep is repeated in any case.
+        None if the sweep failed or did not end within `wait_s`. A failed sweep is always repeated.
         """
         if self._next is None:
             self._next = asyncio.get_running_loop().create_future()

@@ -31,7 +31,8 @@ def _moment(name: str) -> Column[datetime]:
     return Column(name, DateTime(timezone=True), nullable=False, server_default=func.now())
 
 
-# Accepted bytes. Retired ones are on their way out: invisible, unless they are needed again.
+# Accepted artifacts. A retired artifact is invisible and is removed soon, unless it is needed
+# again.
 artifacts = Table(
     "artifacts",
     metadata,
@@ -39,7 +40,7 @@ artifacts = Table(
     Column(
         "kind", Text, CheckConstraint("kind IN ('adapter', 'base')", name="kind"), nullable=False
     ),
-    list_column("base_digests"),  # that an adapter was found to fit to
+    list_column("base_digests"),  # bases on which the adapter was accepted
     Column("size_bytes", BigInteger, nullable=False),
     Column("file_count", Integer, nullable=False),
     object_column("manifest"),
@@ -56,7 +57,7 @@ artifact_grants = Table(
     Column("id", Text, primary_key=True),
     Column("digest", Text, ForeignKey("artifacts.digest", ondelete="CASCADE"), nullable=False),
     Column("tenant_id", Text, ForeignKey("tenants.id", ondelete="CASCADE"), index=True),
-    list_column("signed_by"),  # ids of keys
+    list_column("signed_by"),  # ids of the keys that signed the artifact
     _moment("created_at"),
     UniqueConstraint(
         "digest", "tenant_id", name="uq_artifact_grants_digest", postgresql_nulls_not_distinct=True
@@ -70,7 +71,7 @@ artifact_chunks = Table(
     Column("sha256", Text, primary_key=True, index=True),
 )
 
-# Chunks that are in the store, or may be. A doomed one is being deleted: no upload may rely on it.
+# Chunks that are in the store, or may be. A doomed chunk is being deleted, so no upload may use it.
 chunks = Table(
     "chunks",
     metadata,
@@ -85,24 +86,25 @@ artifact_uploads = Table(
     metadata,
     Column("id", Text, primary_key=True),
     Column("tenant_id", Text, ForeignKey("tenants.id", ondelete="CASCADE"), index=True),
-    words_column("digest"),  # empty until an import knows it
+    words_column("digest"),  # empty until the import has computed it
     Column("kind", Text, nullable=False),
     words_column("base_digest"),
-    words_column("source"),  # URI of an import
+    words_column("source"),  # URI of an import; empty for an upload
     Column("state", Text, nullable=False),
     list_column("reasons"),
     Column("size_bytes", BigInteger, nullable=False, server_default="0"),
     object_column("manifest"),
-    words_column("manifest_sha256"),  # of its canonical JSON
-    object_column("signatures"),  # base64 by id of the key
+    words_column("manifest_sha256"),  # SHA-256 of the canonical JSON of the manifest
+    object_column("signatures"),  # signatures in base64, by id of the key
     _moment("created_at"),
     _moment("touched_at"),
-    words_column("claim"),  # of the process that works on it
+    words_column("claim"),  # id of the claim of the process that works on the upload
     Column("claimed_until", DateTime(timezone=True)),
-    Column("attempts", Integer, nullable=False, server_default="0"),  # in this state
+    # attempts in the present state
+    Column("attempts", Integer, nullable=False, server_default="0"),
 )
-# One upload of the same thing at a time: beginning it again continues it. A digest says nothing of
-# sizes and chunks, so a manifest that claims others is another thing.
+# Only one live upload per content, so that a repeated request continues the live upload. A digest
+# does not determine sizes and chunks, so uploads with different manifests are different.
 Index(
     "uq_artifact_uploads_live_manifest",
     *(

@@ -1,6 +1,6 @@
 """REST of uploads: begin with a manifest, put missing chunks, complete.
 
-All steps can be repeated at any time: beginning the same upload again continues the one under way.
+All steps can be repeated at any time. A repeated request to begin continues the live upload.
 """
 
 import asyncio
@@ -31,9 +31,9 @@ from sluice.manifests import MANIFEST_BYTES_MAX, Manifest, ManifestError, parse_
 
 Values = dict[str, Any]
 _KIND = "uploads"
-_WAIT_S = 8.0  # for the end of an upload; clients wait at least 10 s, and ask again
+_WAIT_S = 8.0  # seconds to wait for the end of an upload; clients wait at least 10 s, and then poll
 _POLL_S = 0.1
-_BEGIN_S = 20.0  # a large base has tens of thousands of chunks
+_BEGIN_S = 20.0  # deadline; a large base has tens of thousands of chunks
 SHOWN = (
     *("id", "tenant_id", "digest", "kind", "base_digest", "source", "state", "reasons"),
     *("size_bytes", "created_at"),
@@ -43,7 +43,7 @@ _MISSING = describe.shown(("sha256", "size_bytes"), types={"size_bytes": describ
 
 
 class UploadRoutes:
-    """Handlers of uploads."""
+    """The request handlers of uploads."""
 
     def __init__(self, database: Database, service: Artifacts) -> None:
         self._database = database
@@ -90,8 +90,8 @@ class UploadRoutes:
         ]
 
     async def begin(self, request: web.Request) -> web.Response:
-        """Begin an upload with its manifest, or continue the same one."""
-        # Manifests of large bases are larger than what other routes take.
+        """Begin an upload with its manifest, or continue the live upload of the same content."""
+        # Manifests of large bases exceed the body limit of other routes.
         large = request.clone(client_max_size=MANIFEST_BYTES_MAX)
         body = await read_body(large, UploadBody)
         try:
@@ -111,14 +111,14 @@ class UploadRoutes:
         return answer
 
     async def fetch(self, request: web.Request) -> web.Response:
-        """Begin an import, or continue the same one, and wait a while for its end."""
+        """Begin or continue an import, and wait a few seconds for its end."""
         body = await read_body(request, ImportBody)
         tenant_id = body.tenant_id or request[ACTOR].tenant_id or None
         new = NewUpload(tenant_id, body.kind, body.base_digest, body.source, body.signatures)
         return _ended(await self.bring(request, new))
 
     async def bring(self, request: web.Request, new: NewUpload) -> Values:
-        """Begin an import, or continue the same one; return it at its end, or after a while.
+        """Begin or continue an import. Return it at its end, or unfinished after some seconds.
 
         Raises:
             PlatformError: The source is not allowed, or the import was refused.
@@ -137,7 +137,7 @@ class UploadRoutes:
             return answer
 
         answer = await self._writes.run(request, work)
-        # The answer that was kept under the request's key names the upload, too.
+        # The stored answer of the idempotency key contains the id of the upload as well.
         upload_id = begun[0] if begun else str(json.loads(answer.text or "{}")["id"])
         self._service.wake()
         return _checked(await self._wait(request, upload_id))
@@ -164,7 +164,7 @@ class UploadRoutes:
         return WriteReply(after | {"missing": missing}, found["id"], status)
 
     async def _check(self, write: Write, new: NewUpload, manifest: Manifest | None) -> None:
-        """Refuse an upload that is too large, or for an unknown base."""
+        """Refuse an upload that is too large or has an unknown base."""
         connection, tenant_id = write.connection, new.tenant_id
         if new.kind == Kind.ADAPTER:
             base = await catalogue.find(connection, tenant_id, new.base_digest)
@@ -184,7 +184,7 @@ class UploadRoutes:
             raise PlatformError(ErrorCode.REQUEST_TOO_LARGE, problem, param="manifest")
 
     async def list(self, request: web.Request) -> web.Response:
-        """Return a page, newest first."""
+        """Return a page of uploads, the newest first."""
         table = artifact_uploads
         query = visible(request, select(*(table.c[name] for name in SHOWN)), table.c.tenant_id)
         return await page(
@@ -192,7 +192,7 @@ class UploadRoutes:
         )
 
     async def get(self, request: web.Request) -> web.Response:
-        """Return one, with its missing chunks."""
+        """Return one upload, with its missing chunks."""
         upload = await self._find(request, path_id(request))
         missing: Any = []
         if upload["state"] == UploadState.UPLOADING:
@@ -202,10 +202,11 @@ class UploadRoutes:
         return shown(request, show_upload(upload) | {"missing": missing})
 
     async def put(self, request: web.Request) -> web.Response:
-        """Store a chunk (204); repeatable."""
+        """Store a chunk of an upload (204). The request can be repeated."""
         sha256 = path_id(request, "chunk", checked_digest)
         upload = await self._find(request, path_id(request))
-        if upload["state"] in _COMPLETE:  # another client of the tenant has put the last chunk
+        # another client of the tenant has already sent the last chunk
+        if upload["state"] in _COMPLETE:
             return web.Response(status=204)
         if upload["state"] != UploadState.UPLOADING:
             raise _wrong_state(upload)
@@ -221,7 +222,7 @@ class UploadRoutes:
         return web.Response(status=204)
 
     async def complete(self, request: web.Request) -> web.Response:
-        """Request the inspection of an upload, and wait a while for the result."""
+        """Request the inspection of an upload, and wait a few seconds for the result."""
         upload_id = path_id(request)
 
         async def work(write: Write) -> WriteReply:
@@ -241,7 +242,7 @@ class UploadRoutes:
         return _ended(_checked(await self._wait(request, upload_id)))
 
     async def cancel(self, request: web.Request) -> web.Response:
-        """End an upload that is under way; repeatable."""
+        """Cancel a live upload. The request can be repeated."""
         upload_id = path_id(request)
 
         async def work(write: Write) -> WriteReply:
@@ -271,7 +272,7 @@ class UploadRoutes:
             return await self._find(request, upload_id)
 
     async def _find(self, request: web.Request, upload_id: str) -> Values:
-        """Return an upload, if the caller may do the route's action on it."""
+        """Return an upload. Raises NOT_FOUND if the caller may not do the route's action on it."""
         upload = await self._database.run(lambda connection: uploads.get(connection, upload_id))
         actor = request[ACTOR]
         if upload is not None:
@@ -290,7 +291,10 @@ def _may_write(actor: Actor, upload: Values) -> bool:
 
 
 async def _locked(write: Write, upload_id: str) -> Values:
-    """Return an upload that the caller may change, locked; PlatformError when there is none."""
+    """Return an upload that the caller may change, locked.
+
+    Raises PlatformError if there is none.
+    """
     upload = await uploads.get(write.connection, upload_id, is_locked=True)
     if upload is None or not _may_write(write.actor, upload):
         raise _no_upload(upload_id)
@@ -307,9 +311,9 @@ def _wrong_state(upload: Values) -> PlatformError:
 
 
 def _checked(upload: Values) -> Values:
-    """Return an upload that was not refused; else BadRequestError with all reasons.
+    """Return an upload that was neither refused nor cancelled.
 
-    PlatformError when it was cancelled.
+    Raises BadRequestError with all reasons if it was refused, PlatformError if it was cancelled.
     """
     if upload["state"] == UploadState.CANCELLED:
         message = f"upload {upload['id']} is cancelled: begin it anew"
@@ -322,13 +326,13 @@ def _checked(upload: Values) -> Values:
 
 
 def _ended(upload: Values) -> web.Response:
-    """Return the answer on an upload that has ended, or was waited for long enough."""
+    """Return the answer about an upload that has ended or is unfinished after the wait."""
     status = 200 if upload["state"] == UploadState.READY else 202
     return web.json_response(show_upload(upload) | {"missing": []}, status=status)
 
 
 def shown_upload(*more: str, **types: Values) -> Values:
-    """Return the schema of the result of `show_upload`, with more fields."""
+    """Return the JSON schema of the result of `show_upload`, with additional fields."""
     known = columns(artifact_uploads, is_null_shown=False)
     return describe.shown((*SHOWN, *more), types=known | types)
 

@@ -1,7 +1,7 @@
-"""Uploads in PostgreSQL, in the caller's transactions.
+"""Reads and writes uploads in PostgreSQL, in the caller's transactions.
 
-A transaction that begins to refer to a chunk touches it first: a recently touched chunk is never
-collected (`control_plane.artifacts.garbage`).
+A transaction that adds a reference to a chunk first updates the chunk's time of use, because a
+recently used chunk is never removed (`control_plane.artifacts.garbage`).
 """
 
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ from control_plane.artifacts.tables import (
 from sluice.ids import new_id
 from sluice.manifests import Manifest
 
-_ROWS_MAX = 20_000  # per statement, which may take 5 s
+_ROWS_MAX = 20_000  # largest number of rows per statement, which may take 5 s
 _WRONG_SHOWN = 8
 _SHOWN = tuple(
     column for column in artifact_uploads.c if column.name not in {"manifest", "signatures"}
@@ -47,13 +47,13 @@ _SHOWN = tuple(
 
 @dataclass(frozen=True, slots=True)
 class NewUpload:
-    """An upload or import that is about to begin.
+    """An upload or import that is to be created.
 
     Attributes:
-        tenant_id: The tenant that will own it; None: every tenant may see it.
+        tenant_id: Tenant that will own the artifact; None: every tenant may see it.
         kind: Kind of the artifact: adapter or base.
-        base_digest: Digest of an adapter's base; else empty.
-        source: URI of an import; else empty.
+        base_digest: Digest of an adapter's base; empty for a base.
+        source: URI of an import; empty for an upload.
         signatures: Signatures in base64, by the key's id.
     """
 
@@ -67,9 +67,9 @@ class NewUpload:
 async def find_live(
     connection: AsyncConnection, new: NewUpload, manifest: Manifest | None
 ) -> dict[str, Any] | None:
-    """Return the upload of the same content that is under way, locked; None when there is none.
+    """Return the live upload of the same content, with its row locked; None if there is none.
 
-    Imports are the same when their sources are, even before their manifests are known.
+    Two imports are equal if their sources are equal, even before their manifests are known.
     """
     table = artifact_uploads.c
     is_same = table.source != "" if manifest is None else table.manifest_sha256 == manifest.sha256
@@ -89,7 +89,7 @@ async def find_live(
 
 
 async def held_bytes(connection: AsyncConnection, tenant_id: str) -> tuple[int, int]:
-    """Return the bytes of a tenant's artifacts and uploads, and the number of uploads."""
+    """Return the bytes of a tenant's artifacts and uploads, and the number of its uploads."""
     held = (
         select(func.coalesce(func.sum(artifacts.c.size_bytes), 0))
         .join(artifact_grants, artifact_grants.c.digest == artifacts.c.digest)
@@ -105,7 +105,7 @@ async def held_bytes(connection: AsyncConnection, tenant_id: str) -> tuple[int, 
 async def create(
     connection: AsyncConnection, new: NewUpload, manifest: Manifest | None
 ) -> dict[str, Any]:
-    """Create an upload, or an import when there is no manifest yet; return its row."""
+    """Create an upload, or an import if there is no manifest yet. Return its row."""
     state = UploadState.IMPORTING if manifest is None else UploadState.UPLOADING
     values = {
         "id": new_id("upload"),
@@ -130,8 +130,8 @@ async def set_manifest(
 ) -> None:
     """Store the manifest of an upload.
 
-    Chunks of artifacts that its tenant may see count as present. Chunks of others do not: the
-    tenant has to prove that it has the bytes, too.
+    Chunks of artifacts that the upload's tenant may see count as present. Chunks of other artifacts
+    do not, because the tenant must first prove that it has their bytes.
     """
     await connection.execute(
         update(artifact_uploads)
@@ -186,7 +186,7 @@ async def set_manifest(
 
 
 def granted(tenant_id: str | None) -> ColumnElement[bool]:
-    """Return the condition that a tenant may see an artifact; None: that all may."""
+    """Return the SQL condition that a tenant (None: every tenant) may see an artifact."""
     who = artifact_grants.c.tenant_id
     is_seen = who.is_(None) if tenant_id is None else or_(who.is_(None), who == tenant_id)
     return exists().where(artifact_grants.c.digest == artifacts.c.digest, is_seen)
@@ -195,7 +195,7 @@ def granted(tenant_id: str | None) -> ColumnElement[bool]:
 async def get(
     connection: AsyncConnection, upload_id: str, *, is_locked: bool = False
 ) -> dict[str, Any] | None:
-    """Return an upload without its manifest, or None when there is none."""
+    """Return an upload without its manifest; None if it does not exist."""
     query = select(*_SHOWN).where(artifact_uploads.c.id == upload_id)
     if is_locked:
         query = query.with_for_update()
@@ -203,7 +203,7 @@ async def get(
 
 
 async def missing(connection: AsyncConnection, upload_id: str) -> list[dict[str, Any]]:
-    """Return SHA-256 and size of the chunks that an upload lacks."""
+    """Return the SHA-256 and the size of the chunks that an upload lacks."""
     table = artifact_upload_chunks.c
     query = (
         select(table.sha256, table.size_bytes)
@@ -234,14 +234,17 @@ async def wrong_sizes(connection: AsyncConnection, upload_id: str) -> list[str]:
 
 
 async def chunk_size(connection: AsyncConnection, upload_id: str, sha256: str) -> int | None:
-    """Return the size of an upload's chunk; None when it has no such chunk."""
+    """Return the size of an upload's chunk; None if the upload has no such chunk."""
     table = artifact_upload_chunks.c
     query = select(table.size_bytes).where(table.upload_id == upload_id, table.sha256 == sha256)
     return await connection.scalar(query)
 
 
 async def reserve(connection: AsyncConnection, sha256: str, size_bytes: int) -> bool:
-    """Reserve a chunk before it is stored; False while it is being deleted: try again."""
+    """Reserve a chunk before it is stored.
+
+    False while the chunk is being deleted; a retry may succeed.
+    """
     query = insert(chunks).values(sha256=sha256, size_bytes=size_bytes)
     query = query.on_conflict_do_update(
         index_elements=["sha256"],
@@ -252,7 +255,7 @@ async def reserve(connection: AsyncConnection, sha256: str, size_bytes: int) -> 
 
 
 async def have(connection: AsyncConnection, upload_id: str, sha256: str) -> bool:
-    """Record that an upload's chunk is in the store; False when it was deleted meanwhile."""
+    """Record that an upload's chunk is in the store. False if the chunk was deleted meanwhile."""
     touched = (
         update(chunks)
         .where(chunks.c.sha256 == sha256, chunks.c.doomed_at.is_(None))
@@ -290,7 +293,7 @@ async def submit(connection: AsyncConnection, upload_id: str) -> None:
 
 
 async def cancel(connection: AsyncConnection, upload_id: str) -> None:
-    """End an upload that is under way; the worker that has claimed it has no effect any more."""
+    """Cancel a live upload. The worker that has claimed it can no longer change it."""
     query = update(artifact_uploads).where(artifact_uploads.c.id == upload_id)
     ended = {"state": UploadState.CANCELLED, "touched_at": func.now(), "claim": ""}
     await connection.execute(query.values(ended))
@@ -300,9 +303,9 @@ async def cancel(connection: AsyncConnection, upload_id: str) -> None:
 async def claim(
     connection: AsyncConnection, states: tuple[UploadState, ...], lease: timedelta
 ) -> dict[str, Any] | None:
-    """Claim an upload that waits for work, or whose worker has let its lease expire.
+    """Claim an upload that waits for work, or whose worker's lease has expired.
 
-    The claim counts as an attempt, whatever becomes of the worker.
+    The claim counts as an attempt, even if the worker dies.
     """
     table = artifact_uploads.c
     is_free = or_(table.claimed_until.is_(None), table.claimed_until < func.now())
@@ -331,23 +334,23 @@ def _is_claimed(upload: dict[str, Any]) -> ColumnElement[bool]:
 
 
 async def keep_claim(connection: AsyncConnection, upload: dict[str, Any], lease: timedelta) -> bool:
-    """Renew a claim; False when another worker has it by now."""
+    """Renew a claim. False if another worker has claimed the upload since."""
     query = update(artifact_uploads).where(_is_claimed(upload))
     done = await connection.execute(query.values(claimed_until=func.now() + lease))
     return done.rowcount == 1
 
 
 async def postpone(connection: AsyncConnection, upload: dict[str, Any]) -> None:
-    """Delay a claimed upload, longer after each attempt; without effect on a lost claim."""
+    """Delay a claimed upload, longer after each attempt. No effect if the claim was lost."""
     rests_until = func.now() + pause_after(upload["attempts"])
     query = update(artifact_uploads).where(_is_claimed(upload))
     await connection.execute(query.values(claim="", claimed_until=rests_until))
 
 
 async def fetched(connection: AsyncConnection, upload: dict[str, Any], manifest: Manifest) -> bool:
-    """Mark a claimed import, whose chunks are all stored, as ready for inspection.
+    """Mark a claimed import whose chunks are all stored as ready for inspection.
 
-    Returns False when the claim is lost.
+    Returns False if the claim was lost.
     """
     state = {"state": UploadState.VALIDATING, "claim": "", "claimed_until": None, "attempts": 0}
     query = update(artifact_uploads).where(_is_claimed(upload)).values(state)
@@ -360,7 +363,7 @@ async def fetched(connection: AsyncConnection, upload: dict[str, Any], manifest:
 
 
 async def refuse(connection: AsyncConnection, upload: dict[str, Any], reasons: list[str]) -> bool:
-    """End a claimed upload as refused. False when the claim is lost."""
+    """End a claimed upload as refused. False if the claim was lost."""
     query = update(artifact_uploads).where(_is_claimed(upload))
     ended = {"state": UploadState.REFUSED, "reasons": reasons, "touched_at": func.now()}
     if not (await connection.execute(query.values(ended | {"claim": ""}))).rowcount:
@@ -370,7 +373,7 @@ async def refuse(connection: AsyncConnection, upload: dict[str, Any], reasons: l
 
 
 async def accept(connection: AsyncConnection, upload: dict[str, Any], manifest: Manifest) -> bool:
-    """End a claimed upload as accepted: its artifact is visible. False when the claim is lost."""
+    """Accept a claimed upload, whose artifact becomes visible. False if the claim was lost."""
     query = update(artifact_uploads).where(_is_claimed(upload))
     ended = {"state": UploadState.READY, "touched_at": func.now(), "claim": ""}
     if not (await connection.execute(query.values(ended))).rowcount:

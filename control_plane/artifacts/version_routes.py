@@ -1,7 +1,7 @@
-"""REST of versions: makes an artifact a release of a model, with an import if necessary.
+"""REST of versions: makes an artifact a release of a model, after an import if necessary.
 
-A promotion points the model at the release at once and for all callers, or in stages, by a rollout;
-running requests end on the release that they began with.
+A promotion points the model at the release at once for all callers, or in stages by a rollout.
+Running requests finish on the release with which they began.
 """
 
 from typing import Annotated, Any, Literal, Self
@@ -76,7 +76,10 @@ class VersionBody(AdminBody):
 
 
 class VersionRoutes:
-    """Handlers of versions; they come before those of models, whose names may hold slashes."""
+    """The handlers of versions.
+
+    Their routes precede those of models, whose names may contain slashes.
+    """
 
     def __init__(self, database: Database, service: Artifacts, uploads: UploadRoutes) -> None:
         self._database = database
@@ -98,9 +101,10 @@ class VersionRoutes:
         return [AdminRoute("PUT", path, self.put, Action.WRITE_MODELS, _KIND, put)]
 
     async def put(self, request: web.Request) -> web.Response:
-        """Make a version, and promote it if requested."""
+        """Create a version of a model, and promote the version if requested."""
         model_id, version = path_id(request, "model_id"), path_id(request, "version")
-        plain = _without_key(request)  # before the body is read: later there are no copies
+        # copied before the body is read, because a request cannot be cloned later
+        plain = _without_key(request)
         body = await read_body(request, VersionBody)
         tenant_id = request[ACTOR].tenant_id or None
         if body.pool_id:
@@ -133,14 +137,17 @@ class VersionRoutes:
         return await self._writes.run(request, work)
 
     async def _rank(self, actor: Actor, digest: str) -> int:
-        """Return the largest rank of an adapter; 0: the caller may see no such adapter."""
+        """Return the largest rank of an adapter; 0 if the caller may see no such adapter."""
         query = visible_to(actor).with_only_columns(artifacts.c.manifest)
         query = query.where(artifacts.c.digest == digest, artifacts.c.kind == Kind.ADAPTER)
         document = await self._database.run(lambda connection: connection.scalar(query))
         return await rank_in_manifest(document, self._service.read_chunk)
 
     async def _base(self, model_id: str, tenant_id: str | None) -> Values:
-        """Return base and pool of a model that a tenant may use; BadRequestError if it has none."""
+        """Return base and pool of a model that a tenant may use.
+
+        Raises BadRequestError if there is none.
+        """
         query = select(models).where(models.c.id == model_id, models.c.adapter_digest == "")
         found = await self._database.run(lambda connection: first(connection, query))
         is_seen = found is not None and found["owner_tenant_id"] in {None, tenant_id}
@@ -169,14 +176,14 @@ def _values(base_digest: str, pool_id: str, adapter_digest: str, version: str) -
 
 
 def _without_key(request: web.Request) -> web.Request:
-    """Return the request for an import, without the idempotency key, which covers the version."""
+    """Return the request for an import, without the version's own idempotency key."""
     headers = request.headers.copy()
     headers.popall("Idempotency-Key", None)
     return request.clone(headers=headers)
 
 
 async def _publish(write: Write, model_id: str, values: Values, body: VersionBody) -> WriteReply:
-    """Make a release of a model, and the model if it does not exist."""
+    """Create a release of a model, and the model itself if it does not exist."""
     connection, tenant_id = write.connection, write.actor.tenant_id
     is_promoted = body.promote_to not in {"", _STAGED}
     await connection.execute(lock_id(MODELS.path, model_id))
@@ -220,7 +227,7 @@ async def _publish(write: Write, model_id: str, values: Values, body: VersionBod
 
 
 async def _check_artifact(write: Write, owner: str | None, values: Values) -> None:
-    """Refuse an artifact that the owner cannot see, or that does not fit the base."""
+    """Refuse an artifact that the owner may not see, or that does not fit the base."""
     digest, base_digest = values["adapter_digest"], values["base_digest"]
     found = await catalogue.find(write.connection, owner, digest)
     if found is None or found["kind"] != Kind.ADAPTER:

@@ -1,8 +1,8 @@
 """Inspects complete uploads, and accepts or refuses them.
 
-Every control plane runs it. An upload is claimed for some seconds at a time: when its worker dies
-another one goes on, and a worker that lost its claim changes nothing any more. Each claim is a
-counted attempt, so that every upload comes to an end.
+Every control plane runs the worker. An upload is claimed for some seconds at a time. If its worker
+dies, another worker continues, and a worker that lost its claim can change nothing. Each claim is
+counted as an attempt, so that every upload ends.
 """
 
 import asyncio
@@ -27,11 +27,11 @@ from sluice.manifests import Manifest, parse_manifest
 
 log = structlog.get_logger(__name__)
 
-_WORKERS = 2  # uploads looked at at once
+_WORKERS = 2  # uploads that are processed concurrently
 _TICK_S = 2.0
 _LEASE = timedelta(seconds=8)
 _RENEW_S = 2.0
-_ACCEPT_DEADLINE_S = 30.0  # an artifact may have a hundred thousand chunks
+_ACCEPT_DEADLINE_S = 30.0  # deadline; an artifact may have a hundred thousand chunks
 _INSPECTION_S = 60.0
 _INSPECTED_BYTES_PER_S = 20 << 20
 _GIVEN_UP = (
@@ -43,7 +43,7 @@ Result = TypeVar("Result")
 
 
 class InspectionWorker:
-    """The loop that ends uploads."""
+    """The loop that processes uploads to their end."""
 
     def __init__(
         self, database: Database, importer: Importer, store_url: str, bounds: Bounds
@@ -53,14 +53,15 @@ class InspectionWorker:
         self._store_url = store_url
         self._bounds = bounds
         self._wake = asyncio.Event()
-        self._looking = asyncio.Lock()  # one looks; with work in hand it lets the next one
+        # only one task searches for work; when it has found some, it lets the next task search
+        self._looking = asyncio.Lock()
 
     def wake(self) -> None:
-        """Look for work now."""
+        """Search for work now."""
         self._wake.set()
 
     async def run(self) -> None:
-        """Run until cancelled."""
+        """Process uploads until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             for _ in range(_WORKERS):
                 tasks.create_task(self._work())
@@ -76,7 +77,7 @@ class InspectionWorker:
                 await self._pause()
 
     async def _next(self) -> dict[str, Any]:
-        """Return the next upload to end, when there is one."""
+        """Return the next upload to process, as soon as there is one."""
         while True:
             self._wake.clear()
             if (upload := await self._claim()) is not None:
@@ -84,7 +85,7 @@ class InspectionWorker:
             await self._pause()
 
     async def _pause(self) -> None:
-        """Wait for the tick, or until there may be work."""
+        """Wait for the next tick, or until there may be work."""
         try:
             async with asyncio.timeout(_TICK_S):
                 await self._wake.wait()
@@ -96,7 +97,7 @@ class InspectionWorker:
         return await self._database.run_singly(lambda found: uploads.claim(found, states, _LEASE))
 
     async def _end(self, upload: dict[str, Any]) -> None:
-        """Accept or refuse an upload; one that cannot be inspected now is delayed."""
+        """Accept or refuse an upload. An upload that cannot be inspected now is delayed."""
         if upload["attempts"] > ATTEMPTS_MAX:
             log.warning("upload_abandoned", upload=upload["id"], attempts=ATTEMPTS_MAX)
             await self._refuse(upload, [_GIVEN_UP])
@@ -148,9 +149,9 @@ class InspectionWorker:
         )
 
     async def _fetch(self, upload: dict[str, Any]) -> list[str] | None:
-        """Fetch an import, which is then ready for inspection.
+        """Fetch an import, so that it is ready for inspection.
 
-        Returns the reasons of a failure; None when store or database are away.
+        Returns the reasons of a failure; None if the store or the database is down.
         """
         try:
             return await self._importer.fetch(upload)
@@ -161,7 +162,7 @@ class InspectionWorker:
     async def _while_claimed(
         self, upload: dict[str, Any], work: Coroutine[Any, Any, Result]
     ) -> Result | None:
-        """Return the result of work on an upload; None when its claim was lost meanwhile."""
+        """Return the result of work on an upload; None if its claim was lost meanwhile."""
         async with asyncio.TaskGroup() as tasks:
             working = tasks.create_task(work)
             renewal = tasks.create_task(self._renew(upload))
@@ -171,7 +172,7 @@ class InspectionWorker:
         return None if working.cancelled() else working.result()
 
     async def _signatures(self, upload: dict[str, Any]) -> list[str]:
-        """Return the mistakes in an upload's signatures."""
+        """Return the mistakes in an upload's signatures, one sentence each."""
         keys = await self._database.run(lambda found: keys_for(found, upload["tenant_id"]))
         is_required = self._bounds.are_signed
         return signature_problems(
@@ -179,7 +180,7 @@ class InspectionWorker:
         )
 
     async def _base(self, upload: dict[str, Any]) -> dict[str, Any] | None:
-        """Return the manifest of an adapter's base."""
+        """Return the manifest of an adapter's base; None for a base."""
         if upload["kind"] != Kind.ADAPTER:
             return None
         tenant_id, digest = upload["tenant_id"], upload["base_digest"]
@@ -193,7 +194,7 @@ class InspectionWorker:
         base: dict[str, Any] | None,
         rank_max: int,
     ) -> list[str] | None:
-        """Return the reasons against an upload; None when they are unknown now."""
+        """Return the reasons to refuse an upload; None if the result is unknown at present."""
         limit_s = _INSPECTION_S + manifest.size_bytes / _INSPECTED_BYTES_PER_S
         job = InspectionJob(
             store_url=self._store_url,
@@ -207,7 +208,7 @@ class InspectionWorker:
         return await inspect_apart(job, limit_s)
 
     async def _renew(self, upload: dict[str, Any]) -> None:
-        """Renew a claim; return when it is lost to another worker, or the upload has ended."""
+        """Renew a claim until it is lost to another worker or the upload has ended."""
         while True:
             await asyncio.sleep(_RENEW_S)
             try:

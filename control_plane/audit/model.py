@@ -1,4 +1,4 @@
-"""Idempotency keys: whether a request runs, or gets its earlier answer again; pure."""
+"""Idempotency keys: decide whether a request runs or gets its earlier answer. Pure."""
 
 import hashlib
 import re
@@ -17,10 +17,10 @@ class KeptAnswer:
     """The stored answer of a request with an idempotency key.
 
     Attributes:
-        request_sha256: Hash of the request; a different request cannot use the key.
+        request_sha256: Hash of the request; a different request must not use the same key.
         status: HTTP status.
-        body: JSON; empty when there is none, or when it may not be kept.
-        is_secret: Whether the body held a secret, so that it was not stored.
+        body: JSON body; empty if there is none, or if it must not be stored.
+        is_secret: Whether the body contained a secret, and so was not stored.
         object_id: Id of the written object.
     """
 
@@ -32,7 +32,7 @@ class KeptAnswer:
 
 
 def checked_key(text: str) -> str:
-    """Return a valid idempotency key; BadRequestError names the expected form."""
+    """Return a valid idempotency key. Raises BadRequestError if it is not valid."""
     if not _KEY.fullmatch(text):
         message = "Idempotency-Key: 1 to 128 visible ASCII characters are expected"
         raise BadRequestError(ErrorCode.INVALID_REQUEST, message, param="Idempotency-Key")
@@ -40,13 +40,13 @@ def checked_key(text: str) -> str:
 
 
 def fingerprint(method: str, path: str, body: bytes, conditions: tuple[str, str]) -> bytes:
-    """Return the SHA-256 of a request; equal for equal requests only.
+    """Return the SHA-256 of a request. Different requests have different hashes.
 
     Args:
         method: HTTP method.
         path: Path with the query.
         body: Body as received.
-        conditions: The headers If-Match and If-None-Match; empty when there are none.
+        conditions: Values of the headers If-Match and If-None-Match; empty if a header is missing.
     """
     parts = (method.encode(), path.encode(), body, *(text.encode() for text in conditions))
     digests = b"".join(hashlib.sha256(part).digest() for part in parts)
@@ -54,16 +54,16 @@ def fingerprint(method: str, path: str, body: bytes, conditions: tuple[str, str]
 
 
 def lock_number(actor_id: str, key: str) -> int:
-    """Return the number (signed, 64 bits) of the lock for requests with this key."""
+    """Return the signed 64-bit number of the advisory lock for requests with this key."""
     digest = hashlib.sha256(f"{actor_id}\n{key}".encode()).digest()
     return int.from_bytes(digest[:8], "big", signed=True)
 
 
 def check_replay(kept: KeptAnswer, request_sha256: bytes) -> None:
-    """Check that a request may get the answer that is stored under its key.
+    """Check that a request may get the answer that is stored under its idempotency key.
 
     Raises:
-        PlatformError: The request differs (422), or the answer held a secret (409).
+        PlatformError: The request differs (422), or the answer contained a secret (409).
     """
     if kept.request_sha256 != request_sha256:
         message = (
@@ -80,15 +80,15 @@ def check_replay(kept: KeptAnswer, request_sha256: bytes) -> None:
 
 
 def in_progress() -> PlatformError:
-    """Return the error while the first request with a key still runs."""
+    """Return the error for a request while the first request with its key still runs."""
     message = "the first request with this Idempotency-Key is still under way: ask again"
     return PlatformError(ErrorCode.CONFLICT, message, retry_after_s=1.0, param="Idempotency-Key")
 
 
 def recordable(text: str) -> str:
-    """Return a text fit for recording: short, storable, and without the text of a key.
+    """Return a text that may be recorded: bounded, storable, and without the text of a key.
 
-    People paste keys where ids are expected.
+    People sometimes paste keys where ids are expected.
     """
     storable = text.encode("utf-8", "replace").decode().replace("\0", "")
     return _SECRET.sub("sk-sluice-...", storable)[:_TEXT_MAX]

@@ -12,25 +12,25 @@ from control_plane.audit.model import KEPT_H, KeptAnswer, in_progress, lock_numb
 from control_plane.audit.tables import answers, audit
 
 _KEPT = timedelta(hours=KEPT_H)
-_PRUNED_MAX = 10_000  # rows at once: some 100 ms
+_PRUNED_MAX = 10_000  # rows per deletion, which takes some 100 ms
 
 
 class AuditRow(NamedTuple):
-    """An object that a write changed, or a write that was refused.
+    """A change of an object by a write, or a write that was refused.
 
     Attributes:
         id: Id of the row, which sorts by time.
         actor_id: Id of the admin key, or `bootstrap`.
-        actor_role: Role of the key at that time.
-        action: Verb: create, replace, delete, ...
+        actor_role: Role of the key at the time of the write.
+        action: The kind of change: create, replace, delete and so on.
         kind: Kind of the object, as in the path.
-        object_id: Id of the object; of a refused write the id in the request.
+        object_id: Id of the object; for a refused write, the id in the request.
         outcome: `done`, or the code of the refusal.
         detail: Reason of the refusal.
-        before: Object before the write, as a GET would have shown it; None: it did not exist.
-        after: Object after the write, as a GET shows it; None: it does not exist.
-        request_id: Id of the request, which the answer and the logs have too.
-        idempotency_key: Idempotency key of the request, if it had one.
+        before: Object before the write in the form of a GET; None: it did not exist.
+        after: Object after the write in the form of a GET; None: it does not exist.
+        request_id: Id of the request, which is also in the answer and in the logs.
+        idempotency_key: Idempotency key of the request; empty: it had none.
         actor_name: Name of the key or the person, for display.
     """
 
@@ -55,10 +55,10 @@ async def record(connection: AsyncConnection, rows: list[AuditRow]) -> None:
 
 
 async def is_recorded(connection: AsyncConnection, row: AuditRow) -> bool:
-    """Return whether a row exists; waits for a transaction that is about to commit it.
+    """Return whether a row exists, after the end of any transaction that may still commit it.
 
-    A transaction whose connection broke may still be ending. Inserting the row again waits for
-    that, and shows the result: the row exists, or never will.
+    A transaction whose connection broke may still be ending. A second insertion of the row waits
+    for the end of that transaction, and reveals its result: the row exists, or never will.
     """
     savepoint = await connection.begin_nested()
     again = insert(audit).values(row._asdict()).on_conflict_do_nothing()
@@ -70,17 +70,17 @@ async def is_recorded(connection: AsyncConnection, row: AuditRow) -> bool:
 async def take_key(
     connection: AsyncConnection, actor_id: str, key: str, *, may_wait: bool
 ) -> KeptAnswer | None:
-    """Hold an idempotency key until the transaction ends; return the answer stored under it.
+    """Lock an idempotency key until the transaction ends, and return the answer stored under it.
 
     Args:
-        connection: Connection in the transaction of the write.
-        actor_id: The admin key that sent the idempotency key.
+        connection: Connection of the transaction of the write.
+        actor_id: Id of the admin key that sent the idempotency key.
         key: Idempotency key.
-        may_wait: Whether to wait for the transaction that holds the key: a retry after a broken
-            connection may.
+        may_wait: Whether to wait for a transaction that has locked the key, as a retry after a
+            broken connection may.
 
     Raises:
-        PlatformError: 409, another request with this key is under way.
+        PlatformError: 409 if another request with this key is in progress.
     """
     number = lock_number(actor_id, key)
     if may_wait:
@@ -98,7 +98,7 @@ async def take_key(
 async def keep_answer(
     connection: AsyncConnection, actor_id: str, key: str, answer: KeptAnswer
 ) -> None:
-    """Store an answer under a key that `take_key` holds, in place of an expired one."""
+    """Store an answer under a key that `take_key` has locked, in place of an expired answer."""
     values = asdict(answer) | {"created_at": func.now()}
     query = insert(answers).values(actor_id=actor_id, key=key, **values)
     await connection.execute(
@@ -107,12 +107,12 @@ async def keep_answer(
 
 
 async def prune_answers(connection: AsyncConnection) -> None:
-    """Delete expired answers."""
+    """Delete the stored answers that have expired."""
     await connection.execute(delete(answers).where(answers.c.created_at < func.now() - _KEPT))
 
 
 async def prune_audit(connection: AsyncConnection, *, kept_days: int) -> None:
-    """Delete the oldest rows that are older than this many days, a bounded number."""
+    """Delete a bounded number of the oldest rows that are older than `kept_days`."""
     t = audit.c
     is_old = t.at < func.now() - timedelta(days=kept_days)
     oldest = select(t.id).where(is_old).order_by(t.at).limit(_PRUNED_MAX)

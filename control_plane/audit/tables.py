@@ -5,7 +5,7 @@ from sqlalchemy.dialects.postgresql import JSONB
 
 from control_plane.tables import flag_column, metadata, words_column
 
-# One row per object and write, and per refused write; never changed. `id` sorts by time.
+# One row per object and write, and per refused write. Rows never change, and `id` sorts by time.
 audit = Table(
     "audit",
     metadata,
@@ -23,12 +23,12 @@ audit = Table(
     Column("after", JSONB(none_as_null=True)),
     Column("request_id", Text, nullable=False),
     words_column("idempotency_key"),
-    # Pages are in the order of ids, whatever they are filtered by.
+    # Pages are sorted by id, with any filter.
     Index("ix_audit_actor_id", "actor_id", "id"),
     Index("ix_audit_object_id", "object_id", "id"),
 )
 
-# Answers of writes with an idempotency key, kept in the transaction of the write.
+# Answers of writes with an idempotency key, stored in the transaction of the write.
 answers = Table(
     "idempotent_answers",
     metadata,
@@ -36,7 +36,7 @@ answers = Table(
     Column("key", Text, primary_key=True),
     Column("request_sha256", LargeBinary, nullable=False),
     Column("status", Integer, nullable=False),
-    words_column("body"),  # JSON; empty: the answer has no body, or its body is a secret
+    words_column("body"),  # JSON; empty if the answer has no body, or if the body contains a secret
     flag_column("is_secret"),
     words_column("object_id"),
     Column("created_at", DateTime(timezone=True), nullable=False, server_default=func.now()),

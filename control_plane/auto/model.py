@@ -10,7 +10,7 @@ from sluice.auto.published import PUBLISHED
 
 CANDIDATES_MAX = 16
 CELLS_MAX = CLUSTERS * CANDIDATES_MAX
-# As large as a full table comes to in JSON.
+# the JSON size of a full table of cells
 BODY_BYTES_MAX = 256 << 10
 _PRICE_MAX = 1e9
 _JUDGEMENTS_MAX = 1e9

@@ -11,7 +11,7 @@ from sluice.errors import BadRequestError, ErrorCode
 
 
 async def _check(connection: AsyncConnection, key: str, values: Values) -> None:
-    """Refuse names that the tenant may not use; complete the prices of cached tokens."""
+    """Refuse names that the tenant may not use, and fill in missing prices of cached tokens."""
     named = {it["model"] for it in values["candidates"]}
     if missing := await unknown_names(connection, named, key):
         message = (

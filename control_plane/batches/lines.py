@@ -1,4 +1,4 @@
-"""The lines of a batch's input file, and of its output files. Pure."""
+"""Parses the lines of a batch's input file, and writes the lines of its output files. Pure."""
 
 import json
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ _ID_CHARACTERS_MAX = 512
 
 
 class ParsedLine(NamedTuple):
-    """A request of a batch; `body` is JSON."""
+    """A request of a batch. `body` is its JSON."""
 
     number: int
     custom_id: str
@@ -21,10 +21,10 @@ class ParsedLine(NamedTuple):
 
 
 class ParsedFile(NamedTuple):
-    """The parsed lines of a batch's file; with `mistakes` it is refused.
+    """The parsed lines of a batch's file. A file with `mistakes` is refused.
 
     Attributes:
-        lines: Requests, numbered from 1 as the file's lines are.
+        lines: Requests, with their line numbers in the file from 1.
         mistakes: Mistakes in OpenAI's form: code, line, message, param.
     """
 
@@ -75,7 +75,7 @@ def _line(number: int, text: bytes, endpoint: str) -> ParsedLine | dict[str, obj
 
 
 def _checks(fields: dict[str, Any], endpoint: str) -> Iterator[tuple[bool, str, str, str]]:
-    """Yield the checks of a line: whether it fails, with code, field and reason."""
+    """Yield the checks of a line, each as (fails, code, field, reason)."""
     custom_id, body = fields["custom_id"], fields["body"]
     is_name = isinstance(custom_id, str) and 0 < len(custom_id) <= _ID_CHARACTERS_MAX
     why = f"is a text of at most {_ID_CHARACTERS_MAX} characters"
@@ -101,7 +101,7 @@ def answered(line_id: str, custom_id: str, status: int, request_id: str, result:
 
 
 def unanswered(line_id: str, custom_id: str, code: str, message: str) -> bytes:
-    """Return the output line of a request without an answer."""
+    """Return the output line of a request that was not answered, with an error."""
     error = {"code": code, "message": message}
     told = {"id": line_id, "custom_id": custom_id, "response": None, "error": error}
     return json.dumps(told).encode() + b"\n"

@@ -1,7 +1,7 @@
-"""Begins batches by reading their files, and ends them by writing their output files.
+"""Begins batches by reading their input files, and ends them by writing their output files.
 
-Each step is a transaction that may run again: it finds the work of a killed control plane, and
-lines are answered once. Two control planes may do the same work at once.
+Each step is a transaction that can be repeated. So a step continues the work of a killed control
+plane, each line is answered once, and two control planes may do the same work concurrently.
 """
 
 import asyncio
@@ -41,14 +41,14 @@ _LineOf = Callable[[wire.Batch, Any], bytes]
 
 
 class BatchLoop:
-    """The loop of batches in one control plane; `run` belongs into a TaskGroup."""
+    """The loop of batches in one control plane. `run` must be started in a TaskGroup."""
 
     def __init__(self, database: Database, secret: SharedSecret) -> None:
-        """Prepare; `secret` makes the ids of files."""
+        """Create the loop. `secret` derives the ids of output files."""
         self._database, self._secret = database, secret
 
     async def run(self) -> None:
-        """Work until cancelled."""
+        """Run the loop until cancelled."""
         await run_every(
             _EVERY_S,
             self.step,
@@ -58,7 +58,7 @@ class BatchLoop:
         )
 
     async def step(self) -> None:
-        """Begin waiting batches, and end finished ones."""
+        """Begin the waiting batches, and end the finished batches."""
         if not await self._database.run_singly(repository.has_live, deadline_s=_DEADLINE_S):
             return
         await self._run(repository.expire)
@@ -74,7 +74,7 @@ class BatchLoop:
         )
 
     async def _begin(self, batch: wire.Batch) -> None:
-        """Read the file of a batch, and let its lines be answered."""
+        """Read the input file of a batch, and store its lines for gateways."""
         try:
             content = await self._content(batch)
         except NoRecordError:
@@ -93,7 +93,7 @@ class BatchLoop:
         log.info("batch_begun", batch_id=batch.id, lines=len(found.lines))
 
     async def _content(self, batch: wire.Batch) -> bytes:
-        """Return the file of a batch; NoRecordError."""
+        """Return the input file of a batch. Raises NoRecordError if the file does not exist."""
         content, page = bytearray(), wire.ListItemsRequest()
         page.tenant_id, page.id, page.is_ascending = batch.tenant_id, batch.input_file_id, True
         while True:
@@ -105,7 +105,7 @@ class BatchLoop:
             page.after = found[-1].id
 
     async def _end(self, batch: wire.Batch) -> None:
-        """Write the files of a batch, and let it end."""
+        """Write the output files of a batch, and mark the batch as ended."""
         ids = [new_owned_id(PREFIX, batch.tenant_id, self._secret) for _ in "12"]
         ids = await self._run(lambda connection: repository.named_files(connection, batch.id, ids))
         files = {
@@ -117,9 +117,9 @@ class BatchLoop:
         log.info("batch_ended", batch_id=batch.id, status=_ENDS[batch.status])
 
     async def _write(self, batch: wire.Batch, name: str, file_id: str, line_of: _LineOf) -> str:
-        """Write a file, or the missing rest of it; return its id, or nothing if it has no lines.
+        """Write a file or its missing rest, and return its id; empty if the file has no lines.
 
-        One piece at a time is in memory: results may be gigabytes.
+        Only one piece at a time is in memory, because results may have gigabytes.
         """
         piece, number, size, after = bytearray(), 0, 0, 0
         while rows := await self._results(batch, after):
@@ -179,12 +179,12 @@ def _is_good(row: Any) -> bool:
 
 
 def _good(batch: wire.Batch, row: Any) -> bytes:
-    """Return the output line of a request that was answered well; nothing for others."""
+    """Return the output line of a successful request; empty for other requests."""
     return _output_line(batch, row) if _is_good(row) else b""
 
 
 def _bad(batch: wire.Batch, row: Any) -> bytes:
-    """Return the output line of a request that has failed, or has no answer."""
+    """Return the output line of a request that failed or was not answered; empty for others."""
     if row.status is None:
         return unanswered(_line_id(batch, row), row.custom_id, *_WHY[batch.status])
     return b"" if _is_good(row) else _output_line(batch, row)

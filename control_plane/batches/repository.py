@@ -14,18 +14,18 @@ from control_plane.records.repository import NoRecordError
 from sluice.wire.state.v1 import state_pb2 as wire
 
 LEASE_MS = 30_000
-_AT_ONCE = 500  # lines of one statement
+_AT_ONCE = 500  # largest number of lines per statement
 ENDING = ("finalizing", "cancelling", "expiring")
 _OPEN = ("validating", "in_progress")
 _ANY_LIVE = select(exists().where(batches.c.status.in_((*_OPEN, *ENDING))))
 
 
 class BatchEndedError(Exception):
-    """A batch has ended, or is about to."""
+    """A batch has ended, or is about to end."""
 
 
 async def begin(connection: AsyncConnection, batch: wire.Batch) -> wire.Batch:
-    """Store a batch unless it exists; return it."""
+    """Store a batch unless it exists, and return the stored batch."""
     row = {
         "id": batch.id,
         "tenant_id": batch.tenant_id,
@@ -50,7 +50,7 @@ async def begin(connection: AsyncConnection, batch: wire.Batch) -> wire.Batch:
 
 
 async def show(connection: AsyncConnection, tenant_id: str, batch_id: str) -> wire.Batch:
-    """Return a batch; NoRecordError."""
+    """Return a batch. Raises NoRecordError if it does not exist."""
     t = batches.c
     found = await connection.execute(
         select(batches).where(t.id == batch_id, t.tenant_id == tenant_id)
@@ -61,7 +61,7 @@ async def show(connection: AsyncConnection, tenant_id: str, batch_id: str) -> wi
 async def listed(
     connection: AsyncConnection, wanted: wire.ListRecordsRequest
 ) -> Sequence[wire.Batch]:
-    """Return batches, newest first; NoRecordError: `after` does not exist."""
+    """Return batches, the newest first. Raises NoRecordError if `after` does not exist."""
     t = batches.c
     query = select(batches).where(t.tenant_id == wanted.tenant_id)
     if wanted.after:
@@ -72,7 +72,7 @@ async def listed(
 
 
 async def cancel(connection: AsyncConnection, tenant_id: str, batch_id: str) -> wire.Batch:
-    """Begin to end a batch; repeatable. NoRecordError, BatchEndedError."""
+    """Begin to cancel a batch; can be repeated. Raises NoRecordError or BatchEndedError."""
     batch = await show(connection, tenant_id, batch_id)
     if batch.status in _OPEN:
         await move(connection, batch_id, _OPEN, "cancelling")
@@ -84,7 +84,7 @@ async def cancel(connection: AsyncConnection, tenant_id: str, batch_id: str) -> 
 async def move(
     connection: AsyncConnection, batch_id: str, before: Sequence[str], status: str, **values: Any
 ) -> bool:
-    """Set a batch's status, if it has one of the earlier ones; return whether it had."""
+    """Set a batch's status if its present status is in `before`. Return whether it was."""
     t = batches.c
     reached = func.jsonb_build_object(status, now_ms())
     moved = await connection.execute(
@@ -98,7 +98,7 @@ async def move(
 async def with_status(
     connection: AsyncConnection, statuses: Sequence[str], most: int
 ) -> list[wire.Batch]:
-    """Return batches with one of these statuses, oldest first."""
+    """Return batches with one of the given statuses, the oldest first."""
     t = batches.c
     found = await connection.execute(
         select(batches).where(t.status.in_(statuses)).order_by(t.number).limit(most)
@@ -122,7 +122,7 @@ async def expire(connection: AsyncConnection) -> None:
 async def add_lines(
     connection: AsyncConnection, batch_id: str, lines: Sequence[ParsedLine]
 ) -> None:
-    """Store lines; existing ones stay unchanged."""
+    """Store lines. Lines that are already stored stay unchanged."""
     rows = [
         {
             "batch_id": batch_id,
@@ -140,7 +140,7 @@ async def add_lines(
 
 
 async def record(connection: AsyncConnection, results: Sequence[wire.LineResult]) -> None:
-    """Store the results of lines; a line with a result keeps it."""
+    """Store the results of lines. A line that already has a result keeps it."""
     t, b = batch_lines.c, batches.c
     for result in results:
         name = result.name
@@ -168,7 +168,7 @@ async def record(connection: AsyncConnection, results: Sequence[wire.LineResult]
 async def give_back(
     connection: AsyncConnection, gateway_id: str, names: Sequence[wire.LineName]
 ) -> None:
-    """Let lines of a gateway be leased again."""
+    """Release a gateway's leases of lines, so that the lines can be leased again."""
     await connection.execute(
         update(batch_lines)
         .where(_named(names), batch_lines.c.leased_by == gateway_id)
@@ -179,7 +179,7 @@ async def give_back(
 async def extend(
     connection: AsyncConnection, gateway_id: str, names: Sequence[wire.LineName]
 ) -> list[wire.LineName]:
-    """Renew a gateway's leases of lines; return the lines that it has lost."""
+    """Renew a gateway's leases of lines. Return the lines whose lease the gateway has lost."""
     t, b = batch_lines.c, batches.c
     mine = await connection.execute(
         update(batch_lines)
@@ -197,7 +197,7 @@ async def extend(
 
 
 async def take(connection: AsyncConnection, gateway_id: str, wanted: int) -> list[wire.BatchLine]:
-    """Lease lines to a gateway, from the batch whose last lease is the longest ago."""
+    """Lease lines to a gateway, from the batch that has waited longest since its last lease."""
     t, b = batch_lines.c, batches.c
     at_ms = now_ms()
     is_free = and_(t.status.is_(None), t.leased_until_unix_ms <= at_ms)
@@ -240,7 +240,7 @@ async def take(connection: AsyncConnection, gateway_id: str, wanted: int) -> lis
 async def results(
     connection: AsyncConnection, batch_id: str, after: int, most: int
 ) -> Sequence[Any]:
-    """Return lines behind a number: number, custom_id, status, request_id and result."""
+    """Return lines after a number, with number, custom_id, status, request_id and result."""
     t = batch_lines.c
     columns = (t.number, t.custom_id, t.status, t.request_id, t.result)
     found = await connection.execute(
@@ -255,7 +255,7 @@ async def results(
 async def named_files(
     connection: AsyncConnection, batch_id: str, file_ids: Sequence[str]
 ) -> Sequence[str]:
-    """Give the files of a batch their ids, unless they have some; return the ids."""
+    """Store ids for the files of a batch unless it has some, and return the stored ids."""
     t = batches.c
     await connection.execute(
         update(batches)
@@ -268,7 +268,7 @@ async def named_files(
 
 
 async def finish_answered(connection: AsyncConnection) -> None:
-    """Mark the batches as finished whose lines are all answered."""
+    """Move the batches whose lines are all answered to status `finalizing`."""
     b = batches.c
     done = select(b.id).where(b.status == "in_progress", b.completed + b.failed >= b.total)
     for batch_id in (await connection.execute(done)).scalars().all():
@@ -276,12 +276,12 @@ async def finish_answered(connection: AsyncConnection) -> None:
 
 
 async def drop_lines(connection: AsyncConnection, batch_id: str) -> None:
-    """Remove the lines of a batch whose files are written."""
+    """Delete the lines of a batch whose output files are written."""
     await connection.execute(delete(batch_lines).where(batch_lines.c.batch_id == batch_id))
 
 
 async def prune_batches(connection: AsyncConnection, *, kept_days: int) -> None:
-    """Delete batches that began this long ago."""
+    """Delete batches that were created more than `kept_days` ago."""
     before_ms = now_ms() - kept_days * 86_400_000
     await connection.execute(delete(batches).where(batches.c.created_at_unix_ms < before_ms))
 
@@ -320,5 +320,5 @@ def _batch(row: Row[Any]) -> wire.Batch:
 
 
 def now_ms() -> int:
-    """Return the database's time."""
+    """Return the present Unix time in milliseconds."""
     return time.time_ns() // 1_000_000

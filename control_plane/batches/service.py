@@ -22,10 +22,10 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class BatchService(BatchServiceServicer):
-    """Serves `BatchService`."""
+    """Serves the gRPC service `BatchService`."""
 
     def __init__(self, database: Database) -> None:
-        """Prepare."""
+        """Create the service."""
         self._database = database
 
     async def Begin(self, request: wire.Batch, context: _Context) -> wire.Batch:  # noqa: N802
@@ -52,7 +52,7 @@ class BatchService(BatchServiceServicer):
     async def Cancel(  # noqa: N802 - gRPC's name
         self, request: wire.RecordRequest, context: _Context
     ) -> wire.Batch:
-        """Begin to end a batch."""
+        """Begin to cancel a batch."""
         return await self._run(
             lambda connection: repository.cancel(connection, request.tenant_id, request.id),
             context,
@@ -61,7 +61,7 @@ class BatchService(BatchServiceServicer):
     async def Sync(  # noqa: N802 - gRPC's name
         self, request: wire.SyncLinesRequest, context: _Context
     ) -> wire.SyncLinesResponse:
-        """Store the results of lines; lease further ones."""
+        """Store the results of lines, and lease further lines to the gateway."""
         return await self._run(lambda connection: _sync(connection, request), context)
 
     async def _run(

@@ -1,4 +1,4 @@
-"""Batches of requests, and their lines. A line without `status` has not been answered."""
+"""Batches of requests, and their lines. A line without `status` has not been answered yet."""
 
 from sqlalchemy import (
     BigInteger,

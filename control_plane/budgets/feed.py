@@ -1,4 +1,4 @@
-"""The source of usage: sums of the ledger, from the telemetry service."""
+"""Reads usage from the ledger of the telemetry service, as sums."""
 
 import asyncio
 from collections import defaultdict
@@ -15,24 +15,26 @@ from control_plane.telemetry_client import FeedDownError, open_session, read_bou
 from sluice.certificates import http_options
 from sluice.identity import CertificateRole
 
-DEADLINE_S = 20.0  # a month of a large fleet is summed when it is asked for
-ASKED_MAX = 500  # tenants, and models, of one call
+DEADLINE_S = 20.0  # deadline; the sums of a month of a large fleet are computed on request
+ASKED_MAX = 500  # largest number of tenants, and of models, per request
 
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """The ledger's usage of some tenants in one span of time.
+    """The ledger's usage of some tenants in one time range.
 
     Attributes:
-        usage: Usage by tenant and answering model; the empty model stands for all unnamed ones.
-        ingested_until_ms: Unix time up to which the ledger has all events; 0: unknown.
+        usage: Usage by tenant and answering model. The empty model has the usage of all other
+            models.
+        ingested_until_ms: Unix time in milliseconds up to which the ledger has all events; 0:
+            unknown.
     """
 
     usage: Mapping[tuple[str, str], Usage]
     ingested_until_ms: int
 
     def by_tenant(self) -> Mapping[str, Usage]:
-        """Return the sums over models."""
+        """Return the usage by tenant, summed over models."""
         found: defaultdict[str, Usage] = defaultdict(Usage)
         for (tenant_id, _), usage in self.usage.items():
             found[tenant_id] += usage
@@ -40,20 +42,20 @@ class Ledger:
 
 
 class UsageFeed(Protocol):
-    """The source of usage for the loop of budgets."""
+    """A source of usage for the loop of budgets."""
 
     async def usage(
         self, span: BudgetSpan, tenant_ids: Collection[str], models: Collection[str]
     ) -> Ledger:
-        """Return the usage of tenants; those without usage are missing.
+        """Return the usage of tenants. Tenants without usage are missing in the result.
 
         Args:
-            span: Time span of the sums.
-            tenant_ids: Tenants, at most `ASKED_MAX`.
-            models: Models with sums of their own, at most as many.
+            span: Time range of the sums.
+            tenant_ids: Ids of tenants, at most `ASKED_MAX`.
+            models: Models with separate sums, at most `ASKED_MAX`.
 
         Raises:
-            FeedDownError: The peer is away, slow, or its answer is invalid.
+            FeedDownError: The service is down or slow, or its answer is not valid.
         """
         ...
 
@@ -64,7 +66,7 @@ class NoUsage:
     async def usage(
         self, span: BudgetSpan, tenant_ids: Collection[str], models: Collection[str]
     ) -> Ledger:
-        """Raise FeedDownError."""
+        """Raise FeedDownError, because no telemetry service is configured."""
         raise FeedDownError(
             f"no usage of {len(tenant_ids)} tenants and {len(models)} models since"
             f" {span.start_ms}: "
@@ -74,10 +76,10 @@ class NoUsage:
 
 @asynccontextmanager
 async def open_feed(telemetry_url: str, telemetry_key: str) -> AsyncGenerator[UsageFeed]:
-    """Open a feed; the telemetry service need not run yet.
+    """Open a feed. The telemetry service need not run yet.
 
     Args:
-        telemetry_url: URL of the service; empty: no service.
+        telemetry_url: URL of the telemetry service; empty: there is no service.
         telemetry_key: Admin key for the service.
     """
     if not telemetry_url:
@@ -88,7 +90,7 @@ async def open_feed(telemetry_url: str, telemetry_key: str) -> AsyncGenerator[Us
 
 
 class TelemetryUsage:
-    """Asks the telemetry service (`POST /v1/usage/totals`)."""
+    """Queries the telemetry service (`POST /v1/usage/totals`)."""
 
     def __init__(self, session: aiohttp.ClientSession, url: str) -> None:
         self._session = session
@@ -131,7 +133,7 @@ _Number = Annotated[int, Field(ge=0)]
 
 
 class _AnswerPart(BaseModel):
-    """The used part of the answer; a newer service may send more."""
+    """The used part of an answer. A newer telemetry service may send more fields."""
 
     model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
 

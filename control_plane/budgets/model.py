@@ -1,7 +1,7 @@
-"""Budgets: a tenant's allowed usage in a period, and the state that follows from usage; pure.
+"""Budgets: a tenant's permitted usage in a period, and the state that follows from usage. Pure.
 
-The state depends on the ledger alone, not on the past: the same usage always gives the same state.
-So a correction that lowers usage, a larger amount and a new period all reopen an exhausted budget.
+The state depends only on the usage in the ledger, not on earlier states. So a correction that
+lowers usage, a larger amount, or a new period reopens an exhausted budget.
 """
 
 from collections.abc import Iterable
@@ -14,19 +14,20 @@ from pydantic import AfterValidator, Field
 
 from control_plane.fields import AdminBody, checked_id
 
-BUDGETS_MAX = 16  # per tenant: gateways search the exhausted ones
-AMOUNT_MAX = 2**53  # JSON numbers are exact up to there
+# largest number of budgets per tenant, because gateways search the exhausted budgets of a tenant
+BUDGETS_MAX = 16
+AMOUNT_MAX = 2**53  # largest amount, since JSON numbers are exact up to this value
 
 
 class Unit(StrEnum):
-    """The unit in which a budget counts usage."""
+    """The unit in which a budget measures usage."""
 
     TOKENS = "tokens"
     REQUESTS = "requests"
 
 
 class Period(StrEnum):
-    """The period of an amount, in UTC."""
+    """The period of a budget, in UTC."""
 
     DAY = "day"
     MONTH = "month"
@@ -40,14 +41,14 @@ class OnExhausted(StrEnum):
 
 
 class State(StrEnum):
-    """The state of a budget; its values are shown, stored and counted."""
+    """The state of a budget. The values are shown, stored and used in metrics."""
 
     OK = "ok"
     SOFT = "soft"
     EXHAUSTED = "exhausted"
 
 
-UNKNOWN = "unknown"  # the ledger has not been asked about the present period yet
+UNKNOWN = "unknown"  # the ledger was not queried for the present period yet
 
 
 def _model_or_any(value: str) -> str:
@@ -86,7 +87,7 @@ class BudgetBody(AdminBody):
 
 @dataclass(frozen=True, slots=True)
 class BudgetSpan:
-    """A period, in Unix milliseconds; the end is exclusive."""
+    """A period in Unix milliseconds. The end is exclusive."""
 
     start_ms: int
     end_ms: int
@@ -94,7 +95,7 @@ class BudgetSpan:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """A tenant's usage in a period, by the ledger; prompt tokens include `cached_tokens`."""
+    """A tenant's usage in a period. `prompt_tokens` include `cached_tokens`."""
 
     requests: int = 0
     prompt_tokens: int = 0
@@ -112,7 +113,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """The fields of a budget that decisions need; see `BudgetBody`."""
+    """The fields of a budget that decisions depend on. For the fields see `BudgetBody`."""
 
     unit: Unit
     amount: int
@@ -124,7 +125,7 @@ class Budget:
         assert self.amount >= 1, self.amount
 
     def used(self, usage: Usage) -> int:
-        """Return the amount used, in the budget's unit, rounded down."""
+        """Return the used amount in the budget's unit, rounded down."""
         if self.unit is Unit.REQUESTS:
             return usage.requests
         cached = min(usage.cached_tokens, usage.prompt_tokens)
@@ -132,20 +133,20 @@ class Budget:
         return prompt + usage.output_tokens
 
     def reached_percent(self, usage: Usage) -> int:
-        """Return the highest of the soft percents that is reached; 0: none."""
+        """Return the highest soft percent that the usage has reached; 0 if it has reached none."""
         used = self.used(usage) * 100
         reached = (it for it in self.soft_percents if used >= it * self.amount)
         return max(reached, default=0)
 
     def state(self, usage: Usage) -> State:
-        """Return the state for some usage in the present period."""
+        """Return the state of the budget for a usage in the present period."""
         if self.used(usage) >= self.amount:
             return State.EXHAUSTED
         return State.SOFT if self.reached_percent(usage) else State.OK
 
 
 def span_at(period: Period, now_ms: int) -> BudgetSpan:
-    """Return the day or calendar month of UTC that a moment lies in."""
+    """Return the day or calendar month of UTC that contains a moment."""
     now = datetime.fromtimestamp(now_ms // 1000, UTC)
     start = now.replace(hour=0, minute=0, second=0)
     if period is Period.DAY:
@@ -158,7 +159,7 @@ def span_at(period: Period, now_ms: int) -> BudgetSpan:
 
 @dataclass(frozen=True, slots=True)
 class BudgetStanding:
-    """A budget of a tenant with its usage; the state is that of a period."""
+    """A budget of a tenant, with its state in the period `span`."""
 
     name: str
     model_id: str
@@ -169,9 +170,9 @@ class BudgetStanding:
 
 
 def stops(standings: Iterable[BudgetStanding], now_ms: int) -> list[dict[str, Any]]:
-    """Return the stops of a tenant's budgets for gateways, as fields of `BudgetStop`.
+    """Return a tenant's exhausted budgets for gateways, as fields of `BudgetStop`.
 
-    A period that has ended stops no request, whatever its usage.
+    A budget whose period has ended stops no request, whatever its usage was.
     """
     return [
         {

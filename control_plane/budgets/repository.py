@@ -1,7 +1,7 @@
-"""Rows of budgets, their states, and the tenants that gateways stop.
+"""Reads and writes budgets, their states, and the tenants whose requests gateways reject.
 
-A change of a budget or its state locks the rows of all budgets of that tenant, in the order of
-their ids, and writes the tenant's stops anew from all of them.
+A change of a budget or of its state locks the rows of all budgets of the tenant, in the order of
+ids, and rewrites the tenant's stops from all budgets.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -53,7 +53,10 @@ _HAS_STATE = budgets.c.id == budget_states.c.budget_id
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """A budget whose usage is due to be read; a reading is discarded if the budget has changed."""
+    """A budget whose usage has to be read.
+
+    If the budget changes meanwhile, the reading is discarded.
+    """
 
     id: str
     tenant_id: str
@@ -63,15 +66,16 @@ class Due:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The ledger's usage for one budget, and its age; times are Unix ms.
+    """The ledger's usage for one budget, and the age of this information.
 
     Attributes:
-        due: Budget of the reading.
+        due: Budget that the reading belongs to.
         span: Period of the usage.
-        usage: Usage of the tenant, and of the budget's model if it has one.
-        looked_at_ms: Time of the query, in Unix milliseconds; an older reading never replaces a
-            newer one.
-        ingested_until_ms: Unix milliseconds up to which the ledger was complete; 0: unknown.
+        usage: Usage of the tenant, restricted to the budget's model if the budget has one.
+        looked_at_ms: Time of the query in Unix milliseconds. An older reading never replaces a
+            newer reading.
+        ingested_until_ms: Unix time in milliseconds up to which the ledger was complete; 0:
+            unknown.
     """
 
     due: Due
@@ -85,7 +89,7 @@ class Reading:
 class BudgetChange:
     """A budget with a new state, or with a newly reached soft percent.
 
-    A soft percent or an end that is reached again in the next period is reported again.
+    A soft percent or an exhaustion that occurs again in the next period is reported again.
     """
 
     tenant_id: str
@@ -98,13 +102,13 @@ class BudgetChange:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Counts of all budgets for metrics.
+    """The counts of all budgets for metrics.
 
     Attributes:
         states: Number of budgets by state.
-        recent: Number of budgets that reached the state, or a higher soft percent, within the last
-            hour.
-        age_s: Seconds since the oldest reading.
+        recent: Number of budgets by state that reached the state, or a higher soft percent, within
+            the last hour.
+        age_s: Age of the oldest reading, in seconds.
     """
 
     states: Mapping[str, int]
@@ -117,12 +121,15 @@ _HAS_ANY = select(exists(select(budgets.c.id)))
 
 
 def with_states() -> Select[Any]:
-    """Return the query of all budgets, each with its state (NULL: none)."""
+    """Return the query of all budgets, each with its state (NULL: it has none)."""
     return select(budgets, budget_states).outerjoin(budget_states, _HAS_STATE)
 
 
 def shown_state(now_ms: int) -> ColumnElement[str]:
-    """Return the state of a row of `with_states` in SQL; the state of an old period is ignored."""
+    """Return the SQL expression of a budget's state.
+
+    A state of an earlier period counts as unknown.
+    """
     is_present = func.coalesce(budget_states.c.ends_at_unix_ms, 0) > now_ms
     return case((is_present, budget_states.c.state), else_=model.UNKNOWN)
 
@@ -133,14 +140,20 @@ async def has_any(connection: AsyncConnection) -> bool:
 
 
 async def hold_lease(connection: AsyncConnection, name: str, holder: str, lease_s: float) -> bool:
-    """Take a free lease, or renew it; return whether this holder has it now."""
+    """Acquire a free lease, or renew the holder's own.
+
+    Return whether the holder has the lease now.
+    """
     values = {"name": name, "holder": holder, "lease_s": lease_s}
     return await connection.scalar(_taken_lease(), values) == holder
 
 
-@cache  # runs every second: building costs more than the statement
+@cache  # runs every second, and building the statement costs more than its execution
 def _taken_lease() -> ReturningInsert[Any]:
-    """Insert a lease, or take a free one; parameters: `name`, `holder`, `lease_s`."""
+    """Return the statement that acquires or renews a lease.
+
+    Parameters: `name`, `holder`, `lease_s`.
+    """
     now = func.clock_timestamp()
     lease_s = bindparam("lease_s", type_=Float)
     expires_at = now + func.make_interval(0, 0, 0, 0, 0, 0, lease_s)
@@ -161,22 +174,23 @@ async def due(
     count_max: int,
     failed: Mapping[str, int],
 ) -> list[Due]:
-    """Return budgets of a period without a reading or with an old one, the former first.
+    """Return the budgets of a period that have no reading or an old one, those without first.
 
     Args:
         connection: Connection of a transaction.
         period: Period of the budgets.
-        interval_s: Seconds after which a reading is old.
+        interval_s: Age in seconds from which a reading is old.
         count_max: Largest number of returned budgets.
-        failed: Unix milliseconds of failed readings by the budget's id; these budgets wait their
-            turn.
+        failed: Times of failed readings in Unix milliseconds, by budget id. These budgets are
+            delayed in the order.
     """
     states, now_ms = budget_states.c, await clock_ms(connection)
     moments = cast([moment(it) for it in failed.values()], ARRAY(DateTime(timezone=True)))
     asked = func.unnest(cast(list(failed), ARRAY(Text)), moments)
     tried = asked.table_valued(column("id", Text), column("at", DateTime(timezone=True)))
     tried = tried.render_derived(name="tried")
-    tried_at = func.greatest(states.looked_at, tried.c.at)  # the one that is not NULL
+    # the later of the two times; NULL is ignored
+    tried_at = func.greatest(states.looked_at, tried.c.at)
     is_due = or_(
         states.budget_id.is_(None),
         states.ends_at_unix_ms <= now_ms,
@@ -195,10 +209,10 @@ async def due(
 
 
 async def lock(connection: AsyncConnection, tenant_ids: Iterable[str]) -> list[Values]:
-    """Return the budgets of tenants, with their states, locked until the transaction ends.
+    """Return the budgets of tenants with their states, locked until the transaction ends.
 
-    A statement of its own reads the states: the one that waits for the rows would see them as they
-    were before the wait.
+    The states are read by a second statement, because the statement that waits for the locks would
+    read the states from before the wait.
     """
     held = select(budgets.c.id).where(budgets.c.tenant_id.in_(sorted(set(tenant_ids))))
     held = held.order_by(budgets.c.id).with_for_update()
@@ -211,9 +225,9 @@ async def lock(connection: AsyncConnection, tenant_ids: Iterable[str]) -> list[V
 async def write_readings(
     connection: AsyncConnection, readings: Sequence[Reading]
 ) -> list[BudgetChange]:
-    """Store readings of budgets, and the resulting stops; return the changes.
+    """Store readings of budgets and the resulting stops. Return the changes of state.
 
-    A budget that was changed meanwhile, so that its reading does not fit, is left out.
+    A reading of a budget that was changed or deleted meanwhile is ignored.
     """
     by_id = {reading.due.id: reading for reading in readings}
     tenants = {reading.due.tenant_id for reading in readings}
@@ -236,7 +250,7 @@ async def write_readings(
 
 
 def _fits(row: Values, reading: Reading) -> bool:
-    """Return whether a reading is of the budget's present settings, and newer than before."""
+    """Return whether a reading matches the budget's present settings and is newer than the last."""
     asked = (reading.due.model_id, str(reading.due.period))
     if asked != (row["model_id"], row["period"]):
         return False
@@ -245,7 +259,7 @@ def _fits(row: Values, reading: Reading) -> bool:
 
 
 def take(row: Values, reading: Reading) -> BudgetChange | None:
-    """Put a reading into a row of `with_states`; return the change."""
+    """Apply a reading to a row of `with_states`. Return the change of state, if any."""
     usage, span, kept = reading.usage, reading.span, budget_of(row)
     state, before = kept.state(usage), row["state"]
     is_new_period = row["starts_at_unix_ms"] != span.start_ms
@@ -269,7 +283,10 @@ def take(row: Values, reading: Reading) -> BudgetChange | None:
 
 
 def reached_percent(row: Mapping[str, Any]) -> int:
-    """Return the soft percent that a row of `with_states` with a state has reached."""
+    """Return the soft percent that a row of `with_states` has reached.
+
+    The row must have a state.
+    """
     return budget_of(row).reached_percent(usage_of(row))
 
 
@@ -280,12 +297,12 @@ def _is_more(budget: Budget, usage: Usage, reached: int) -> bool:
 
 
 async def apply_usage(connection: AsyncConnection, row: Values, reached: int) -> None:
-    """Apply the stored usage to a budget that was written.
+    """Apply the stored usage to a budget that was just written.
 
     Args:
-        connection: Connection that holds the budget's lock.
-        row: Row of `with_states`, with a state, as it is written now.
-        reached: Soft percent that it had reached before the write.
+        connection: Connection whose transaction holds the budget's lock.
+        row: Row of `with_states` in its new form; it must have a state.
+        reached: Soft percent that the budget had reached before the write.
     """
     budget, usage = budget_of(row), usage_of(row)
     state = str(budget.state(usage))
@@ -302,9 +319,9 @@ async def write_stops(
     """Store the stops of tenants for gateways.
 
     Args:
-        connection: Connection that holds the locks of all budgets of these tenants.
+        connection: Connection whose transaction holds the locks of all budgets of these tenants.
         tenant_ids: Tenants whose stops are written.
-        rows: All their budgets, in the present state.
+        rows: All budgets of these tenants, in the present state.
     """
     now_ms = await clock_ms(connection)
     of_tenant: dict[str, list[BudgetStanding]] = {tenant_id: [] for tenant_id in tenant_ids}
@@ -324,7 +341,7 @@ async def write_stops(
 
 
 async def summary(connection: AsyncConnection) -> Summary:
-    """Return the metrics of all budgets."""
+    """Return the summary of all budgets for metrics."""
     now_ms = await clock_ms(connection)
     looked_at = func.coalesce(budget_states.c.looked_at, budgets.c.created_at)
     every = (
@@ -359,12 +376,12 @@ def budget_of(row: Mapping[str, Any]) -> Budget:
 
 
 def usage_of(row: Mapping[str, Any]) -> Usage:
-    """Return the usage in a row of `with_states` that has a state."""
+    """Return the usage in a row of `with_states`. The row must have a state."""
     return Usage(*(row[name] for name in _SUMS))
 
 
 def moment(unix_ms: int) -> datetime:
-    """Return a time in PostgreSQL's form."""
+    """Return a Unix time in milliseconds as a datetime for PostgreSQL."""
     return datetime.fromtimestamp(unix_ms / 1000, UTC)
 
 

@@ -1,4 +1,4 @@
-"""REST of budgets: written below their tenant, and listed with their usage."""
+"""REST of budgets, which are written below their tenant and listed with their usage."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -27,7 +27,7 @@ _KIND = "budgets"
 _SETTINGS = tuple(BudgetBody.model_fields)
 _SHOWN = ("id", "tenant_id", "name", *_SETTINGS)
 _STATES = (*State, UNKNOWN)
-# Further fields of a list; null where a value is not known.
+# Further fields of a list entry. A field is null if its value is unknown.
 _USE: dict[str, Any] = {
     "state": {"type": "string", "enum": [str(state) for state in _STATES]},
     "used": {"type": ["integer", "null"]},
@@ -42,10 +42,13 @@ INTERVAL_S = 15.0
 
 
 class BudgetRoutes:
-    """Handlers of budgets."""
+    """The request handlers of budgets."""
 
     def __init__(self, database: Database, interval_s: float = INTERVAL_S) -> None:
-        """Prepare; `interval_s` between two readings is part of the answers."""
+        """Create the handlers.
+
+        `interval_s`, the time between two readings, is part of the answers.
+        """
         self._database = database
         self._writes = Writes(database)
         self._interval_s = interval_s
@@ -71,7 +74,7 @@ class BudgetRoutes:
         ]
 
     async def list(self, request: web.Request) -> web.Response:
-        """Return a page, of all tenants or of one, of all states or of one."""
+        """Return a page of budgets, optionally of one tenant or in one state."""
         now_ms = await self._database.run(clock_ms)
         query = visible(request, repository.with_states(), budgets.c.tenant_id)
         if (tenant_id := request.query.get("tenant_id")) is not None:
@@ -85,7 +88,7 @@ class BudgetRoutes:
         return await page(self._database, query, budgets.c.id, request, show)
 
     async def get(self, request: web.Request) -> web.Response:
-        """Return one with its settings."""
+        """Return the settings of one budget."""
         tenant_id, name = _path(request)
         if not request[ACTOR].may(Action.READ_USAGE, tenant_id):
             raise _missing(tenant_id, name)
@@ -96,7 +99,7 @@ class BudgetRoutes:
         return shown(request, _settings(rows[0]))
 
     async def put(self, request: web.Request) -> web.Response:
-        """Create or replace one; the known usage decides its state at once."""
+        """Create or replace a budget. Its new state is computed at once from the known usage."""
         tenant_id, name = _path(request)
         object_id = f"{tenant_id}/{name}"
         body = await read_body(request, BudgetBody)
@@ -122,7 +125,7 @@ class BudgetRoutes:
         return await self._writes.run(request, work)
 
     async def delete(self, request: web.Request) -> web.Response:
-        """Delete one (204), and reopen the requests that it stopped."""
+        """Delete a budget (204), so that gateways accept the requests that it stopped."""
         tenant_id, name = _path(request)
         object_id = f"{tenant_id}/{name}"
 
@@ -155,7 +158,7 @@ def _path(request: web.Request) -> tuple[str, str]:
 
 
 async def _locked(connection: AsyncConnection, tenant_id: str) -> list[Values]:
-    """Return all budgets of a tenant, locked; none can be added meanwhile."""
+    """Return all budgets of a tenant, locked so that none can be added meanwhile."""
     await connection.execute(lock_id(_KIND, tenant_id))
     if await first(connection, select(tenants.c.id).where(tenants.c.id == tenant_id)) is None:
         raise PlatformError(ErrorCode.NOT_FOUND, f"there is no tenants/{tenant_id}")
@@ -163,7 +166,7 @@ async def _locked(connection: AsyncConnection, tenant_id: str) -> list[Values]:
 
 
 async def _check_model(connection: AsyncConnection, model_id: str) -> None:
-    """Refuse a budget of an unknown model: the ledger would never have usage of it."""
+    """Refuse a budget of an unknown model, because the ledger would never have usage for it."""
     query = select(models.c.id).where(models.c.id == model_id)
     if model_id and await first(connection, query) is None:
         message = (
@@ -176,7 +179,7 @@ async def _check_model(connection: AsyncConnection, model_id: str) -> None:
 async def _insert(
     connection: AsyncConnection, tenant_id: str, name: str, values: Values, others: int
 ) -> Values:
-    """Store a new budget; its usage is not known yet."""
+    """Store a new budget, whose usage is not known yet."""
     if others >= BUDGETS_MAX:
         message = f"tenant {tenant_id} has {others} budgets, and no tenant has more: remove one"
         raise PlatformError(ErrorCode.CONFLICT, message)
@@ -186,7 +189,7 @@ async def _insert(
 
 
 async def _replace(connection: AsyncConnection, row: Values, values: Values) -> None:
-    """Replace a budget, also in its row of `with_states`."""
+    """Replace a budget in the database and in the given row of `with_states`."""
     counts_the_same = all(row[name] == values[name] for name in ("period", "model_id"))
     reached = 0 if row["state"] is None else repository.reached_percent(row)
     row |= values
@@ -209,8 +212,8 @@ def _settings(row: Values) -> Values:
 def _use(row: Values, now_ms: int, interval_s: float) -> Values:
     """Return the usage of a budget in the present period.
 
-    `stop_delay_s` is the time from the request that exhausts the budget until gateways stop: the
-    ledger's lag, and the interval between two readings, at their present values.
+    `stop_delay_s` is the time from the request that exhausts the budget until gateways reject
+    requests. It is the sum of the ledger's present lag and the interval between two readings.
     """
     looked_at, ingested_ms = row["looked_at"], row["ingested_until_unix_ms"]
     age_s = None if looked_at is None else round(now_ms / 1000 - looked_at.timestamp(), 1)

@@ -1,8 +1,8 @@
 """The loop of budgets: reads usage from the ledger, and stores the resulting states.
 
-Every control plane runs it; one holds the lease, and another takes it after half a minute of
-silence. The rows depend on the ledger alone, so a step that is done twice, or by two at once, does
-no harm. Memory holds only the times of the next readings.
+Every control plane runs the loop. One control plane holds the lease; after half a minute of silence
+another acquires the lease. The rows depend only on the ledger, so a step that runs twice or
+concurrently does no harm. The process keeps only the times of the next readings in memory.
 """
 
 import asyncio
@@ -28,40 +28,47 @@ log = structlog.get_logger(__name__)
 
 _TICK_S = 1.0
 _LEASE = "budgets"
-_LEASE_S = 30.0  # longer than a tick and a question to the ledger may take
-_REST = 4.0  # times as long as the ledger took: at most a fifth of the time a sum of ours runs
+_LEASE_S = 30.0  # seconds; longer than a tick and a query to the ledger may take together
+# pause after a query as a multiple of its duration, so that queries run at most a fifth of the time
+_REST = 4.0
 _RETRY_MAX_S = 15.0
-_GROWTH = 32  # so many budgets more after an answer: most questions are of a size that is answered
+# budgets added to the size of the next query after an answer, so that most queries have a size that
+# the ledger can answer
+_GROWTH = 32
 
 
 @dataclass(slots=True)
 class BudgetPace:
-    """The number of budgets in one query to the ledger, and the time of the next; pure.
+    """Controls the number of budgets per query to the ledger, and the time of the next query. Pure.
 
-    The ledger may have time for fewer budgets, so a failure halves the query. Times are seconds of
-    one clock.
+    The ledger may be too slow for a query, so a failure halves the number of budgets. Times are
+    seconds of one clock.
     """
 
     asked_max: int = ASKED_MAX
     rests_until_s: float = 0.0
     failures: int = 0
-    is_behind: bool = False  # as many were due as may be asked about, so more are
-    tried: dict[str, int] = field(default_factory=dict[str, int])  # failed tries: id to Unix ms
+    is_behind: bool = False  # whether the last query was full, so that more budgets may be due
+    # failed attempts: budget id to Unix milliseconds
+    tried: dict[str, int] = field(default_factory=dict[str, int])
 
     def took(self, due: Sequence[Due]) -> None:
-        """Note the due budgets, at most `asked_max`; fewer: these are all."""
+        """Record the budgets that are due.
+
+        Fewer than `asked_max` budgets mean that these are all.
+        """
         self.is_behind = len(due) == self.asked_max
-        if not self.is_behind:  # others were removed meanwhile
+        if not self.is_behind:  # drop the attempts of budgets that were removed meanwhile
             self.tried = {one.id: self.tried[one.id] for one in due if one.id in self.tried}
 
     def answered(self, now_s: float, took_s: float) -> None:
-        """Note an answer."""
+        """Record an answer of the ledger."""
         self.failures = 0
         self.asked_max = min(ASKED_MAX, self.asked_max + _GROWTH)
         self.rests_until_s = now_s + took_s * _REST
 
     def failed(self, now_s: float, took_s: float) -> None:
-        """Note a failure."""
+        """Record a failure of the ledger."""
         pause_s = backoff_s(self.failures, first_s=_TICK_S, max_s=_RETRY_MAX_S)
         self.failures += 1
         self.asked_max = max(1, self.asked_max // 2)
@@ -69,7 +76,7 @@ class BudgetPace:
 
 
 class BudgetService:
-    """Owns the loop."""
+    """Owns the loop of budgets."""
 
     def __init__(
         self,
@@ -79,14 +86,15 @@ class BudgetService:
         interval_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Prepare; `run` belongs into a TaskGroup.
+        """Create the loop; `run` must be started in a TaskGroup.
 
         Args:
             database: Database of budgets.
-            ledger: Source of usage; while it is away, states stay unchanged.
-            show: Takes the metrics; none while another control plane leads.
+            ledger: Source of usage; while the source is down, states stay unchanged.
+            show: Called with the summary for metrics; the summary is empty while another control
+                plane leads.
             interval_s: Seconds between two readings of a budget.
-            clock: Monotonic seconds.
+            clock: Returns monotonic seconds.
         """
         self._database = database
         self._ledger = ledger
@@ -98,7 +106,7 @@ class BudgetService:
         self._paces = {period: BudgetPace() for period in Period}
 
     async def run(self) -> None:
-        """Run until cancelled."""
+        """Run the loop until cancelled."""
         while True:
             pause_s = _TICK_S
             try:
@@ -110,15 +118,18 @@ class BudgetService:
             await asyncio.sleep(pause_s)
 
     async def step(self) -> float:
-        """Read the usage of due budgets, at most one query's worth; return the next wait (s).
+        """Read the usage of due budgets with at most one query.
 
-        The leader calls every second, also without work: a lease that expires goes to another
-        control plane.
+        Return the seconds until the next step.
+
+        The leader calls this method every second, even if nothing is due, because another control
+        plane would otherwise acquire the expired lease.
 
         Raises:
             DatabaseDownError: PostgreSQL does not answer.
         """
-        if not await self._database.run_singly(repository.has_any):  # as mostly: nothing to lead in
+        # in most systems there are no budgets, and then no lease is needed
+        if not await self._database.run_singly(repository.has_any):
             self._show(NOTHING)
             return _TICK_S
         due, now_ms = await self._database.run(self._look)
@@ -153,7 +164,7 @@ class BudgetService:
         return due, now_ms
 
     async def _read_usage(self, period: Period, due: Sequence[Due], now_ms: int) -> list[Reading]:
-        """Query the ledger about all tenants of these budgets; None: it failed."""
+        """Query the ledger for all tenants of the given budgets. A failure is logged."""
         pace, span, asked_s = self._paces[period], span_at(period, now_ms), self._clock()
         tenant_ids = {one.tenant_id for one in due}
         model_ids = {one.model_id for one in due if one.model_id}
@@ -189,7 +200,7 @@ class BudgetService:
 
 
 def readings(due: Sequence[Due], span: BudgetSpan, ledger: Ledger, now_ms: int) -> list[Reading]:
-    """Return the readings of budgets: of their model, or of the tenant's whole usage."""
+    """Return the readings of budgets: the usage of the budget's model, or of the whole tenant."""
     of_tenant = ledger.by_tenant()
     nothing = Usage()
     return [

@@ -1,7 +1,7 @@
-"""Rows of budgets, and of their usage.
+"""Tables of budgets and of their usage.
 
-The stops for gateways (`budget_stops`) are in `control_plane.tables`, with all data that gateways
-get.
+The stops for gateways (`budget_stops`) are in `control_plane.tables`, with all other data that is
+sent to gateways.
 """
 
 from sqlalchemy import (
@@ -26,7 +26,7 @@ budgets = Table(
     metadata,
     Column("id", Text, primary_key=True),
     Column("tenant_id", Text, ForeignKey("tenants.id", ondelete="CASCADE"), nullable=False),
-    Column("name", Text, nullable=False),  # unique for the tenant; for people
+    Column("name", Text, nullable=False),  # unique within the tenant; shown to people
     words_column("model_id"),  # empty: all models
     Column("unit", Text, nullable=False),
     Column("amount", BigInteger, CheckConstraint("amount >= 1", name="amount"), nullable=False),
@@ -44,7 +44,7 @@ budgets = Table(
 )
 Index("uq_budgets_name", budgets.c.tenant_id, budgets.c.name, unique=True)
 
-# The ledger's usage of the period at the last look; no row: there was no look yet.
+# The ledger's usage of the period at the last reading. No row: there was no reading yet.
 budget_states = Table(
     "budget_states",
     metadata,
@@ -61,7 +61,8 @@ budget_states = Table(
     sum_column("ingested_until_unix_ms"),
 )
 
-# Holders of tasks that one control plane at a time does, and how long a holder may be silent.
+# Holders of tasks that one control plane does at a time, and the silence after which a holder loses
+# the task.
 leases = Table(
     "leases",
     metadata,

@@ -1,4 +1,4 @@
-"""Batches of requests for the console: their progress, for all tenants or the caller's own."""
+"""Batches of requests for the console, with their progress; of all tenants or the caller's own."""
 
 import re
 from typing import Any
@@ -27,7 +27,7 @@ _FILTERS = ("tenant", "status", "before", "limit")
 
 
 class ConsoleBatches:
-    """Handlers."""
+    """The request handlers of the console's batches."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -42,7 +42,10 @@ class ConsoleBatches:
         ]
 
     async def list(self, request: web.Request) -> web.Response:
-        """Return the newest batches; `before` is the number of a page's last one."""
+        """Return the newest batches.
+
+        `before` is the number of the last batch of the previous page.
+        """
         limit, _ = page_of(request)
         query = visible(request, _rows(), _T.tenant_id)
         if tenant := own_tenant(request):
@@ -56,7 +59,7 @@ class ConsoleBatches:
         return shown(request, body)
 
     async def show(self, request: web.Request) -> web.Response:
-        """Return one; another tenant's is 404."""
+        """Return one batch; 404 if the batch belongs to another tenant."""
         key = path_id(request)
         query = visible(request, _rows().where(_T.id == key), _T.tenant_id)
         rows = await fetch(self._database, query)

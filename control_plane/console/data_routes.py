@@ -1,6 +1,6 @@
 """Data of console pages that the admin REST lacks: figures of requests, and an overview.
 
-Readers and publishers see their own tenant. Ids of other tenants are 404 for them.
+Readers and publishers see only their own tenant. Ids of other tenants give 404.
 """
 
 import json
@@ -29,7 +29,7 @@ _RETRY_S = 2.0
 
 
 class ConsoleData:
-    """Handlers of the console's own data."""
+    """The request handlers of the console's own data."""
 
     def __init__(self, database: Database, telemetry: TelemetryReader) -> None:
         self._database = database
@@ -53,7 +53,10 @@ class ConsoleData:
         return found
 
     async def overview(self, _: web.Request) -> web.Response:
-        """Return the state of all; without telemetry `slo` is null, with a reason in `missing`."""
+        """Return the state of the platform.
+
+        Without telemetry `slo` is null, and `missing` has the reason.
+        """
         found: dict[str, Any] = await self._database.run(overview)
         try:
             answer = await self._telemetry.get("/v1/slo", {})
@@ -63,11 +66,11 @@ class ConsoleData:
         return _json(json.dumps(found | told).encode())
 
     async def requests(self, request: web.Request) -> web.Response:
-        """Return the newest requests."""
+        """Return the newest requests from telemetry."""
         return await self._relay("/v1/requests", _scoped(request))
 
     async def request(self, request: web.Request) -> web.Response:
-        """Return all details of one."""
+        """Return all details of one request."""
         request_id = request.match_info["request_id"]
         if not is_request_id(request_id):
             message = "request_id: 1 to 128 of A-Z a-z 0-9 . _ : - are expected"
@@ -75,15 +78,15 @@ class ConsoleData:
         return await self._relay(f"/v1/requests/{quote(request_id, safe='')}", _scoped(request))
 
     async def usage(self, request: web.Request) -> web.Response:
-        """Return the ledger, as JSON or as a file."""
+        """Return usage from the ledger, as JSON or as a file."""
         return await self._relay("/v1/usage", _scoped(request))
 
     async def sums(self, request: web.Request) -> web.Response:
-        """Return the sums of whole days by one column, as old as telemetry's last round."""
+        """Return the usage of whole days by one column, as recent as telemetry's last round."""
         return await self._relay("/v1/usage/sums", _scoped(request))
 
     async def costs(self, request: web.Request) -> web.Response:
-        """Return the costs by payer."""
+        """Return the costs, summed by payer."""
         return await self._relay("/v1/costs", {**request.query, "sums": "true"})
 
     async def _relay(self, path: str, query: dict[str, str]) -> web.Response:

@@ -1,4 +1,4 @@
-"""The console's files: read once, served with a policy that allows no foreign code."""
+"""The console's files, read once and served with a policy that permits no foreign code."""
 
 import gzip
 import hashlib
@@ -10,7 +10,8 @@ from aiohttp import web
 from control_plane.http.routes import AdminRoute
 from sluice.errors import ErrorCode, PlatformError
 
-# No inline code, no other host, no frame around it; forms go nowhere but to us.
+# The policy permits no inline code, no other hosts and no frames; forms may only submit to this
+# server.
 POLICY = "; ".join(
     (
         "default-src 'none'",
@@ -24,7 +25,7 @@ HEADERS = {
     "X-Frame-Options": "DENY",
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Opener-Policy": "same-origin",
-    "Cache-Control": "no-cache",  # asked for again each time, and answered with a 304
+    "Cache-Control": "no-cache",  # browsers revalidate each file, and mostly get a 304
     "Vary": "Accept-Encoding",
 }
 _TYPES = {
@@ -47,16 +48,16 @@ def folder() -> Path:
 
 @dataclass(frozen=True, slots=True)
 class ConsoleFile:
-    """A file in the form that is sent."""
+    """A file of the console, in the form that is sent."""
 
     content_type: str
     etag: str
     body: bytes
-    packed: bytes  # by gzip
+    packed: bytes  # compressed by gzip
 
 
 class ConsoleFiles:
-    """Serves the files of one directory only."""
+    """Serves the files of a single directory."""
 
     def __init__(self, place: Path) -> None:
         self._files = {
@@ -66,18 +67,18 @@ class ConsoleFiles:
         }
 
     def routes(self) -> list[AdminRoute]:
-        """Return the routes, which need no key: a page without a key shows a form for it."""
+        """Return the routes, which need no key, because the page shows a form for the key."""
         return [
             AdminRoute("GET", "/console", self.enter, None),
             AdminRoute("GET", "/console/{path:.*}", self.get, None),
         ]
 
     async def enter(self, _: web.Request) -> web.Response:
-        """Redirect to the page; relative, for proxies that strip a prefix."""
+        """Redirect to the page by a relative URL, because a proxy may strip a prefix."""
         return web.Response(status=308, headers={"Location": "console/"})
 
     async def get(self, request: web.Request) -> web.Response:
-        """Return a file; 304 to a browser that has it already."""
+        """Return a file; 304 if the browser already has this version."""
         found = self._files.get(request.match_info["path"] or _FIRST)
         if found is None:
             raise PlatformError(ErrorCode.NOT_FOUND, f"there is no {request.path[:200]}")

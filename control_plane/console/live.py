@@ -1,7 +1,8 @@
 """The feed of live pages: one query of the fleet every two seconds, shared by all viewers.
 
-Each event is the whole state, so a viewer that was away is complete again with the next one, and a
-slow one skips states instead of filling a queue. Without viewers there are no queries.
+Each event contains the whole state. So a viewer that was disconnected is up to date after the next
+event, and a slow viewer skips states instead of filling a queue. Without viewers there are no
+queries.
 """
 
 import asyncio
@@ -20,18 +21,19 @@ from sluice.errors import ErrorCode, PlatformError
 
 VIEWERS_MAX = 200
 _EVERY_S = 2.0
-_QUIET_S = 15.0  # then a comment, so that nothing in between takes the connection for dead
+# seconds without an event after which a comment is sent, so that proxies keep the connection open
+_QUIET_S = 15.0
 _WRITE_TIMEOUT_S = 10.0
 _RETRY_S = 5.0
 _HEADERS = {
     "Content-Type": "text/event-stream; charset=utf-8",
     "Cache-Control": "no-store",
-    "X-Accel-Buffering": "no",  # proxies of nginx's kind pass each event on at once
+    "X-Accel-Buffering": "no",  # nginx and similar proxies then forward each event at once
 }
 
 
 class LiveFeed:
-    """Queries the fleet while there are viewers, and sends them changes."""
+    """Queries the fleet while there are viewers, and sends each change to the viewers."""
 
     def __init__(
         self, database: Database, identities: Identities, every_s: float = _EVERY_S
@@ -53,19 +55,19 @@ class LiveFeed:
         return [AdminRoute("GET", path, self.stream, Action.READ_PLATFORM, "console", told)]
 
     async def run(self) -> None:
-        """Query the fleet at intervals, while there are viewers."""
+        """Query the fleet at regular intervals while there are viewers."""
         while True:
             await self._wanted.wait()
             await self._look()
             await asyncio.sleep(self._every_s)
 
     async def close(self, _: web.Application) -> None:
-        """End all streams: their viewers reconnect to another control plane."""
+        """End all streams, so that their viewers reconnect to another control plane."""
         self._is_closed = True
         self._changed.set()
 
     async def stream(self, request: web.Request) -> web.StreamResponse:
-        """Send the state, and then each newer one."""
+        """Send the present state, and then each newer state."""
         if self._viewers >= VIEWERS_MAX:
             message = (
                 f"{VIEWERS_MAX} pages are connected already: close some, or read /console/data"
@@ -76,7 +78,8 @@ class LiveFeed:
         self._viewers += 1
         self._wanted.set()
         try:
-            # A reader that is gone or stands still is left to come back.
+            # The stream of a viewer that has disconnected or stopped reading ends; the viewer may
+            # reconnect.
             with suppress(ConnectionError, TimeoutError):
                 await self._serve(request, response)
         finally:
@@ -108,7 +111,7 @@ class LiveFeed:
         try:
             return await self._identities.of(request) == actor
         except DatabaseDownError:
-            return True  # the newest state is sent
+            return True  # while the database is down, the viewer is served
         except PlatformError:
             return False
 

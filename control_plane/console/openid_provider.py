@@ -1,4 +1,4 @@
-"""A client of an OpenID Connect provider: its addresses, tokens and keys."""
+"""A client of an OpenID Connect provider, for its endpoints, tokens and keys."""
 
 import asyncio
 import json
@@ -14,12 +14,13 @@ from control_plane.access.openid import OpenIdError, OpenIdSettings, derived, ke
 
 _DEADLINE_S = 10.0
 _BYTES_MAX = 1 << 20
-_FRESH_S = 3600.0  # after which the provider's keys are read again
-_REFRESH_PAUSE_S = 60.0  # at the earliest, for keys that are not known
+_FRESH_S = 3600.0  # seconds after which the provider's keys are read again
+# shortest pause in seconds before keys are read again because of an unknown key
+_REFRESH_PAUSE_S = 60.0
 
 
 class OpenIdProvider:
-    """A provider; its published documents are cached for an hour."""
+    """An OpenID Connect provider. Its published documents are cached for an hour."""
 
     def __init__(self, session: aiohttp.ClientSession, settings: OpenIdSettings) -> None:
         self._session = session
@@ -31,10 +32,10 @@ class OpenIdProvider:
         self._lock = asyncio.Lock()
 
     async def endpoint(self, name: str) -> str:
-        """Return one of the provider's addresses.
+        """Return the URL of one of the provider's endpoints.
 
         Raises:
-            OpenIdError: The provider does not answer, or has no such address.
+            OpenIdError: The provider does not answer, or has no such endpoint.
         """
         async with self._lock:
             if time.monotonic() - self._published_at > _FRESH_S:
@@ -51,10 +52,10 @@ class OpenIdProvider:
         return url
 
     async def id_token(self, code: str, secret: str) -> str:
-        """Return the ID token for a code, which is valid once.
+        """Return the ID token for an authorization code, which is valid only once.
 
         Raises:
-            OpenIdError: The provider refuses it, or does not answer.
+            OpenIdError: The provider refuses the code, or does not answer.
         """
         settings = self._settings
         form = {
@@ -70,7 +71,7 @@ class OpenIdProvider:
         return str(found.get("id_token", ""))
 
     async def key_of(self, id_token: str) -> jwt.PyJWK:
-        """Return the key that has signed an ID token.
+        """Return the provider's key that has signed an ID token.
 
         Raises:
             OpenIdError: The provider has no such key, or does not answer.
@@ -91,7 +92,7 @@ class OpenIdProvider:
         return key
 
     def _key(self, wanted: str) -> jwt.PyJWK | None:
-        """Return a key by its id; a provider with one key need not name it."""
+        """Return a key by its id. If the provider has a single key, the id may be empty."""
         if not wanted and len(self._keys) == 1:
             return next(iter(self._keys.values()))
         return self._keys.get(wanted)
@@ -112,7 +113,7 @@ class OpenIdProvider:
 
 @asynccontextmanager
 async def open_provider(settings: OpenIdSettings | None) -> AsyncGenerator[OpenIdProvider | None]:
-    """Open a client of the provider, which need not run yet; None without settings."""
+    """Open a client of the provider, which need not run yet; None if there are no settings."""
     if settings is None:
         yield None
         return

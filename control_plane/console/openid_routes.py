@@ -32,7 +32,7 @@ _HEADERS = {"Cache-Control": "no-store", "Referrer-Policy": "no-referrer"}
 
 
 class OpenIdRoutes:
-    """Handlers; without a provider these paths are 404."""
+    """The request handlers. Without a provider these paths give 404."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class OpenIdRoutes:
         ]
 
     async def login(self, request: web.Request) -> web.Response:
-        """Send the browser to the provider, and from there back to `to` within the console."""
+        """Redirect the browser to the provider, which redirects to `to` within the console."""
         settings, provider = self._parts()
         refuse_unknown_query(request, ("to",))
         to = request.query.get("to", "")
@@ -72,13 +72,13 @@ class OpenIdRoutes:
             max_age=_LIFE_S,
             path=settings.cookie_path,
             httponly=True,
-            samesite="Lax",  # the provider's page leads back here
+            samesite="Lax",  # the provider's page redirects back to this server
             secure=is_over_tls(request),
         )
         return answer
 
     async def callback(self, request: web.Request) -> web.Response:
-        """Begin a session for the person that the provider has identified; an earlier one ends."""
+        """Begin a session for the person whom the provider identified; an earlier one ends."""
         settings, _ = self._parts()
         try:
             answer = await self._signed_in(request, settings)
@@ -114,7 +114,10 @@ class OpenIdRoutes:
 
 
 def _place(encoded: str) -> str:
-    """Return the place to come back to; the cookie holds it, and may be forged by its browser."""
+    """Return the fragment to return to.
+
+    The value comes from the cookie, which a browser may forge.
+    """
     try:
         text = base64.urlsafe_b64decode(encoded).decode()
     except ValueError:
@@ -123,6 +126,6 @@ def _place(encoded: str) -> str:
 
 
 def _back(error: OpenIdError) -> web.Response:
-    """Return the redirect to the form, with the reason."""
+    """Return the redirect to the sign-in form, with the reason of the failure."""
     where = f"./#/?problem={quote(error.code)}"
     return web.Response(status=303, headers=_HEADERS | {"Location": where})

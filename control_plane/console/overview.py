@@ -1,4 +1,4 @@
-"""The state of the platform, in one transaction: problems, and the fleet's present work."""
+"""The state of the platform, read in one transaction: problems, and the fleet's present work."""
 
 from datetime import timedelta
 from typing import Any
@@ -15,8 +15,8 @@ from control_plane.scaling.tables import cell_demands
 
 Json = dict[str, Any]
 
-FRESH_S = 60.0  # a router's report that is older says nothing of the present
-_POOLS_MAX = 1000  # per fleet; a page shows no more
+FRESH_S = 60.0  # seconds after which a router's report no longer describes the present
+_POOLS_MAX = 1000  # largest number of pools in an answer
 _SHOWN_STATES = (
     ReplicaState.READY,
     ReplicaState.STARTING,
@@ -24,7 +24,7 @@ _SHOWN_STATES = (
     ReplicaState.FAILED,
     ReplicaState.LOST,
 )
-_QUEUED = 4  # the place in a tier's row of a report; see `control_plane.scaling.work.checked`
+_QUEUED = 4  # index in a tier's row of a report; see `control_plane.scaling.work.checked`
 
 
 async def overview(connection: AsyncConnection) -> Json:
@@ -63,7 +63,7 @@ def _counts() -> Select[*tuple[Any, ...]]:
 
 
 async def _pools(connection: AsyncConnection) -> list[Json]:
-    """Return wanted and present replicas of each pool, and the reason for a gap."""
+    """Return the wanted and present replicas of each pool, and the reason for a difference."""
     p, said, r = tables.pools.c, tables.pool_conditions.c, tables.replicas.c
     states = {
         state.name.lower(): func.count(r.id).filter(r.state == int(state), ~r.is_draining)
@@ -91,7 +91,7 @@ async def _pools(connection: AsyncConnection) -> list[Json]:
 
 
 async def load(connection: AsyncConnection) -> list[Json]:
-    """Return waiting requests by their tier's priority, and running ones, of each reported cell."""
+    """Return the waiting requests by priority, and the running requests, of each reported cell."""
     t = cell_demands.c
     is_fresh = t.received_at > func.now() - timedelta(seconds=FRESH_S)
     query = (

@@ -1,7 +1,8 @@
-"""The playground's proxy to a gateway: forwards one request with its user's key.
+"""The playground's proxy to a gateway, which forwards a request with the key of its user.
 
-The page calls its own origin, so its policy stays `connect-src 'self'`, and gateways need not allow
-other origins. The key comes in a header with each request, and is neither stored nor logged.
+The page sends requests to its own origin, so that its policy stays `connect-src 'self'` and
+gateways need not permit other origins. Each request carries the key in a header, and the key is
+neither stored nor logged.
 """
 
 import asyncio
@@ -28,22 +29,22 @@ _KEY_CHARS_MAX = 256
 
 
 class Playground:
-    """Forwards requests of pages to a gateway, a bounded number at once."""
+    """Forwards requests of pages to a gateway, a bounded number at the same time."""
 
     def __init__(self, session: aiohttp.ClientSession, gateway_url: str) -> None:
-        """Prepare; without `gateway_url` every request is refused with the reason."""
+        """Create the proxy. Without `gateway_url` every request is refused with the reason."""
         self._session = session
         self._url = gateway_url.rstrip("/")
         self._running = 0
 
     def routes(self) -> list[AdminRoute]:
-        """Return the routes; the gateway traces each request, so the audit log does not."""
+        """Return the routes. They are not audited, because the gateway traces each request."""
         path = f"/console/data/play/{{dialect:{_DIALECTS}}}"
         read = Action.READ_TENANT
         return [AdminRoute("POST", path, self.play, read, "playground", is_audited=False)]
 
     async def play(self, request: web.Request) -> web.StreamResponse:
-        """Return the gateway's answer, piece by piece as it comes."""
+        """Forward a request, and stream the gateway's answer."""
         headers = {"Authorization": f"Bearer {_key(request)}", "Content-Type": "application/json"}
         if not self._url:
             message = (
@@ -74,7 +75,8 @@ async def _pass_on(request: web.Request, answer: aiohttp.ClientResponse) -> web.
         status=answer.status, headers=kept | {"Cache-Control": "no-store"}
     )
     await response.prepare(request)
-    # A page that is gone ends the gateway's request; a gateway that is gone ends the page's.
+    # If the page disconnects, the gateway's request ends; if the gateway fails, the page's answer
+    # ends.
     with suppress(ConnectionError, TimeoutError, aiohttp.ClientError):
         async for piece in answer.content.iter_any():
             async with asyncio.timeout(_WRITE_TIMEOUT_S):
@@ -106,6 +108,6 @@ async def _body(request: web.Request) -> bytes:
 
 @asynccontextmanager
 async def open_playground(gateway_url: str) -> AsyncGenerator[Playground]:
-    """Open a playground; the gateway need not run yet."""
+    """Open a playground. The gateway need not run yet."""
     async with aiohttp.ClientSession(timeout=_TIMEOUT, trust_env=False) as session:
         yield Playground(session, gateway_url)

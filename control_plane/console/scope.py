@@ -1,4 +1,4 @@
-"""The tenant of a console's query."""
+"""The tenant to which a query of the console is restricted."""
 
 from aiohttp import web
 
@@ -8,10 +8,10 @@ from sluice.errors import ErrorCode, PlatformError
 
 
 def own_tenant(request: web.Request) -> str:
-    """Return the tenant that a query is narrowed to; empty: all tenants, for roles above them.
+    """Return the tenant to which a query is restricted; empty: all tenants, if the role permits.
 
     Raises:
-        PlatformError: 404, the caller has one tenant and names another.
+        PlatformError: 404 if the caller belongs to one tenant and names another.
     """
     actor, wanted = request[ACTOR], request.query.get("tenant", "")
     if actor.reach(Action.READ_USAGE) is Reach.ALL:

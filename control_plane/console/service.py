@@ -22,7 +22,7 @@ from control_plane.settings import Settings
 
 
 class Console:
-    """All routes below /console."""
+    """The console with all its routes below /console."""
 
     def __init__(self, routes: list[AdminRoute], live: LiveFeed) -> None:
         self._routes = routes
@@ -33,7 +33,7 @@ class Console:
         return self._routes
 
     async def run(self) -> None:
-        """Run the feed."""
+        """Run the feed of live pages until cancelled."""
         await self._live.run()
 
     def end_with(self, application: web.Application) -> None:
@@ -43,7 +43,7 @@ class Console:
 
 @asynccontextmanager
 async def open_console(database: Database, settings: Settings) -> AsyncGenerator[Console]:
-    """Open the console; the telemetry service need not run yet."""
+    """Open the console. The telemetry service need not run yet."""
     identities = Identities(database, settings.admin_key_sha256)
     url, key = settings.telemetry_url, settings.telemetry_key.get_secret_value()
     try:

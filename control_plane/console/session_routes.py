@@ -1,6 +1,6 @@
-"""Sign-in to the console and sign-out: an admin key becomes a short session in a cookie.
+"""Sign-in to the console and sign-out. An admin key is exchanged for a short session in a cookie.
 
-The key comes in a header, once, and is stored nowhere; of the cookie only a hash is stored.
+The key is sent once, in a header, and is stored nowhere. Only a hash of the cookie is stored.
 """
 
 from typing import Annotated, Any
@@ -41,7 +41,7 @@ class SignInBody(AdminBody):
 
 
 class SessionRoutes:
-    """Handlers of the caller's own sessions."""
+    """The request handlers of the caller's own sessions."""
 
     def __init__(
         self,
@@ -51,11 +51,11 @@ class SessionRoutes:
         *,
         has_provider: bool = False,
     ) -> None:
-        """Prepare.
+        """Create the handlers.
 
         Args:
             database: Database of sessions.
-            identities: Identify callers.
+            identities: Identifies callers by key or session.
             life_s: Longest life of a session in seconds.
             has_provider: Whether people may sign in by an OpenID provider as well.
         """
@@ -65,7 +65,7 @@ class SessionRoutes:
         self._has_provider = has_provider
 
     def routes(self) -> list[AdminRoute]:
-        """Return the routes; they check key or session themselves."""
+        """Return the routes, whose handlers check the key or the session themselves."""
         return [
             AdminRoute("POST", _PATH, self.sign_in, None),
             AdminRoute("GET", _PATH, self.show, None),
@@ -74,8 +74,11 @@ class SessionRoutes:
         ]
 
     async def sign_in(self, request: web.Request) -> web.Response:
-        """Begin a session (201) for the holder of an admin key; an older cookie's ends."""
-        refuse_unknown_query(request, ())  # a key in a URL would stay in logs
+        """Begin a session (201) for the owner of an admin key.
+
+        The session of an older cookie ends.
+        """
+        refuse_unknown_query(request, ())  # a key in a URL would be stored in logs
         actor, key_sha256 = await self._identities.of_key(request)
         name = (await read_body(request, SignInBody)).name or actor.name
         actor = Actor(actor.id, actor.role, actor.tenant_id, name)
@@ -84,7 +87,7 @@ class SessionRoutes:
     async def begin(
         self, request: web.Request, actor: Actor, key_sha256: bytes | None
     ) -> web.Response:
-        """Begin a session and send its cookie; an id from the browser is never reused."""
+        """Begin a session and send its cookie. An id from the browser is never reused."""
         secret, session_id = new_session_secret(), new_id("session")
         older = secret_hash(request.cookies.get(COOKIE, ""))
 
@@ -103,7 +106,10 @@ class SessionRoutes:
         return answer
 
     async def show(self, request: web.Request) -> web.Response:
-        """Return the caller's session; without one an actor of null, which is no error."""
+        """Return the caller's session.
+
+        Without a session the actor is null, which is not an error.
+        """
         refuse_unknown_query(request, ())
         found = await self._identities.session(request)
         no_session: dict[str, Any] = {"actor": None}
@@ -141,9 +147,10 @@ class SessionRoutes:
         return answer
 
     def _give(self, request: web.Request, answer: web.Response, secret: str) -> None:
-        """Set the cookie: hidden from scripts and other sites, by TLS only, for /console.
+        """Set the session cookie for /console, hidden from scripts and sent by TLS only.
 
-        Without a path, browsers take the directory of the request, as they see it through proxies.
+        No path is set, because browsers then use the directory of the request as they see it
+        through proxies.
         """
         answer.set_cookie(
             COOKIE,
@@ -157,7 +164,7 @@ class SessionRoutes:
 
 
 def is_over_tls(request: web.Request) -> bool:
-    """Return whether the browser speaks TLS, to this server or to a proxy that says so."""
+    """Return whether the browser uses TLS, to this server or to a proxy that reports it."""
     return request.secure or request.headers.get("X-Forwarded-Proto") == "https"
 
 

@@ -1,4 +1,4 @@
-"""Queries the telemetry service on behalf of the console, whose pages have no key for it."""
+"""Queries the telemetry service for the console, whose pages have no key for that service."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping
@@ -17,7 +17,7 @@ _RELAYED = frozenset({200, 400, 404})
 
 @dataclass(frozen=True, slots=True)
 class TelemetryAnswer:
-    """Answer of the telemetry service, or its refusal of a question (400, 404)."""
+    """An answer of the telemetry service, or its refusal of a query (400, 404)."""
 
     status: int
     content_type: str
@@ -25,7 +25,7 @@ class TelemetryAnswer:
 
 
 class TelemetryReader:
-    """A client over one session; without a service every query fails with the reason."""
+    """A client with one session. If no service is configured, every query fails with the reason."""
 
     def __init__(self, session: aiohttp.ClientSession | None, url: str) -> None:
         self._session = session
@@ -35,8 +35,8 @@ class TelemetryReader:
         """Return the answer to a GET.
 
         Args:
-            path: Path below the service's address; foreign parts are quoted.
-            query: Parameters; empty ones are left out.
+            path: Path below the service's address, with quoted values.
+            query: Query parameters; empty values are left out.
 
         Raises:
             FeedDownError: The service does not answer.
@@ -61,7 +61,7 @@ class TelemetryReader:
 
 @asynccontextmanager
 async def open_reader(telemetry_url: str, telemetry_key: str) -> AsyncGenerator[TelemetryReader]:
-    """Open a reader; the service need not run yet, and an empty URL means that there is none."""
+    """Open a reader. The service need not run yet; with an empty URL there is no service."""
     if not telemetry_url:
         yield TelemetryReader(None, "")
         return

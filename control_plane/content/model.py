@@ -1,4 +1,4 @@
-"""Keys that encrypt what a tenant stores: new ones, and the same ones under a new secret. Pure."""
+"""Keys that encrypt a tenant's stored content: new keys, and re-encryption of keys. Pure."""
 
 import secrets
 from collections.abc import Mapping, Sequence
@@ -7,24 +7,26 @@ from typing import Any, Protocol
 from sluice.errors import ErrorCode, PlatformError
 from sluice.stored_content import KEY_BYTES, key_place
 
-KEYS_MAX = 64  # of a tenant; each opens what was stored while it was the newest
+# largest number of keys per tenant; each key decrypts the content that was stored while it was the
+# newest
+KEYS_MAX = 64
 _NUMBER, _SEALED, _MADE_AT = "number", "sealed", "made_at_unix_ms"
 
 
 class KeySealer(Protocol):
-    """Encrypts keys for their places; see `sluice.sealing`."""
+    """Encrypts each key for one place, so that it is useless in another; see `sluice.sealing`."""
 
     def seal(self, text: str, place: str) -> str:
         """Return the encrypted text."""
         ...
 
     def renewed(self, sealed: str, place: str) -> str | None:
-        """Return a text under the newest secret; None: it is, or it cannot be decrypted."""
+        """Return a text encrypted under the newest secret; None if nothing changes."""
         ...
 
 
 def new_key(tenant_id: str, number: int, sealer: KeySealer, now_ms: int) -> dict[str, Any]:
-    """Return a random key, sealed."""
+    """Return a random key, encrypted."""
     sealed = sealer.seal(secrets.token_hex(KEY_BYTES), key_place(tenant_id, number))
     return {_NUMBER: number, _SEALED: sealed, _MADE_AT: now_ms}
 
@@ -32,9 +34,9 @@ def new_key(tenant_id: str, number: int, sealer: KeySealer, now_ms: int) -> dict
 def rotated(
     tenant_id: str, keys: Sequence[Mapping[str, Any]], sealer: KeySealer, now_ms: int
 ) -> list[dict[str, Any]]:
-    """Return the keys with a new one, which encrypts from now on.
+    """Return the keys with a new key, which encrypts all content from now on.
 
-    PlatformError CONFLICT: there are as many as there may be.
+    Raises PlatformError CONFLICT if the tenant already has the largest number of keys.
     """
     if len(keys) >= KEYS_MAX:
         message = f"tenant {tenant_id} has {KEYS_MAX} keys: erase its content to begin anew"
@@ -45,14 +47,14 @@ def rotated(
 def erased(
     tenant_id: str, keys: Sequence[Mapping[str, Any]], sealer: KeySealer, now_ms: int
 ) -> list[dict[str, Any]]:
-    """Return a new key in place of all others; none where there was none."""
+    """Return a new key in place of all other keys; no key if there was none."""
     return [new_key(tenant_id, _next(keys), sealer, now_ms)] if keys else []
 
 
 def renewed(
     tenant_id: str, keys: Sequence[Mapping[str, Any]], sealer: KeySealer
 ) -> list[dict[str, Any]] | None:
-    """Return the keys under the newest installation secret; None: all of them are."""
+    """Return the keys encrypted under the newest installation secret; None if nothing changes."""
     made, is_changed = list[dict[str, Any]](), False
     for key in keys:
         sealed = sealer.renewed(key[_SEALED], key_place(tenant_id, key[_NUMBER]))
@@ -62,7 +64,7 @@ def renewed(
 
 
 def shown_keys(keys: Sequence[Mapping[str, Any]]) -> list[dict[str, int]]:
-    """Return what admins are shown of keys."""
+    """Return the fields of keys that admins may see."""
     return [{name: key[name] for name in (_NUMBER, _MADE_AT)} for key in keys]
 
 

@@ -1,4 +1,4 @@
-"""Reads and writes keys of content, and deletes content whose time is over, in small pieces."""
+"""Reads and writes the keys of content, and deletes expired content in small transactions."""
 
 import time
 from collections.abc import Sequence
@@ -17,17 +17,20 @@ from control_plane.tables import content_keys, tenants
 from sluice.stored_content import CHAT_COMPLETION, CONVERSATION
 
 _HOUR_MS, _DAY_MS = 3_600_000, 86_400_000
-_ERASURE_MS = 7 * _DAY_MS  # an erasure has deleted all rows by then
-AT_ONCE = 500  # rows of one transaction
+# milliseconds after an erasure by which all erased rows have been deleted
+_ERASURE_MS = 7 * _DAY_MS
+AT_ONCE = 500  # largest number of rows per transaction
 
 
 class ContentBound(NamedTuple):
-    """The bound of a tenant's content.
+    """The bound of the age of a tenant's content.
 
     Attributes:
-        tenant_id: The tenant.
-        before_unix_ms: Content without writes since then is over; 0: the platform's bound alone.
-        erased_at_unix_ms: Content that began before then was erased; 0: none was.
+        tenant_id: Id of the tenant.
+        before_unix_ms: Content without a write since this time has expired; 0: only the platform's
+            bound applies.
+        erased_at_unix_ms: Content that was created before this time has been erased; 0: there was
+            no erasure.
     """
 
     tenant_id: str
@@ -58,7 +61,7 @@ async def write_keys(
 
 
 async def renew_keys(connection: AsyncConnection, sealer: KeySealer) -> None:
-    """Seal keys with the newest secret of the installation."""
+    """Encrypt the keys of all tenants with the newest secret of the installation."""
     t = content_keys.c
     for row in (await connection.execute(select(content_keys).with_for_update())).all():
         keys = renewed(row.id, row.keys, sealer)
@@ -67,7 +70,7 @@ async def renew_keys(connection: AsyncConnection, sealer: KeySealer) -> None:
 
 
 async def bounds(connection: AsyncConnection) -> list[ContentBound]:
-    """Return the bounds of tenants that have another one than the platform's."""
+    """Return the bounds of the tenants whose bound differs from the platform's."""
     now_ms, t, k = now_unix_ms(), tenants.c, content_keys.c
     is_erased = k.erased_at_unix_ms > now_ms - _ERASURE_MS
     found = await connection.execute(
@@ -86,7 +89,7 @@ async def bounds(connection: AsyncConnection) -> list[ContentBound]:
 
 
 async def delete_responses(connection: AsyncConnection, bound: ContentBound) -> int:
-    """Delete some responses that are over; return their number."""
+    """Delete some of a tenant's expired responses, and return their number."""
     t, before_ms = responses.c, max(bound.before_unix_ms, bound.erased_at_unix_ms)
     day = datetime.fromtimestamp(before_ms / 1000, UTC).date()
     return await _delete_responses(
@@ -96,13 +99,13 @@ async def delete_responses(connection: AsyncConnection, bound: ContentBound) -> 
 
 
 async def delete_ownerless_responses(connection: AsyncConnection) -> int:
-    """Delete some responses of deleted tenants; return their number."""
+    """Delete some responses of deleted tenants, and return their number."""
     gone = responses.c.tenant_id.not_in(select(tenants.c.id))
     return await _delete_responses(connection, (gone,))
 
 
 async def delete_records(connection: AsyncConnection, bound: ContentBound) -> int:
-    """Delete some records that are over; return their number."""
+    """Delete some of a tenant's expired records, and return their number."""
     t = records.c
     is_over: ColumnElement[bool] = t.created_at_unix_ms < bound.erased_at_unix_ms
     if bound.before_unix_ms:
@@ -112,19 +115,19 @@ async def delete_records(connection: AsyncConnection, bound: ContentBound) -> in
 
 
 async def delete_old_records(connection: AsyncConnection, *, kept_days: int) -> int:
-    """Delete some records without writes for so long; return their number."""
+    """Delete some records without a write for `kept_days`, and return their number."""
     before_ms = now_unix_ms() - kept_days * _DAY_MS
     return await _delete_records(connection, (records.c.touched_at_unix_ms < before_ms,))
 
 
 async def delete_ownerless_records(connection: AsyncConnection) -> int:
-    """Delete some records of deleted tenants; return their number."""
+    """Delete some records of deleted tenants, and return their number."""
     gone = records.c.tenant_id.not_in(select(tenants.c.id))
     return await _delete_records(connection, (gone,))
 
 
 async def delete_batches(connection: AsyncConnection, bound: ContentBound) -> int:
-    """Delete some erased batches; return their number."""
+    """Delete some of a tenant's erased batches, and return their number."""
     t = batches.c
     is_over = (t.tenant_id == bound.tenant_id, t.created_at_unix_ms < bound.erased_at_unix_ms)
     found = await connection.execute(select(t.id).where(*is_over).limit(AT_ONCE))
@@ -140,7 +143,7 @@ async def _delete_responses(
     t = responses.c
     some = select(t.day, t.id).where(*conditions).limit(AT_ONCE)
     rows = (await connection.execute(some.with_for_update(skip_locked=True))).all()
-    # By their keys: a condition over a query of them would read whole partitions.
+    # Deletes by primary keys, because a condition on a subquery would scan whole partitions.
     if rows:
         keys = [(row.day, row.id) for row in rows]
         await connection.execute(delete(responses).where(tuple_(t.day, t.id).in_(keys)))

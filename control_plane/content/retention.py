@@ -1,4 +1,4 @@
-"""Deletes stored content whose time is over, for the platform, for its tenant, or by an erasure."""
+"""Deletes stored content that has expired by the platform's or a tenant's bound, or was erased."""
 
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -20,9 +20,9 @@ _Deletion = Callable[[AsyncConnection], Awaitable[int]]
 
 
 class ContentRetention:
-    """The deletions of one control plane; `run` belongs into a TaskGroup.
+    """The loop of deletions in one control plane. `run` must be started in a TaskGroup.
 
-    Several control planes may delete at once: each row is gone once.
+    Several control planes may delete concurrently, since each row is deleted only once.
     """
 
     def __init__(
@@ -33,19 +33,19 @@ class ContentRetention:
         kept_days: int,
         every_s: float = _EVERY_S,
     ) -> None:
-        """Prepare.
+        """Create the loop.
 
         Args:
             database: Database of the content.
             sealer: Encrypts keys of content with the installation's secret.
-            kept_days: Days after which content is deleted, whatever its tenant's bound.
-            every_s: Seconds between two looks.
+            kept_days: Days after which content is deleted, even if its tenant's bound is longer.
+            every_s: Seconds between two rounds.
         """
         self._database, self._sealer = database, sealer
         self._kept_days, self._every_s = kept_days, every_s
 
     async def run(self) -> None:
-        """Work until cancelled."""
+        """Run the loop until cancelled."""
         await run_every(
             self._every_s,
             self.step,
@@ -55,7 +55,7 @@ class ContentRetention:
         )
 
     async def step(self) -> None:
-        """Delete all that is over now."""
+        """Delete all content that has expired now."""
         run, days = self._database.run, self._kept_days
         await run(partial(repository.renew_keys, sealer=self._sealer))
         await run(partial(drop_partitions, kept_days=days))
@@ -70,7 +70,7 @@ class ContentRetention:
         await self._all(repository.delete_ownerless_records)
 
     async def _all(self, deletion: _Deletion) -> int:
-        """Repeat a deletion until nothing is left for it; return the number of deleted rows."""
+        """Repeat a deletion until no row is left to delete. Return the number of deleted rows."""
         total = 0
         while True:
             count = await self._database.run(deletion)

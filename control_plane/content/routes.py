@@ -1,4 +1,4 @@
-"""REST of the keys that encrypt what tenants store; no key is ever shown."""
+"""REST of the keys that encrypt the content of tenants. The keys themselves are never shown."""
 
 from typing import Any
 
@@ -38,7 +38,7 @@ _SHOWN = {
 
 
 class ContentKeyRoutes:
-    """Handlers of keys of content."""
+    """The request handlers of content keys."""
 
     def __init__(self, database: Database) -> None:
         self._database, self._writes = database, Writes(database)
@@ -56,7 +56,7 @@ class ContentKeyRoutes:
         ]
 
     async def get(self, request: web.Request) -> web.Response:
-        """Return the numbers and times of a tenant's keys."""
+        """Return the numbers and the creation times of a tenant's keys."""
         tenant_id = path_id(request, "tenant_id")
         if not request[ACTOR].may(Action.READ_TENANT, tenant_id):
             raise _not_found(tenant_id)
@@ -68,7 +68,7 @@ class ContentKeyRoutes:
         return web.json_response(await self._database.run(work))
 
     async def rotate(self, request: web.Request) -> web.Response:
-        """Add a key, the first one, too."""
+        """Add a content key to a tenant, which may be the tenant's first key."""
         tenant_id, sealer = path_id(request, "tenant_id"), Sealer(ours(), SEALED_FOR)
 
         async def work(write: Write) -> WriteReply:
@@ -85,7 +85,7 @@ class ContentKeyRoutes:
         return await self._writes.run(request, work)
 
     async def erase(self, request: web.Request) -> web.Response:
-        """Delete all keys, and begin with a new one where there were some (204)."""
+        """Delete all keys of a tenant (204). If there were any, a new key is created."""
         tenant_id, sealer = path_id(request, "tenant_id"), Sealer(ours(), SEALED_FOR)
 
         async def work(write: Write) -> WriteReply:
@@ -101,7 +101,7 @@ class ContentKeyRoutes:
 
 
 async def _locked(write: Write, tenant_id: str) -> tuple[list[dict[str, Any]], int]:
-    """Return the keys of a tenant and its last erasure, locked until the transaction ends."""
+    """Return a tenant's keys and its last erasure, locked until the transaction ends."""
     write.require(tenant_id)
     await write.connection.execute(lock_id(_KIND, tenant_id))
     await _require_tenant(write.connection, tenant_id)

@@ -1,4 +1,4 @@
-"""Sets of small numbers as the bits of one integer: chunks, groups of chunks, nodes."""
+"""Sets of small numbers (chunks, groups of chunks, nodes), stored as the bits of one integer."""
 
 from collections.abc import Iterator
 
@@ -12,7 +12,7 @@ def members(mask: int) -> Iterator[int]:
 
 
 def first_from(mask: int, offset: int) -> int:
-    """Return the lowest set bit at `offset` or above, or else the lowest of all.
+    """Return the lowest set bit at `offset` or above; if there is none, the lowest set bit.
 
     `mask` must not be 0.
     """

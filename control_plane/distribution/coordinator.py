@@ -1,6 +1,6 @@
-"""One round of planning: from reports and wants of nodes to orders for each node.
+"""One round of planning: turns the reports and wants of nodes into orders for each node.
 
-No clock and no I/O; the service calls it in a thread, one round at a time.
+The module has no clock and no I/O. The service calls it in a thread, one round at a time.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,16 +18,16 @@ from control_plane.distribution.planner import Planner
 from control_plane.distribution.wants import Wants
 
 _NOTHING = Wants()
-_SIFTED_MAX = 1024  # groups of nodes that share what they should have
+_SIFTED_MAX = 1024  # largest number of cached groups of nodes with a common mapping of wants
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """The input of one node to a round.
+    """The input of one node to a round of planning.
 
     Attributes:
-        report: The node's report since the last round; an empty one if it sent none.
-        wants: All artifacts that the node should have; unknown ones are not planned.
+        report: The node's report since the last round; an empty report if the node sent none.
+        wants: All artifacts that the node should have; unknown artifacts are not planned.
     """
 
     report: NodeReport
@@ -36,7 +36,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class _SiftedMapping:
-    """The known and unknown artifacts of a shared mapping, as of `known_count` known ones."""
+    """The known and unknown artifacts of a shared mapping, at `known_count` known artifacts."""
 
     shared: Mapping[str, Priority]
     known_count: int
@@ -46,7 +46,10 @@ class _SiftedMapping:
 
 @dataclass(frozen=True, slots=True)
 class _Between:
-    """The difference of two mappings; it holds both, so that their identities stay unique."""
+    """The difference of two mappings.
+
+    It references both mappings, so that their ids stay unique.
+    """
 
     before: Mapping[str, Priority]
     after: Mapping[str, Priority]
@@ -54,21 +57,22 @@ class _Between:
 
 
 class Coordinator:
-    """Updates a planner with newly known artifacts, changed wants, and departed nodes."""
+    """Updates a planner with newly known artifacts, changed wants, and disconnected nodes."""
 
     def __init__(self, limits: PlannerLimits, seed: int = 0) -> None:
         self._planner = Planner(limits, seed)
         self._known: set[str] = set()
         self._fresh: list[str] = []
-        self._wanted: dict[str, Wants] = {}  # wishes by node, as passed to the planner
-        self._sifted: dict[int, _SiftedMapping] = {}  # by identity of what is shared
-        # The difference of two of them, in this round: it is the same for many nodes.
+        self._wanted: dict[str, Wants] = {}  # wants by node, as they were passed to the planner
+        self._sifted: dict[int, _SiftedMapping] = {}  # by the id() of the shared mapping
+        # Differences of two shared mappings in this round, because many nodes have the same change.
         self._between: dict[tuple[int, int], _Between] = {}
-        # A report that came before its artifact was known must not be lost: it is not sent again.
+        # A report that arrived before its artifact was known must be kept, because agents send it
+        # only once.
         self._reports: dict[str, NodeReport] = {}
 
     def know(self, artifacts: Iterable[Artifact]) -> None:
-        """Add artifacts that can be fetched; known ones stay unchanged."""
+        """Add artifacts that can be fetched. Artifacts that are already known stay unchanged."""
         for artifact in artifacts:
             if artifact.digest not in self._known:
                 self._planner.add(artifact)
@@ -76,7 +80,7 @@ class Coordinator:
                 self._fresh.append(artifact.digest)
 
     def unknown(self, wants: Iterable[Wants]) -> set[str]:
-        """Return the unknown artifacts among those that some nodes should have."""
+        """Return the unknown artifacts that any of the given nodes should have."""
         found = set[str]()
         looked = set[int]()
         for each in wants:
@@ -89,15 +93,16 @@ class Coordinator:
     def round(
         self, turns: Sequence[Turn], left: Iterable[str], now_s: float
     ) -> dict[str, FetchPlan]:
-        """Plan for nodes.
+        """Plan for the nodes with a turn.
 
         Args:
-            turns: Turns, at most one for each node.
-            left: Nodes that have disconnected; their wants are dropped.
-            now_s: Monotonic seconds.
+            turns: Turns, at most one per node.
+            left: Ids of nodes that have disconnected; their wants are dropped.
+            now_s: Time in monotonic seconds.
 
         Returns:
-            The answer for each node that has a turn, and for others that are asked for a report.
+            The orders for each node that has a turn, and for other nodes that must send a full
+            report.
         """
         self._between.clear()
         for node_id in left:
@@ -129,7 +134,10 @@ class Coordinator:
                 self._planner.want(node_id, digest, priority)
 
     def _sift(self, shared: Mapping[str, Priority]) -> _SiftedMapping:
-        """Return the known part of a shared mapping; the same object while it is unchanged."""
+        """Return the known part of a shared mapping.
+
+        The same object is returned while it is unchanged.
+        """
         sifted = self._sifted.get(id(shared))
         if sifted is not None and sifted.known_count == len(self._known):
             return sifted
@@ -139,7 +147,7 @@ class Coordinator:
             known = {digest: p for digest, p in shared.items() if digest in self._known}
             unknown = frozenset(shared.keys() - known.keys())
         while len(self._sifted) >= _SIFTED_MAX:
-            del self._sifted[next(iter(self._sifted))]  # the oldest
+            del self._sifted[next(iter(self._sifted))]  # the oldest entry
         self._sifted[id(shared)] = sifted = _SiftedMapping(shared, len(self._known), known, unknown)
         return sifted
 
@@ -156,7 +164,7 @@ class Coordinator:
         return self._between[key].differing
 
     def _recall(self) -> dict[str, NodeReport]:
-        """Replay reports about artifacts that have become known since."""
+        """Replay earlier reports about artifacts that have become known since."""
         fresh, self._fresh = self._fresh, []
         recalled: dict[str, NodeReport] = {}
         for node_id, report in self._reports.items() if fresh else ():
@@ -169,7 +177,8 @@ class Coordinator:
         before = self._reports.get(report.node_id)
         says_nothing = not report.held and not report.is_full
         if says_nothing and before is not None and before.boot_id == report.boot_id:
-            # Most reports are so, and what was told before may be long: it is not copied.
+            # Most reports are of this kind, and the earlier report may be long, so it is not
+            # copied.
             self._reports[report.node_id] = replace(report, held=before.held, failures=())
             return
         told = report if before is None else merge(before, report)

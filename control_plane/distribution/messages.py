@@ -1,6 +1,6 @@
-"""Checks of agents' reports, and answers to them; pure.
+"""Checks the reports of agents, and writes the answers to agents. Pure.
 
-An agent is trusted for its own node only: its reports are bounded here, and false reports on chunks
+An agent is trusted for its own node only. Its reports are bounded here, and false reports on chunks
 are detected by the nodes that fetch them.
 """
 
@@ -24,12 +24,12 @@ from sluice.addresses import is_address
 from sluice.manifests import CHUNKS_MAX
 from sluice.wire.distribution.v1 import distribution_pb2 as wire
 
-HELD_MAX = 16_384  # artifacts in one report
+HELD_MAX = 16_384  # largest number of artifacts in one report
 _DIGESTS_MAX = 4096
 _FAILURES_MAX = 4096
 _BITMAP_BYTES_MAX = CHUNKS_MAX // 8
 _PLACE_CHARACTERS_MAX = 128
-_WRITTEN_MAX = 16  # serialized lists that are kept; each is 700 KB for 10,000 adapters
+_WRITTEN_MAX = 16  # largest number of cached serialized lists; each has 700 KB for 10,000 adapters
 _TROUBLES = {
     wire.TROUBLE_CORRUPT: Trouble.CORRUPT,
     wire.TROUBLE_TIMEOUT: Trouble.TIMEOUT,
@@ -43,20 +43,21 @@ _PRIORITIES = {
 
 
 class BadReportError(ValueError):
-    """A report that no correct agent sends; the message names the mistake."""
+    """The report is one that no correct agent sends. The message names the mistake."""
 
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """A checked report.
+    """A checked report of an agent.
 
     Attributes:
         report: Report for the planner.
-        peer_address: Address at which the node serves chunks, host:port; empty: none.
-        complete: Whether the node has all of an artifact, by digest of those in the report.
-        needed: Digests that requests wait for.
-        declined: Digests for which the node has no room.
-        knows_unchanged: Whether the agent understands an answer that leaves out an unchanged list.
+        peer_address: Address (host:port) at which the node serves chunks; empty: it serves none.
+        complete: Whether the node has all chunks of an artifact, by digest of the artifacts in the
+            report.
+        needed: Digests of artifacts that requests wait for.
+        declined: Digests of artifacts for which the node has no room.
+        knows_unchanged: Whether the agent understands an answer that omits an unchanged list.
     """
 
     report: NodeReport
@@ -68,7 +69,7 @@ class Said:
 
 
 def read_report(message: wire.DistributionReport) -> Said:
-    """Return the checked report; BadReportError when it is not valid."""
+    """Return the checked report. Raises BadReportError if the report is not valid."""
     _check(is_id(message.node_id) and message.node_id != STORE, "node_id")
     _check(is_id(message.boot_id), "boot_id")
     _check(0 < len(message.region) <= _PLACE_CHARACTERS_MAX, "region")
@@ -108,14 +109,14 @@ def write_answer(
     tickets: Tickets,
     now_unix_s: float,
 ) -> wire.DistributionAnswer:
-    """Return an answer as a message, without the wanted artifacts.
+    """Return a plan as a message for a node, without the list of wanted artifacts.
 
     Args:
-        answer: Answer of the planner. Orders whose source has no address are left out: the source
-            is gone.
+        answer: Plan for the node. Orders whose source has no address are left out, because the
+            source has disconnected.
         node_id: Node that gets the answer.
         addresses: Addresses at which nodes serve chunks, by node id.
-        tickets: Writes the tickets that sources ask for.
+        tickets: Writes the tickets that sources require.
         now_unix_s: Unix time in seconds.
     """
     keys = tickets.keys(node_id, now_unix_s)
@@ -133,7 +134,7 @@ def write_answer(
 
 
 class WantedWriter:
-    """Adds wanted artifacts to nodes' answers; a list that many nodes share is encoded once."""
+    """Adds wanted artifacts to answers. A list that many nodes share is serialized once."""
 
     def __init__(self) -> None:
         self._written: dict[int, tuple[Mapping[str, Priority], bytes]] = {}
@@ -146,14 +147,13 @@ class WantedWriter:
         *,
         knows_unchanged: bool,
     ) -> None:
-        """Complete an answer.
+        """Complete an answer by the wanted artifacts of its node.
 
         Args:
-            answer: Answer, changed in place.
+            answer: Answer, which is changed in place.
             wants: Artifacts that the node should have.
-            told: Shared mapping of the stream's last answer; None: no answer yet.
-            knows_unchanged: Whether the agent understands an answer that leaves out an unchanged
-                list.
+            told: Shared mapping in the stream's last answer; None: there was no answer yet.
+            knows_unchanged: Whether the agent understands an answer that omits an unchanged list.
         """
         if not knows_unchanged:
             answer.wanted.extend(_write_wanted(wants.flat()))
@@ -169,7 +169,7 @@ class WantedWriter:
     def _of(self, shared: Mapping[str, Priority]) -> bytes:
         if id(shared) not in self._written:
             while len(self._written) >= _WRITTEN_MAX:
-                del self._written[next(iter(self._written))]  # the oldest
+                del self._written[next(iter(self._written))]  # the oldest entry
             message = wire.DistributionAnswer(wanted=_write_wanted(shared))
             self._written[id(shared)] = shared, message.SerializeToString()
         return self._written[id(shared)][1]
@@ -181,7 +181,7 @@ def _write_wanted(wanted: Mapping[str, Priority]) -> list[wire.Wanted]:
 
 
 def merge(earlier: NodeReport, later: NodeReport) -> NodeReport:
-    """Return one report equal to two consecutive ones of the same node."""
+    """Return one report that is equivalent to two consecutive reports of a node."""
     if earlier.boot_id != later.boot_id or later.is_full:
         return later
     return NodeReport(
@@ -196,7 +196,7 @@ def merge(earlier: NodeReport, later: NodeReport) -> NodeReport:
 
 
 def new_orders(before: Sequence[Order], after: Sequence[Order]) -> tuple[int, int]:
-    """Return the numbers of new orders: from peers, from the store."""
+    """Return the number of new orders from peers, and the number from the store."""
     fresh = set(after) - set(before)
     of_store = sum(order.source == STORE for order in fresh)
     return len(fresh) - of_store, of_store
@@ -217,7 +217,7 @@ def _write_order(order: Order, address: str = "", ticket: str = "") -> wire.Orde
 def _read_failure(failure: wire.Failure) -> Failure:
     _check(is_digest(failure.digest) and failure.chunk < CHUNKS_MAX, "failures")
     _check(not failure.source_node_id or is_id(failure.source_node_id), "failures")
-    # A kind of trouble that only a newer agent knows is a refusal.
+    # A kind of trouble that only a newer agent knows counts as a refusal.
     trouble = _TROUBLES.get(failure.trouble, Trouble.REFUSED)
     return Failure(failure.digest, failure.chunk, failure.source_node_id or STORE, trouble)
 

@@ -1,31 +1,31 @@
-"""Input and output of the distribution planner. Chunks are counted from 0."""
+"""Input and output of the distribution planner. Chunks are numbered from 0."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 
-STORE = "store"  # stands where the id of a node would
+STORE = "store"  # used in place of a node id if the source is the store
 
 
 class Priority(IntEnum):
-    """Urgency of an artifact for a node; a lower number goes before a higher one."""
+    """Urgency of an artifact for a node. A lower number is more urgent."""
 
-    NEEDED = 0  # a request waits for it
-    WARMING = 1  # promoted, or a replica that starts
+    NEEDED = 0  # a request waits for the artifact
+    WARMING = 1  # for a promoted release, or a replica that starts
     PREFETCH = 2
 
 
 class Trouble(StrEnum):
-    """The reason why a chunk did not arrive."""
+    """The reason why a chunk was not fetched."""
 
-    CORRUPT = "corrupt"  # it came, and its SHA-256 is another one
+    CORRUPT = "corrupt"  # the SHA-256 of the received chunk differs
     TIMEOUT = "timeout"
-    REFUSED = "refused"  # no connection, or the source does not have it
+    REFUSED = "refused"  # no connection, or the source does not have the chunk
 
 
 @dataclass(frozen=True, slots=True)
 class NodePlace:
-    """The place of a node; a rack's name is unique within its region."""
+    """The place of a node. The name of a rack is unique within its region."""
 
     region: str
     rack: str
@@ -48,7 +48,7 @@ class Artifact:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A chunk that a node did not get, with its source."""
+    """A failed fetch of a chunk by a node, with the source of the chunk."""
 
     digest: str
     chunk: int
@@ -63,12 +63,13 @@ class NodeReport:
     Attributes:
         node_id: Id of the node.
         place: Region and rack of the node.
-        boot_id: Id of the agent's run, new after every start.
-        held: Verified chunks on its disk, by digest: bit i is chunk i. All artifacts in the first
-            report of a boot and when the last answer asked for all, later only changed ones.
+        boot_id: Id of the agent's process, new after every start.
+        held: Verified chunks on the node's disk by digest; bit i is chunk i. The first report of a
+            boot, and the report after an answer with `wants_full`, list all artifacts; other
+            reports only changed artifacts.
         failures: Failed fetches since the last report.
-        is_full: Whether `held` names all chunks on the node.
-        serves: Whether other nodes can get chunks from it.
+        is_full: Whether `held` lists all chunks on the node.
+        serves: Whether other nodes can fetch chunks from the node.
     """
 
     node_id: str
@@ -82,7 +83,7 @@ class NodeReport:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """An order to fetch the missing ones of the chunks from `start` to before `stop`."""
+    """An order to fetch those chunks from `start` to before `stop` that the node lacks."""
 
     digest: str
     start: int
@@ -95,8 +96,8 @@ class Order:
 class FetchPlan:
     """The complete list of a node's orders, the most urgent first.
 
-    A node drops orders that are missing from the latest list, so a lost answer is repaired by the
-    next one. `wants_full` asks for a report of all chunks on the node.
+    A node drops orders that are missing in the latest list, so that a lost answer is repaired by
+    the next answer. `wants_full` requests a report of all chunks on the node.
     """
 
     orders: tuple[Order, ...] = ()
@@ -105,32 +106,35 @@ class FetchPlan:
 
 @dataclass(frozen=True, slots=True)
 class PlannerLimits:
-    """Bounds of the planner.
+    """The bounds of the planner.
 
     Attributes:
-        groups_max: Most groups of neighbouring chunks that an artifact is planned in.
-        horizon_s: Seconds that a node's orders to fetch, and to serve, last at full speed.
-            More than a report's interval, or links stand still between two reports.
+        groups_max: Largest number of groups of neighbouring chunks per artifact.
+        horizon_s: Seconds of work at full speed that a node's orders to fetch and to serve contain.
+            More than the interval between reports, because links would otherwise be idle between
+            two reports.
         up_bytes_s: Bytes per second that a node may send to others.
         down_bytes_s: Bytes per second that a node can receive.
-        uploads_max: Orders that name one node as their source.
-        downloads_max: Orders of one node.
-        store_readers_max: Nodes of one region that read from the store at once.
-        store_bytes_s: Bytes per second that one region reads from the store.
-        seeds: Number of copies of a group in a region, there or on the way, from which on no node
-            asks the store or another region for it; a power of two.
-        across_max: Most orders of one region that other regions serve.
-        prefetch_ratio: Largest part of a link's planned work that prefetch may use.
-        tries_max: Most searches for a source in one round, successful or not.
-        order_timeout_s: Seconds after which an order is taken back; nodes report a faulty source
+        uploads_max: Largest number of orders with one node as their source.
+        downloads_max: Largest number of orders of one node.
+        store_readers_max: Largest number of nodes of one region that read from the store
+            concurrently.
+        store_bytes_s: Bytes per second that one region may read from the store.
+        seeds: Number of copies of a group in a region, existing or in transit, from which on no
+            node fetches the group from the store or from another region; a power of two.
+        across_max: Largest number of orders of one region that other regions serve.
+        prefetch_ratio: Largest share of a link's planned work that prefetch may use.
+        tries_max: Largest number of searches for a source per round, successful or not.
+        order_timeout_s: Seconds after which an order is withdrawn; nodes report a faulty source
             sooner.
-        lost_after_s: Seconds without a report after which a node counts as gone.
-        shun_s: Seconds of shunning after the first failure; doubled by each further one.
-        shun_max_s: Longest time of shunning in seconds.
-        corrupt_shun_s: Seconds of shunning after a corrupt chunk.
-        accused_max: Number of different sources that a node may blame; beyond, the node itself is
-            at fault: its reports are ignored for a while, it reads from the store, and after
-            corrupt chunks it serves no other node.
+        lost_after_s: Seconds without a report after which a node counts as lost.
+        shun_s: Seconds for which a source is not used after its first failure, doubled by each
+            further failure.
+        shun_max_s: Largest number of seconds for which a source is not used.
+        corrupt_shun_s: Seconds for which a source is not used after a corrupt chunk.
+        accused_max: Number of different sources that a node may accuse. A node that accuses more
+            sources is at fault itself: its reports of failures are ignored for a while, it reads
+            from the store, and after corrupt chunks it serves no other node.
     """
 
     groups_max: int = 1024

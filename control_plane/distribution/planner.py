@@ -1,8 +1,8 @@
 """Decides which node fetches which chunks from which source: `Planner.plan(reports, now)`.
 
-A pure state machine: no clock, no randomness but a hash, nothing to store. After a restart the
-nodes' full reports restore its whole state. Its work is proportional to changes: a report costs its
-newly complete groups and its new orders, never nodes times chunks.
+A pure state machine: no clock, no randomness except a hash, no storage. After a restart the nodes'
+full reports restore the whole state. The work is proportional to changes: a report costs its newly
+complete groups and its new orders, never nodes times chunks.
 """
 
 from collections import OrderedDict, deque
@@ -26,13 +26,13 @@ from control_plane.distribution.swarm import Swarm
 from control_plane.distribution.trust import StoreGate, Trust
 
 _STORE = -1
-_VAIN_MAX = 32  # failed searches for a source, per node and artifact in one round
+_VAIN_MAX = 32  # largest number of failed searches for a source, per node and artifact in one round
 _Key = tuple[str, int]  # digest, group
 
 
 @dataclass(slots=True)
 class _Task:
-    """An open order, with the counts that it is part of."""
+    """An open order, with the counters that include the order."""
 
     order: Order
     node: "_Node"
@@ -63,14 +63,16 @@ class _Node:
 
 
 class Planner:
-    """Plans for a fleet and any number of artifacts; deterministic for a seed."""
+    """Plans for a fleet and any number of artifacts. Deterministic for a given seed."""
 
     def __init__(self, limits: PlannerLimits, seed: int = 0) -> None:
         self._limits = limits
         self._seed = seed
         self._swarms: dict[str, Swarm] = {}
-        self._wants: dict[str, dict[str, Priority]] = {}  # node id -> digest
-        self._todo: dict[str, dict[str, Priority]] = {}  # of that, what is not complete
+        # wanted artifacts with priority, by node id
+        self._wants: dict[str, dict[str, Priority]] = {}
+        # the part of `_wants` that is not complete yet
+        self._todo: dict[str, dict[str, Priority]] = {}
         self._nodes: dict[str, _Node] = {}
         self._by_number: list[_Node] = []
         self._last_seen: OrderedDict[str, None] = OrderedDict()
@@ -78,31 +80,32 @@ class Planner:
         self._racks: dict[tuple[str, str], int] = {}
         self._region_nodes: list[int] = []
         self._rack_nodes: list[int] = []
-        self._free = 0  # nodes that may be asked for more
-        self._free_low = 0  # and for prefetch
+        self._free = 0  # nodes with capacity to serve more orders, as bits
+        self._free_low = 0  # nodes with capacity for prefetch orders, as bits
         self._gates: list[StoreGate] = []
-        self._across: list[int] = []  # orders of a region that other regions serve
+        self._across: list[int] = []  # number of orders that other regions serve, by region
         self._trust = Trust(limits)
         self._timeouts: deque[_Task] = deque()
         self._round = 0
         self._tries = 0
-        # Groups for which this round found no peer with room; room only shrinks within a round.
+        # Groups for which this round found no peer with capacity; capacity only shrinks within a
+        # round.
         self._dry: dict[tuple[str, int, bool], int] = {}
 
     def add(self, artifact: Artifact) -> None:
-        """Add an artifact, before any node wants or reports it."""
+        """Add an artifact. Must be called before any node wants or reports the artifact."""
         if artifact.digest not in self._swarms:
             self._swarms[artifact.digest] = Swarm(artifact, self._limits.groups_max)
 
     def want(self, node_id: str, digest: str, priority: Priority) -> None:
-        """Plan an artifact for a node, from the answer to its next report on."""
+        """Plan an artifact for a node, starting with the answer to the node's next report."""
         assert digest in self._swarms, digest
         self._wants.setdefault(node_id, {})[digest] = priority
         if not self.is_complete(node_id, digest):
             self._todo.setdefault(node_id, {})[digest] = priority
 
     def unwant(self, node_id: str, digest: str) -> None:
-        """Stop planning an artifact for a node; the node continues to serve its chunks."""
+        """Stop planning an artifact for a node. The node continues to serve its chunks."""
         self._wants.get(node_id, {}).pop(digest, None)
         self._todo.get(node_id, {}).pop(digest, None)
         node = self._nodes.get(node_id)
@@ -111,19 +114,19 @@ class Planner:
                 self._close(node.tasks[key])
 
     def is_complete(self, node_id: str, digest: str) -> bool:
-        """Return whether the node has reported all of the artifact."""
+        """Return whether the node has reported all chunks of the artifact."""
         node = self._nodes.get(node_id)
         return node is not None and self._swarms[digest].is_complete(node.number)
 
     def plan(self, reports: Sequence[NodeReport], now_s: float) -> dict[str, FetchPlan]:
-        """Take the reports of a round, and return the orders of each sender.
+        """Apply the reports of a round, and return the orders of each sender.
 
         Args:
-            reports: Reports, at most one per node, in any order.
-            now_s: Monotonic seconds; only differences matter.
+            reports: Reports in any order, at most one per node.
+            now_s: Time in monotonic seconds; only differences matter.
 
         Returns:
-            One answer for every report.
+            One plan for every report.
         """
         self._round += 1
         self._tries = self._limits.tries_max
@@ -147,7 +150,7 @@ class Planner:
     # --- what the nodes say
 
     def _take(self, report: NodeReport, now_s: float) -> bool:
-        """Take a report; False if it holds only changes to an unknown state."""
+        """Apply a report. Returns False if it has only changes to a state that is unknown here."""
         node = self._nodes.get(report.node_id)
         is_known = node is not None and node.is_here
         if not is_known or node is None or node.boot_id != report.boot_id:
@@ -223,7 +226,7 @@ class Planner:
         return node
 
     def _lose(self, node: _Node) -> None:
-        """Drop the state of a node; no source is blamed."""
+        """Drop the state of a node. No source is accused."""
         for task in [*node.tasks.values(), *node.serving.values()]:
             self._close(task)
         if not self._trust.is_shunned(node.number):
@@ -249,7 +252,8 @@ class Planner:
         while self._timeouts and self._timeouts[0].until_s <= now_s:
             task = self._timeouts.popleft()
             if task.node.tasks.get(self._key(task)) is task:
-                self._close(task)  # the node would have reported a faulty source
+                # no source is accused, because the node would have reported a faulty source
+                self._close(task)
 
     def _fail(self, task: _Task, trouble: Trouble, now_s: float) -> None:
         self._close(task)
@@ -272,7 +276,7 @@ class Planner:
     # --- what they shall do
 
     def _fill(self, node: _Node, priority: Priority, now_s: float) -> None:
-        """Give a node new orders of one priority, in turn over its artifacts."""
+        """Give a node new orders of one priority, alternating between its artifacts."""
         digests = [d for d, p in self._todo.get(node.node_id, {}).items() if p is priority]
         if not digests or not self._has_room(node, priority):
             return
@@ -288,7 +292,7 @@ class Planner:
     def _offers(
         self, node: _Node, swarm: Swarm, priority: Priority, now_s: float
     ) -> Iterator[tuple[Swarm, int, int]]:
-        """Return groups and their sources: the region's peers, other regions, the store."""
+        """Yield groups with their sources: peers in the region, other regions, the store."""
         rarity = swarm.regions[node.region]
         offset = self._hash(node.node_id + swarm.artifact.digest) % swarm.groups
         is_suspect = self._trust.is_suspect(node.number, now_s)
@@ -311,7 +315,7 @@ class Planner:
                     yield swarm, group, source
         missing = swarm.missing(node.number)
         left = missing if is_suspect else missing & rarity.thin(self._limits.seeds)
-        # So that the readers of the first wave share the groups out among themselves.
+        # So the readers of the first wave share the groups among themselves.
         takes = -(-swarm.groups * self._limits.seeds // self._limits.store_readers_max)
         vain = 0
         while left and takes > 0 and vain < _VAIN_MAX:
@@ -325,7 +329,7 @@ class Planner:
                 yield swarm, group, source
 
     def _near(self, node: _Node, holders: int, priority: Priority) -> int | None:
-        """Return a peer of the same rack, else of the same region, that has room."""
+        """Return a peer with capacity in the same rack, or else in the same region."""
         self._tries -= 1
         room = self._free_low if priority is Priority.PREFETCH else self._free
         holders &= room & self._region_nodes[node.region]
@@ -336,7 +340,7 @@ class Planner:
     def _far(
         self, node: _Node, holders: int, priority: Priority, now_s: float, *, is_suspect: bool
     ) -> int | None:
-        """Return a peer of another region, else the store, else None."""
+        """Return a peer of another region, or else the store, or else None."""
         self._tries -= 1
         if not is_suspect and self._across[node.region] < self._limits.across_max:
             room = self._free_low if priority is Priority.PREFETCH else self._free
@@ -346,7 +350,7 @@ class Planner:
         return _STORE if self._gates[node.region].admits(node.number, now_s) else None
 
     def _lighter(self, node: _Node, holders: int) -> int:
-        """Return the less loaded of two holders, drawn by hash."""
+        """Return the less loaded of two holders that are drawn by hash."""
         width = len(self._by_number)
         draw = self._hash(node.node_id, self._tries)
         one = first_from(holders, draw % width)
@@ -378,10 +382,10 @@ class Planner:
         self._note_room(peer)
 
     def _close(self, task: _Task) -> None:
-        """Remove an order, however it ended."""
+        """Remove an order, whatever its result was."""
         node, key = task.node, self._key(task)
         if node.tasks.pop(key, None) is None:
-            return  # its requester and its source are one loss
+            return  # requester and source of the order are the same lost node
         node.down_bytes -= task.size
         self._swarms[key[0]].unask(node.number, node.region, key[1])
         if task.source == _STORE:

@@ -1,4 +1,4 @@
-"""Records which nodes have which complete artifacts: `node_artifacts`."""
+"""Records which nodes have which complete artifacts, in the table `node_artifacts`."""
 
 import asyncio
 from collections.abc import Iterable, Mapping
@@ -13,34 +13,34 @@ from sluice.errors import PlatformError
 from sluice.lifecycle import run_every
 
 _WRITE_S = 0.2
-_STEP_S = 5.0  # a step begins nothing more after this long
+_STEP_S = 5.0  # seconds after which a step begins nothing more
 _CLEAN_S = 15.0
-_REPEAT = 4  # cleanings after which the rows are compared again, whatever happened to them
-_PAIRS_MAX = 5_000  # in one transaction
-_PAIRS_MIN = 100  # however slow the database is
-_NODES_MAX = 100  # compared in one query
+_REPEAT = 4  # cleanings after which all rows are compared again, even if nothing has changed
+_PAIRS_MAX = 5_000  # largest number of (node, digest) pairs in one transaction
+_PAIRS_MIN = 100  # smallest number of pairs per transaction, however slow the database is
+_NODES_MAX = 100  # largest number of nodes compared in one query
 _TIMEOUT_S = 10.0
 _EXPECTED = (PlatformError, DBAPIError)
 
 
 @dataclass(slots=True)
 class HoldingsBatch:
-    """Differences of one transaction, by node."""
+    """The differences that one transaction writes, by node."""
 
     added: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
     removed: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
 
 
 class HoldingsLedger:
-    """The complete artifacts of nodes, and their differences from the rows; pure."""
+    """The complete artifacts of nodes, and their differences from the stored rows. Pure."""
 
     def __init__(self) -> None:
         self._complete: dict[str, set[str]] = {}
-        self._rows: dict[str, set[str]] = {}  # of nodes whose rows were read, or written
-        self._changed: dict[str, None] = {}  # nodes, the one that waits longest first
+        self._rows: dict[str, set[str]] = {}  # rows of the nodes whose rows were read or written
+        self._changed: dict[str, None] = {}  # nodes with changes, the longest waiting first
 
     def note(self, node_id: str, complete: Mapping[str, bool], *, is_full: bool) -> None:
-        """Take a node's report on some artifacts, or on all."""
+        """Apply a node's report on some artifacts, or on all if `is_full`."""
         whole = {digest for digest, is_whole in complete.items() if is_whole}
         had = self._complete.get(node_id)
         if had is None or is_full:
@@ -55,7 +55,10 @@ class HoldingsLedger:
             self._changed[node_id] = None
 
     def forget(self, node_id: str) -> None:
-        """Write no more rows of a node that left; its rows stay until the node is lost."""
+        """Stop writing rows of a node that has disconnected.
+
+        The rows stay until the node is lost.
+        """
         for known in (self._complete, self._rows, self._changed):
             known.pop(node_id, None)
 
@@ -64,12 +67,12 @@ class HoldingsLedger:
         return next((node_id for node_id in self._changed if node_id not in self._rows), None)
 
     def read(self, node_id: str, rows: Iterable[str]) -> None:
-        """Take the rows of a node."""
+        """Set the stored rows of a node."""
         if node_id in self._complete:
             self._rows[node_id] = set(rows)
 
     def batch(self, pairs_max: int) -> HoldingsBatch:
-        """Return the next changes to write, at most this many pairs of node and digest."""
+        """Return the next changes to write, with at most `pairs_max` pairs of node and digest."""
         batch, left = HoldingsBatch(), pairs_max
         for node_id in list(self._changed):
             rows = self._rows.get(node_id)
@@ -87,7 +90,7 @@ class HoldingsLedger:
         return batch
 
     def written(self, batch: HoldingsBatch) -> None:
-        """Note that a batch was written."""
+        """Record that a batch was written."""
         for node_id in {**batch.added, **batch.removed}:
             rows = self._rows.get(node_id)
             if rows is not None:
@@ -99,7 +102,10 @@ class HoldingsLedger:
         return list(self._rows)
 
     def compare(self, counts: Mapping[str, int]) -> None:
-        """Take the numbers of rows by node; rows of a node with another number are read again."""
+        """Compare the stored numbers of rows by node.
+
+        Rows of a node with a difference are read again.
+        """
         for node_id, count in counts.items():
             rows = self._rows.get(node_id)
             if rows is not None and len(rows) != count and node_id not in self._changed:
@@ -122,15 +128,18 @@ class Recorder:
         self._cleanings = 0
 
     def note(self, node_id: str, complete: Mapping[str, bool], *, is_full: bool) -> None:
-        """Take a node's report on some artifacts, or on all."""
+        """Apply a node's report on some artifacts, or on all if `is_full`."""
         self._ledger.note(node_id, complete, is_full=is_full)
 
     def forget(self, node_id: str) -> None:
-        """Write no more rows of a node that left; its rows stay until the node is lost."""
+        """Stop writing rows of a node that has disconnected.
+
+        The rows stay until the node is lost.
+        """
         self._ledger.forget(node_id)
 
     async def run(self) -> None:
-        """Write until cancelled."""
+        """Write changes until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             for interval_s, step in ((_WRITE_S, self._write), (_CLEAN_S, self._clean)):
                 tasks.create_task(

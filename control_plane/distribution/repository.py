@@ -21,7 +21,7 @@ _REMOVE = text(
     f"DELETE FROM node_artifacts AS held USING {_PAIRS} AS pair (node_id, digest)"  # noqa: S608
     " WHERE pair.node_id = held.node_id AND pair.digest = held.digest"
 )
-# A node that is only a moment old may speak of its artifacts before it is known itself.
+# An agent may report artifacts a moment before its node is stored, so young rows are kept.
 _REMOVE_ORPHANS = text(
     "DELETE FROM node_artifacts AS held WHERE"
     " EXISTS (SELECT FROM nodes WHERE nodes.id = held.node_id AND nodes.is_lost)"
@@ -31,7 +31,7 @@ _REMOVE_ORPHANS = text(
 
 
 async def known(connection: AsyncConnection, digests: Collection[str]) -> list[Artifact]:
-    """Return the artifacts among these that the store has."""
+    """Return those of the given artifacts that the store has."""
     t, chunks = artifacts.c, artifact_chunks.c
     query = (
         select(t.digest, func.count(chunks.sha256))
@@ -39,13 +39,14 @@ async def known(connection: AsyncConnection, digests: Collection[str]) -> list[A
         .where(t.digest.in_(digests), t.retired_at.is_(None))
         .group_by(t.digest)
     )
-    # An artifact of empty files has no chunk; one is planned that no node has to fetch.
+    # An artifact of empty files has no chunks. It is planned as one chunk that no node has to
+    # fetch.
     found = (await connection.execute(query)).tuples()
     return [Artifact(digest, max(1, count), CHUNK_BYTES) for digest, count in found]
 
 
 async def manifest(connection: AsyncConnection, digest: str) -> dict[str, Any] | None:
-    """Return the manifest of an artifact; None when there is none."""
+    """Return the manifest of an artifact; None if the artifact does not exist."""
     query = select(artifacts.c.manifest).where(
         artifacts.c.digest == digest, artifacts.c.retired_at.is_(None)
     )
@@ -53,7 +54,7 @@ async def manifest(connection: AsyncConnection, digest: str) -> dict[str, Any] |
 
 
 async def secret(connection: AsyncConnection, name: str, if_none: bytes) -> bytes:
-    """Return the fleet's secret; without one, `if_none` becomes the secret."""
+    """Return the fleet's secret. If there is none yet, `if_none` is stored as the secret."""
     t = fleet_secrets.c
     values = {"name": name, "secret": if_none}
     await connection.execute(insert(fleet_secrets).values(values).on_conflict_do_nothing())
@@ -62,13 +63,13 @@ async def secret(connection: AsyncConnection, name: str, if_none: bytes) -> byte
 
 
 async def complete_on(connection: AsyncConnection, node_id: str) -> set[str]:
-    """Return the recorded complete artifacts of a node."""
+    """Return the recorded complete artifacts of a node, as digests."""
     held = node_artifacts.c
     return set(await connection.scalars(select(held.digest).where(held.node_id == node_id)))
 
 
 async def counts(connection: AsyncConnection, node_ids: Collection[str]) -> dict[str, int]:
-    """Return the number of recorded complete artifacts by node."""
+    """Return the number of recorded complete artifacts of each node."""
     held = node_artifacts.c
     query = select(held.node_id, func.count()).where(held.node_id.in_(node_ids))
     found = (await connection.execute(query.group_by(held.node_id))).tuples()
@@ -80,7 +81,7 @@ async def write_complete(
     added: Mapping[str, Collection[str]],
     removed: Mapping[str, Collection[str]],
 ) -> None:
-    """Record complete artifacts of nodes, and those that are complete no more, by node."""
+    """Record artifacts that became complete or are no longer complete, by node."""
     for statement, by_node in ((_ADD, added), (_REMOVE, removed)):
         pairs = [(node_id, digest) for node_id, digests in by_node.items() for digest in digests]
         if pairs:

@@ -1,7 +1,7 @@
-"""Distribution over gRPC: agents report their chunks, and get sources for the missing ones.
+"""Distribution over gRPC: agents report their chunks, and receive sources for missing chunks.
 
 Each control plane plans for the agents that are connected to it. Nodes that are connected to
-different ones get no chunks from one another, but all get their artifacts.
+different control planes exchange no chunks, but all nodes get their artifacts.
 """
 
 import asyncio
@@ -44,13 +44,13 @@ from sluice.wire.distribution.v1.distribution_pb2_grpc import DistributionServic
 
 log = structlog.get_logger(__name__)
 
-# An idle agent reports every 2 s; one on a busy machine may be late.
+# An idle agent reports every 2 s, but an agent on a busy machine may be late.
 LIMITS = PlannerLimits(lost_after_s=8.0)
 _ROUND_S = 0.1
-_LOOK_S = 0.25  # between two looks at a state that keeps changing
+_LOOK_S = 0.25  # seconds between two updates while the state keeps changing
 _SILENCE_S = 15.0
 _WRITE_S = 10.0
-_LOOKUP_PAUSE_S = 2.0  # for artifacts that the database does not know
+_LOOKUP_PAUSE_S = 2.0  # pause between two lookups of artifacts that the database does not know
 _DATABASE_S = 2.0
 _SECRET_RETRY_S = 1.0
 _PIECE_BYTES = 1 << 20
@@ -68,15 +68,15 @@ _STATUS = {
 
 @dataclass(eq=False)
 class _Session:
-    """A connected agent.
+    """The stream of a connected agent.
 
     Attributes:
         said: Last report of the agent.
         pending: Report since the last round; None: there was none.
-        wants: Artifacts that the node should have: by the state, and by the agent's own needs.
-        told: Shared mapping last sent on this stream; None: none yet.
-        answer: Answer to send, with the wanted artifacts of that moment; a newer one replaces it.
-        is_due: Whether the agent gets an answer without a new report.
+        wants: Artifacts that the node should have, from the state and the agent's own needs.
+        told: Shared mapping that was last sent on this stream; None: none was sent yet.
+        answer: Answer to send, with the artifacts wanted at that time; a newer answer replaces it.
+        is_due: Whether the agent gets an answer without having sent a new report.
     """
 
     said: Said
@@ -110,7 +110,7 @@ class _Session:
 
 
 class DistributionService(DistributionServiceServicer):
-    """Serves `DistributionService`, and plans."""
+    """Serves the gRPC service `DistributionService`, and runs the planner."""
 
     def __init__(
         self,
@@ -120,14 +120,14 @@ class DistributionService(DistributionServiceServicer):
         limits: PlannerLimits,
         read_chunk: ReadChunk,
     ) -> None:
-        """Compose; call `run` in a task.
+        """Create the service; `run` must be started in a task.
 
         Args:
             database: Database of artifacts, and of the records of nodes.
             feed: State that decides which artifacts nodes should have.
             metrics: Metrics of the service.
             limits: Limits of the planner.
-            read_chunk: Reads a chunk of the store, verified.
+            read_chunk: Reads a chunk from the store, and verifies it.
         """
         self._database = database
         self._text_files = TextFiles(database, read_chunk)
@@ -139,7 +139,7 @@ class DistributionService(DistributionServiceServicer):
         self._recorder = Recorder(database)
         self._sessions: dict[str, _Session] = {}
         self._left: set[str] = set()
-        self._looked_up: dict[str, float] = {}  # unknown artifacts: when they were asked for last
+        self._looked_up: dict[str, float] = {}  # times of the last lookup of unknown artifacts
         self._has_work = asyncio.Event()
 
     async def Exchange(  # noqa: N802 - gRPC's name
@@ -147,7 +147,7 @@ class DistributionService(DistributionServiceServicer):
         request_iterator: object,  # noqa: ARG002 - read through the context, with a deadline
         context: Context,
     ) -> None:
-        """Serve one agent until it leaves."""
+        """Serve one agent until it disconnects."""
         session: _Session | None = None
         refused = ""
         try:
@@ -173,7 +173,7 @@ class DistributionService(DistributionServiceServicer):
     async def Manifest(  # noqa: N802 - gRPC's name
         self, request: wire.ManifestRequest, context: ManifestContext
     ) -> None:
-        """Send a manifest."""
+        """Send the manifest of an artifact."""
         if not is_digest(request.digest):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "digest is no SHA-256 in hex")
         try:
@@ -192,7 +192,7 @@ class DistributionService(DistributionServiceServicer):
     async def TextFile(  # noqa: N802 - gRPC's name
         self, request: wire.TextFileRequest, context: TextFileContext
     ) -> None:
-        """Send one of a base's small files."""
+        """Send one of the small text files of a base."""
         try:
             async with aclosing(self._text_files.read(request.digest, request.name)) as pieces:
                 async for piece in pieces:
@@ -205,7 +205,7 @@ class DistributionService(DistributionServiceServicer):
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the gateway does not read")
 
     async def run(self) -> None:
-        """Plan until cancelled."""
+        """Run rounds of planning until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._recorder.run())
             tasks.create_task(self._follow())
@@ -217,10 +217,10 @@ class DistributionService(DistributionServiceServicer):
                 await self._round(tickets)
                 took_s = time.monotonic() - begin_s
                 self._metrics.count_round(took_s)
-                await asyncio.sleep(max(_ROUND_S, took_s))  # at most half of the time is planned
+                await asyncio.sleep(max(_ROUND_S, took_s))  # planning uses at most half of the time
 
     async def _open_tickets(self) -> Tickets:
-        """Return the writer of tickets, once PostgreSQL has delivered the fleet's secret."""
+        """Return the writer of tickets, as soon as PostgreSQL has delivered the fleet's secret."""
         proposed = secrets.token_bytes(SECRET_BYTES)
         while True:
             try:
@@ -236,9 +236,9 @@ class DistributionService(DistributionServiceServicer):
     # --- agents
 
     async def _listen(self, session: _Session, context: Context) -> str:
-        """Take reports until the agent leaves or another stream replaces this one.
+        """Process reports until the agent disconnects, or until another stream replaces this one.
 
-        Returns an error for the agent, if there is one.
+        Returns an error for the agent; empty if there is none.
         """
         while self._sessions.get(session.node_id) is session:
             said = await self._read(context)
@@ -251,7 +251,7 @@ class DistributionService(DistributionServiceServicer):
         return ""
 
     async def _read(self, context: Context) -> Said | str:
-        """Return a report, or the reason why it is not valid; nothing at the end of the stream."""
+        """Return a report, or the reason why it is not valid; empty at the end of the stream."""
         async with asyncio.timeout(_SILENCE_S):
             message = await context.read()
         if not isinstance(message, wire.DistributionReport):  # pyright: ignore[reportUnnecessaryIsInstance] - it may be EOF
@@ -300,7 +300,7 @@ class DistributionService(DistributionServiceServicer):
     # --- rounds
 
     async def _follow(self) -> None:
-        """Give a turn to nodes whose wanted artifacts have changed with the state."""
+        """Give a turn to the nodes whose wanted artifacts have changed with the state."""
         looks = 0
         while True:
             changed = self._feed.changed()
@@ -340,10 +340,10 @@ class DistributionService(DistributionServiceServicer):
             session.answer = write_answer(answer, node_id, addresses, tickets, time.time())
             session.has_answer.set()
             if session.told is not session.wants.shared:
-                await asyncio.sleep(0)  # a long one is written before the next is begun
+                await asyncio.sleep(0)  # a long answer is sent before the next answer is built
 
     async def _learn(self, sessions: list[_Session]) -> None:
-        """Look up wanted artifacts that are not known yet."""
+        """Look up the wanted artifacts that are not known yet."""
         unknown = self._coordinator.unknown(session.wants for session in sessions)
         now_s = time.monotonic()
         self._looked_up = {

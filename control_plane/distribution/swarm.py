@@ -1,6 +1,7 @@
-"""Holders of each chunk group of one artifact, and its rarity, updated change by change.
+"""The holders of each chunk group of one artifact, and the rarity of groups, updated incrementally.
 
-Nodes and regions are numbers here; a set of nodes or of groups is an integer, one bit for each.
+Nodes and regions are numbers here. A set of nodes or of groups is an integer with one bit per
+member.
 """
 
 from collections import defaultdict
@@ -8,23 +9,24 @@ from collections import defaultdict
 from control_plane.distribution.bits import every, members, starts_of_runs
 from control_plane.distribution.model import Artifact
 
-LEVELS = 16  # powers of two of the number of copies: 32,768 and more are alike
+# number of levels (powers of two of the number of copies); 32,768 and more copies share the last
+LEVELS = 16
 
 
 class Rarity:
-    """The number of copies of each group in a region, held or on the way."""
+    """The number of copies of each group in a region, existing or in transit."""
 
     __slots__ = ("_copies", "_held", "held", "levels")
 
     def __init__(self, groups: int) -> None:
         self._copies = [0] * groups
         self._held = [0] * groups
-        # Groups with 0 copies, with 1, with 2 or 3, with 4 to 7, ...
+        # Bit masks of the groups with 0 copies, with 1, with 2 or 3, with 4 to 7, and so on.
         self.levels = [(1 << groups) - 1] + [0] * (LEVELS - 1)
-        self.held = 0  # groups that a source in the region has
+        self.held = 0  # groups that a source in the region has, as bits
 
     def count(self, group: int, change: int) -> None:
-        """Count a copy that comes or goes."""
+        """Add `change` to the number of copies of a group."""
         before = self._copies[group]
         after = self._copies[group] = before + change
         assert after >= 0, group
@@ -35,7 +37,7 @@ class Rarity:
             self.levels[new] ^= 1 << group
 
     def hold(self, group: int, change: int) -> None:
-        """Count a source that gains or loses the group."""
+        """Record that a source has gained or lost a group."""
         self.count(group, change)
         self._held[group] += change
         if self._held[group] == 0:
@@ -52,7 +54,7 @@ class Rarity:
 
 
 class Swarm:
-    """An artifact: the groups that each node has or is fetching, and the servers of each group."""
+    """An artifact, with the groups that each node has or fetches, and the servers of each group."""
 
     def __init__(self, artifact: Artifact, groups_max: int) -> None:
         self.artifact = artifact
@@ -60,18 +62,18 @@ class Swarm:
         self.groups = -(-artifact.chunk_count // self.group_chunks)
         self.group_bytes = self.group_chunks * artifact.chunk_bytes
         self.all = (1 << self.groups) - 1
-        self.have: dict[int, int] = {}  # node -> groups
-        self.asked: dict[int, int] = {}  # node -> groups
-        self.holders = [0] * self.groups  # nodes that serve the group
+        self.have: dict[int, int] = {}  # groups that a node has, by node
+        self.asked: dict[int, int] = {}  # groups that a node is fetching, by node
+        self.holders = [0] * self.groups  # nodes that serve a group, by group
         self.regions: defaultdict[int, Rarity] = defaultdict(lambda: Rarity(self.groups))
-        self._starts: dict[int, int] = {}  # node -> first chunks of its groups
+        self._starts: dict[int, int] = {}  # complete groups as bits at their first chunks, by node
         self._first_chunks = every(self.group_chunks, self.groups)
         planned = self.groups * self.group_chunks
         self._beyond = ((1 << planned) - 1) ^ ((1 << artifact.chunk_count) - 1)
         self._chunks = (1 << artifact.chunk_count) - 1
 
     def chunks_of(self, group: int) -> tuple[int, int]:
-        """Return the first chunk of a group, and the one after its last."""
+        """Return the first chunk of a group, and the chunk after the last of the group."""
         start = group * self.group_chunks
         return start, min(start + self.group_chunks, self.artifact.chunk_count)
 
@@ -80,11 +82,11 @@ class Swarm:
         return self.all & ~(self.have.get(node, 0) | self.asked.get(node, 0))
 
     def is_complete(self, node: int) -> bool:
-        """Return whether the node has all of it."""
+        """Return whether the node has all groups of the artifact."""
         return self.have.get(node, 0) == self.all
 
     def observe(self, node: int, region: int, held: int, *, serves: bool) -> list[int]:
-        """Take the chunks that a node has; return the groups that became complete."""
+        """Apply the chunks that a node has. Return the groups that became complete."""
         starts = starts_of_runs((held & self._chunks) | self._beyond, self.group_chunks)
         starts &= self._first_chunks
         before = self._starts.get(node, 0)
@@ -107,12 +109,12 @@ class Swarm:
         self._serve(node, region, list(members(self.have.get(node, 0))), 1 if serves else -1)
 
     def begin_fetch(self, node: int, region: int, group: int) -> None:
-        """Note that the node is fetching the group."""
+        """Record that the node is fetching the group."""
         self.asked[node] = self.asked.get(node, 0) | 1 << group
         self.regions[region].count(group, 1)
 
     def unask(self, node: int, region: int, group: int) -> None:
-        """Note that the node is fetching the group no longer."""
+        """Record that the node is no longer fetching the group."""
         assert self.asked[node] >> group & 1, (node, group)
         self.asked[node] ^= 1 << group
         self.regions[region].count(group, -1)

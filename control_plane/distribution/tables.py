@@ -4,8 +4,8 @@ from sqlalchemy import Column, DateTime, LargeBinary, Table, Text, func
 
 from control_plane.tables import metadata
 
-# No foreign keys: an agent may speak of its artifacts before its node is known, and of artifacts
-# that were put there by hand.
+# There are no foreign keys, because an agent may report artifacts before its node is stored, and
+# artifacts that were copied to the node by hand.
 node_artifacts = Table(
     "node_artifacts",
     metadata,

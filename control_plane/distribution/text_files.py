@@ -1,4 +1,4 @@
-"""The small files of bases for gateways, which cannot reach the store; a few reads at a time."""
+"""Reads small files of bases for gateways, which cannot reach the store. Concurrency is limited."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -12,19 +12,21 @@ from sluice.base_files import TEXT_FILE_BYTES_MAX, TEXT_FILES
 from sluice.errors import BadRequestError, ErrorCode, PlatformError
 from sluice.manifests import FileEntry, parse_manifest
 
-# Each holds a chunk of 4 MiB. A caller that finds the line full comes back by itself.
+# Each read holds a chunk of 4 MiB in memory. A caller that is refused because the queue is full
+# retries by itself.
 _READS_MAX, _WAITING_MAX = 4, 64
 _PIECE_BYTES = 1 << 20
 
-# Takes the SHA-256 of a chunk and returns its bytes; PlatformError when they cannot be had.
+# Called with the SHA-256 of a chunk; returns the bytes of the chunk. Raises PlatformError if the
+# chunk cannot be read.
 ReadChunk = Callable[[str], Awaitable[bytes]]
 
 
 class TextFiles:
-    """Reads the files from verified chunks of the store."""
+    """Reads files of bases from verified chunks of the store."""
 
     def __init__(self, database: Database, read_chunk: ReadChunk) -> None:
-        """Take the sources of manifests and of chunks."""
+        """Create the reader, with the sources of manifests and of chunks."""
         self._database = database
         self._read_chunk = read_chunk
         self._reads = asyncio.Semaphore(_READS_MAX)
@@ -34,8 +36,9 @@ class TextFiles:
         """Yield a file in pieces of at most 1 MiB.
 
         Raises:
-            PlatformError: INVALID_REQUEST for another kind of file, NOT_FOUND for a missing one,
-                OVERLOADED for too many reads, UNAVAILABLE without store or database.
+            PlatformError: INVALID_REQUEST for a file that may not be read, NOT_FOUND if there is no
+                such file, OVERLOADED if too many reads are waiting, UNAVAILABLE if the store or the
+                database is down.
         """
         if not is_digest(digest) or name not in TEXT_FILES:
             message = f"digest is no SHA-256 in hex, or name none of {', '.join(TEXT_FILES)}"

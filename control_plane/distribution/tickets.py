@@ -1,8 +1,8 @@
-"""Keys of nodes and tickets for their chunks, from one secret of the fleet; pure.
+"""Derives the keys of nodes and the tickets for chunks from one secret of the fleet. Pure.
 
-The secret never leaves the control plane. A node's key of an hour is derived from the secret, the
-hour and the node's id. So control planes that share a database agree without communication, keys
-change without being stored, and a stolen key opens only its own node.
+The secret never leaves the control plane. The key of a node for an hour is derived from the secret,
+the hour and the node's id. So control planes that share a database agree without communication,
+keys change without being stored, and a stolen key gives access to a single node.
 """
 
 import hmac
@@ -11,20 +11,20 @@ from sluice import tickets
 
 SECRET_BYTES = 32
 _HOUR_S = 3600
-_STEP_S = 60  # tickets of one minute are the same, and written once
+_STEP_S = 60  # seconds for which a ticket is reused, so that it is computed only once
 _KEPT_MAX = 200_000
 
 
 class Tickets:
-    """Writes tickets.
+    """Writes the tickets with which nodes fetch chunks from other nodes.
 
-    A node has two keys: of this hour and of the next one. The next one is used from half past on,
-    when all connected nodes have long received it; tickets of the previous one have expired when it
-    is dropped.
+    A node has two keys, of the present hour and of the next hour. The next key is used from the
+    middle of the hour on, when all connected nodes have long received it. Tickets of the previous
+    key have expired when that key is dropped.
     """
 
     def __init__(self, secret: bytes) -> None:
-        """Take the fleet's secret."""
+        """Create the writer from the fleet's secret."""
         assert len(secret) >= SECRET_BYTES
         self._secret = secret
         self._keys: dict[tuple[int, str], bytes] = {}
@@ -32,13 +32,13 @@ class Tickets:
         self._step = -1
 
     def keys(self, node_id: str, now_unix_s: float) -> dict[int, bytes]:
-        """Return the keys for a node, by id."""
+        """Return the keys of a node, by hour number."""
         self._tidy(now_unix_s)
         hour = int(now_unix_s // _HOUR_S)
         return {number: self._key(number, node_id) for number in (hour, hour + 1)}
 
     def write(self, digest: str, source: str, node_id: str, now_unix_s: float) -> str:
-        """Return a ticket with which a node gets chunks of an artifact from a source."""
+        """Return a ticket with which a node may fetch chunks of an artifact from a source."""
         self._tidy(now_unix_s)
         names = digest, source, node_id
         if names not in self._written:

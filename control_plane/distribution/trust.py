@@ -1,11 +1,11 @@
-"""Temporary distrust of failing sources, of nodes that blame every source, of a slow store."""
+"""Temporary distrust of failing sources, of nodes that accuse every source, and of a slow store."""
 
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
 from control_plane.distribution.model import PlannerLimits, Trouble
 
-_STORE_PAUSE_S = 1.0  # after the first failure, doubled by each of the following
+_STORE_PAUSE_S = 1.0  # seconds after the first failure, doubled by each further failure
 _STORE_PAUSE_MAX_S = 30.0
 
 
@@ -13,34 +13,36 @@ _STORE_PAUSE_MAX_S = 30.0
 class _Record:
     until_s: float = 0.0
     strikes: int = 0
-    forgiven_s: float = 0.0  # strikes before are counted no more
+    forgiven_s: float = 0.0  # time from which earlier strikes no longer count
 
 
 class Trust:
-    """Nodes that are shunned as sources, by number, and nodes whose accusations count.
+    """The nodes that are not used as sources, and the nodes whose accusations are ignored.
 
-    A corrupt chunk is its source's fault, unless its accuser accuses many sources: then the
-    accuser's memory or link is broken.
+    A corrupt chunk is attributed to its source, unless the accuser has accused many sources. In
+    this case the accuser's memory or link is assumed to be broken.
     """
 
     def __init__(self, limits: PlannerLimits) -> None:
         self._limits = limits
         self._records: dict[int, _Record] = {}
         self._returns: list[tuple[float, int]] = []
-        self._accused: dict[int, dict[int, float]] = {}  # accuser -> source -> until when
-        self._suspects: dict[int, float] = {}  # until when
+        # by accuser: the accused sources, with the time until which each counts
+        self._accused: dict[int, dict[int, float]] = {}
+        # nodes that are suspected themselves, with the end of the suspicion
+        self._suspects: dict[int, float] = {}
 
     def is_shunned(self, node: int) -> bool:
-        """Return whether the node is excluded as a source, as of the last `returned`."""
+        """Return whether the node is excluded as a source, as of the last call of `returned`."""
         record = self._records.get(node)
         return record is not None and record.until_s > 0.0
 
     def is_suspect(self, accuser: int, now_s: float) -> bool:
-        """Return whether the node's accusations are ignored, since it has blamed so many."""
+        """Return whether the node's accusations are ignored, as it has accused many sources."""
         return self._suspects.get(accuser, 0.0) > now_s
 
     def accuse(self, accuser: int, source: int, trouble: Trouble, now_s: float) -> list[int]:
-        """Return the newly shunned node: the source, its accuser, or None."""
+        """Return the newly excluded nodes: the source or its accuser, or none."""
         limits = self._limits
         if self.is_suspect(accuser, now_s):
             return []
@@ -48,7 +50,8 @@ class Trust:
         for other in [other for other, until_s in accused.items() if until_s <= now_s]:
             del accused[other]
         is_corrupt = trouble is Trouble.CORRUPT
-        # A rack that loses its link sees many silent nodes: these are soon forgotten.
+        # A rack that loses its link reports many silent nodes, so these accusations are soon
+        # forgotten.
         remembered_s = limits.corrupt_shun_s if is_corrupt else limits.shun_s
         accused[source] = max(accused.get(source, 0.0), now_s + remembered_s)
         if len(accused) >= limits.accused_max:
@@ -58,14 +61,14 @@ class Trust:
             return self._shun(source, limits.corrupt_shun_s, now_s)
         record = self._records.setdefault(source, _Record())
         if record.until_s > 0.0:
-            return []  # one outage, reported by many
+            return []  # many reports of one outage count once
         strikes = record.strikes if now_s < record.forgiven_s else 0
         record.strikes = strikes + 1
         shun_s = min(limits.shun_s * 2**strikes, limits.shun_max_s)
         return self._shun(source, shun_s, now_s)
 
     def returned(self, now_s: float) -> list[int]:
-        """Return the nodes whose shunning has ended."""
+        """Return the nodes whose exclusion has ended."""
         back: list[int] = []
         while self._returns and self._returns[0][0] <= now_s:
             until_s, node = heappop(self._returns)
@@ -88,7 +91,10 @@ class Trust:
 
 
 class StoreGate:
-    """The number of concurrent readers of the store in a region; falls while the store fails."""
+    """Limits the concurrent readers of the store in a region.
+
+    The limit falls while the store fails.
+    """
 
     def __init__(self, limits: PlannerLimits) -> None:
         self._readers_max = limits.store_readers_max
@@ -96,36 +102,36 @@ class StoreGate:
         self._bytes_max = limits.store_bytes_s * limits.horizon_s
         self._pause_s = _STORE_PAUSE_S
         self._paused_until_s = 0.0
-        self._orders: dict[int, int] = {}  # reader -> orders
+        self._orders: dict[int, int] = {}  # number of orders by reader
         self._bytes = 0
 
     def admits(self, node: int, now_s: float) -> bool:
-        """Return whether the node may be sent to the store for one more group."""
+        """Return whether the node may get one more order for the store."""
         if now_s < self._paused_until_s or self._bytes >= self._bytes_max:
             return False
         return node in self._orders or len(self._orders) < int(self._allowed)
 
     def begin(self, node: int, size: int) -> None:
-        """Count an order that names the store."""
+        """Record a new order whose source is the store."""
         self._orders[node] = self._orders.get(node, 0) + 1
         self._bytes += size
 
     def end(self, node: int, size: int) -> None:
-        """Count the end of an order, however it ended."""
+        """Record the end of an order, whatever its result was."""
         self._orders[node] -= 1
         if not self._orders[node]:
             del self._orders[node]
         self._bytes -= size
 
     def succeeded(self) -> None:
-        """Allow one more reader, up to the limit."""
+        """Raise the limit by one reader, up to the configured maximum."""
         self._allowed = min(self._allowed + 1.0, float(self._readers_max))
         self._pause_s = _STORE_PAUSE_S
 
     def failed(self, now_s: float) -> None:
-        """Halve the readers and wait before the next one is sent."""
+        """Halve the number of readers, and pause before the next order."""
         if now_s < self._paused_until_s:
-            return  # one outage, reported by many
+            return  # many reports of one outage count once
         self._allowed = max(self._allowed / 2.0, 1.0)
         self._paused_until_s = now_s + self._pause_s
         self._pause_s = min(self._pause_s * 2.0, _STORE_PAUSE_MAX_S)

@@ -8,7 +8,8 @@ from sluice.watch import ControlState
 from sluice.wire.control.v1 import control_pb2 as wire
 
 _NOTHING: Mapping[str, Priority] = MappingProxyType({})
-# A replica in these states starts no engine again; its base stays on disk while the agent runs it.
+# A replica in these states does not start an engine again. Its base stays on disk while the agent
+# runs it.
 _ENDING = (wire.REPLICA_STATE_DRAINING, wire.REPLICA_STATE_STOPPED)
 _KINDS = ("replicas", "pools", "models", "splits", "releases")
 
@@ -16,15 +17,15 @@ _KINDS = ("replicas", "pools", "models", "splits", "releases")
 class WantedIndex:
     """The artifacts that every node should have, recomputed when the state changes.
 
-    Nodes that serve the same pools share one mapping. So a thousand nodes with ten thousand
-    adapters cost one pass over the state, and not ten million entries.
+    Nodes that serve the same pools share one mapping. So for a thousand nodes with ten thousand
+    adapters the cost is one pass over the state instead of ten million entries.
     """
 
     def __init__(self, state: ControlState) -> None:
-        """Take the state, which others keep changing."""
+        """Create the index on a state, which its owner updates in place."""
         self._state = state
         self._revisions: tuple[int, ...] = ()
-        self.looks = 0  # at the whole state: the result of `of` changes only with this
+        self.looks = 0  # number of passes over the whole state; results of `of` change only with it
         self._pools_of: dict[str, frozenset[str]] = {}
         self._of_pool: dict[str, dict[str, Priority]] = {}
         self._of_pools: dict[frozenset[str], Mapping[str, Priority]] = {}
@@ -40,11 +41,11 @@ class WantedIndex:
         self.looks += 1
 
     def of(self, node_id: str) -> Mapping[str, Priority]:
-        """Return artifact digest -> priority; the same object until it changes.
+        """Return the priority of each artifact that a node should have, by digest.
 
-        The bases of the node's replicas and the adapters of a rollout are WARMING, the adapters of
-        all other models that it serves PREFETCH. An adapter of another release is fetched when a
-        request asks for it.
+        The same object is returned until the result changes. The bases of the node's replicas and
+        the adapters of a rollout are WARMING. The adapters of all other models that the node serves
+        are PREFETCH. An adapter of another release is fetched when a request needs it.
         """
         self.refresh()
         pools = self._pools_of.get(node_id)
@@ -54,7 +55,8 @@ class WantedIndex:
         if known is None:
             merged = _most_urgent(self._of_pool[pool] for pool in sorted(pools))
             before = self._before.pop(pools, None)
-            # Holders of the old mapping may keep it, and all that was made from it.
+            # Nodes keep the old mapping object, and everything derived from it, while the content
+            # is equal.
             if before is None or before != merged:
                 before = MappingProxyType(merged)
             known = self._of_pools[pools] = before
@@ -85,11 +87,11 @@ class WantedIndex:
     def _note(self, served: wire.Model | wire.Release, priority: Priority) -> None:
         digest = served.adapter_digest
         if digest and (wanted := self._of_pool.get(served.pool_id)) is not None:
-            wanted.setdefault(digest, priority)  # the most urgent comes first
+            wanted.setdefault(digest, priority)  # parts come in the order of urgency
 
 
 def wanted(state: ControlState, node_id: str) -> dict[str, Priority]:
-    """Return what one node should have: artifact digest -> priority."""
+    """Return the priority of each artifact that one node should have, by digest."""
     return dict(WantedIndex(state).of(node_id))
 
 

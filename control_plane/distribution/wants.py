@@ -1,4 +1,4 @@
-"""Artifacts that a node should have, as a shared mapping and the node's differences; pure."""
+"""The artifacts that a node should have, as a shared mapping and the node's differences. Pure."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -14,8 +14,8 @@ class Wants:
     """The artifacts that a node should have: a shared mapping, and the node's differences.
 
     Attributes:
-        shared: Digest -> priority; the same object for all nodes that share it, never changed.
-        own: Differences from `shared`; None: the node should not have the artifact.
+        shared: Priority by digest. Nodes with the same wants share one object, which never changes.
+        own: Differences from `shared`. None as a priority: the node should not have the artifact.
     """
 
     shared: Mapping[str, Priority] = field(default_factory=lambda: _NOTHING)
@@ -39,7 +39,8 @@ def wants_of(
     Args:
         shared: Priorities from the state.
         needed: Artifacts that requests on the node wait for.
-        declined: Artifacts for which the node has no room; the node gets only needed ones of them.
+        declined: Artifacts for which the node has no room. Of these, the node gets only needed
+            ones.
     """
     own: dict[str, Priority | None] = {d: None for d in declined if d in shared}
     own |= dict.fromkeys(needed, Priority.NEEDED)

@@ -1,7 +1,7 @@
-"""Sync over gRPC: agents report the replicas of their nodes and get the desired ones.
+"""Sync over gRPC: agents report the replicas of their nodes, and receive the desired replicas.
 
-The desired replicas come from the copy in memory, so that agents get answers while PostgreSQL is
-away; their reports then wait for the next heartbeat, which repeats everything.
+The desired replicas come from the copy of the state in memory, so that agents get answers while
+PostgreSQL is down. Reports are then lost, but the next heartbeat repeats them completely.
 """
 
 import asyncio
@@ -31,56 +31,60 @@ from sluice.wire.control.v1 import control_pb2 as control
 log = structlog.get_logger(__name__)
 
 _WRITE_TIMEOUT_S = 10.0
-_REFRESH_S = 5.0  # the desired state is repeated this often, changed or not
-_SETTLE_S = 0.05  # changes of one moment are sent as one
+_REFRESH_S = 5.0  # seconds after which the desired state is sent again, whether it changed or not
+# seconds for which changes are collected, so that simultaneous changes are sent as one message
+_SETTLE_S = 0.05
 
 Context = grpc.aio.ServicerContext[wire.SyncRequest, wire.SyncResponse]
 
 
 class Golden(Protocol):
-    """The source of golden prompts for replicas, and the receiver of their answers."""
+    """The source of golden prompts for replicas, and the receiver of the answers to them."""
 
     def prompts_for(self, bases: Iterable[str]) -> Sequence[wire.GoldenPrompt]:
-        """Return the prompts for replicas of these bases; the result is never changed."""
+        """Return the prompts for replicas of the given bases.
+
+        Callers must not change the result.
+        """
         ...
 
     def accused_at_unix_ms(self, replica_id: str) -> int:
-        """Return when a router ejected a replica for its answers; 0: it did not."""
+        """Return when a router ejected a replica for wrong answers (Unix ms); 0: never."""
         ...
 
     def suspected_at_unix_ms(self, replica_id: str) -> int:
-        """Return when a replica was found to answer wrongly and had to stay; 0: not of late."""
+        """Return when a replica answered wrongly but was not drained (Unix ms); 0: not recently."""
         ...
 
     def take(self, message: wire.SyncRequest) -> None:
-        """Queue the answers that an agent reports, without waiting."""
+        """Queue the answers that an agent reports, without blocking."""
         ...
 
 
 class Trials(Protocol):
-    """Attempts to load a canary's adapter on nodes, before its first request."""
+    """Trial loads of a canary's adapter on nodes, before canary gets its first request."""
 
     def trials_of(self, state: ControlState, pool_ids: Collection[str]) -> list[wire.Trial]:
-        """Return the trials for a node with replicas of these pools."""
+        """Return the trials for a node that has replicas of the given pools."""
         ...
 
     def write_trials(
         self, connection: AsyncConnection, message: wire.SyncRequest
     ) -> Awaitable[None]:
-        """Store an agent's results."""
+        """Store the trial results that an agent reports."""
         ...
 
 
 @dataclass(eq=False)
 class _Stream:
-    """A connected agent.
+    """The stream of a connected agent.
 
     Attributes:
-        lifted: Cordons that operators have lifted and the agent still reports.
+        lifted: Ids of cordons that operators have lifted and the agent still reports.
         changed: Set when the agent's desired state may have changed.
-        keeps_golden: Whether the agent keeps its golden prompts when an answer marks them as
+        keeps_golden: Whether the agent keeps its golden prompts when a message marks them as
             unchanged.
-        golden: Golden prompts that the agent got last; None: none yet.
+        golden: Golden prompts that the agent received last; None: it has received none yet.
     """
 
     node_id: str
@@ -91,7 +95,7 @@ class _Stream:
 
 
 class AgentService(AgentServiceServicer):
-    """Serves `AgentService`; each node has one stream."""
+    """Serves the gRPC service `AgentService`, with one stream per node."""
 
     def __init__(
         self, database: Database, feed: Feed, fleet: FleetLoop, golden: Golden, trials: Trials
@@ -110,7 +114,7 @@ class AgentService(AgentServiceServicer):
         request_iterator: object,  # noqa: ARG002 - read through the context, with a deadline
         context: Context,
     ) -> None:
-        """Serve one agent until it leaves."""
+        """Serve one agent until it disconnects."""
         first = await self._read(context)
         if first is None or not is_id(first.node_id):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message names no node")
@@ -144,7 +148,7 @@ class AgentService(AgentServiceServicer):
     async def _read(self, context: Context) -> wire.SyncRequest | None:
         async with asyncio.timeout(model.NODE_LOST_AFTER_S):
             message = await context.read()
-        # grpc.aio.EOF is no message, whatever the stubs say.
+        # grpc.aio.EOF is not a message, although the type stubs do not mention it.
         return message if isinstance(message, wire.SyncRequest) else None  # pyright: ignore[reportUnnecessaryIsInstance]
 
     def _take_change(self, change: control.WatchResponse) -> None:
@@ -165,16 +169,17 @@ class AgentService(AgentServiceServicer):
                 stream.changed.set()
 
     async def _send_desired(self, stream: _Stream, context: Context) -> None:
-        """Send the desired state when it changes, and every few seconds in any case.
+        """Send the desired state to an agent when it changes, and at least every few seconds.
 
-        New golden prompts trigger no message: they change for all nodes at once, and may be large.
+        A change of the golden prompts triggers no message at once, because golden prompts change
+        for all nodes at the same time and may be large.
         """
         clock = asyncio.get_running_loop().time
         last, repeat_at = wire.SyncResponse(), clock()
         while True:
             stream.changed.clear()
             response, golden = self._desired(stream)
-            is_same = golden == stream.golden  # at once, while it is the same list
+            is_same = golden == stream.golden  # fast if both are the same list object
             if (
                 clock() >= repeat_at
                 or not is_same
@@ -193,7 +198,7 @@ class AgentService(AgentServiceServicer):
                     await asyncio.sleep(_SETTLE_S)
 
     def _desired(self, stream: _Stream) -> tuple[wire.SyncResponse, Sequence[wire.GoldenPrompt]]:
-        """Return the message for an agent without golden prompts, and these."""
+        """Return the message for an agent without golden prompts, and the golden prompts."""
         response = self._index.of(stream.node_id, self._feed.state.version)
         response.lifted_cordons.extend(stream.lifted)
         bases = {replica.base_digest for replica in response.replicas}
@@ -239,13 +244,13 @@ class AgentService(AgentServiceServicer):
 
 
 def repeat_at_s(node_id: str, now_s: float) -> float:
-    """Return when a node gets everything again: nodes take turns within every few seconds."""
+    """Return when a node gets its desired state again; nodes are spread over the interval."""
     phase_s = crc32(node_id.encode()) / 2**32 * _REFRESH_S
     return now_s + _REFRESH_S - (now_s - phase_s) % _REFRESH_S
 
 
 def _urgent_fields(response: wire.SyncResponse) -> tuple[object, ...]:
-    """Return the fields whose changes an agent has to get at once, without golden prompts."""
+    """Return the fields whose changes are sent to an agent at once, without golden prompts."""
     parts = response.replicas, response.lifted_cordons, response.trials
     return tuple(list(part) for part in parts)
 
@@ -258,7 +263,10 @@ def _observed(report: Mapping[str, wire.ObservedReplica]) -> dict[str, model.Obs
 
 
 def _state(number: int) -> model.ReplicaState:
-    """Return the state of a number; one that only a newer agent knows counts as not ready."""
+    """Return the replica state of a number.
+
+    A state that only a newer agent knows counts as starting.
+    """
     try:
         return model.ReplicaState(number)
     except ValueError:

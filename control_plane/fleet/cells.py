@@ -1,7 +1,8 @@
-"""Splits pools into cells, and assigns cells to routers; pure decisions over records.
+"""Splits pools into cells, and assigns cells to routers. Pure decisions over records.
 
-A cell is the scope of one router's exact knowledge. Replicas move between cells only when they
-must: running requests stay with the old cell's router, but its queue is left with fewer replicas.
+One router owns each cell, and has exact records of its replicas. Replicas move between cells only
+if they must: running requests stay with the old cell's router, but its queue then has fewer
+replicas.
 """
 
 from collections import Counter, defaultdict
@@ -11,31 +12,32 @@ from math import ceil
 
 from control_plane.fleet.model import Cell, Pool, Replica, ReplicaState, Router, worth
 
-# A router whose watch closed, though its address answers, has lost the connection: it is given
-# time to come back. One that said goodbye, or whose address refuses, is not waited for.
+# Time for which a router keeps its cells after its watch has closed, if its address still answers,
+# because it may reconnect. A router that announced its end, or whose address refuses connections,
+# loses its cells at once.
 ROUTER_GRACE_S = 1.0
-# Requests that wait for a cell that is to be removed have this many seconds to be served there.
+# Seconds for which requests that wait in a cell to be removed may still be served there.
 CELL_DRAIN_S = 5.0
-# A cell too many is kept while the others would be fuller than this share without it, so that a
-# pool that is scaled up and down at the edge does not make and drain a cell each time.
+# A surplus cell is kept if the other cells would be fuller than this share without it. So a pool
+# whose number of replicas varies around a limit does not create and drain a cell each time.
 _FULL_SHARE = 0.75
-# Evening out takes one cell at a time, a minute after anything else happened to cells or routers,
-# and only from a router that has a third more than another one.
+# Rebalancing moves one cell at a time, a minute after the last change of cells or routers, and only
+# from a router whose load is a third larger than another router's load.
 REBALANCE_PAUSE_S = 60.0
 _UNEVEN_FACTOR = 4 / 3
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Changes that split the pools into the cells they should have.
+    """The changes that split the pools into the cells that they should have.
 
     Attributes:
         create: New cells.
-        drain: Cells that are to be removed, and get no new requests from now on.
+        drain: Cells to be removed, which get no new requests from now on.
         revive: Draining cells that are needed again.
-        move: Replicas that change their cell: replica id -> cell id.
-        remove: Cells that have drained and are empty.
-        open: Cells that new replicas may go to, by pool, in their order.
+        move: Replicas that change their cell, as replica id -> cell id.
+        remove: Cells that have drained and have no replicas left.
+        open: Cells to which new replicas may be added, by pool, in the order of the cells.
     """
 
     create: tuple[Cell, ...]
@@ -52,7 +54,7 @@ class Spread:
 
 
 def sizes(replicas: Iterable[Replica]) -> Counter[str]:
-    """Return the number of replicas in each cell, without leaving or lost ones."""
+    """Return the number of replicas in each cell, without draining or lost replicas."""
     return Counter(replica.cell_id for replica in replicas if _counts(replica))
 
 
@@ -61,7 +63,7 @@ def _counts(replica: Replica) -> bool:
 
 
 def cell_count(pool: Pool, existing: int) -> int:
-    """Return the number of cells for a pool with this many replicas."""
+    """Return the number of cells that a pool with `existing` cells should have."""
     limit = pool.cell_replicas_max
     if not limit:
         return 1
@@ -73,11 +75,11 @@ def cell_count(pool: Pool, existing: int) -> int:
 def spread_pools(
     pools: Iterable[Pool], cells: Iterable[Cell], replicas: Iterable[Replica]
 ) -> Spread:
-    """Return the changes that give every pool its cells and no cell too many replicas.
+    """Return the changes that give every pool its cells, and no cell too many replicas.
 
-    The cells of pool `p` are `p-0`, `p-1` and so on; the last ones are removed first. Running
-    replicas stay where they are unless their cell has drained or holds too many; new ones go to the
-    smallest.
+    The cells of pool `p` are named `p-0`, `p-1` and so on, and the last cells are removed first. A
+    running replica stays in its cell unless the cell has drained or has too many replicas. New
+    replicas are added to the smallest cell.
     """
     cells_of: defaultdict[str, list[Cell]] = defaultdict(list)
     for cell in sorted(cells, key=lambda cell: cell.id):
@@ -112,7 +114,7 @@ def _moves(
     members: Mapping[str, Sequence[Replica]],
     homeless: Sequence[Replica],
 ) -> dict[str, str]:
-    """Return the moves of replicas without a cell or from overfull cells: replica -> cell."""
+    """Return the moves of replicas without a cell and from overfull cells, as replica -> cell."""
     size = {cell_id: sum(map(_counts, members.get(cell_id, ()))) for cell_id in wanted}
     moved: dict[str, str] = {}
 
@@ -124,7 +126,7 @@ def _moves(
         size[target] += _counts(replica)
     limit = pool.cell_replicas_max
     for cell_id in wanted if limit else ():
-        # Replicas that do not serve yet first, then the newest.
+        # Replicas that do not serve yet are moved first, then the newest replicas.
         newest_first = reversed([r for r in members.get(cell_id, ()) if _counts(r)])
         for replica in sorted(newest_first, key=worth):
             target = smallest()
@@ -143,19 +145,20 @@ def assign_cells(
     *,
     may_take: bool,
 ) -> list[Cell]:
-    """Return the cells that get another owner, or the same one at another address.
+    """Return the cells that get another owner, or whose owner has a new address.
 
-    A cell stays with its owner while that lives, and until it is known to be gone or was absent for
-    `ROUTER_GRACE_S`. Then it goes to the live router with the fewest replicas. When no router lives
-    it stays where it is: gateways see for themselves whether a router answers, and this process may
-    be the one that is cut off.
+    A cell keeps its owner until the owner is known to have ended, or has been absent for
+    `ROUTER_GRACE_S`. Then the live router with the fewest replicas becomes the owner. If no router
+    is live, the cell keeps its owner, because gateways check themselves whether a router answers,
+    and because this process may be the one that is disconnected.
 
     Args:
         cells: All cells.
-        routers: Routers by id; routers never seen, or long absent, may be missing.
-        replicas_of: Replicas by cell; a missing cell has none.
-        may_take: False while it is unknown which routers live, e.g. shortly after this process
-            started: owners then keep their cells, however absent.
+        routers: Routers by id. Routers that were never seen or have long been absent may be
+            missing.
+        replicas_of: Number of replicas by cell; a missing cell has none.
+        may_take: Whether owners may be replaced. False while it is unknown which routers are live,
+            for example shortly after this process started.
     """
     largest_first = sorted(cells, key=lambda cell: (-replicas_of.get(cell.id, 0), cell.id))
     live = sorted(router.id for router in routers.values() if router.absent_s <= 0)
@@ -188,17 +191,18 @@ def even_out(
     *,
     quiet_s: float,
 ) -> Cell | None:
-    """Return the one cell to move so that routers own more even shares; mostly None.
+    """Return one cell to move so that the loads of routers become more even; None in most cases.
 
-    A new router gets no cell at first: it may soon leave again, and each move makes the cell's
-    queue wait anew. After a quiet minute it gets one cell, and so on each minute while that makes
-    two shares more even. So a rolling restart, or a crash at night, heals by itself; a router that
-    crashes repeatedly gets no cells.
+    A new router does not get a cell at once, because it may soon disconnect again, and because a
+    move makes the requests in the cell's queue wait again. After a quiet minute it gets one cell,
+    and one more each minute as long as the move makes two loads more even. So the loads recover
+    after a rolling restart or a crash at night without an operator, and a router that crashes
+    repeatedly gets no cells.
 
     Args:
         cells: All cells.
         routers: Routers by id.
-        replicas_of: Replicas by cell.
+        replicas_of: Number of replicas by cell.
         quiet_s: Seconds since a cell last changed its owner.
     """
     live = {router.id: router for router in routers.values() if router.absent_s <= 0}
@@ -231,7 +235,7 @@ def _loads(cells: Iterable[Cell], replicas_of: Mapping[str, int]) -> Counter[str
 
 
 def _weight(cell: Cell, replicas_of: Mapping[str, int]) -> int:
-    """Return a cell's weight for its router: its replicas, at least one, which may be to come."""
+    """Return a cell's weight in the load of its router: its number of replicas, at least 1."""
     return max(1, replicas_of.get(cell.id, 0))
 
 

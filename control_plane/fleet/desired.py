@@ -1,7 +1,7 @@
-"""The replicas that should run on each node, updated change by change; pure.
+"""The replicas that should run on each node, updated incrementally. Pure.
 
-The cost is proportional to a change: a pass over all replicas for every node would be ten million
-steps at each change of a large fleet.
+The cost of an update is proportional to the change. A pass over all replicas for every node would
+be ten million steps per change of a large fleet.
 """
 
 from collections.abc import Collection
@@ -12,24 +12,24 @@ from sluice.wire.control.v1 import control_pb2 as control
 
 
 class DesiredIndex:
-    """Replicas by node, with the settings of their pools."""
+    """An index of replicas by node, with the settings of their pools."""
 
     def __init__(self, state: ControlState) -> None:
-        """Start from a state; `apply` must get every later change."""
+        """Build the index from a state. Every later change must be passed to `apply`."""
         self._pools: dict[str, control.Pool] = {}
         self._replicas: dict[str, control.Replica] = {}
         self._of_node: dict[str, dict[str, control.Replica]] = {}
         self.restart(state)
 
     def restart(self, state: ControlState) -> None:
-        """Start anew from a state that is not connected to the last one by known changes."""
+        """Rebuild the index from a state, after changes that are not known one by one."""
         self._pools = dict(state.pools)
         self._replicas, self._of_node = {}, {}
         for replica in state.replicas.values():
             self._put(replica)
 
     def apply(self, delta: control.WatchResponse) -> set[str]:
-        """Take changes; return the nodes whose desired state may have changed."""
+        """Apply changes, and return the nodes whose desired state may have changed."""
         nodes = {self._drop(replica_id) for replica_id in delta.removals.replicas}
         for replica in delta.upserts.replicas:
             nodes.add(self._drop(replica.id))
@@ -38,7 +38,7 @@ class DesiredIndex:
         return nodes - {""}
 
     def of(self, node_id: str, version: int) -> wire.SyncResponse:
-        """Return all replicas that should run on a node, by id."""
+        """Return the message with all replicas that should run on a node, in the order of ids."""
         response = wire.SyncResponse(version=version)
         mine = self._of_node.get(node_id, {})
         for _, replica in sorted(mine.items()):
@@ -58,13 +58,13 @@ class DesiredIndex:
         return response
 
     def nodes_of(self, pool_ids: Collection[str]) -> set[str]:
-        """Return the nodes that have replicas of these pools."""
+        """Return the nodes that have replicas of the given pools."""
         if not pool_ids:
             return set()
         return {r.node_id for r in self._replicas.values() if r.pool_id in pool_ids} - {""}
 
     def _take_pools(self, delta: control.WatchResponse) -> set[str]:
-        """Return the pools whose settings for agents have changed."""
+        """Store the changed pools, and return the pools whose settings for agents have changed."""
         changed: set[str] = set()
         for pool_id in delta.removals.pools:
             if self._pools.pop(pool_id, None) is not None:
@@ -83,7 +83,7 @@ class DesiredIndex:
         return replica.node_id
 
     def _drop(self, replica_id: str) -> str:
-        """Remove a replica; return its node, empty if there was none."""
+        """Remove a replica, and return its node; empty if the replica is unknown."""
         before = self._replicas.pop(replica_id, None)
         if before is None or not before.node_id:
             return ""
@@ -95,5 +95,5 @@ class DesiredIndex:
 
 
 def _agent_fields(pool: control.Pool) -> tuple[object, ...]:
-    """Return the settings of a pool for agents."""
+    """Return the settings of a pool that agents use."""
     return pool.base_digest, pool.engine, dict(pool.engine_options)

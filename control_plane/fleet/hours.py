@@ -1,7 +1,7 @@
-"""Replica-hours from the intervals in which replicas existed; pure.
+"""Computes replica-hours from the intervals in which replicas existed. Pure.
 
-PostgreSQL sums up begins and ends of intervals by hour; this module integrates them. So the cost
-depends on the number of intervals, not on their lengths.
+PostgreSQL sums up the starts and ends of intervals by hour, and this module integrates the sums. So
+the cost depends on the number of intervals, not on their lengths.
 """
 
 from collections import Counter, defaultdict
@@ -11,7 +11,7 @@ from typing import Any
 
 from control_plane.fleet.model import Replica, ReplicaState
 
-# As the trigger of migration 0013 has them.
+# The same groups of states as in the trigger of migration 0013.
 _RUNNING = (ReplicaState.READY, ReplicaState.DRAINING)
 _NOTHING = (ReplicaState.LOST, ReplicaState.STOPPED)
 HOUR_US = 3_600_000_000
@@ -23,9 +23,10 @@ class ReplicaCounts:
 
     Attributes:
         running: Replicas that serve, or finish their requests.
-        reserved: Replicas that are starting or have failed: they keep their places.
-        accelerators: Accelerators that are assigned to them.
-        unassigned: Replicas without assigned accelerators, which may use all of a node.
+        reserved: Replicas that are starting or have failed, and still occupy their nodes.
+        accelerators: Accelerators that are assigned to these replicas.
+        unassigned: Replicas without assigned accelerators, which may use all accelerators of a
+            node.
     """
 
     running: int = 0
@@ -34,7 +35,7 @@ class ReplicaCounts:
     unassigned: int = 0
 
     def plus(self, other: "ReplicaCounts", times: int = 1) -> "ReplicaCounts":
-        """Return the sum with a multiple of another one."""
+        """Return the sum of these counts and a multiple of other counts."""
         return ReplicaCounts(
             self.running + other.running * times,
             self.reserved + other.reserved * times,
@@ -45,13 +46,13 @@ class ReplicaCounts:
 
 @dataclass(frozen=True, slots=True)
 class Edges:
-    """Begins (+) and ends (-) of intervals of a group within one bucket of time.
+    """The starts (+) and ends (-) of the intervals of a group within one bucket of time.
 
     Attributes:
         name: Name of the group: a pool or a node.
-        bucket_us: Unix time of the bucket's begin.
-        change: Difference of the number of replicas between its begin and its end.
-        inside: Time from each change to the bucket's end, in sum.
+        bucket_us: Start of the bucket, in Unix microseconds.
+        change: Difference of the number of replicas between the bucket's start and end.
+        inside: Sum, over all changes, of the time from the change to the bucket's end.
     """
 
     name: str
@@ -70,7 +71,7 @@ class HoursRow:
 
     @property
     def id(self) -> str:
-        """Id of the row, which sorts as rows do, within one answer."""
+        """Id of the row, which sorts in the same order as the rows of one answer."""
         return f"{self.bucket_us:020d}/{self.name}"
 
     def as_json(self, start: str) -> dict[str, Any]:
@@ -93,7 +94,7 @@ def _hours(microseconds: int) -> float:
 
 
 def buckets(span_us: tuple[int, int], *, are_hours: bool) -> list[tuple[int, int]]:
-    """Return the buckets of a span with their parts of it: hours of UTC, or one for all."""
+    """Return the buckets of a time range with their parts of it: UTC hours, or one bucket."""
     begin, end = span_us
     if not are_hours:
         return [span_us]
@@ -102,11 +103,11 @@ def buckets(span_us: tuple[int, int], *, are_hours: bool) -> list[tuple[int, int
 
 
 def rows(edges: Iterable[Edges], parts: Iterable[tuple[int, int]]) -> list[HoursRow]:
-    """Return the time of each group in each bucket with any, in order of time.
+    """Return the time of each group in each bucket, in chronological order, without empty rows.
 
     Args:
-        edges: Edges, at most one of a group and bucket, each named by the begin of the bucket's
-            part.
+        edges: Edges, at most one per group and bucket. Its `bucket_us` is the start of the bucket's
+            part of the time range.
         parts: Parts from `buckets`, in order.
     """
     at: dict[int, list[Edges]] = defaultdict(list)
@@ -127,15 +128,18 @@ def rows(edges: Iterable[Edges], parts: Iterable[tuple[int, int]]) -> list[Hours
 
 
 class Clock:
-    """Adds up replica-seconds while this control plane leads; for the metric, not the record."""
+    """Adds up replica-seconds while this control plane leads, for the metric only."""
 
     def __init__(self, count: Callable[[str, str, float], None]) -> None:
-        """Prepare; `count` gets pool, `running` or `reserved`, and seconds of replicas."""
+        """Create the clock.
+
+        `count` is called with the pool, `running` or `reserved`, and replica-seconds.
+        """
         self._count = count
         self._last_s: float | None = None
 
     def tick(self, now_s: float, replicas: Iterable[Replica]) -> None:
-        """Count the time since the last tick for the present replicas."""
+        """Add the time since the last tick for each of the present replicas."""
         since_s = 0.0 if self._last_s is None else now_s - self._last_s
         self._last_s = now_s
         there = Counter(
@@ -147,5 +151,5 @@ class Clock:
             self._count(pool_id, state, replicas_count * since_s)
 
     def stop(self) -> None:
-        """Count nothing until the next tick: this control plane does not lead."""
+        """Add no time until the next tick, because this control plane does not lead."""
         self._last_s = None

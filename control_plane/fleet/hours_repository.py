@@ -1,4 +1,4 @@
-"""Reads and prunes the intervals of replicas, which triggers write."""
+"""Reads and prunes the intervals of replicas. Triggers in PostgreSQL write the intervals."""
 
 from datetime import timedelta
 
@@ -8,8 +8,9 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from control_plane.fleet.hours import Edges, ReplicaCounts
 from control_plane.fleet.hours_tables import replica_intervals
 
-_PRUNED_MAX = 10_000  # rows at once: some 100 ms
-# Times are whole microseconds, so parts add up to their whole. `t`: Unix time of an edge.
+_PRUNED_MAX = 10_000  # rows per deletion, which takes some 100 ms
+# Times are integer microseconds, so the parts of an interval add up exactly. `t`: Unix time of an
+# edge.
 _COUNTS = {
     "running": "CASE WHEN is_running THEN 1 ELSE 0 END",
     "reserved": "CASE WHEN is_running THEN 0 ELSE 1 END",
@@ -46,13 +47,14 @@ SELECT name, bucket, {changes}, {insides} FROM placed GROUP BY name, bucket
 async def edges(
     connection: AsyncConnection, group: str, span_us: tuple[int, int], width_us: int
 ) -> list[Edges]:
-    """Return begins and ends by bucket.
+    """Return the starts and ends of intervals by group and bucket.
 
     Args:
         connection: Connection of a transaction.
-        group: `pool_id` or `node_id`.
-        span_us: Unix times.
-        width_us: Width of a bucket; buckets begin at multiples of it, the first one with the span.
+        group: Column to group by, `pool_id` or `node_id`.
+        span_us: Start and end of the time range, in Unix microseconds.
+        width_us: Width of a bucket in microseconds. Buckets begin at multiples of the width; the
+            first bucket begins with the time range.
     """
     assert group in ("pool_id", "node_id")
     changes = ", ".join(f"sum(sign * ({count}))::bigint" for count in _COUNTS.values())
@@ -68,7 +70,7 @@ async def edges(
 
 
 async def prune_intervals(connection: AsyncConnection, *, kept_days: int) -> None:
-    """Delete some of the intervals that ended this long ago."""
+    """Delete a limited number of the intervals that ended more than `kept_days` ago."""
     t = replica_intervals.c
     old = select(t.id).where(t.ended_at < func.now() - timedelta(days=kept_days))
     await connection.execute(delete(replica_intervals).where(t.id.in_(old.limit(_PRUNED_MAX))))

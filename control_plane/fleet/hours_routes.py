@@ -1,4 +1,4 @@
-"""REST of replica-hours by pool, node or hour; read only."""
+"""Read-only REST of replica-hours by pool, node or hour."""
 
 import re
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ PAGE_MAX = 10_000
 _DEFAULT = timedelta(days=1)
 _DAYS_MAX = {"pool": 400, "node": 400, "hour": 100}
 _GROUPS = {"pool": "pool_id", "node": "node_id", "hour": "pool_id"}
-_ONE_BUCKET_US = 10**16  # ends after 2200
+_ONE_BUCKET_US = 10**16  # width of a bucket that covers all times; it ends after the year 2200
 _FIELDS = (
     *("id", "start", "name", "replica_hours", "running_hours", "reserved_hours"),
     *("accelerator_hours", "unassigned_hours"),
@@ -29,7 +29,7 @@ _FIELDS = (
 
 @dataclass(frozen=True, slots=True)
 class _HoursQuery:
-    """The parameters of a request; times are Unix microseconds."""
+    """The parameters of a request. Times are Unix microseconds."""
 
     by: str
     span_us: tuple[int, int]
@@ -38,7 +38,7 @@ class _HoursQuery:
 
 
 class HoursRoutes:
-    """Handlers of replica-hours."""
+    """The request handlers of replica-hours."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -54,7 +54,10 @@ class HoursRoutes:
         return [AdminRoute("GET", path, self.list, action, "replica-hours", told)]
 
     async def list(self, request: web.Request) -> web.Response:
-        """Return a page; `?after=` with a page's last id continues it, with the same `from`."""
+        """Return a page of rows.
+
+        `?after=` with a page's last id and the same `from` returns the next page.
+        """
         asked = _query(request, datetime.now(UTC))
         are_hours = asked.by == "hour"
         width_us = hours.HOUR_US if are_hours else _ONE_BUCKET_US

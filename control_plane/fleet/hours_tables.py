@@ -1,7 +1,7 @@
-"""The intervals in which replicas held places on nodes, written by triggers on `replicas` (0013).
+"""The intervals in which replicas occupied nodes, written by triggers on `replicas` (0013).
 
-So an interval is in the transaction of every change, and the replicas of a deleted pool are counted
-as well. It has no foreign keys: paid time stays when pools and nodes are gone.
+So an interval is written in the transaction of every change, and the replicas of a deleted pool are
+recorded as well. The table has no foreign keys, because paid time must outlive pools and nodes.
 """
 
 from sqlalchemy import (
@@ -19,8 +19,8 @@ from sqlalchemy import (
 
 from control_plane.tables import metadata
 
-# A replica that is starting, or has failed, has its place and its accelerators, too: only
-# `is_running` tells them apart. An interval that is open lasts until its node was last seen.
+# A replica that is starting or has failed occupies its node and its accelerators as well;
+# `is_running` distinguishes both cases. An open interval lasts until its node was last seen.
 replica_intervals = Table(
     "replica_intervals",
     metadata,
@@ -30,7 +30,8 @@ replica_intervals = Table(
         for name in ("replica_id", "pool_id", "node_id", "cell_id", "region")
     ),
     Column("is_running", Boolean, nullable=False),
-    Column("accelerators", Integer, nullable=False),  # given to it; 0: it may use all
+    # accelerators assigned to the replica; 0: it may use all of the node
+    Column("accelerators", Integer, nullable=False),
     Column("began_at", DateTime(timezone=True), nullable=False),
     Column("ended_at", DateTime(timezone=True), index=True),
     Index(

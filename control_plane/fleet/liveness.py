@@ -1,7 +1,7 @@
-"""Checks whether routers with an open watch answer: a frozen one keeps its connections open.
+"""Checks whether routers with an open watch answer, as a frozen router keeps connections open.
 
-Each is pinged at the address that gateways dial. Silence is counted in rounds of this process, so
-that its own pause is not taken for one of all routers.
+Each router is pinged at the address that gateways dial. Silence is counted in rounds of this
+process, so that a pause of this process is not mistaken for silence of all routers.
 """
 
 import asyncio
@@ -22,11 +22,14 @@ from sluice.wire.router.v1.router_pb2_grpc import RouterServiceStub
 log = structlog.get_logger(__name__)
 
 NAP_S = 0.1
-_PING_NAPS = 2  # from an answer to the next ping
-# As long as gateways wait: sooner, a router would lose its cells for what costs no client a stream.
+_PING_NAPS = 2  # rounds between an answer and the next ping
+# Rounds without an answer after which a router is silent. This is the time for which gateways wait
+# too; with a shorter time a router would lose its cells in cases that interrupt no client's stream.
 SILENT_NAPS_MAX = 9
-_PING_TIMEOUT_S = 2.0  # one at a time: a router that thaws answers it, or the next one
-# No answer: the call was not accepted, or not in time. Any other status is an answer.
+# deadline of a ping; only one ping is pending, and a router that thaws answers it or the next ping
+_PING_TIMEOUT_S = 2.0
+# Statuses that count as silence, because the call was not accepted or timed out. Any other status
+# is an answer.
 _SILENCE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 _CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.initial_reconnect_backoff_ms", 100),
@@ -36,19 +39,19 @@ _CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.enable_http_proxy", 0),
 )
 
-if TYPE_CHECKING:  # the class takes no arguments at run time
+if TYPE_CHECKING:  # the class is not generic at run time
     _Call = grpc.aio.UnaryUnaryCall[wire.PingRequest, wire.PingResponse]
 
 
 class Liveness:
-    """Reports silent routers to a `Presence`; `run` belongs into a TaskGroup."""
+    """Reports silent routers to a `Presence`. `run` must be started in a TaskGroup."""
 
     def __init__(self, presence: Presence) -> None:
         self._presence = presence
         self._watched: dict[tuple[str, str], _PingedLink] = {}
 
     async def run(self) -> None:
-        """Ping until cancelled."""
+        """Ping all watched routers until cancelled."""
         async with self._closing():
             while True:
                 await self._follow()
@@ -60,7 +63,7 @@ class Liveness:
                 await asyncio.sleep(NAP_S)
 
     async def _follow(self) -> None:
-        """Ping the routers that hold a watch now, at their present addresses."""
+        """Ping the routers that have a watch now, at their present addresses."""
         wanted = set(self._presence.watched().items())
         for key in wanted - self._watched.keys():
             self._watched[key] = _PingedLink(key[1])
@@ -77,11 +80,11 @@ class Liveness:
 
 
 class _PingedLink:
-    """A router's connection, with the length of its silence.
+    """The connection to a router that is pinged, with the length of the router's silence.
 
     Attributes:
-        is_silent: Whether the router has answered before, and does not any more. A router that
-            never answered may be out of reach for this process only, and still serve.
+        is_silent: Whether the router has answered before, and no longer answers. A router that
+            never answered may only be unreachable for this process, and still serve.
     """
 
     def __init__(self, address: str) -> None:
@@ -95,7 +98,7 @@ class _PingedLink:
         return self._was_alive and self._naps >= SILENT_NAPS_MAX
 
     async def has_answered(self) -> bool:
-        """Check once per round whether the ping under way was answered; send the next one."""
+        """Check once per round whether the pending ping was answered, and send the next ping."""
         self._naps += 1
         call = self._call
         if call is None:
@@ -113,7 +116,7 @@ class _PingedLink:
         return True
 
     async def close(self) -> None:
-        """Close the connection."""
+        """Cancel a pending ping, and close the connection."""
         if self._call is not None:
             self._call.cancel()
         await self._link.aclose()

@@ -1,8 +1,9 @@
-"""Records of the fleet, and decisions over them: roles, states, lost nodes; pure.
+"""Records of the fleet, and decisions over them: roles, states and lost nodes. Pure.
 
-This module decides the roles of replicas and the effects of an agent's report;
-`control_plane.fleet.planner` decides on creation, drain and removal, `control_plane.fleet.cells` on
-cells. Each function is idempotent: applied to its own result it changes nothing more.
+This module decides the roles of replicas and the effects of an agent's report.
+`control_plane.fleet.planner` decides on creation, drain and removal of replicas,
+`control_plane.fleet.cells` on cells. Each function is idempotent: applied to its own result, it
+changes nothing.
 """
 
 from collections import Counter, deque
@@ -10,13 +11,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import IntEnum
 
-# An agent's heartbeat comes every 5 s; three missed ones mean the node is lost.
+# Silence after which a node is lost: three heartbeats, which agents send every 5 s.
 NODE_LOST_AFTER_S = 15.0
-REPLICAS_MAX = 10_000  # per pool
+REPLICAS_MAX = 10_000  # largest number of replicas per pool
 
 
 class ReplicaState(IntEnum):
-    """States of control.proto, with the same numbers."""
+    """The states of a replica in control.proto, with the same numbers."""
 
     STARTING = 1
     READY = 2
@@ -29,12 +30,12 @@ class ReplicaState(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Router:
-    """A router that is or was connected.
+    """A router that is connected or was connected before.
 
     Attributes:
-        absent_s: Seconds since its watch ended; 0 while it is open.
-        is_gone: Whether the router said goodbye, or its address refuses connections.
-        here_s: Seconds since it connected.
+        absent_s: Seconds since the router's watch ended; 0 while the watch is open.
+        is_gone: Whether the router announced its end, or its address refuses connections.
+        here_s: Seconds since the router connected.
     """
 
     id: str
@@ -46,9 +47,9 @@ class Router:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A cell and its owner; `router_id` is empty before the first one.
+    """A cell and its owner. `router_id` is empty before the cell has its first owner.
 
-    A draining cell is to be removed; `draining_s` is the time since that began.
+    A draining cell will be removed. `draining_s` are the seconds since the drain began.
     """
 
     id: str
@@ -62,13 +63,15 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """The resources that one replica needs; none: it is placed without regard to room.
+    """The resources that one replica needs.
+
+    Without needs a replica is placed without a check for room.
 
     Attributes:
-        memory_bytes: Memory of the machine, in bytes.
+        memory_bytes: Main memory of the machine, in bytes.
         accelerators: Number of accelerators.
-        accelerator_memory_bytes: Bytes of memory on each accelerator; 0: any.
-        is_dedicated: Whether no other replica may use its accelerators.
+        accelerator_memory_bytes: Memory on each accelerator, in bytes; 0: any amount.
+        is_dedicated: Whether no other replica may use the replica's accelerators.
     """
 
     memory_bytes: int = 0
@@ -79,15 +82,15 @@ class Needs:
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """The settings that decide about a pool's replicas.
+    """The settings of a pool that decide about its replicas.
 
     Attributes:
-        replicas_wanted: Replicas that operators or the scaling loop want, or a rollout if that is
-            more; with those that shall sleep.
-        cell_replicas_max: Most replicas of each of its cells; 0 is one cell for all.
+        replicas_wanted: Number of replicas that operators or the scaling loop want, or the number
+            that rollouts need if that is larger. Sleeping replicas are included.
+        cell_replicas_max: Largest number of replicas per cell; 0: one cell for all replicas.
         prefill: Number of replicas that only prefill.
-        decode: Number of replicas that only decode; the others do both.
-        sleepers: Number of wanted replicas that shall sleep.
+        decode: Number of replicas that only decode. The remaining replicas do both.
+        sleepers: Number of wanted replicas that should sleep.
     """
 
     id: str
@@ -102,7 +105,7 @@ class Pool:
 
 @dataclass(frozen=True, slots=True)
 class Accelerator:
-    """An accelerator of a node; a cordoned one is assigned to no replica."""
+    """An accelerator of a node. A cordoned accelerator is assigned to no replica."""
 
     index: int
     memory_bytes: int
@@ -114,13 +117,14 @@ class Node:
     """A machine with an agent.
 
     Attributes:
-        is_cordoned: Whether its agent found an accelerator broken.
-        is_unschedulable: Whether operators want no new replicas on it.
-        is_draining: Whether operators want it empty.
-        is_distrusted: Whether so many of its replicas answered wrongly that it gets no others.
-        memory_bytes: Memory of the machine, in bytes; None: not known.
-        accelerators: All accelerators; None: not known.
-        rack: Rack of the node; empty: not known.
+        is_cordoned: Whether the node's agent found a broken accelerator.
+        is_unschedulable: Whether operators want no new replicas on the node.
+        is_draining: Whether operators want all replicas moved off the node.
+        is_distrusted: Whether the node gets no new replicas because too many of its replicas
+            answered wrongly.
+        memory_bytes: Main memory of the machine, in bytes; None: unknown.
+        accelerators: All accelerators of the node; None: unknown.
+        rack: Rack of the node; empty: unknown.
     """
 
     id: str
@@ -136,18 +140,18 @@ class Node:
 
     @property
     def is_schedulable(self) -> bool:
-        """Whether new replicas may be placed on it."""
+        """Whether new replicas may be placed on the node."""
         is_left = self.is_lost or self.is_draining
         return not (is_left or self.is_cordoned or self.is_unschedulable or self.is_distrusted)
 
 
 @dataclass(frozen=True, slots=True)
 class Holdback:
-    """Replicas that are not replaced for a while, because some answered wrongly.
+    """Limits on the replacement of replicas that answered wrongly.
 
     Attributes:
-        pools: Number of wanted replicas that are not created, by pool.
-        nodes: Nodes that get no new replica.
+        pools: Number of wanted replicas that are not created at present, by pool.
+        nodes: Nodes that get no new replicas.
     """
 
     pools: Mapping[str, int]
@@ -159,9 +163,9 @@ class Replica:
     """A replica: its desired state, and its agent's last report.
 
     Attributes:
-        accelerators: Indices of its accelerators on the node; none: it may use all.
-        reserved: Resources that its pool needed when it was made.
-        sleeps: Whether the replica shall sleep.
+        accelerators: Indices of the replica's accelerators on its node; empty: it may use all.
+        reserved: Resources that the replica's pool needed when the replica was created.
+        sleeps: Whether the replica should sleep.
     """
 
     id: str
@@ -186,12 +190,12 @@ class Observed:
 
 
 def assign_roles(pools: Iterable[Pool], replicas: Iterable[Replica]) -> dict[str, str]:
-    """Return the replicas whose role changes, with the new one; empty is both.
+    """Return the replicas whose role changes, with the new role. An empty role means both.
 
-    In a complete pool the first `prefill` replicas by id prefill, the next `decode` ones decode,
-    evenly over its cells. A replica keeps its role for as long as the pool has it: later replicas
-    fill vacant roles. While replicas are missing both roles get fewer, and at least one replica is
-    left for the other half of the work.
+    In a complete pool the first `prefill` replicas by id only prefill, and the next `decode`
+    replicas only decode, spread evenly over the cells. A replica keeps its role as long as the pool
+    has this role, and later replicas fill vacant roles. While replicas are missing, both roles get
+    fewer replicas, and at least one replica is left for the other half of the work.
     """
     counted: dict[str, list[Replica]] = {}
     for replica in sorted(replicas, key=lambda replica: replica.id):
@@ -202,7 +206,7 @@ def assign_roles(pools: Iterable[Pool], replicas: Iterable[Replica]) -> dict[str
         own = counted.get(pool.id, [])
         configured = {"prefill": pool.prefill, "decode": pool.decode}
         having: dict[str, list[Replica]] = {role: [] for role in configured}
-        waiting: dict[str, deque[Replica]] = {}  # by cell
+        waiting: dict[str, deque[Replica]] = {}  # replicas without a role, by cell
         for replica in own:
             if len(having.get(replica.role, ())) < configured.get(replica.role, 0):
                 having[replica.role].append(replica)
@@ -226,7 +230,7 @@ def assign_roles(pools: Iterable[Pool], replicas: Iterable[Replica]) -> dict[str
 
 
 def _role_targets(pool: Pool, there: int) -> tuple[int, int]:
-    """Return how many of the present replicas should only prefill, and only decode."""
+    """Return how many present replicas should only prefill, and how many should only decode."""
     both = pool.prefill + pool.decode
     if both <= there and max(pool.prefill, pool.decode) < there:
         return pool.prefill, pool.decode
@@ -237,10 +241,11 @@ def _role_targets(pool: Pool, there: int) -> tuple[int, int]:
 
 
 def assign_sleep(pools: Iterable[Pool], replicas: Iterable[Replica]) -> dict[str, bool]:
-    """Return the replicas that shall change between sleep and service.
+    """Return the replicas that should change between sleep and service, with the new value.
 
-    Sleepers stay asleep, and the longest sleepers wake first. A serving replica falls asleep only
-    when enough others are ready; a starting one may be meant to sleep from the beginning.
+    Sleeping replicas stay asleep if possible, and the longest sleepers are woken first. A serving
+    replica is put to sleep only when enough other replicas are ready. A starting replica may be
+    planned to sleep from the beginning.
     """
     counted: dict[str, list[Replica]] = {}
     for replica in sorted(replicas, key=lambda replica: replica.id):
@@ -269,7 +274,7 @@ def assign_sleep(pools: Iterable[Pool], replicas: Iterable[Replica]) -> dict[str
 
 
 def worth(replica: Replica) -> int:
-    """Grade replicas for keeping: ready ones first, then those that may become ready."""
+    """Return a grade for keeping a replica: first ready ones, then those that may become ready."""
     grades = {
         ReplicaState.READY: 4,
         ReplicaState.SLEEPING: 3,
@@ -280,16 +285,16 @@ def worth(replica: Replica) -> int:
 
 
 def has_ended(replica: Replica) -> bool:
-    """Return whether no process of a replica runs."""
+    """Return whether a replica has no running process."""
     return replica.state in {ReplicaState.STOPPED, ReplicaState.FAILED, ReplicaState.LOST}
 
 
 def observe(replicas: Iterable[Replica], report: Mapping[str, Observed]) -> list[Replica]:
-    """Return the node's replicas that its agent's report changes.
+    """Return the node's replicas that change by the report of the node's agent.
 
-    The report is complete: a replica that it leaves out does not run there. A draining replica has
-    then ended; another one is about to be started (again). Reports on unwanted replicas change
-    nothing: the agent gets the order to stop them.
+    The report is complete, so a replica that is missing in the report does not run on the node. A
+    missing draining replica has ended; any other missing replica is about to be started (again).
+    Reports on unwanted replicas change nothing, because the agent is ordered to stop them.
     """
     changed: list[Replica] = []
     for known in replicas:

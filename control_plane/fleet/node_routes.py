@@ -1,6 +1,6 @@
-"""REST of nodes: agents' reports, operators' orders, and lifted cordons.
+"""REST of nodes: reports of agents, orders of operators, and lifted cordons.
 
-The orders are a resource of their own, `/v1/nodes/{id}/desired`, so that its tag does not change
+The orders are a resource of their own, `/v1/nodes/{id}/desired`, so that their ETag does not change
 with every heartbeat.
 """
 
@@ -31,7 +31,7 @@ _HELD = (
 
 
 class NodeRoutes:
-    """Handlers of nodes."""
+    """The request handlers of nodes."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -70,20 +70,20 @@ class NodeRoutes:
         ]
 
     async def list(self, request: web.Request) -> web.Response:
-        """Return nodes and their facts."""
+        """Return a page of nodes with their reported facts."""
         query = select(nodes, _HELD)
         return await page(self._database, query, nodes.c.id, request, shown_times)
 
     async def get(self, request: web.Request) -> web.Response:
-        """Return one."""
+        """Return one node."""
         return shown(request, shown_times(await self._row(path_id(request))))
 
     async def get_orders(self, request: web.Request) -> web.Response:
-        """Return the orders for one."""
+        """Return the orders for one node."""
         return shown(request, _orders(await self._row(path_id(request))))
 
     async def put_orders(self, request: web.Request) -> web.Response:
-        """Replace the orders; the fleet's leader carries them out."""
+        """Replace the orders for one node. The fleet's leader carries the orders out."""
         key = path_id(request)
         body = await read_body(request, NodeOrders)
         values = {
@@ -104,7 +104,7 @@ class NodeRoutes:
         return await self._writes.run(request, work)
 
     async def lift(self, request: web.Request) -> web.Response:
-        """Tell the node's agent to put an accelerator back into service (204)."""
+        """Order the node's agent to return an accelerator to service (204)."""
         key, cordon_id = path_id(request), request.match_info["cordon"]
 
         async def work(write: Write) -> WriteReply:
@@ -126,7 +126,7 @@ class NodeRoutes:
         return await self._writes.run(request, work)
 
     async def forget(self, request: web.Request) -> web.Response:
-        """Delete a node that is gone for good (204); 409 while it lives or has replicas."""
+        """Delete a node that no longer exists (204); 409 if it is alive or has replicas."""
         key = path_id(request)
 
         async def work(write: Write) -> WriteReply:
@@ -149,7 +149,7 @@ class NodeRoutes:
 
 
 def shown_times(row: Values) -> Values:
-    """Return a row with its times as text."""
+    """Return a row with its times in ISO 8601."""
     return {
         name: value.isoformat() if hasattr(value, "isoformat") else value
         for name, value in row.items()

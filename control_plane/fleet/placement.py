@@ -1,11 +1,11 @@
-"""Chooses the node and the accelerators of a new replica; pure.
+"""Chooses the node and the accelerators of a new replica. Pure.
 
-Pools declare a replica's needs, nodes their resources. A pool's replicas are spread first, over
-racks and then over nodes, so that one failure takes few of them. Among equal nodes the fullest one
-with room is taken (best fit), so that large replicas find whole accelerators elsewhere. A replica
-keeps its accelerators: none is ever assigned twice, and no replica moves while it lives. A replica
-of a pool without needs goes to the least loaded node. Sizes that a node does not report are not
-checked.
+Pools declare the needs of a replica, and nodes report their resources. A pool's replicas are first
+spread over racks and then over nodes, so that one failure affects few replicas. Among equal nodes
+the fullest node with room is chosen (best fit), so that large replicas find unshared accelerators
+elsewhere. A replica keeps its accelerators for its lifetime: no dedicated accelerator is assigned
+twice, and no replica moves. A replica of a pool without needs is placed on the least loaded node.
+Resources that a node does not report are not checked.
 """
 
 from collections import Counter
@@ -20,35 +20,39 @@ _GIB = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class ReplicaPlace:
-    """The place of a replica; no accelerators: it may use all of the node's."""
+    """The place of a replica.
+
+    An empty tuple of accelerators: the replica may use all of the node's.
+    """
 
     node_id: str
     accelerators: tuple[int, ...] = ()
 
 
 class NodeRoom:
-    """The free room of a node.
+    """The free resources of a node.
 
     Attributes:
-        load: Number of its replicas that are not draining.
+        load: Number of the node's replicas that are not draining.
     """
 
     def __init__(self, node: Node) -> None:
-        """Begin with an empty node."""
+        """Begin with a node without replicas."""
         self.node = node
         self.load = 0
         self._memory_bytes = node.memory_bytes
-        self._free: dict[int, int] | None = None  # bytes left, by index
+        self._free: dict[int, int] | None = None  # free bytes, by index of the accelerator
         if node.accelerators is not None:
             self._free = {a.index: a.memory_bytes for a in node.accelerators if not a.is_cordoned}
-        self._used: set[int] = set()  # by anybody
-        self._taken: set[int] = set()  # by one alone
+        self._used: set[int] = set()  # indices used by any replica
+        self._taken: set[int] = set()  # indices used by a dedicated replica
 
     def take(self, needs: Needs, accelerators: Sequence[int]) -> None:
         """Assign the resources that a replica needs."""
         if self._memory_bytes is not None:
             self._memory_bytes -= needs.memory_bytes
-        # A replica made before its node reported its hardware may use all of it.
+        # A replica created before its node reported its hardware may use all accelerators of the
+        # node.
         all_of_them = tuple(self._free or ()) if needs.accelerators else ()
         for index in accelerators or all_of_them:
             self._used.add(index)
@@ -58,13 +62,13 @@ class NodeRoom:
                 self._free[index] -= needs.accelerator_memory_bytes
 
     def has_memory(self, needs: Needs) -> bool:
-        """Return whether so much memory is free; true where it is not known."""
+        """Return whether enough main memory is free; true if the node's memory is unknown."""
         return self._memory_bytes is None or needs.memory_bytes <= self._memory_bytes
 
     def accelerators_for(self, needs: Needs) -> tuple[int, ...] | None:
-        """Return the fullest accelerators with room for a replica; None: there are none.
+        """Return the fullest accelerators with room for a replica; None if there are not enough.
 
-        Where they are not known, the replica may use all.
+        If the node's accelerators are unknown, an empty tuple is returned: the replica may use all.
         """
         if self._free is None or not needs.accelerators:
             return ()
@@ -79,7 +83,7 @@ class NodeRoom:
         return tuple(sorted(index for _, index in fitting[: needs.accelerators]))
 
     def left_after(self, needs: Needs, accelerators: Sequence[int]) -> tuple[int, int]:
-        """Return the rest: bytes on these accelerators, and of memory; 0 if not known."""
+        """Return the bytes left on the accelerators and in memory after a replica; 0 if unknown."""
         free = self._free or {}
         on_them = sum(free.get(index, 0) - needs.accelerator_memory_bytes for index in accelerators)
         memory_bytes = self._memory_bytes
@@ -87,15 +91,19 @@ class NodeRoom:
 
 
 class Placement:
-    """Finds places one after the other; each place reduces the free room."""
+    """Finds places for new replicas, one after the other. Each place reduces the free resources."""
 
     def __init__(self, nodes: Iterable[Node], replicas: Iterable[Replica]) -> None:
-        """Take the present state; draining replicas hold their place until they are gone."""
+        """Start from the present state.
+
+        Draining replicas occupy their resources until they have ended.
+        """
         self._rooms = {node.id: NodeRoom(node) for node in nodes}
-        self._open: dict[str, list[NodeRoom]] = {}  # by engine
-        self._by_load: dict[str, list[tuple[int, str]]] = {}  # by engine; loads may be outdated
-        self._in_rack: Counter[tuple[str, str]] = Counter()  # pool, rack
-        self._on_node: Counter[tuple[str, str]] = Counter()  # pool, node
+        self._open: dict[str, list[NodeRoom]] = {}  # nodes that may get more replicas, by engine
+        # heap of (load, node), by engine; the loads may be outdated
+        self._by_load: dict[str, list[tuple[int, str]]] = {}
+        self._in_rack: Counter[tuple[str, str]] = Counter()  # number of replicas by pool and rack
+        self._on_node: Counter[tuple[str, str]] = Counter()  # number of replicas by pool and node
         for replica in replicas:
             if replica.node_id in self._rooms:
                 self._add(replica)
@@ -131,7 +139,7 @@ class Placement:
         return self._open[engine]
 
     def _least_loaded(self, engine: str) -> NodeRoom:
-        """Return the node with the fewest replicas of all that may get more; there must be one."""
+        """Return the node with the fewest replicas of those that may get more; one must exist."""
         if engine not in self._by_load:
             found = [(room.load, room.node.id) for room in self._open_to(engine)]
             heapify(found)
@@ -142,7 +150,8 @@ class Placement:
             room = self._rooms[node_id]
             if load == room.load:
                 return room
-            heapreplace(heap, (room.load, node_id))  # it has got more since
+            # the node's load has grown since its entry was made
+            heapreplace(heap, (room.load, node_id))
 
     def _order(
         self, pool: Pool, room: NodeRoom, accelerators: tuple[int, ...]
@@ -171,7 +180,7 @@ class Placement:
 
 
 def in_order(pools: Iterable[Pool]) -> list[Pool]:
-    """Return the pools in the order in which they are placed: the hardest to place first."""
+    """Return the pools in the order of placement: pools that are hardest to place come first."""
 
     def size(needs: Needs) -> tuple[bool, int, int, int]:
         on_each = needs.accelerator_memory_bytes
@@ -182,7 +191,7 @@ def in_order(pools: Iterable[Pool]) -> list[Pool]:
 
 
 def _why_nowhere(needs: Needs, rooms: Sequence[NodeRoom]) -> str:
-    """Return in words the resource that no node has."""
+    """Return a text that names the resource that no node has."""
     memory = f"{_size(needs.memory_bytes)} of memory free"
     count = needs.accelerators
     each = f" of {_size(needs.accelerator_memory_bytes)}" if needs.accelerator_memory_bytes else ""

@@ -1,6 +1,6 @@
-"""Plans which replicas to create, drain and delete, and reports missing places; pure.
+"""Plans which replicas to create, drain and delete, and reports replicas without a place. Pure.
 
-Applied to its own result a plan changes nothing more, unless it was bounded: then it continues.
+A plan that is applied to its own result changes nothing, unless a bound cut it; then it continues.
 """
 
 from collections import Counter, defaultdict
@@ -19,8 +19,8 @@ from control_plane.fleet.model import (
 )
 from control_plane.fleet.placement import Placement, in_order
 
-CREATED_MAX = 100  # replicas of a pool in one step
-DRAINING_MAX = 4  # replicas of a pool that leave draining nodes at once
+CREATED_MAX = 100  # largest number of new replicas of a pool per step
+DRAINING_MAX = 4  # largest number of replicas of a pool that leave draining nodes at the same time
 DRAINED = "empty"
 NO_HOLDBACK = Holdback({}, frozenset())
 
@@ -31,7 +31,7 @@ class Condition:
 
     Attributes:
         text: Text for operators.
-        unplaced: Number of replicas without a place.
+        unplaced: Number of wanted replicas without a place.
     """
 
     text: str
@@ -48,12 +48,12 @@ def _no_notes() -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class FleetChanges:
-    """Changes that bring the replicas to the desired state.
+    """The changes that bring the replicas to the desired state.
 
     Attributes:
-        conditions: Reason for missing places, by pool. Reports only: plans with the same actions
-            are equal.
-        notes: Progress of each draining node, in words.
+        conditions: Reason for replicas without a place, by pool. Reports only, so they do not
+            affect the equality of plans.
+        notes: Progress of each draining node, as text.
     """
 
     create: tuple[Replica, ...] = ()
@@ -74,12 +74,12 @@ class FleetChanges:
 
 @dataclass(frozen=True, slots=True)
 class _Members:
-    """A pool's replicas.
+    """The replicas of a pool, grouped for planning.
 
     Attributes:
-        going: Draining replicas on draining nodes.
-        stranded: Replicas that can never serve where they are.
-        staying: Other replicas that count, on nodes that stay.
+        going: Number of draining replicas on draining nodes.
+        stranded: Replicas that can never serve again on their nodes.
+        staying: Other replicas that count, on nodes that are not draining.
         leaving: Replicas that count, on draining nodes.
     """
 
@@ -99,20 +99,20 @@ def plan_replicas(
 ) -> FleetChanges:
     """Return the replicas to create, drain and delete so that every pool has its wanted number.
 
-    A replica counts while it is neither draining, nor lost with its node, nor ended on a cordoned
-    node. A replica that does not count is deleted once enough others are ready, so that a node that
-    returns soon finds its replicas still wanted. A node that is cordoned, unschedulable or draining
-    gets no new ones. Replicas of a draining node are replaced elsewhere first, and drain as far as
-    the new ones are ready; where there is no room for it, the pool runs with one replica less than
-    wanted.
+    A replica counts unless it is draining, is lost with its node, or has ended on a cordoned node.
+    A replica that does not count is deleted only when enough other replicas are ready, so that a
+    node that soon returns finds its replicas still wanted. A cordoned, unschedulable or draining
+    node gets no new replicas. Replicas of a draining node are replaced elsewhere first, and drain
+    when the replacements are ready. If there is no room for a replacement, the pool runs with one
+    replica less than wanted.
 
     Args:
         pools: All pools.
-        cells: Cells for new replicas, by pool; the smallest gets the next.
+        cells: Cells for new replicas, by pool; the smallest cell gets the next replica.
         nodes: All nodes.
         replicas: All replicas.
-        new_id: Source of ids; sorted by time.
-        holdback: Replicas that are not replaced at present, because they answered wrongly.
+        new_id: Returns a new id; ids sort by time.
+        holdback: Replicas that are not replaced at present, because replicas answered wrongly.
     """
     known = [replace(node, is_distrusted=node.id in holdback.nodes) for node in nodes]
     of_pool: defaultdict[str, list[Replica]] = defaultdict(list)
@@ -159,7 +159,7 @@ def _members(
 
 
 def _is_stranded(replica: Replica, cordoned: AbstractSet[str]) -> bool:
-    """Whether a replica can never become ready where it is."""
+    """Return whether a replica can never become ready on its node."""
     is_lost = replica.state is ReplicaState.LOST
     return is_lost or (replica.node_id in cordoned and has_ended(replica))
 
@@ -176,7 +176,7 @@ def _made(
     new_id: Callable[[], str],
     held: int,
 ) -> tuple[list[Replica], Condition | None]:
-    """Return the pool's new replicas, and the reason if there are fewer than wanted."""
+    """Return the pool's new replicas, and the reason if there are fewer than needed."""
     wanted = pool.replicas_wanted - len(staying) if homes else 0
     held = max(0, min(held, wanted))
     missing = wanted - held
@@ -205,8 +205,9 @@ def _made(
 def _may_leave(pool: Pool, members: _Members, *, has_room: bool) -> list[Replica]:
     """Return the replicas that may leave draining nodes now.
 
-    Serving replicas leave when enough others are ready. Without room for others, all but the last
-    one may leave, one at a time. Replicas that do not serve yet start elsewhere at once.
+    Serving replicas leave when enough other replicas are ready. If there is no room for
+    replacements, all but the last replica may leave, one at a time. Replicas that do not serve yet
+    are started elsewhere at once.
     """
     wanted = pool.replicas_wanted
     floor = wanted if has_room else max(1, wanted - 1)
@@ -229,7 +230,7 @@ def _notes(
     replicas: Iterable[Replica],
     conditions: Mapping[str, Condition],
 ) -> dict[str, str]:
-    """Return the progress of each draining node, and the reason of its wait."""
+    """Return the progress of each draining node, with the reason if the drain waits."""
     on_node: dict[str, list[Replica]] = {node_id: [] for node_id in draining}
     for replica in replicas:
         if replica.node_id in on_node:
@@ -250,9 +251,9 @@ def _notes(
 
 
 def _most_useful_first(replicas: Iterable[Replica], homes: Sequence[str]) -> list[Replica]:
-    """Order a pool's replicas for keeping: serving ones, in cells that stay, oldest.
+    """Return a pool's replicas sorted for keeping: serving, in cells that stay, oldest first.
 
-    Cells take turns, so that they shrink evenly.
+    Replicas are chosen from the cells in turn, so that the cells shrink evenly.
     """
     ordered = sorted(replicas, key=lambda r: (-worth(r), r.id))
     seen: Counter[str] = Counter()

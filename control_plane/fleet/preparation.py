@@ -1,13 +1,13 @@
-"""Prepares pools for rollouts; all runs in the caller's transaction, and may run again.
+"""Prepares pools for rollouts, in the caller's transaction. Every function can be repeated.
 
-The present replicas serve a new adapter, once it lies on their nodes. Another base has a pool of
-its own. While it is rolled out, that pool has the replicas for its share of the traffic and one
-more, and the old pool keeps all of its own until the end. Each rollout has a demand of its own in
-the pool (`pool_demands`), so that it overwrites neither another rollout's demand nor the operators'
-number. All demands and the replicas for other models are the pool's `rollout_replicas`, and the
-larger of that and `replicas_wanted` counts. The fleet's leader gives up the pool of the replaced
-release: a little later, and not before its last user is gone (`retire_pools`); the demand ends in
-any case.
+A new adapter is served by the present replicas, as soon as their nodes have the adapter. Another
+base gets a pool of its own. During the rollout this pool has the replicas for its share of the
+traffic plus one, and the old pool keeps all of its replicas until the end. Each rollout has its own
+demand in the pool (`pool_demands`), so that it overwrites neither another rollout's demand nor the
+operators' number. The sum of all demands and of the replicas for other models is the pool's
+`rollout_replicas`. The pool gets the larger of `rollout_replicas` and `replicas_wanted`. After a
+rollout the fleet's leader retires the pool of the replaced release (`retire_pools`), after a short
+delay and not before the pool's last user is gone. The demand itself ends in any case.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -49,30 +49,35 @@ from sluice.ids import new_id
 from sluice.profiles import FRAMES
 from sluice.split import SHARE_MAX
 
-SURGE = 1  # replicas beyond what a share needs: one may end while the others serve
-# A gateway that is silent for this long is not waited for either when a split ends.
+# extra replicas beyond the need of a share, so that one replica may fail while the others serve
+SURGE = 1
+# Delay before a pool is retired. A gateway that is silent for longer counts as gone when a split
+# ends, too.
 RETIRE_AFTER_S = 15.0
-_USERS_MAX = 3  # per pool, named to people
-_RETIREMENTS_MAX = 20  # in one step
+_USERS_MAX = 3  # largest number of a pool's users named in messages
+_RETIREMENTS_MAX = 20  # largest number of retired pools per step
 
-# Replicas that operators want of a pool, or the scaling loop in their place.
+# Number of replicas of a pool that operators want, or the scaling loop in place of operators.
 _WANTED = func.coalesce(pools.c.scaled_replicas, pools.c.replicas_wanted)
-# The table is scaling's, which builds on the fleet.
+# Columns of a table that belongs to the scaling domain, which imports the fleet; named here to
+# avoid an import cycle.
 _scalings = table(
     "pool_scalings",
     *map(column, ("pool_id", "is_on", "pin", "pin_until", "pinned_by")),
 )
-# Artifacts by node. The table is distribution's, whose metrics are all metrics, rollouts'
-# too, which build on this module: named here, it is no circle.
+# Columns of a table with artifacts by node. The table belongs to the distribution domain, whose
+# imports lead to rollouts and back to this module; named here to avoid an import cycle.
 _artifacts = table("node_artifacts", column("node_id"), column("digest"))
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedRelease:
-    """A model's present or next release; digests in hex; no adapter: the base alone.
+    """A model's present or next release.
+
+    Digests are in hex; an empty adapter digest means the base alone.
 
     Attributes:
-        pool_id: Pool that serves it; empty: none.
+        pool_id: Pool that serves the release; empty: there is none.
     """
 
     model_id: str
@@ -84,12 +89,12 @@ class PreparedRelease:
 
 @dataclass(frozen=True, slots=True)
 class PoolDemand:
-    """Replicas that a pool needs.
+    """The replicas that a pool needs.
 
     Attributes:
-        wanted: Replicas that operators or the scaling loop want.
-        rollout: Replicas that this rollout wants; None: none.
-        is_ending: Whether the rollout's demand is to go.
+        wanted: Number of replicas that operators or the scaling loop want.
+        rollout: Number of replicas that this rollout needs; None: it has no demand.
+        is_ending: Whether the rollout's demand is about to be deleted.
     """
 
     wanted: int
@@ -98,39 +103,40 @@ class PoolDemand:
 
 
 def serving(wanted: int, share: int) -> int:
-    """Return the replicas for a share (basis points) of the work of `wanted` ones."""
+    """Return the replicas for a share (basis points) of the work of `wanted` replicas."""
     return max(1, -(-wanted * share // SHARE_MAX))
 
 
 def together(steady: int, demands: Iterable[int]) -> int | None:
-    """Return the replicas that a pool needs because of rollouts; None: there are none.
+    """Return the replicas that a pool needs because of rollouts; None if no rollout has a demand.
 
     Args:
-        steady: Replicas for models without a rollout to this pool; 0: there are none.
-        demands: Demands of the rollouts.
+        steady: Replicas for models without a rollout to this pool; 0 if there are no such models.
+        demands: Demands of the rollouts, as numbers of replicas.
     """
     found = list(demands)
     return min(REPLICAS_MAX, steady + sum(found)) if found else None
 
 
 def replicas_after(kept: PoolDemand, dropped: PoolDemand) -> int:
-    """Return the number of wanted replicas of the pool that replaces another one.
+    """Return the wanted number of replicas of the pool that replaces another pool.
 
-    It is the demand of the rollout's last stage, or the operators' number if that is larger. The
-    sum would let both pools grow for ever under a model that goes back and forth.
+    The number is the demand of the rollout's last stage, or the operators' number if that is
+    larger. With the sum of both, repeated changes of a model between two pools would let both pools
+    grow without bound.
     """
     return min(REPLICAS_MAX, max(kept.wanted, serving(dropped.wanted, SHARE_MAX)))
 
 
 def is_settled(kept: PoolDemand, dropped: PoolDemand) -> bool:
-    """Return whether an ended rollout has no demand left; true if it never had one."""
+    """Return whether an ended rollout has no demand left; true as well if it never had a demand."""
     return kept.rollout is None and (dropped.rollout is None or dropped.is_ending)
 
 
 async def prepare(
     connection: AsyncConnection, control: PreparedRelease, canary: PreparedRelease, share: int
 ) -> None:
-    """Request that the fleet can serve a share (basis points) of a model by canary."""
+    """Request that canary's pool can serve a share (basis points) of a model."""
     if not _has_own_pool(control, canary):
         return
     known = await _locked(connection, canary.model_id, control.pool_id, canary.pool_id)
@@ -147,7 +153,7 @@ async def prepare(
 async def is_ready(
     connection: AsyncConnection, control: PreparedRelease, canary: PreparedRelease, share: int
 ) -> bool:
-    """Return whether ready replicas can serve the share by canary, with its adapter."""
+    """Return whether ready replicas of canary's pool can serve the share, with canary's adapter."""
     needed = 1
     if _has_own_pool(control, canary):
         known = await _locked(connection, canary.model_id, control.pool_id, canary.pool_id)
@@ -164,7 +170,7 @@ async def is_ready(
 async def settle(
     connection: AsyncConnection, kept: PreparedRelease, dropped: PreparedRelease
 ) -> None:
-    """End the request of `prepare`: `kept` serves alone, the pool of `dropped` is given up."""
+    """End the request of `prepare`: `kept` serves alone, and the pool of `dropped` is retired."""
     if not _has_own_pool(kept, dropped):
         return
     known = await _locked(connection, kept.model_id, kept.pool_id, dropped.pool_id)
@@ -186,10 +192,10 @@ async def settle(
 
 
 async def abandon(connection: AsyncConnection, model_id: str) -> None:
-    """End the demands of `prepare` for a model whose release is gone.
+    """End the demands of `prepare` for a model whose release no longer exists.
 
-    The pool that serves the model keeps the replicas of its last stage. Any other pool goes back to
-    the operators' number, because it is unknown which one would be given up.
+    The pool that serves the model keeps the replicas of the last stage. Any other pool returns to
+    the operators' number, because it is unknown which pool would have been retired.
     """
     t, d = pools.c, pool_demands.c
     held = select(t.id, _WANTED, d.replicas, t.id == models.c.pool_id)
@@ -210,10 +216,10 @@ async def abandon(connection: AsyncConnection, model_id: str) -> None:
 
 
 async def retire_pools(connection: AsyncConnection) -> list[str]:
-    """Let the pools that are to be given up go to 0 replicas, a few at once; return them.
+    """Set the pools to be retired to 0 replicas, a few per step. Return their ids.
 
-    Demands of ended rollouts go, too. A pool that a model or a rollout uses again is checked again
-    later.
+    Demands of ended rollouts are deleted as well. A pool that a model or a rollout uses again is
+    checked later.
     """
     t, d = pools.c, pool_demands.c
     is_over = exists().where(d.pool_id == t.id, d.ends_at <= func.now())
@@ -245,7 +251,7 @@ async def retire_pools(connection: AsyncConnection) -> list[str]:
 
 
 async def pin(connection: AsyncConnection, pool_id: str, replicas: int) -> None:
-    """Fix the operators' number in a scaled pool, until it is released."""
+    """Fix a scaled pool at the operators' number, until an operator resumes scaling."""
     t = _scalings.c
     pinned = update(_scalings).where(t.pool_id == pool_id, t.is_on)
     values = {"pin": replicas, "pin_until": None, "pinned_by": "replicas_wanted"}
@@ -253,7 +259,7 @@ async def pin(connection: AsyncConnection, pool_id: str, replicas: int) -> None:
 
 
 async def end_demands(connection: AsyncConnection, pool_id: str) -> None:
-    """Delete the demands of ended rollouts in a pool, which the caller has locked."""
+    """Delete the demands of ended rollouts in a pool. The caller has locked the pool's row."""
     t = pool_demands.c
     ended = delete(pool_demands).where(t.pool_id == pool_id, t.ends_at.is_not(None))
     await connection.execute(ended)
@@ -263,12 +269,12 @@ async def end_demands(connection: AsyncConnection, pool_id: str) -> None:
 async def users(
     connection: AsyncConnection, pool_id: str, besides: Collection[str] = ()
 ) -> list[str]:
-    """Return the first users of a pool, in words.
+    """Return the first users of a pool (models, releases and others), as texts for messages.
 
     Args:
         connection: Connection to read with.
-        pool_id: The pool.
-        besides: Models that do not count, with their releases.
+        pool_id: Id of the pool.
+        besides: Models that are ignored, together with their releases.
     """
     others = sorted(besides)
     release = and_(releases.c.pool_id == pool_id, releases.c.model_id.not_in(others))
@@ -301,7 +307,7 @@ def _has_own_pool(one: PreparedRelease, other: PreparedRelease) -> bool:
 
 
 def _own(release: PreparedRelease) -> ColumnElement[bool]:
-    """Return whether a demand is that of the release's model in its pool."""
+    """Return the condition that a demand belongs to the release's model in the release's pool."""
     t = pool_demands.c
     return and_(t.pool_id == release.pool_id, t.model_id == release.model_id)
 
@@ -309,7 +315,7 @@ def _own(release: PreparedRelease) -> ColumnElement[bool]:
 async def _locked(
     connection: AsyncConnection, model_id: str, *ids: str
 ) -> Mapping[str, PoolDemand]:
-    """Return the demands on the pools, and those of a model, locked until the end."""
+    """Return the demands in the given pools, with the rollout's for a model, and lock the rows."""
     t, d = pools.c, pool_demands.c
     held = select(t.id, _WANTED).where(t.id.in_(sorted(ids))).order_by(t.id)
     rows = await connection.execute(held.with_for_update(key_share=True))
@@ -322,7 +328,7 @@ async def _locked(
 
 
 async def _demand(connection: AsyncConnection, canary: PreparedRelease, demand: int) -> None:
-    """Store the replicas that a rollout needs; a larger demand gets a new time."""
+    """Store the replicas that a rollout needs. Only a larger demand gets a new time."""
     key = {"pool_id": canary.pool_id, "model_id": canary.model_id}
     made = insert(pool_demands).values(**key, replicas=demand, asked_at=func.clock_timestamp())
     t, coming = pool_demands.c, made.excluded
@@ -338,7 +344,7 @@ async def _forget(connection: AsyncConnection, release: PreparedRelease) -> None
 
 
 async def _renew(connection: AsyncConnection, pool_id: str) -> int | None:
-    """Store, and return, the demands of rollouts in a locked pool."""
+    """Recompute, store and return the total demand of rollouts in a locked pool."""
     t = pool_demands.c
     query = select(t.model_id, t.replicas).where(t.pool_id == pool_id)
     demands = dict((await connection.execute(query)).all())
@@ -349,7 +355,7 @@ async def _renew(connection: AsyncConnection, pool_id: str) -> int | None:
 
 
 async def _steady(connection: AsyncConnection, pool_id: str, besides: Collection[str]) -> int:
-    """Return the replicas for models without a rollout to the pool; 0: there are none."""
+    """Return the replicas for models without a rollout to the pool; 0: no such models."""
     if not await users(connection, pool_id, besides):
         return 0
     query = select(_WANTED).where(pools.c.id == pool_id)
@@ -357,10 +363,10 @@ async def _steady(connection: AsyncConnection, pool_id: str, besides: Collection
 
 
 async def _needed_besides(connection: AsyncConnection, canary: PreparedRelease, wanted: int) -> int:
-    """Return the replicas of a canary's pool that all others need.
+    """Return the replicas of canary's pool that everything except this rollout needs.
 
-    Of other rollouts, only earlier demands count: a later one waits, and delays no other. Surplus
-    replicas are not waited for.
+    Only earlier demands of other rollouts are included, so that a later rollout waits and delays no
+    other. Surplus replicas are not required.
     """
     t = pool_demands.c
     query = select(t.model_id, t.replicas, t.asked_at).where(t.pool_id == canary.pool_id)
@@ -376,9 +382,9 @@ async def _needed_besides(connection: AsyncConnection, canary: PreparedRelease, 
 async def _follow(
     connection: AsyncConnection, kept: PreparedRelease, dropped: PreparedRelease
 ) -> None:
-    """Move the releases of the dropped pool to the other one of the same base.
+    """Move the model's other releases in the dropped pool to the kept pool of the same base.
 
-    During the rollout, each was served in its own pool (`control_plane.models.routes`).
+    During the rollout each release was served in its own pool (`control_plane.models.routes`).
     """
     t = releases.c
     query = update(releases).where(
@@ -390,7 +396,7 @@ async def _follow(
 
 
 async def _serving_nodes(connection: AsyncConnection, pool_id: str) -> list[str]:
-    """Return the nodes of a pool's ready replicas that requests can reach, one each."""
+    """Return the nodes of a pool's ready and reachable replicas, one entry per replica."""
     t = replicas.c
     is_reached: ColumnElement[bool] = or_(t.profile != FRAMES.name, cells.c.router_id != "")
     query = (
@@ -402,7 +408,7 @@ async def _serving_nodes(connection: AsyncConnection, pool_id: str) -> list[str]
 
 
 async def _hold(connection: AsyncConnection, nodes: set[str], digest: str) -> bool:
-    """Return whether all nodes have an artifact; also true where no node reports its artifacts."""
+    """Return whether all nodes have an artifact; also true if no node reports its artifacts."""
     t = _artifacts.c
     query = select(t.node_id, func.bool_or(t.digest == digest)).where(t.node_id.in_(sorted(nodes)))
     held = dict((await connection.execute(query.group_by(t.node_id))).all())
@@ -410,7 +416,7 @@ async def _hold(connection: AsyncConnection, nodes: set[str], digest: str) -> bo
 
 
 def _soon(moment: ColumnElement[datetime | None]) -> ColumnElement[object]:
-    """Return when a pool is given up; an earlier set time stays."""
+    """Return the time at which a pool is retired. A future time that was set before is kept."""
     later = func.now() + timedelta(seconds=RETIRE_AFTER_S)
     return case((moment > func.now(), moment), else_=later)
 
@@ -422,7 +428,7 @@ async def _write(connection: AsyncConnection, pool_id: str, **values: object) ->
 async def _record(
     connection: AsyncConnection, pool_id: str, before: int, after: int, why: str
 ) -> None:
-    """Write an audit row about the change of the operators' number."""
+    """Write an audit row about a change of the operators' number of replicas."""
     row = AuditRow(
         id=new_id("audit"),
         actor_id="fleet",

@@ -1,4 +1,4 @@
-"""Tracks the routers that hold a watch open with this control plane, and answer."""
+"""Tracks the routers that have a watch open with this control plane, and answer."""
 
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
@@ -11,24 +11,25 @@ log = structlog.get_logger(__name__)
 
 @dataclass(slots=True)
 class Presence:
-    """Open watches by router; the newest one has the address.
+    """The open watches by router. The address of a router is the address of its newest watch.
 
     Attributes:
-        on_change: Called when a router comes, moves or leaves.
-        departed: Routers that left and are not stored yet: id -> last address.
-        gone: Departed routers that said goodbye, are known to have ended, or fell silent.
+        on_change: Called when a router connects, changes its address or leaves.
+        departed: Routers whose departure is not stored yet, with the last address.
+        gone: Departed routers that announced their end, are known to have ended, or became silent.
     """
 
     on_change: Callable[[], None]
     departed: dict[str, str] = field(default_factory=dict[str, str])
     gone: set[str] = field(default_factory=set[str])
     _watches: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
-    # With a watch that is still open: said goodbye; do not answer.
+    # Routers whose watch is still open, but which announced their end (first set) or do not answer
+    # (second set).
     _leaving: set[str] = field(default_factory=set[str])
     _silent: set[str] = field(default_factory=set[str])
 
     def here(self) -> dict[str, str]:
-        """Return the addresses of the present routers, by id."""
+        """Return the addresses of the routers that are present and answer, by id."""
         return {
             router_id: addresses[-1]
             for router_id, addresses in self._watches.items()
@@ -36,11 +37,11 @@ class Presence:
         }
 
     def watched(self) -> dict[str, str]:
-        """Return the addresses of all routers with a watch, by id."""
+        """Return the addresses of all routers with an open watch, by id."""
         return {router_id: addresses[-1] for router_id, addresses in self._watches.items()}
 
     def silent(self, router_id: str) -> None:
-        """Note that a router does not answer though its watch is open: it counts as gone."""
+        """Record that a router with an open watch does not answer, so that it counts as gone."""
         if router_id in self.here():
             log.warning("router_silent", router=router_id)
             self._silent.add(router_id)
@@ -49,7 +50,7 @@ class Presence:
             self.on_change()
 
     def answered(self, router_id: str) -> None:
-        """Note that a router answers: one that was silent is back."""
+        """Record that a router answers; a silent router counts as present again."""
         if router_id in self._silent:
             log.info("router_reconnected", router=router_id)
             self._silent.discard(router_id)
@@ -58,7 +59,7 @@ class Presence:
             self.on_change()
 
     def leave(self, router_id: str) -> None:
-        """Take a router's goodbye: it is gone, though its watch may stay open a moment longer."""
+        """Record that a router announced its end. Its watch may stay open a moment longer."""
         addresses = self._watches.get(router_id)
         if addresses:
             self._leaving.add(router_id)
@@ -67,16 +68,16 @@ class Presence:
         self.on_change()
 
     def written(self, departed: Iterable[str], gone: Iterable[str]) -> None:
-        """Drop stored departures, unless they are over."""
+        """Forget departures that have been stored."""
         for router_id in departed:
             self.departed.pop(router_id, None)
         self.gone.difference_update(gone)
 
     @contextmanager
     def present(self, router_id: str, address: str) -> Generator[None]:
-        """Count the router as alive while the context is open.
+        """Count the router as present while the context is open.
 
-        A router that lost its connection may be back before the end of its old watch is noticed.
+        A router that lost its connection may reconnect before the end of its old watch is noticed.
         """
         self._watches.setdefault(router_id, []).append(address)
         self._leaving.discard(router_id)

@@ -8,10 +8,11 @@ _TIMEOUT_S = 0.3
 
 
 async def refuses(address: str) -> bool:
-    """Return whether the machine at `host:port` refuses the connection: no process listens.
+    """Return whether the machine at `host:port` refuses the connection because no process listens.
 
-    That is the sign of a killed process. Any other result (an answer, silence, no route) proves
-    nothing: the kernel accepts connections of a frozen process, and the network may be at fault.
+    A refusal shows that the process has ended. Any other result (an answer, silence, no route)
+    proves nothing, because the kernel accepts connections for a frozen process, and because the
+    network may have failed.
     """
     try:
         async with asyncio.timeout(_TIMEOUT_S):

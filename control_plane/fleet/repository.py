@@ -1,4 +1,4 @@
-"""Rows of the fleet: read as records, written as decided changes."""
+"""Reads the rows of the fleet as records, and writes decided changes."""
 
 import typing
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,11 +27,13 @@ from control_plane.fleet.planner import Condition
 from sluice.profiles import Profile
 from sluice.wire.agent.v1 import agent_pb2 as wire
 
-_LOCK = 7310520303  # held by the one control plane that decides about the fleet now
-# A control plane that dies cannot say that its routers left; then only their silence tells.
+_LOCK = 7310520303  # advisory lock of the one control plane that decides about the fleet at present
+# Seconds of silence after which a router counts as absent. A control plane that dies cannot report
+# that its routers have left.
 _ROUTER_SILENCE_S = 6.0
 _CHANGES_KEPT = timedelta(hours=1)
-# Replicas that operators or the scaling loop want; a rollout's need if that is more.
+# Number of replicas that operators or the scaling loop want, or the need of rollouts if it is
+# larger.
 _WANTED = func.greatest(
     func.coalesce(tables.pools.c.scaled_replicas, tables.pools.c.replicas_wanted),
     func.coalesce(tables.pools.c.rollout_replicas, 0),
@@ -39,13 +41,13 @@ _WANTED = func.greatest(
 
 
 async def try_lead(connection: AsyncConnection) -> bool:
-    """Return whether this transaction holds the right to decide about the fleet."""
+    """Return whether this transaction has acquired the right to decide about the fleet."""
     return bool(await connection.scalar(select(func.pg_try_advisory_xact_lock(_LOCK))))
 
 
-@cache  # runs every second: building and compiling cost more than the statement
+@cache  # runs every second, and building and compiling the statement costs more than its execution
 def _seen_routers() -> Insert:
-    """Insert routers, or note that they are here."""
+    """Return the statement that inserts routers, or updates when they were last seen."""
     t = tables.routers.c
     query = insert(tables.routers)
     changed = {
@@ -64,7 +66,7 @@ async def write_routers(
     departed: Iterable[str],
     gone: Iterable[str],
 ) -> None:
-    """Store which routers are connected to this control plane, which left it, and which ended."""
+    """Store which routers are connected to this control plane, which left, and which ended."""
     table = tables.routers
     for ids, values in (
         (sorted(departed), {"left_at": func.now()}),
@@ -88,7 +90,8 @@ async def routers(connection: AsyncConnection) -> dict[str, Router]:
         (silent_s > _ROUTER_SILENCE_S, silent_s),
         else_=literal(0.0),
     )
-    # now() is the start of the transaction: a router that left within it has been absent 0 s.
+    # now() is the start of the transaction, so a router that left within it has been absent for 0
+    # s.
     t = table.c
     rows = await connection.execute(
         select(
@@ -118,7 +121,7 @@ async def cells(connection: AsyncConnection) -> list[Cell]:
 
 
 async def owners_unchanged_s(connection: AsyncConnection) -> float:
-    """Return the seconds since a cell last changed its owner; infinite without cells."""
+    """Return the seconds since a cell last changed its owner; infinite if there are no cells."""
     newest = func.max(tables.cells.c.assigned_at)
     unchanged_s = await connection.scalar(select(_seconds_since(newest)))
     return float("inf") if unchanged_s is None else unchanged_s
@@ -138,7 +141,7 @@ async def write_spread(connection: AsyncConnection, spread: Spread) -> None:
             await connection.execute(update(table).where(table.c.id.in_(ids)).values(**values))
     await _set_replicas(connection, "cell_id", spread.move)
     if spread.remove:
-        # Deleting a cell deletes its replicas.
+        # Deletion of a cell would delete its replicas as well, so only empty cells are deleted.
         held = exists().where(tables.replicas.c.cell_id == table.c.id)
         await connection.execute(delete(table).where(table.c.id.in_(spread.remove), ~held))
 
@@ -184,7 +187,7 @@ async def nodes(connection: AsyncConnection) -> list[Node]:
 
 
 def _node(row: Mapping[str, Any]) -> Node:
-    """Return a node; one without reported resources counts as unlimited."""
+    """Return the node of a row. A node that has not reported its resources counts as unlimited."""
     facts, has_some = row["accelerator_facts"], bool(row["accelerators"])
     memory_bytes = row["memory_bytes"] or None
     accelerators = [
@@ -206,7 +209,7 @@ def _node(row: Mapping[str, Any]) -> Node:
 
 
 async def replicas(connection: AsyncConnection, node_id: str | None = None) -> list[Replica]:
-    """Return the replicas, all or those of one node."""
+    """Return all replicas, or the replicas of one node."""
     t = tables.replicas.c
     query = select(
         *(t.id, t.pool_id, t.cell_id, t.node_id, t.is_draining, t.state, t.grpc_address, t.role),
@@ -231,7 +234,7 @@ async def replicas(connection: AsyncConnection, node_id: str | None = None) -> l
 
 
 async def lose_nodes(connection: AsyncConnection, silence_s: float) -> list[str]:
-    """Mark nodes that were silent for too long, and their replicas; return the nodes."""
+    """Mark nodes that were silent for too long, and their replicas, as lost. Return the nodes."""
     table = tables.nodes
     silent_since = func.now() - timedelta(seconds=silence_s)
     rows = await connection.execute(
@@ -253,7 +256,7 @@ async def lose_nodes(connection: AsyncConnection, silence_s: float) -> list[str]
 async def create_replicas(
     connection: AsyncConnection, created: Sequence[Replica], profiles: Mapping[str, Profile]
 ) -> None:
-    """Add replicas, with the profile of their pool."""
+    """Insert replicas, with the profile of their pool."""
     if created:
         await connection.execute(
             insert(tables.replicas).values(
@@ -278,14 +281,14 @@ async def create_replicas(
 
 
 async def drain_replicas(connection: AsyncConnection, ids: Sequence[str]) -> None:
-    """Mark replicas to be ended once their requests are done."""
+    """Mark replicas to be stopped as soon as their requests have ended."""
     if ids:
         table = tables.replicas
         await connection.execute(update(table).where(table.c.id.in_(ids)).values(is_draining=True))
 
 
 async def forget_replicas(connection: AsyncConnection, ids: Sequence[str]) -> None:
-    """Delete replicas; their agents stop them."""
+    """Delete replicas; their agents then stop the processes."""
     if ids:
         await connection.execute(delete(tables.replicas).where(tables.replicas.c.id.in_(ids)))
 
@@ -293,7 +296,7 @@ async def forget_replicas(connection: AsyncConnection, ids: Sequence[str]) -> No
 async def write_conditions(
     connection: AsyncConnection, conditions: Mapping[str, Condition]
 ) -> None:
-    """Store the reasons for missing replicas; unchanged ones are not written again."""
+    """Store the reasons for missing replicas. Unchanged reasons are not written again."""
     table = tables.pool_conditions
     rows = await connection.execute(select(table.c.pool_id, table.c.text, table.c.unplaced))
     known = {key: Condition(said, unplaced) for key, said, unplaced in rows.tuples()}
@@ -308,7 +311,7 @@ async def write_conditions(
 
 
 async def write_notes(connection: AsyncConnection, notes: Mapping[str, str]) -> None:
-    """Store the progress of draining nodes; clear it for all others."""
+    """Store the progress of draining nodes, and clear the progress of all other nodes."""
     t = tables.nodes.c
     over = update(tables.nodes).where(t.drain_note != "", t.id.not_in(sorted(notes)))
     await connection.execute(over.values(drain_note=""))
@@ -323,14 +326,14 @@ async def write_roles(connection: AsyncConnection, roles: Mapping[str, str]) -> 
 
 
 async def write_sleep(connection: AsyncConnection, sleeps: Mapping[str, bool]) -> None:
-    """Set which replicas shall sleep, and which shall wake."""
+    """Set for each replica whether it should sleep."""
     await _set_replicas(connection, "sleeps", sleeps)
 
 
 async def _set_replicas(
     connection: AsyncConnection, column: str, values: Mapping[str, str | bool]
 ) -> None:
-    """Set a column of replicas, by id; one statement per value, because a pool may have 10,000."""
+    """Set a column of replicas by id, one statement per value, as a pool may have 10,000."""
     ids_of: dict[str | bool, list[str]] = {}
     for replica_id, value in sorted(values.items()):
         ids_of.setdefault(value, []).append(replica_id)
@@ -341,9 +344,9 @@ async def _set_replicas(
 
 
 async def write_node(connection: AsyncConnection, message: wire.SyncRequest) -> list[str]:
-    """Store a node's heartbeat, its facts and whether it is cordoned.
+    """Store a node's heartbeat, its facts, and whether it is cordoned.
 
-    Returns the ids of the cordons that operators have lifted and the agent has not, yet.
+    Returns the ids of the cordons that operators have lifted and the agent still reports.
     """
     facts = message.facts
     values = {
@@ -378,7 +381,7 @@ async def write_node(connection: AsyncConnection, message: wire.SyncRequest) -> 
 
 
 def _accelerator(fact: wire.Accelerator) -> dict[str, Any]:
-    """Return the stored fields of an accelerator, which seldom change."""
+    """Return the stored fields of an accelerator, which rarely change."""
     kept: dict[str, Any] = {
         "index": fact.index,
         "uuid": _storable(fact.uuid),
@@ -404,7 +407,7 @@ async def write_observed(
     changed: Iterable[Replica],
     report: Mapping[str, wire.ObservedReplica],
 ) -> None:
-    """Store an agent's report: changed states, and the facts beside them."""
+    """Store an agent's report: changed states of replicas, and further facts."""
     table = tables.replicas
     for replica in changed:
         await connection.execute(
@@ -424,7 +427,7 @@ async def write_observed(
 
 
 async def prune_changes(connection: AsyncConnection) -> None:
-    """Delete old changes; the newest one stays as the version of the database."""
+    """Delete old changes. The newest change is kept as the version of the database."""
     t = tables.changes
     newest = select(func.max(t.c.version)).scalar_subquery()
     await connection.execute(

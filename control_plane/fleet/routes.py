@@ -1,4 +1,4 @@
-"""REST of pools, and views of cells, replicas and routers; for nodes see `node_routes`."""
+"""REST of pools, and views of cells, replicas and routers. For nodes see `node_routes`."""
 
 from dataclasses import replace
 
@@ -32,7 +32,7 @@ from sluice.errors import ErrorCode, PlatformError
 
 
 async def _check_running(connection: AsyncConnection, key: str, values: Values) -> None:
-    """Refuse another base or engine while replicas run or models use the pool."""
+    """Refuse a change of base or engine while replicas run or models use the pool."""
     pools, replicas, models = tables.pools, tables.replicas, tables.models
     query = select(pools).where(pools.c.id == key).with_for_update()
     row = (await connection.execute(query)).first()
@@ -40,7 +40,7 @@ async def _check_running(connection: AsyncConnection, key: str, values: Values) 
         return
     if row.replicas_wanted != values["replicas_wanted"]:
         await preparation.pin(connection, key, values["replicas_wanted"])
-    if row.retire_at is not None:  # a written pool is wanted, whatever a rollout left
+    if row.retire_at is not None:  # an operator's write cancels a retirement after a rollout
         values |= {"retire_at": None}
         await preparation.end_demands(connection, key)
     if (row.base_digest, row.engine) == (values["base_digest"], values["engine"]):
@@ -53,7 +53,7 @@ async def _check_running(connection: AsyncConnection, key: str, values: Values) 
 
 
 async def _check_unlisted(connection: AsyncConnection, key: str) -> None:
-    """Refuse to delete a pool that a model's list of pools names."""
+    """Refuse the deletion of a pool that is named in a model's list of pools."""
     t = tables.model_pools.c
     query = select(t.id).where(t.pools.contains([{"pool_id": key}])).order_by(t.id).limit(1)
     if model := await connection.scalar(query):
@@ -62,7 +62,7 @@ async def _check_unlisted(connection: AsyncConnection, key: str) -> None:
 
 
 async def _make_cell(connection: AsyncConnection, key: str, _: Values) -> None:
-    """Give the pool its cell."""
+    """Create the first cell of a pool."""
     query = insert(tables.cells).values(id=f"{key}-0", pool_id=key)
     await connection.execute(query.on_conflict_do_nothing())
 
@@ -100,10 +100,10 @@ POOLS = Resource(
 
 
 class FleetRoutes:
-    """Handlers of the fleet."""
+    """The request handlers of the fleet."""
 
     def __init__(self, database: Database, check_pool: Hook = no_check) -> None:
-        """Take the database, and a check that refuses a pool's new fields."""
+        """Create the handlers. `check_pool` refuses invalid new fields of a pool."""
         self._database = database
         self._pools = replace(POOLS, before_write=in_turn(_check_running, check_pool))
 
@@ -139,12 +139,12 @@ class FleetRoutes:
         return [*found, *NodeRoutes(self._database).routes()]
 
     async def cells(self, request: web.Request) -> web.Response:
-        """Return cells and their owners."""
+        """Return a page of cells with their owners."""
         t = tables.cells
         return await page(self._database, select(t), t.c.id, request, shown_times)
 
     async def replicas(self, request: web.Request) -> web.Response:
-        """Return replicas, with their agents' last reports."""
+        """Return a page of replicas, with the last reports of their agents."""
         t = tables.replicas
         query = select(t)
         for name in _REPLICA_FILTERS:
@@ -153,7 +153,7 @@ class FleetRoutes:
         return await page(self._database, query, t.c.id, request, _replica)
 
     async def pool_status(self, request: web.Request) -> web.Response:
-        """Return the number of a pool's replicas, and the reason for missing ones."""
+        """Return the number of a pool's replicas, with the reason if replicas are missing."""
         key = path_id(request)
 
         async def work(connection: AsyncConnection) -> Values | None:
@@ -165,7 +165,7 @@ class FleetRoutes:
         return shown(request, found)
 
     async def routers(self, request: web.Request) -> web.Response:
-        """Return routers and when they were last connected."""
+        """Return a page of routers, with the time when they were last connected."""
         t = tables.routers
         return await page(self._database, select(t), t.c.id, request, shown_times)
 

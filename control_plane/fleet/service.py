@@ -1,8 +1,8 @@
-"""The fleet's loop: stores which routers and nodes live, then applies the pure decisions.
+"""The fleet's loop: stores which routers and nodes are live, then applies the pure decisions.
 
-Every control plane runs it; an advisory lock lets one decide at a time. It runs at once when a
-router comes or goes or the state changes, and every second otherwise. While a router is missing it
-runs more often: the router's cells wait.
+Every control plane runs the loop, and an advisory lock lets one control plane decide at a time. The
+loop runs at once when a router connects or leaves or the state changes, and every second otherwise.
+While a router is missing it runs more often, because the requests in the router's cells wait.
 """
 
 import asyncio
@@ -29,9 +29,11 @@ log = structlog.get_logger(__name__)
 
 _TICK_S = 1.0
 _MISSING_TICK_S = 0.1
-# After this many steps without any news only each third one decides: time alone brings little.
+# After this many steps without a change, only each third step decides, because the passing of time
+# alone rarely changes a decision.
 _QUIET_AFTER, _QUIET_EVERY = 30, 3
-# After a start or an outage of the database all routers look absent; they have this long to report.
+# After a start or an outage of the database all routers look absent. They have this long to
+# reconnect before cells get other owners.
 _ROUTERS_RETURN_S = 4.0
 _NODES_RETURN_S = model.NODE_LOST_AFTER_S
 _PRUNE_INTERVAL_S = 600.0
@@ -41,7 +43,7 @@ AskHoldback = Callable[[AsyncConnection], Awaitable[model.Holdback]]
 
 
 class FleetLoop:
-    """Owns the presence of routers, and the loop."""
+    """Owns the presence of routers, and the loop of the fleet."""
 
     def __init__(
         self,
@@ -52,14 +54,14 @@ class FleetLoop:
         clock: Clock,
         holdback: AskHoldback,
     ) -> None:
-        """Prepare.
+        """Create the loop.
 
         Args:
             database: Database of the fleet.
             feed: Signals changes of the state.
-            prune: Deletes old rows of other domains, from time to time, in the leader's step.
-            show: Called with the number of replicas without a place; 0 while another control plane
-                leads.
+            prune: Delete old rows of other domains; run from time to time in the leader's step.
+            show: Called with the number of replicas without a place, for metrics; 0 while another
+                control plane leads.
             clock: Counts replica-seconds while this control plane leads.
             holdback: Returns the replicas that are not replaced at present.
         """
@@ -72,10 +74,10 @@ class FleetLoop:
         self._wake = asyncio.Event()
         self.presence = Presence(self._wake.set)
         self._liveness = Liveness(self.presence)
-        self._heard_since = time.monotonic()  # earlier silence does not count
+        self._heard_since = time.monotonic()  # silence before this time is ignored
         self._pruned_at = float("-inf")
-        self._quiet_steps = 0  # in a row, without any news
-        # Routers whose watch closed: address, and until when that is news.
+        self._quiet_steps = 0  # number of consecutive steps without a change
+        # Routers whose watch closed: the address, and the time until which they are probed.
         self._missing: dict[str, tuple[str, float]] = {}
 
     def wake(self) -> None:
@@ -83,13 +85,13 @@ class FleetLoop:
         self._wake.set()
 
     async def run(self) -> None:
-        """Run until cancelled."""
+        """Run the loop until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._liveness.run())
             await self._decide()
 
     async def _decide(self) -> None:
-        """Run the loop."""
+        """Decide repeatedly, until cancelled."""
         self._heard_since = time.monotonic()
         while True:
             changed = self._feed.changed()
@@ -106,13 +108,16 @@ class FleetLoop:
             self._quiet_steps = self._quiet_steps + 1 if is_quiet else 0
 
     async def _stored(self) -> tuple[set[str], set[str]]:
-        """Decide, or while all is quiet mostly only store which routers live."""
+        """Decide; in quiet times mostly only store which routers are live.
+
+        Return the stored departures.
+        """
         if self._quiet_steps > _QUIET_AFTER and self._quiet_steps % _QUIET_EVERY:
             return await self._database.run_singly(self._store_liveness)
         return await self._database.run(self._step)
 
     async def _look_for_missing(self) -> None:
-        """Find out which of the missing routers have ended."""
+        """Probe the missing routers, and record those that have ended."""
         now = time.monotonic()
         until = now + cell_model.ROUTER_GRACE_S + _TICK_S
         here = self.presence.here()
@@ -131,8 +136,8 @@ class FleetLoop:
                 del self._missing[router_id]
 
     async def _is_quiet(self, changed: asyncio.Event) -> bool:
-        """Wait for the tick, or for a change; return whether there was no change."""
-        await asyncio.sleep(0.02)  # changes that come together are decided together
+        """Wait for the next tick or a change. Return whether there was no change."""
+        await asyncio.sleep(0.02)  # changes that arrive together are decided together
         waits = (self._wake.wait(), changed.wait())
         async with asyncio.TaskGroup() as tasks:
             waiting = [tasks.create_task(wait) for wait in waits]
@@ -143,14 +148,14 @@ class FleetLoop:
         return not (self._wake.is_set() or changed.is_set())
 
     async def _store_liveness(self, connection: AsyncConnection) -> tuple[set[str], set[str]]:
-        """Store which routers live; return the stored departures."""
-        await end_frozen(connection)  # a leader that is one holds rows of routers, too
+        """Store which routers are live. Return the stored departures."""
+        await end_frozen(connection)  # a frozen leader also locks rows of routers
         departed, gone = set(self.presence.departed), set(self.presence.gone)
         await repository.write_routers(connection, self.presence.here(), departed, gone)
         return departed, gone
 
     async def _step(self, connection: AsyncConnection) -> tuple[set[str], set[str]]:
-        """Decide once; return the stored departures."""
+        """Decide once, and return the stored departures."""
         departed, gone = await self._store_liveness(connection)
         heard_s = time.monotonic() - self._heard_since
         if await repository.try_lead(connection):
@@ -159,7 +164,8 @@ class FleetLoop:
                     log.warning("node_lost", node=node_id)
             for pool_id in await preparation.retire_pools(connection):
                 log.info("pool_retired", pool=pool_id)
-            cells = await repository.cells(connection)  # before the pools: then none lacks its pool
+            # read before the pools, so that no cell lacks its pool
+            cells = await repository.cells(connection)
             pools = await repository.pools(connection)
             replicas = await repository.replicas(connection)
             self._clock.tick(time.monotonic(), replicas)
@@ -183,7 +189,7 @@ class FleetLoop:
 
     @staticmethod
     async def _spread(connection: AsyncConnection, spread: cell_model.Spread) -> None:
-        """Give the pools their cells."""
+        """Create, drain and remove cells of the pools, and log the changes."""
         await repository.write_spread(connection, spread)
         for event, ids in (
             ("cell_created", [cell.id for cell in spread.create]),
@@ -205,7 +211,7 @@ class FleetLoop:
         *,
         may_take: bool,
     ) -> None:
-        """Give the cells their routers."""
+        """Assign the cells to routers."""
         engines = {pool.id: pool.engine for pool in pools}
         routed = [cell for cell in cells if profile_of(engines.get(cell.pool_id, "")) is FRAMES]
         routers = await repository.routers(connection)
@@ -226,7 +232,7 @@ class FleetLoop:
         homes: Mapping[str, Sequence[str]],
         replicas: Sequence[model.Replica],
     ) -> int:
-        """Give the pools their replicas, and these their roles; return how many have no place."""
+        """Create and remove replicas, and set their roles. Return the number without a place."""
         nodes = await repository.nodes(connection)
         holdback = await self._holdback(connection)
         plan = plan_replicas(pools, homes, nodes, replicas, lambda: new_id("replica"), holdback)

@@ -1,4 +1,7 @@
-"""Rules on texts in the form for a tenant's admins, and the change from shadow to action; pure."""
+"""Rules on texts in the form for a tenant's admins, and their activation after a shadow phase.
+
+Pure.
+"""
 
 from collections.abc import Mapping
 from typing import Annotated, Any
@@ -50,7 +53,10 @@ class GuardRuleBody(AdminBody):
 
 
 def _checked(rules: list[GuardRuleBody]) -> list[GuardRuleBody]:
-    """Return valid rules; GuardRuleError (a ValueError) names the fix."""
+    """Return valid rules.
+
+    Raises GuardRuleError (a ValueError) with the fix if a rule is not valid.
+    """
     check(rules_from([it.model_dump() for it in rules]))
     return rules
 
@@ -81,14 +87,14 @@ class GuardSetBody(AdminBody):
 
 
 def staged(known: Mapping[str, Any] | None, wanted: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values that complete a write: the version of the rules, and the acting rules.
+    """Return the values that complete a write: the version of the rules, and the rules in effect.
 
     Args:
-        known: The row; None: there is none yet.
-        wanted: Values of the body: `rules` and `active_version`.
+        known: The stored row; None: the set of rules is new.
+        wanted: Values of the request body: `rules` and `active_version`.
 
     Raises:
-        PlatformError: Rules that were not in shadow before shall act.
+        PlatformError: The write would activate rules that were not in shadow before.
     """
     version, acting = (known["version"], known["active_version"]) if known else (0, 0)
     is_new = known is None or known["rules"] != wanted["rules"]

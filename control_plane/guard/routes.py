@@ -1,4 +1,4 @@
-"""REST of rules on texts; only roles that may change rules may read them."""
+"""REST of rules on texts. Only roles that may change rules may read rules."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Finds the actor of a request: by admin key, bootstrap key of the settings, or session."""
+"""Identifies the actor of a request by admin key, by the bootstrap key, or by session."""
 
 import hashlib
 import hmac
@@ -33,18 +33,22 @@ BOOTSTRAP = Actor("bootstrap", Role.ADMIN)
 
 
 class Identities:
-    """Identifies callers, by the key or the session of a request."""
+    """Identifies callers by the key or the session of a request."""
 
     def __init__(self, database: Database, bootstrap_sha256: str) -> None:
-        """Prepare; `bootstrap_sha256` is the hash (hex) of a key that is always an admin's."""
+        """Create the identification.
+
+        `bootstrap_sha256` is the hex hash of a key with role admin.
+        """
         self._database = database
         self._bootstrap_sha256 = bootstrap_sha256
 
     async def of(self, request: web.Request) -> Actor:
-        """Return the caller; a key takes precedence over a session.
+        """Return the caller. If the request has a key and a session, the key is used.
 
         Raises:
-            PlatformError: 401; or 403, a write of a session without its header.
+            PlatformError: 401 if the request has no valid key or session; 403 if a write by session
+                lacks the required header.
         """
         if "Authorization" in request.headers:
             return (await self.of_key(request))[0]
@@ -54,10 +58,12 @@ class Identities:
         return found.actor
 
     async def of_key(self, request: web.Request) -> tuple[Actor, bytes]:
-        """Return the actor of a request's key, and the key's hash; compared in constant time.
+        """Return the actor of a request's key, and the key's hash.
+
+        Hashes are compared in constant time.
 
         Raises:
-            PlatformError: 401.
+            PlatformError: 401 if the key is missing or not valid.
         """
         scheme, _, text = request.headers.get("Authorization", "").partition(" ")
         key = text.strip()
@@ -65,7 +71,7 @@ class Identities:
         if scheme.lower() == "bearer":
             if bootstrap := self._of_bootstrap(given):
                 return bootstrap, given
-            # A made-up key costs the database nothing, unless it has the form of one.
+            # A key without the form of an admin key is refused without a database query.
             if key.startswith(ADMIN_KEY_PREFIX):
                 found = await self._database.run(lambda connection: find_actor(connection, given))
                 if found is not None:
@@ -73,10 +79,10 @@ class Identities:
         raise _stranger()
 
     async def session(self, request: web.Request) -> ConsoleSession | None:
-        """Return the session of a request's cookie; None: there is none, or it has ended.
+        """Return the session of a request's cookie; None if there is none or it has ended.
 
         Raises:
-            PlatformError: 403, a write lacks the header that only the console's page can send.
+            PlatformError: 403 if a write lacks the header that only the console's page can send.
         """
         secret = request.cookies.get(COOKIE, "")
         if not is_secret(secret):
@@ -100,13 +106,13 @@ class Identities:
 def guard(
     database: Database, identities: Identities, routes: dict[web.AbstractRoute, AdminRoute]
 ) -> Middleware:
-    """Return a middleware that admits callers whose key allows the action of the route.
+    """Return a middleware that admits callers whose key permits the action of the route.
 
-    A path without a declared route does not exist for any caller. Refused writes are recorded.
+    A path without a declared route gives 404 for every caller. Refused writes are recorded.
 
     Args:
-        database: Database that refusals are recorded in.
-        identities: Actors of keys and sessions.
+        database: Database in which refused writes are recorded.
+        identities: Identifies the actors of keys and sessions.
         routes: Declarations of the routes.
     """
     writes = Writes(database)
@@ -158,12 +164,12 @@ def _stranger() -> PlatformError:
 async def _record(
     writes: Writes, request: web.Request, error: PlatformError | web.HTTPException
 ) -> None:
-    """Record a refusal; the caller gets the refusal even if recording fails."""
+    """Record a refused write. The caller gets the refusal even if the recording fails."""
     if isinstance(error, web.HTTPException):
         code = ErrorCode.REQUEST_TOO_LARGE if error.status == 413 else ErrorCode.INVALID_REQUEST
         error = PlatformError(code, error.reason)
     if error.code is ErrorCode.UNAVAILABLE:
-        return  # the place for records is what is not available
+        return  # the database for the record is the one that is down
     try:
         await writes.refused(request, error)
     except (PlatformError, DBAPIError) as failure:

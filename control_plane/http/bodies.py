@@ -1,4 +1,4 @@
-"""Reading of requests: bodies of JSON, queries, ids and times; errors name the first mistake."""
+"""Parsing of requests: JSON bodies, queries, ids and times. An error names the first mistake."""
 
 import asyncio
 import json
@@ -25,13 +25,13 @@ Parsed = TypeVar("Parsed", bound=AdminBody)
 
 
 async def read_body(request: web.Request, kind: type[Parsed]) -> Parsed:
-    """Return the validated body; an empty one is an empty object.
+    """Return the validated body. An empty body counts as an empty object.
 
-    Read-only fields of the answer that the body repeats are kept as `REPEATED`: the write checks
-    that they are unchanged.
+    Read-only fields that the body repeats from an answer are stored in the request as `REPEATED`.
+    The write later checks that they are unchanged.
 
     Raises:
-        BadRequestError: With the first mistake, and the field that has it.
+        BadRequestError: The body is not valid; names the first mistake and its field.
     """
     try:
         async with asyncio.timeout(_BODY_TIMEOUT_S):
@@ -52,12 +52,12 @@ async def read_body(request: web.Request, kind: type[Parsed]) -> Parsed:
 
 
 def check_repeated(request: web.Request, shown: Mapping[str, Any] | None) -> None:
-    """Check the read-only fields that a body repeats.
+    """Check that the read-only fields in a body have their present values.
 
     Args:
         request: The request whose body was read.
-        shown: Object as a GET shows it; None when it does not exist: then only values of the path
-            may be repeated.
+        shown: Object in the form of a GET; None if the object does not exist, in which case only
+            values from the path may be repeated.
 
     Raises:
         BadRequestError: A field differs from its present value.
@@ -70,11 +70,11 @@ def check_repeated(request: web.Request, shown: Mapping[str, Any] | None) -> Non
 
 
 def _without(payload: bytes, names: Collection[str]) -> tuple[bytes, dict[str, Any]]:
-    """Return a body without some fields, and these fields."""
+    """Return a body without the given fields, and the removed fields."""
     try:
         found = json.loads(payload) if names else None
     except ValueError:
-        found = None  # the validation says what is wrong with it
+        found = None  # the later validation reports the mistake
     if not isinstance(found, dict):
         return payload, {}
     fields = cast("dict[str, Any]", found)
@@ -83,9 +83,9 @@ def _without(payload: bytes, names: Collection[str]) -> tuple[bytes, dict[str, A
 
 
 def refuse_unknown_query(request: web.Request, known: Collection[str]) -> None:
-    """Raise BadRequestError for unknown query parameters.
+    """Raise BadRequestError if a query parameter is unknown.
 
-    A misspelt filter would otherwise return everything.
+    Otherwise a misspelt filter would return all objects.
     """
     unknown = min(request.query.keys() - set(known), default=None)
     if unknown is not None:
@@ -97,7 +97,7 @@ def refuse_unknown_query(request: web.Request, known: Collection[str]) -> None:
 def path_id(
     request: web.Request, name: str = "id", check: Callable[[str], str] = checked_id
 ) -> str:
-    """Return an id from the path; BadRequestError when it is invalid."""
+    """Return an id from the path. Raises BadRequestError if the id is not valid."""
     value = request.match_info[name]
     try:
         return check(value)
@@ -106,7 +106,10 @@ def path_id(
 
 
 def moment(text: str, name: str) -> datetime:
-    """Return the time in a text, ISO 8601 with a time zone; BadRequestError if it is none."""
+    """Return the time in an ISO 8601 text with a time zone.
+
+    Raises BadRequestError if it is not valid.
+    """
     try:
         found = datetime.fromisoformat(text)
     except ValueError:

@@ -10,11 +10,11 @@ from control_plane.http.describe import BOOLEAN, INTEGER, NUMBER, OBJECT, TEXT, 
 
 
 def columns(table: Table, *, is_null_shown: bool = True) -> dict[str, Json]:
-    """Return the schemas of a table's columns by name; times are shown as text.
+    """Return the JSON schemas of a table's columns by name. Times have the schema of a text.
 
     Args:
-        table: The table whose rows are shown.
-        is_null_shown: NULL is shown as null; otherwise as the empty text.
+        table: Table whose rows are shown.
+        is_null_shown: Whether NULL is shown as null; otherwise it is shown as the empty string.
     """
     return {str(column.name): _schema(column, is_null_shown) for column in table.columns}
 

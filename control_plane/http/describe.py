@@ -1,4 +1,4 @@
-"""Parts of the OpenAPI document for the description of routes; pure."""
+"""Helpers that describe routes for the OpenAPI document. Pure."""
 
 from collections.abc import Iterable, Mapping
 from http import HTTPStatus
@@ -37,12 +37,12 @@ def operation(
     """Return the description of one method on one path.
 
     Args:
-        summary: The operation's effect, in one line.
-        answer: Schema of the answer; None: no body (204).
-        status: HTTP status of success, when there is a body.
-        body: Body of the request.
+        summary: The operation's effect in one line.
+        answer: Schema of the answer; None: the answer has no body (204).
+        status: HTTP status of success, if the answer has a body.
+        body: Type of the request body; None: there is no body.
         query: Names of query parameters.
-        also: Other statuses of success, with the same answer.
+        also: Other HTTP statuses of success with the same answer.
     """
     content = {} if answer is None else {"content": {"application/json": {"schema": answer}}}
     statuses = (204 if answer is None else status, *also)
@@ -59,7 +59,7 @@ def operation(
 def listing(
     summary: str, shown: Json, query: Iterable[str] = (), *, limit_max: int = PAGE_MAX
 ) -> Json:
-    """Return the description of a list that comes in pages of objects like `shown`."""
+    """Return the description of a list that is returned in pages of objects with schema `shown`."""
     schema = {
         "type": "object",
         "required": ["data", "has_more"],
@@ -77,13 +77,13 @@ def listing(
 def shown(
     fields: Iterable[str], body: type[AdminBody] | None = None, types: Mapping[str, Json] = _NOTHING
 ) -> Json:
-    """Return the schema of an object with these fields, which are always there.
+    """Return the schema of an object with the given fields, all of which are required.
 
     Args:
         fields: Names of the fields.
-        body: Body of the write: fields of the same names have the same types.
-        types: Schemas of further fields, e.g. `INTEGER`, or from `control_plane.http.columns`; all
-            others are texts.
+        body: Body of the write; fields with the same names get the same types.
+        types: Schemas of further fields, for example `INTEGER` or schemas from
+            `control_plane.http.columns`. All other fields are texts.
     """
     found: Json = dict(types)
     found |= {} if body is None else _schema(body).get("properties", {})
@@ -93,12 +93,15 @@ def shown(
 
 
 def _schema(body: type[AdminBody]) -> Json:
-    """Return the schema of a body; its definitions are under `$defs`, which `document` moves."""
+    """Return the schema of a body.
+
+    Its definitions are under `$defs`, from which `document` moves them.
+    """
     return body.model_json_schema(ref_template=SCHEMAS + "{model}")
 
 
 def nullable(schema: Json) -> Json:
-    """Return a schema that also allows null."""
+    """Return a schema that also accepts null."""
     return {"anyOf": [schema, {"type": "null"}]}
 
 

@@ -1,4 +1,4 @@
-"""ETags of objects, and the conditions of requests on them (RFC 9110); pure."""
+"""ETags of objects, and the conditional headers of requests (RFC 9110). Pure."""
 
 import hashlib
 import json
@@ -13,21 +13,21 @@ _TAG = re.compile(r'(?:W/)?"[\x21\x23-\x7e]*"')
 
 
 def etag(shown: Mapping[str, Any]) -> str:
-    """Return the tag of an object's JSON: independent of the order of its fields."""
+    """Return the ETag of an object's JSON, which does not depend on the order of fields."""
     text = json.dumps(shown, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return f'"{hashlib.sha256(text.encode()).hexdigest()[:32]}"'
 
 
 def check(headers: Mapping[str, str], shown: Mapping[str, Any] | None) -> None:
-    """Check `If-Match` and `If-None-Match` of a write.
+    """Check the `If-Match` and `If-None-Match` headers of a write.
 
     Args:
         headers: Headers of the request.
-        shown: The object as a GET would show it; None when there is none.
+        shown: The object in the form of a GET; None if the object does not exist.
 
     Raises:
-        PlatformError: 412, the object differs from the caller's copy.
-        BadRequestError: A header holds no tags.
+        PlatformError: 412 if the object differs from the caller's copy.
+        BadRequestError: A header is not a list of ETags.
     """
     wanted, unwanted = headers.get("If-Match"), headers.get("If-None-Match")
     if wanted is not None and not _names(wanted, "If-Match", shown):
@@ -39,7 +39,7 @@ def check(headers: Mapping[str, str], shown: Mapping[str, Any] | None) -> None:
 
 
 def is_known(headers: Mapping[str, str], tag: str) -> bool:
-    """Return whether a reader has this version already (`If-None-Match`); never an error."""
+    """Return whether a reader already has this version (`If-None-Match`). Never raises an error."""
     given = headers.get("If-None-Match", "")
     return tag in {found.removeprefix("W/") for found in _TAG.findall(given)}
 
@@ -51,7 +51,7 @@ def _names(header: str, name: str, shown: Mapping[str, Any] | None) -> bool:
     if not _TAGS.fullmatch(header):
         message = f'{name}: * is expected, or tags as GET gives them, like "0a1b2c"'
         raise BadRequestError(ErrorCode.INVALID_REQUEST, message, param=name)
-    # Weak tags (W/) never match: only an object as a whole can be the one that was read.
+    # Weak tags (W/) never match, because only the whole object can be the version that was read.
     return shown is not None and etag(shown) in _TAG.findall(header)
 
 

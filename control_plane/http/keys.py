@@ -1,6 +1,6 @@
-"""Keys as REST resources: made, changed, rotated, revoked. The text of a key leaves only once.
+"""Keys as REST resources: created, changed, rotated, revoked. The secret is sent only once.
 
-Tenants' keys and admins' keys are handled alike; a `KeyKind` holds the differences.
+Tenants' keys and admins' keys are handled by the same code. A `KeyKind` describes the differences.
 """
 
 import time
@@ -30,18 +30,19 @@ Conditions = list[ColumnElement[bool]]
 
 @dataclass(frozen=True, slots=True)
 class KeyKind:
-    """A kind of key.
+    """The description of a kind of keys.
 
     Attributes:
-        name: Name of the kind, as in the path.
+        name: Name of the kind in the path.
         table: Table with `id`, `secret_sha256`, `expires_at_unix_ms`, `is_disabled`, `created_at`.
         fields: Columns that are shown between the id and the creation time.
-        body: Body that creates a key.
-        change: Changeable fields, a part of the body.
-        new_key: Returns a new key.
-        read: Permission to read.
-        write: Permission to write.
-        tenants: The table of the keys' owners, which stands in the path; None: no owner.
+        body: Request body that creates a key.
+        change: Request body with the changeable fields, a subset of `body`.
+        new_key: Returns a new key with its secret.
+        read: Permission required to read keys.
+        write: Permission required to write keys.
+        tenants: Table of the tenants that own the keys and are named in the path; None: keys have
+            no owner.
     """
 
     name: str
@@ -56,19 +57,19 @@ class KeyKind:
 
     @property
     def path(self) -> str:
-        """The path of the list."""
+        """The path of the list of keys."""
         if self.tenants is None:
             return f"/v1/{self.name}"
         return f"/v1/tenants/{{tenant_id:[^/]+}}/{self.name}"
 
     def show(self, row: Values) -> Values:
-        """Return the JSON of a row, without secrets."""
+        """Return the JSON of a key's row, without secrets."""
         visible = {name: "" if row[name] is None else row[name] for name in self.fields}
         return {"id": row["id"]} | visible | {"created_at": row["created_at"].isoformat()}
 
 
 class KeyRoutes:
-    """Handlers of one kind of keys."""
+    """The request handlers of one kind of keys."""
 
     def __init__(self, database: Database, kind: KeyKind) -> None:
         self._database = database
@@ -103,7 +104,7 @@ class KeyRoutes:
         ]
 
     async def create(self, request: web.Request) -> web.Response:
-        """Create a key; its text is in this answer and nowhere else."""
+        """Create a key. Only this answer contains the secret."""
         scope = self._scope(request)
         values = (await read_body(request, self._kind.body)).model_dump() | scope
         key = self._kind.new_key()
@@ -118,7 +119,7 @@ class KeyRoutes:
             raise (_no_tenant(scope) if scope else missing_reference(error)) from None
 
     async def list(self, request: web.Request) -> web.Response:
-        """Return the keys, without secrets."""
+        """Return a page of keys, without secrets."""
         scope, kind = self._scope(request), self._kind
         if kind.tenants is not None:
             query = select(kind.tenants.c.id).where(kind.tenants.c.id == scope["tenant_id"])
@@ -135,7 +136,7 @@ class KeyRoutes:
         return shown(request, self._kind.show(rows[0]))
 
     async def change(self, request: web.Request) -> web.Response:
-        """Change the fields in the body only."""
+        """Change only the fields that are in the body."""
         is_it = self._is_it(request)
         changes = (await read_body(request, self._kind.change)).model_dump(exclude_unset=True)
 
@@ -149,7 +150,7 @@ class KeyRoutes:
         return await self._writes.run(request, work)
 
     async def rotate(self, request: web.Request) -> web.Response:
-        """Make a key with the same properties; the old one ends after the grace."""
+        """Create a key with the same properties. The old key expires after the grace period."""
         is_it, kind = self._is_it(request), self._kind
         grace_s = (await read_body(request, RotationBody)).grace_s
         key, now_unix_ms = kind.new_key(), time.time_ns() // 1_000_000
@@ -184,7 +185,7 @@ class KeyRoutes:
         return await self._writes.run(request, work)
 
     async def _insert(self, write: Write, key: NewKey, values: Values) -> Values:
-        """Store a key; return its JSON."""
+        """Store a new key, and return its JSON."""
         row = values | {"id": key.id, "secret_sha256": key.sha256}
         query = insert(self._kind.table).values(row).returning(self._kind.table)
         made = (await write.connection.execute(query)).mappings().one()
@@ -193,7 +194,7 @@ class KeyRoutes:
         return after
 
     async def _locked(self, write: Write, is_it: Conditions) -> Values:
-        """Return a key's row, locked; check the request's conditions against it."""
+        """Return a key's row, locked, after a check of the request's conditional headers."""
         query = select(self._kind.table).where(*is_it).with_for_update()
         row = await first(write.connection, query)
         if row is None:
@@ -202,7 +203,7 @@ class KeyRoutes:
         return row
 
     async def _update(self, write: Write, row: Values, changes: Values) -> Values:
-        """Change a row; return its JSON."""
+        """Change the row of a key, and return its JSON."""
         if changes:
             table = self._kind.table
             query = update(table).where(table.c.id == row["id"]).values(changes)
@@ -210,7 +211,7 @@ class KeyRoutes:
         return self._kind.show(row | changes)
 
     def _scope(self, request: web.Request) -> Values:
-        """Return the owner of the requested keys; 403 when the caller may not access them."""
+        """Return the owner of the requested keys. 403 if the caller may not access them."""
         if self._kind.tenants is None:
             return {}
         tenant_id = path_id(request, "tenant_id")
@@ -225,7 +226,7 @@ class KeyRoutes:
 
 
 def _replacing(made: Values) -> Values:
-    """Return the schema of a key that replaces another one, which is named."""
+    """Return the schema of a key that replaces another key, with the replaced key's id."""
     types = {"expires_at_unix_ms": describe.INTEGER}
     replaced = describe.shown(("id", "expires_at_unix_ms"), types=types)
     return made | {

@@ -1,4 +1,4 @@
-"""The description of the admin REST (OpenAPI 3.1), made from its routes."""
+"""The OpenAPI 3.1 description of the admin REST, made from the routes."""
 
 import re
 from collections.abc import Iterable
@@ -52,10 +52,10 @@ _WRITE_FAILURES = {
 
 
 def document(routes: Iterable[AdminRoute], version: str) -> Json:
-    """Return the OpenAPI document.
+    """Return the OpenAPI document of the admin REST.
 
     Args:
-        routes: All routes; those open to all are left out.
+        routes: All routes; routes that need no key are left out.
         version: Version of this software.
     """
     paths: Json = {}
@@ -81,7 +81,7 @@ def document(routes: Iterable[AdminRoute], version: str) -> Json:
 
 
 def operation_id(route: AdminRoute) -> str:
-    """Return a route's name for programs: its verb, and its path without version and parameters."""
+    """Return a route's operation id: the method, and the path without version and parameters."""
     words = [part for part in route.public_path.split("/")[2:] if not part.startswith("{")]
     verb = route.method.lower()
     if any(parameter["name"] == "limit" for parameter in route.operation.get("parameters", ())):
@@ -90,9 +90,9 @@ def operation_id(route: AdminRoute) -> str:
 
 
 def _moved(node: Any, schemas: Json) -> Any:
-    """Return a part of the document without the definitions of its bodies.
+    """Return a part of the document without the definitions (`$defs`) of its bodies.
 
-    They go into `schemas`, and references follow them.
+    The definitions are added to `schemas`, where references in the document point to.
     """
     if isinstance(node, list):
         return [_moved(part, schemas) for part in cast("list[Any]", node)]
@@ -104,7 +104,7 @@ def _moved(node: Any, schemas: Json) -> Any:
 
 
 def _operation(route: AdminRoute) -> Json:
-    """Return a route's own description, completed with the common parts."""
+    """Return a route's own description, completed by the parts that all routes share."""
     assert route.action is not None, "what is open to all is not described"
     assert "summary" in route.operation, f"{route.method} {route.path} is not described"
     roles = ", ".join(roles_for(route.action))

@@ -1,4 +1,4 @@
-"""Every failure as problem details (RFC 9457) with the platform's code."""
+"""Turns every failure into problem details (RFC 9457) with the platform's error code."""
 
 import structlog
 from aiohttp import web
@@ -17,7 +17,7 @@ _CODES = {
 
 
 def problem(error: PlatformError, request_id: str) -> web.Response:
-    """Return the answer for an error."""
+    """Return the HTTP answer for an error."""
     body: dict[str, object] = {
         "type": f"urn:sluice:problem:{error.code}",
         "title": error.code.replace("_", " "),
@@ -40,7 +40,10 @@ def problem(error: PlatformError, request_id: str) -> web.Response:
 
 @web.middleware
 async def problems(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Turn errors into problem details; unexpected ones are logged and hidden."""
+    """Turn errors into problem details.
+
+    Unexpected errors are logged, and their text is not sent.
+    """
     request_id = request[REQUEST_ID]
     try:
         return await handler(request)

@@ -1,7 +1,7 @@
-"""Rows as REST resources: create-or-replace, read, list and delete, the same for every kind.
+"""Rows as REST resources: create or replace, read, list and delete, with common code for all kinds.
 
-A `Resource` holds the differences: the table, the body, the shown columns, the owner of a row and
-further steps of a write. PUT is idempotent; writing the present values again changes nothing and
+A `Resource` describes the differences: the table, the body, the shown columns, the owner of a row
+and further steps of a write. PUT is idempotent. A write of the present values changes nothing and
 sends no delta.
 """
 
@@ -28,7 +28,8 @@ from control_plane.http.writes import RECORDED, Write, WriteReply, Writes
 from control_plane.percent import ShareField
 from sluice.errors import BadRequestError, ErrorCode, PlatformError
 
-_LOCKS = 731053  # one for each id, held while it is written: a missing object has no row to lock
+# advisory lock per id, held during a write, because a missing object has no row to lock
+_LOCKS = 731053
 
 Values = dict[str, Any]
 Hook = Callable[[AsyncConnection, str, Values], Awaitable[None]]
@@ -37,11 +38,11 @@ DeleteHook = Callable[[AsyncConnection, str], Awaitable[None]]
 
 
 async def no_check(connection: AsyncConnection, key: str, values: Values) -> None:
-    """Accept a write, and do nothing besides."""
+    """Accept every write without any change. Used where a resource has no check."""
 
 
 def in_turn(*hooks: Hook) -> Hook:
-    """Return a hook that runs several, one after the other."""
+    """Return a hook that runs several hooks, one after the other."""
 
     async def run(connection: AsyncConnection, key: str, values: Values) -> None:
         for hook in hooks:
@@ -56,29 +57,31 @@ async def _no_check(connection: AsyncConnection, key: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Resource:
-    """A kind of resource.
+    """The description of a kind of resource.
 
     Attributes:
-        path: Path below /v1/.
-        table: Table of its rows.
-        shown: Columns of an answer.
-        read: Action of a reader.
-        write: Action of a writer.
-        owner: Tenant of a row, in SQL (NULL: no tenant's); None: no row has an owner.
-        body: Body of a PUT; None: only the platform writes.
-        on_create: Values of a new row that are not in the body and that a replacement keeps.
-        before_write: Checks in the same transaction; raises the caller's error, and may complete
+        path: Path of the list, below /v1/.
+        table: Table with the rows of the resource.
+        shown: Columns that an answer contains.
+        read: Permission required to read.
+        write: Permission required to write.
+        owner: SQL expression of a row's tenant (NULL: no tenant); None: rows of this kind have no
+            owner.
+        body: Request body of a PUT; None: only the platform writes the rows.
+        on_create: Returns the values of a new row that are not in the body; a replacement keeps
+            them.
+        before_write: Checks a write in its transaction. Raises the caller's error, and may complete
             the values.
-        after_write: Further changes in the transaction of a write.
-        is_removable: Whether there is a DELETE; always so with a body.
-        before_delete: Checks in the same transaction.
-        filters: Columns that filter a list, as `?column=value`.
-        id_pattern: Pattern of the id in the path; only public model names may hold slashes.
-        id_check: Returns a valid id; ValueError names the expected form.
-        shares: Columns that are percentages in bodies and answers.
-        hidden: Columns with lists of which the audit log shows only the lengths: roles may read it
-            that may not read these.
-        body_bytes_max: Most bytes of a PUT; 0: the usual bound.
+        after_write: Makes further changes in the transaction of a write.
+        is_removable: Whether DELETE exists; a resource with a body always has DELETE.
+        before_delete: Checks a deletion in its transaction.
+        filters: Columns that filter a list as `?column=value`.
+        id_pattern: Pattern of the id in the path; only public model names may contain slashes.
+        id_check: Returns a valid id; raises ValueError with the expected form otherwise.
+        shares: Columns that are shown as percentages in bodies and answers.
+        hidden: Columns with lists of which the audit log records only the lengths, because some
+            roles may read the audit log but not these lists.
+        body_bytes_max: Largest size of a PUT body in bytes; 0: the default limit.
     """
 
     path: str
@@ -102,11 +105,14 @@ class Resource:
 
     @property
     def key(self) -> Column[str]:
-        """The primary key."""
+        """The primary key column of the table."""
         return next(iter(self.table.primary_key.columns))
 
     def stored(self, values: Values) -> Values:
-        """Return a body's values in stored form: NULL for an empty string where columns say so."""
+        """Return a body's values in stored form.
+
+        An empty string becomes NULL in nullable columns.
+        """
         columns = self.table.columns
         for share in self.shares:
             values = {**values, share.stored: share.read(values[share.shown])}
@@ -117,12 +123,12 @@ class Resource:
         }
 
     def show(self, row: Mapping[str, Any]) -> Values:
-        """Return the JSON of a row; NULL is shown as the empty string where a column says so."""
+        """Return the JSON of a row. NULL becomes the empty string."""
         row = {**row, **{share.shown: share.show(row[share.stored]) for share in self.shares}}
         return {name: "" if row[name] is None else row[name] for name in self.shown}
 
     def noted(self, shown: Values) -> Values:
-        """Return the JSON of a row for the audit log."""
+        """Return the JSON of a row as the audit log records it."""
         return {name: len(it) if name in self.hidden else it for name, it in shown.items()}
 
     def select(self) -> Select[Any]:
@@ -133,7 +139,7 @@ class Resource:
 
 
 class ResourceRoutes:
-    """The handlers of one resource."""
+    """The request handlers of one resource."""
 
     def __init__(self, database: Database, resource: Resource) -> None:
         self._database = database
@@ -141,7 +147,10 @@ class ResourceRoutes:
         self._resource = resource
 
     def routes(self) -> list[AdminRoute]:
-        """Return the routes; reading comes with every resource, writing with a body."""
+        """Return the routes.
+
+        Every resource can be read; a resource with a body can also be written.
+        """
         kind = self._resource
         every = f"/v1/{kind.path}"
         one = f"{every}/{{{kind.key.name}:{kind.id_pattern}}}"
@@ -163,7 +172,7 @@ class ResourceRoutes:
         return found
 
     async def put(self, request: web.Request) -> web.Response:
-        """Create (201) or replace (200)."""
+        """Create (201) or replace (200) an object."""
         resource = self._resource
         assert resource.body is not None
         key, large = self._key(request), request
@@ -204,7 +213,7 @@ class ResourceRoutes:
         return answer
 
     async def get(self, request: web.Request) -> web.Response:
-        """Return one."""
+        """Return one object."""
         key = self._key(request)
         rows = await fetch(self._database, self._resource.select().where(self._resource.key == key))
         if not (rows and request[ACTOR].may(self._resource.read, rows[0].get("owner"))):
@@ -212,7 +221,7 @@ class ResourceRoutes:
         return shown(request, self._resource.show(rows[0]))
 
     async def list(self, request: web.Request) -> web.Response:
-        """Return a page."""
+        """Return a page of objects."""
         query = self._resource.select()
         for name in self._resource.filters:
             if (wanted := request.query.get(name)) is not None:
@@ -222,7 +231,7 @@ class ResourceRoutes:
         return await page(self._database, query, self._resource.key, request, self._resource.show)
 
     async def delete(self, request: web.Request) -> web.Response:
-        """Delete one (204); 409 while something refers to it."""
+        """Delete one object (204); 409 while other objects refer to it."""
         resource, key = self._resource, self._key(request)
 
         async def work(write: Write) -> WriteReply:
@@ -249,19 +258,22 @@ class ResourceRoutes:
             raise PlatformError(ErrorCode.CONFLICT, message) from None
 
     async def _locked(self, write: Write, key: str) -> Values | None:
-        """Return the row, locked like its id until the transaction ends; None if there is none."""
+        """Return the row of an id; both are locked until the transaction ends.
+
+        None: there is no row.
+        """
         resource = self._resource
         await write.connection.execute(lock_id(resource.path, key))
         query = resource.select().where(resource.key == key)
-        # Rows that refer to it may come meanwhile.
+        # This lock mode permits other transactions to insert rows that refer to the row.
         locked = query.with_for_update(of=resource.table, key_share=True)
         return await first(write.connection, locked)
 
     def _owners(self, write: Write, key: str, before: Values | None, values: Values) -> Owners:
-        """Return the owner before and after.
+        """Return the owners of an object before and after a write.
 
-        New names of publishers are below their tenant's; an object of another tenant is refused as
-        if it did not exist.
+        A new name by a publisher must begin with the name of the publisher's tenant. An object of
+        another tenant is refused in the same way as an object that does not exist.
         """
         tenant_id = write.actor.tenant_id
         is_its_own = before is not None and before.get("owner") == tenant_id
@@ -279,7 +291,7 @@ class ResourceRoutes:
 
 
 def shown(request: web.Request, body: Values) -> web.Response:
-    """Return the answer of a GET, with its tag; 304 to a reader with the same version."""
+    """Return the answer of a GET with its ETag; 304 if the reader has the same version."""
     headers = {"ETag": etag(body)}
     if is_known(request.headers, headers["ETag"]):
         return web.Response(status=304, headers=headers)
@@ -287,12 +299,12 @@ def shown(request: web.Request, body: Values) -> web.Response:
 
 
 def visible(request: web.Request, query: Select[Any], owner: ColumnElement[Any]) -> Select[Any]:
-    """Return a query narrowed to the rows that the caller may read.
+    """Return a query restricted to the rows that the caller may read.
 
     Args:
         request: Request of a declared route that reads.
         query: Query of all rows.
-        owner: Tenant of a row, in SQL; NULL: no tenant's.
+        owner: SQL expression of a row's tenant; NULL: no tenant.
     """
     actor, action = request[ACTOR], request[ROUTE].action
     assert action is not None, "what is open to all has no owners"
@@ -306,12 +318,12 @@ def visible(request: web.Request, query: Select[Any], owner: ColumnElement[Any])
 
 
 def lock_id(kind: str, key: str) -> Select[Any]:
-    """Return the query that locks an id until the transaction ends, even without a row."""
+    """Return the query that locks an id until the transaction ends, even if there is no row."""
     return select(func.pg_advisory_xact_lock(_LOCKS, func.hashtext(f"{kind}/{key}")))
 
 
 async def first(connection: AsyncConnection, query: Select[Any]) -> Values | None:
-    """Return the first row of a query, or None."""
+    """Return the first row of a query; None if there is no row."""
     row = (await connection.execute(query)).mappings().first()
     return None if row is None else {str(name): value for name, value in row.items()}
 
@@ -330,7 +342,7 @@ def page_of(request: web.Request) -> tuple[int, str]:
     """Return the requested page size, and the last id of the previous page.
 
     Raises:
-        BadRequestError: The size is no valid number.
+        BadRequestError: The size is not a valid number.
     """
     text = request.query.get("limit", str(describe.PAGE_MAX))
     if not (re.fullmatch(r"[0-9]{1,9}", text) and 1 <= int(text) <= describe.PAGE_MAX):
@@ -348,7 +360,7 @@ async def page(
     *,
     newest_first: bool = False,
 ) -> web.Response:
-    """Return rows in the order of ids: `?limit=` of them, behind `?after=`."""
+    """Return a page of rows in the order of ids: `?limit=` rows after the id in `?after=`."""
     limit, after = page_of(request)
     if newest_first:
         query = (query.where(key < after) if after else query).order_by(key.desc())
@@ -371,5 +383,5 @@ def missing_reference(error: IntegrityError) -> PlatformError:
 
 
 def _cause(error: IntegrityError) -> BaseException | None:
-    """Return asyncpg's own error, which names the constraint."""
+    """Return the error of asyncpg itself, which names the violated constraint."""
     return error.orig.__cause__ if error.orig is not None else None

@@ -1,9 +1,9 @@
-"""A route of the admin REST: its path, its permission, its part of the document.
+"""A route of the admin REST: its path, its permission, and its part of the OpenAPI document.
 
     Route("POST", "/v1/things", self.create, Action.WRITE_MODELS, "things", operation("Make one"))
 
-A route without an action is open to all, key or not: health and metrics. Handlers of writes go
-through `control_plane.http.writes`, which is what makes them audited and idempotent.
+A route without an action is open without a key, as health and metrics are. Handlers of writes use
+`control_plane.http.writes`, which makes the writes audited and idempotent.
 """
 
 import re
@@ -29,18 +29,18 @@ def _no_operation() -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class AdminRoute:
-    """A method on a path.
+    """A method on a path, with its handler and permission.
 
     Attributes:
         method: GET, or one of `WRITES`.
-        path: Path in aiohttp's form, patterns included.
+        path: Path in aiohttp's form, including patterns.
         handler: Handler of requests.
-        action: Permission that a caller needs; None: open to all.
+        action: Permission that a caller needs; None: the route is open to everyone.
         kind: Kind of the objects, for the audit log.
-        operation: Part of the OpenAPI document; made by `describe.operation`.
-        is_audited: Whether every success leaves an audit row. Only writes without a visible effect
-            (a piece of an upload whose end is audited) may do without.
-        is_noted: Whether reads are audited like writes.
+        operation: Part of the OpenAPI document, made by `describe.operation`.
+        is_audited: Whether every success writes an audit row. Only a write without a visible effect
+            (a piece of an upload whose completion is audited) may set it to false.
+        is_noted: Whether reads are audited in the same way as writes.
     """
 
     method: str
@@ -54,18 +54,18 @@ class AdminRoute:
 
     @property
     def is_write(self) -> bool:
-        """Whether the method writes."""
+        """Whether the method is a write."""
         return self.method in WRITES
 
     @property
     def query(self) -> set[str]:
-        """Names of the query parameters."""
+        """The names of the query parameters."""
         parameters: list[dict[str, Any]] = self.operation.get("parameters", [])
         return {parameter["name"] for parameter in parameters if parameter["in"] == "query"}
 
     @property
     def public_path(self) -> str:
-        """The path in OpenAPI's form: without patterns."""
+        """The path in OpenAPI's form, without patterns."""
         return _PATTERN.sub(r"{\1}", self.path)
 
     @property
@@ -75,7 +75,7 @@ class AdminRoute:
 
     @property
     def read_only(self) -> frozenset[str]:
-        """Fields of the answer that a replacement or change does not set."""
+        """Fields of the answer that the request body of a PUT or PATCH does not set."""
         if self.method not in {"PUT", "PATCH"} or "requestBody" not in self.operation:
             return frozenset()
         answers = [answer.get("content") for answer in self.operation["responses"].values()]
@@ -85,5 +85,5 @@ class AdminRoute:
 
 
 ROUTE = web.RequestKey("route", AdminRoute)
-# Read-only fields that a body repeats: GET, edit, PUT works with the whole object.
+# Read-only fields that a body repeats, so that a whole object can be read, edited and written back.
 REPEATED = web.RequestKey("repeated", dict[str, Any])

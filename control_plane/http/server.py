@@ -1,4 +1,4 @@
-"""The HTTP side: admin REST, health and metrics in one application."""
+"""The HTTP application with the admin REST, health and metrics."""
 
 import re
 from collections.abc import Callable, Iterable
@@ -22,7 +22,7 @@ GUARDED = (
     "/v1/",
     "/console/data/",
     "/console/v1/",
-)  # the admin REST, and what the console alone asks for
+)  # path prefixes of the admin REST, and of routes that only the console uses
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 
 
@@ -32,13 +32,13 @@ def make_application(
     bootstrap_sha256: str,
     count: Callable[[str, int], None],
 ) -> web.Application:
-    """Return the application.
+    """Return the web application with all routes and middlewares.
 
     Args:
         routes: All routes.
         database: Database of admin keys and of the audit log.
         bootstrap_sha256: SHA-256 (hex) of the bootstrap admin key.
-        count: Called with (route pattern, status) of every answer.
+        count: Called with the route pattern and the status of every answer.
     """
 
     @web.middleware
@@ -57,9 +57,11 @@ def make_application(
         middlewares=[named, problems, guard(database, identities, declared)],
         client_max_size=BODY_BYTES_MAX,
     )
-    # The console's cookie is for paths below it alone, and so it finds the admin REST there, too.
+    # The console's cookie is limited to paths below the console, so the admin REST is also served
+    # there.
     below = [replace(it, path=f"{CONSOLE}{it.path}") for it in routes if it.path.startswith("/v1/")]
-    # More literal text first: the name of a model may hold slashes, and matches the rest.
+    # Routes with more literal text come first, because a model's name may contain slashes and would
+    # match the rest of a longer path.
     ordered = sorted((*routes, *below), key=lambda route: (-len(route.words), route.path))
     for path, group in groupby(ordered, key=lambda route: route.path):
         allowed: set[str] = set()
@@ -72,10 +74,10 @@ def make_application(
             declared[made] = route
             allowed.add(route.method)
             if route.method == "GET" and made.resource is not None:
-                # aiohttp answers HEAD wherever it answers GET.
+                # aiohttp answers HEAD for every GET route.
                 declared |= {other: route for other in made.resource if other.method == "HEAD"}
                 allowed.add("HEAD")
-        # Other methods end here: a shorter path would take the rest for an id.
+        # Refuse other methods here; otherwise a shorter path would match the rest as an id.
         application.router.add_route(METH_ANY, path, _refusal(allowed))
     return application
 
@@ -88,7 +90,7 @@ def _refusal(allowed: Iterable[str]) -> Handler:
 
 
 def make_runner(application: web.Application) -> web.AppRunner:
-    """Return the runner, the same for production and tests."""
+    """Return the runner of the application, which tests use as well."""
     return web.AppRunner(
         application, handler_cancellation=True, access_log=None, shutdown_timeout=_SHUTDOWN_S
     )

@@ -1,6 +1,6 @@
 """Every write of the admin REST: one transaction with its audit rows and its idempotency key.
 
-A handler hands over its work:
+A handler defines its work and passes it to `Writes.run`:
 
     async def work(write: Write) -> Answer:
         before = ...  # under a row lock
@@ -11,8 +11,8 @@ A handler hands over its work:
 
     return await self._writes.run(request, work)
 
-The caller gets its result once the transaction is committed. When PostgreSQL goes away in between,
-the work runs again, unless the lost attempt turns out to have been committed.
+The caller gets the result after the transaction has been committed. If PostgreSQL fails during the
+commit, the work runs again unless the lost attempt turns out to have been committed.
 """
 
 import json
@@ -42,13 +42,13 @@ from sluice.ids import new_id
 
 Values = dict[str, Any]
 
-# Set by a write that has its audit rows.
+# Set on a request whose audit rows have been written.
 RECORDED = web.RequestKey("recorded", bool)
 _DONE = "done"
 
 
 class _What(NamedTuple):
-    """The audit record of a write; see `AuditRow`."""
+    """The contents of a write's audit row. For the fields see `AuditRow`."""
 
     verb: str
     object_id: str
@@ -64,10 +64,10 @@ class WriteReply:
     """The answer of a write.
 
     Attributes:
-        body: JSON; None: no body.
+        body: JSON body; None: the answer has no body.
         object_id: Id of the written object.
-        status: HTTP status; 204 goes without a body.
-        is_secret: Whether the body shows a secret, so that it is not stored.
+        status: HTTP status; an answer with 204 has no body.
+        is_secret: Whether the body contains a secret, and so must not be stored.
     """
 
     body: Values | None
@@ -77,7 +77,7 @@ class WriteReply:
 
     @property
     def text(self) -> str:
-        """The body as sent."""
+        """The body as it is sent."""
         return "" if self.body is None else json.dumps(self.body)
 
 
@@ -87,15 +87,15 @@ def _no_rows() -> list[AuditRow]:
 
 @dataclass(slots=True)
 class Write:
-    """A write under way.
+    """A write that is in progress.
 
     Attributes:
         connection: Connection of the write's transaction.
         request: Request of the write.
         id: Id of the first audit row.
-        key: Idempotency key; empty without.
-        rows: Audit rows so far.
-        is_checked: Whether the request's conditions were checked.
+        key: Idempotency key; empty: the request has none.
+        rows: Audit rows recorded so far.
+        is_checked: Whether the request's conditional headers were checked.
     """
 
     connection: AsyncConnection
@@ -107,7 +107,7 @@ class Write:
 
     @property
     def actor(self) -> Actor:
-        """The caller."""
+        """The caller of the write."""
         return self.request[ACTOR]
 
     @property
@@ -116,21 +116,21 @@ class Write:
         return self.request[ROUTE]
 
     def check(self, shown: Values | None) -> None:
-        """Check the request's conditions against the present object, read under a row lock.
+        """Check the conditional headers against the present object, read under a row lock.
 
         Raises:
-            PlatformError: 412.
-            BadRequestError: A read-only field was changed.
+            PlatformError: 412 if the object differs from the caller's copy.
+            BadRequestError: The body changes a read-only field.
         """
         check(self.request.headers, shown)
         check_repeated(self.request, shown)
         self.is_checked = True
 
     def require(self, *owners: str | None) -> None:
-        """Check that the caller may do this to objects of these tenants (None: public).
+        """Check that the caller may write objects of the given tenants (None: public).
 
         Raises:
-            PlatformError: 403.
+            PlatformError: 403 if the caller may not write them.
         """
         require(self.request, *owners)
 
@@ -144,19 +144,19 @@ class Write:
         owners: Iterable[str | None],
         kind: str = "",
     ) -> None:
-        """Note the effect of the write on an object, after a check of the caller's rights.
+        """Add an audit row for the effect of the write on an object, after a permission check.
 
         Args:
-            verb: Verb: create, replace, change, delete, ...
+            verb: The kind of change: create, replace, change, delete and so on.
             object_id: Id of the object.
-            before: Object as a GET would have shown it, so without secrets; None when it did not
-                exist.
-            after: Object after the write; None when it is gone.
-            owners: Tenants of the object, before and after; None: public.
-            kind: Kind of the object, when it is not the route's.
+            before: Object in the form of a GET before the write, and so without secrets; None if
+                the object did not exist.
+            after: Object after the write; None if it was deleted.
+            owners: Tenants of the object before and after the write; None: public.
+            kind: Kind of the object, if it differs from the kind of the route.
 
         Raises:
-            PlatformError: 403.
+            PlatformError: 403 if the caller may not write the object.
         """
         self.require(*owners)
         row_id = f"{self.id}-{len(self.rows)}" if self.rows else self.id
@@ -165,7 +165,7 @@ class Write:
 
 
 class Writes:
-    """Runs writes."""
+    """Runs the writes of handlers in transactions."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -177,21 +177,23 @@ class Writes:
         *,
         deadline_s: float = 4.0,
     ) -> web.Response:
-        """Return the answer of a write, committed; or the stored answer of its key.
+        """Return the committed answer of a write, or the stored answer of its idempotency key.
 
         Args:
             request: Request of the write.
-            work: Runs in a transaction, and again when that was lost.
+            work: Runs in a transaction, and again if the transaction was lost.
             deadline_s: Seconds for all attempts together.
 
         Raises:
-            PlatformError: The work raises it, or the key was used for another request.
-            IntegrityError: The rows contradict others.
+            PlatformError: The work raised the error, or the idempotency key was used for another
+                request.
+            IntegrityError: The written rows violate a constraint.
         """
         key, request_sha256 = await _idempotency(request)
         actor, write_id = request[ACTOR], new_id("audit")
         attempts = 0
-        done: list[tuple[WriteReply, AuditRow]] = []  # by attempts that may have been committed
+        # results of attempts that may have been committed
+        done: list[tuple[WriteReply, AuditRow]] = []
 
         async def attempt(connection: AsyncConnection) -> tuple[WriteReply | KeptAnswer, bool]:
             nonlocal attempts
@@ -199,7 +201,7 @@ class Writes:
             if done and await repository.is_recorded(connection, done[-1][1]):
                 return done[-1][0], False
             if key:
-                may_wait = attempts > 1  # for a lost attempt of ours to end
+                may_wait = attempts > 1  # a lost attempt of this write may still be running
                 kept = await repository.take_key(connection, actor.id, key, may_wait=may_wait)
                 if kept is not None:
                     check_replay(kept, request_sha256)
@@ -223,8 +225,8 @@ class Writes:
         return _response(answer, is_replay=is_replay)
 
     async def refused(self, request: web.Request, error: PlatformError) -> None:
-        """Record a refused write, in a transaction of its own: the write's was rolled back."""
-        # The last id in the path is the object that would have been written.
+        """Record a refused write in a transaction of its own, as the write was rolled back."""
+        # The last id in the path is the object that the write was for.
         object_id = next(reversed(request.match_info.values()), "")
         key = request.headers.get("Idempotency-Key", "")
         verb = request.method.lower()
@@ -234,10 +236,10 @@ class Writes:
 
 
 def require(request: web.Request, *owners: str | None) -> None:
-    """Check that the caller may do the route's action on objects of these tenants.
+    """Check that the caller may do the route's action on objects of the given tenants.
 
     Raises:
-        PlatformError: 403, with the role that could.
+        PlatformError: 403 if the caller may not; the message names a role that may.
     """
     actor, action = request[ACTOR], request[ROUTE].action
     assert action is not None, "an open route is not checked"
@@ -246,7 +248,7 @@ def require(request: web.Request, *owners: str | None) -> None:
 
 
 def forbidden(actor: Actor, route: AdminRoute) -> PlatformError:
-    """Return the error for a caller without the permission."""
+    """Return the error for a caller without the permission of a route."""
     assert route.action is not None, "an open route has no rule"
     roles = [role for role in roles_for(route.action) if role is not actor.role]
     *others, last = roles
@@ -259,7 +261,7 @@ def forbidden(actor: Actor, route: AdminRoute) -> PlatformError:
 
 
 async def _idempotency(request: web.Request) -> tuple[str, bytes]:
-    """Return the idempotency key and the hash of the request; both empty without a key."""
+    """Return the idempotency key and the hash of the request; both are empty without a key."""
     given = request.headers.get("Idempotency-Key")
     if given is None:
         return "", b""

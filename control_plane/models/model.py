@@ -51,10 +51,10 @@ class AliasBody(AdminBody):
 
 
 def release_id(model_id: str, release: str) -> str:
-    """Return the public name of a model's release."""
+    """Return the public name of a release of a model."""
     return f"{model_id}{RELEASE_MARK}{release}"
 
 
 def release_of_digests(base_digest: str, adapter_digest: str) -> str:
-    """Return the name of a release without a given name; migration 0004 has the same rule."""
+    """Return the default name of a release. Migration 0004 has the same rule."""
     return f"{adapter_digest[:8]}-{base_digest[:8]}" if adapter_digest else base_digest[:12]

@@ -1,4 +1,4 @@
-"""Public names: models and aliases share one namespace; releases are below models.
+"""Public names: models and aliases share one namespace, and releases are below their models.
 
 A name that begins with a tenant's id and a slash belongs to this tenant.
 """
@@ -12,7 +12,9 @@ from control_plane.models.model import RELEASE_MARK
 from control_plane.tables import aliases, models, releases, tenants
 from sluice.errors import BadRequestError, ErrorCode, PlatformError
 
-_LOCKS = 731052  # one for each name, held while it is taken: no constraint spans several tables
+# advisory lock per name, held while the name is reserved, because no constraint covers several
+# tables
+_LOCKS = 731052
 
 
 async def take_name(
@@ -21,13 +23,13 @@ async def take_name(
     """Reserve a name for a model or an alias until the transaction ends.
 
     Args:
-        connection: Connection in the transaction that writes the name.
+        connection: Connection of the transaction that writes the name.
         name: Public name.
         owner_tenant_id: Tenant of the name; None: all tenants may use it.
-        others: Table that must not have the name.
+        others: Table that must not contain the name.
 
     Raises:
-        PlatformError: The name holds an `@`, belongs to another tenant, or is in `others`.
+        PlatformError: The name contains an `@`, belongs to another tenant, or is in `others`.
     """
     if RELEASE_MARK in name:
         message = (
@@ -51,10 +53,11 @@ async def take_name(
 
 
 async def take_space(connection: AsyncConnection, tenant_id: str) -> None:
-    """Check that a new tenant's id can be the prefix of its names, and of no other's.
+    """Check that a new tenant's id can be the prefix of its names and of no other owner's names.
 
     Raises:
-        PlatformError: The id holds a slash or an `@` (400), or another owner has such a name (409).
+        PlatformError: The id contains a slash or an `@` (400), or another owner has such a name
+            (409).
     """
     if await connection.scalar(select(tenants.c.id).where(tenants.c.id == tenant_id)):
         return
@@ -77,7 +80,7 @@ async def take_space(connection: AsyncConnection, tenant_id: str) -> None:
 async def unknown_names(
     connection: AsyncConnection, names: Iterable[str], tenant_id: str
 ) -> list[str]:
-    """Return the names that are no model, release or alias that a tenant may use."""
+    """Return the names that are not a model, release or alias that a tenant may use."""
     wanted = set(names)
 
     def is_visible(table: Table) -> ColumnElement[bool]:

@@ -13,7 +13,7 @@ from control_plane.tables import model_pools, models, pools
 from sluice.errors import BadRequestError, ErrorCode
 from sluice.profiles import FRAMES, profile_of
 
-POOLS_MAX = 8  # of a model
+POOLS_MAX = 8  # largest number of pools per model
 _FACTOR_MAX = 1000.0
 
 Factor = Annotated[float, Field(ge=1 / _FACTOR_MAX, le=_FACTOR_MAX, allow_inf_nan=False)]
@@ -50,7 +50,7 @@ class ModelPoolsBody(AdminBody):
 
 
 async def _check_pools(connection: AsyncConnection, key: str, values: Values) -> None:
-    """Refuse pools that cannot serve the model; the database detects a missing model."""
+    """Refuse pools that cannot serve the model. A missing model is detected by the database."""
     query = select(models.c.pool_id, models.c.base_digest).where(models.c.id == key)
     model = (await connection.execute(query.with_for_update(read=True))).first()
     if model is None:
@@ -89,7 +89,7 @@ MODEL_POOLS = Resource(
     table=model_pools,
     shown=("id", *ModelPoolsBody.model_fields),
     read=Action.READ_TENANT,
-    write=Action.WRITE_FLEET,  # capacity is the operators', also of a tenant's model
+    write=Action.WRITE_FLEET,  # operators decide on capacity, even for a tenant's model
     owner=_OWNER,
     body=ModelPoolsBody,
     before_write=_check_pools,

@@ -36,7 +36,8 @@ from sluice.errors import BadRequestError, ErrorCode, PlatformError
 
 log = structlog.get_logger(__name__)
 
-# Rollouts build on this module, so it names their table itself: there is no circle.
+# Columns of a table that belongs to the rollouts domain, which imports this module; named here to
+# avoid an import cycle.
 _rollouts = table(
     "rollouts",
     *(column(name, Text) for name in ("id", "model_id", "control", "canary")),
@@ -45,9 +46,9 @@ _rollouts = table(
 
 
 async def check_model(connection: AsyncConnection, key: str, values: Values) -> None:
-    """Refuse a taken name, and a pool of another base; name the release.
+    """Refuse a taken name, and a pool of another base. Set the name of the release.
 
-    The database detects a missing pool.
+    A missing pool is detected by the database.
     """
     await take_name(connection, key, values["owner_tenant_id"], others=aliases)
     query = select(pools.c.base_digest).where(pools.c.id == values["pool_id"]).with_for_update()
@@ -63,7 +64,7 @@ async def check_model(connection: AsyncConnection, key: str, values: Values) -> 
 
 
 async def _check_replaced_model(connection: AsyncConnection, key: str, values: Values) -> None:
-    """Refuse the same as `check_model`, and any change while the model is in rollout."""
+    """Refuse the same as `check_model`, and any change while the model is in a rollout."""
     await _check_is_steady(connection, key)
     await check_model(connection, key, values)
     query = select(models.c.release, models.c.previous_release).where(models.c.id == key)
@@ -76,7 +77,7 @@ async def _check_replaced_model(connection: AsyncConnection, key: str, values: V
 
 
 async def _check_is_steady(connection: AsyncConnection, key: str) -> None:
-    """Refuse to change a model until its rollout has settled, shortly after its split has ended."""
+    """Refuse to change a model until its rollout has settled, shortly after the split has ended."""
     t = _rollouts.c
     if rollout := await connection.scalar(select(t.id).where(t.is_live, t.model_id == key)):
         message = (
@@ -87,13 +88,13 @@ async def _check_is_steady(connection: AsyncConnection, key: str) -> None:
 
 
 async def _remove_model(connection: AsyncConnection, key: str) -> None:
-    """Refuse to delete a model that is in rollout; delete pins to it."""
+    """Refuse to delete a model that is in a rollout. Delete the pins to the model."""
     await _check_is_steady(connection, key)
     await _unpin(connection, key)
 
 
 async def _unpin(connection: AsyncConnection, model_id: str, release: str = "") -> None:
-    """Remove the pins of a model, or of one release; a release of that name is another one."""
+    """Remove the pins to a model, or only to one of its releases."""
     pins = tenants.c.pins
     is_pinned = pins[model_id].astext == release if release else pins.has_key(model_id)
     query = update(tenants).where(is_pinned).values(pins=pins - model_id).returning(tenants.c.id)
@@ -102,9 +103,9 @@ async def _unpin(connection: AsyncConnection, model_id: str, release: str = "") 
 
 
 async def _record_release(connection: AsyncConnection, key: str, values: Values) -> None:
-    """Store a release; once the model points at it, releases of the same base move to its pool.
+    """Store a release. When the model points at it, the releases of the same base move to its pool.
 
-    During a rollout each stays in its pool: the fleet has to know both pools to the end.
+    During a rollout each release stays in its pool, because the fleet needs both pools to the end.
     """
     name = release_id(key, values["release"])
     parts = {part: values[part] for part in ("base_digest", "adapter_digest", "pool_id")}
@@ -124,7 +125,7 @@ async def _record_release(connection: AsyncConnection, key: str, values: Values)
 async def _moved_along(
     connection: AsyncConnection, key: str, values: Values
 ) -> ColumnElement[bool]:
-    """Return the releases that move to the pool of the written one."""
+    """Return the condition for the releases that move to the pool of the written release."""
     name = release_id(key, values["release"])
     query = select(models.c.release, models.c.pool_id).where(models.c.id == key)
     release, pool_id = (await connection.execute(query)).one()
@@ -141,7 +142,7 @@ async def _moved_along(
 
 
 async def _check_alias(connection: AsyncConnection, key: str, values: Values) -> None:
-    """Refuse a taken name and a target that does not exist; complete the row's references."""
+    """Refuse a taken name and a missing target. Complete the references of the row."""
     await take_name(connection, key, values["owner_tenant_id"], others=models)
     target = values["target"]
     release = and_(releases.c.model_id == models.c.id, releases.c.id == target)
@@ -153,7 +154,8 @@ async def _check_alias(connection: AsyncConnection, key: str, values: Values) ->
     found = (await connection.execute(query)).first()
     wanted = values["owner_tenant_id"]
     is_anothers = found is not None and found.owner_tenant_id not in {None, wanted}
-    if found is None or (is_anothers and wanted is not None):  # the caller may be a publisher
+    # the caller may be a publisher, who may not learn of others' objects
+    if found is None or (is_anothers and wanted is not None):
         whose = f" that tenant {wanted} may use" if wanted else ""
         message = (
             f"target: {target} is no model or release{whose} (an alias cannot name another alias)"
@@ -167,13 +169,16 @@ async def _check_alias(connection: AsyncConnection, key: str, values: Values) ->
 
 
 async def _remove_release(connection: AsyncConnection, key: str) -> None:
-    """Refuse to delete a release that the model or a rollout uses; delete pins to it."""
+    """Refuse to delete a release that its model or a rollout uses.
+
+    Delete the pins to the release.
+    """
     await _check_release_is_past(connection, key)
     await _unpin(connection, *key.rsplit(RELEASE_MARK, 1))
 
 
 async def _check_release_is_past(connection: AsyncConnection, key: str) -> None:
-    """Refuse to delete the release that a model points at now."""
+    """Refuse to delete the release that its model points at now."""
     query = (
         select(models.c.id, models.c.release)
         .join(releases, releases.c.model_id == models.c.id)
@@ -184,7 +189,7 @@ async def _check_release_is_past(connection: AsyncConnection, key: str) -> None:
     if model is not None and release_id(model.id, model.release) == key:
         message = f"model {model.id} serves this release: promote another one first"
         raise PlatformError(ErrorCode.CONFLICT, message)
-    t = _rollouts.c  # live a little longer than the split is there
+    t = _rollouts.c  # the rollout is live a little longer than its split
     either = (t.model_id + RELEASE_MARK + name == key for name in (t.control, t.canary))
     if rollout := await connection.scalar(select(t.id).where(t.is_live, or_(*either))):
         message = f"{rollout} needs this release until it is over: wait for its end, or abort it"
@@ -250,11 +255,11 @@ RESOURCES = (BASES, MODELS, RELEASES, ALIASES, WARM_PROMPTS, MODEL_POOLS)
 def routes(
     database: Database, check_adapter: Hook = no_check, check_pools: Hook = no_check
 ) -> list[AdminRoute]:
-    """Return the routes.
+    """Return the routes of models and related resources.
 
     Args:
         database: Database of models.
-        check_adapter: Refuses an adapter that the pools of a model do not serve.
+        check_adapter: Refuses an adapter that the pools of its model do not serve.
         check_pools: Refuses pools of a model that do not serve its adapter.
     """
     more = {MODELS.path: check_adapter, MODEL_POOLS.path: check_pools}

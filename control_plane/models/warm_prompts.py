@@ -10,7 +10,7 @@ from control_plane.fields import AdminBody
 from control_plane.http.resources import Resource
 from control_plane.tables import models, warm_prompts
 
-PROMPTS_MAX = 4  # per model
+PROMPTS_MAX = 4  # largest number of prompts per model
 CHARACTERS_MAX = 200_000
 
 
@@ -36,7 +36,7 @@ WARM_PROMPTS = Resource(
     path="warm-prompts",
     table=warm_prompts,
     shown=("id", *WarmPromptsBody.model_fields),
-    # Pinned blocks are missing for all other prompts, and few roles may read a prompt.
+    # Pinned blocks reduce the cache for all other prompts, and only few roles may read a prompt.
     read=Action.READ_TEXT_POLICIES,
     write=Action.WRITE_TENANTS,
     owner=_OWNER,

@@ -1,7 +1,7 @@
-"""Expressions of PromQL, made into functions of (series, instant); pure.
+"""Parses PromQL expressions into functions of (series, instant). Pure.
 
-The language is as large as rules of the platform need it. An expression with more is refused when
-it is read, not when it is evaluated.
+The supported part of the language is the part that the platform's rules use. Any other expression
+is refused when it is parsed, not when it is evaluated.
 """
 
 import math
@@ -53,7 +53,7 @@ def _clamped_above(value: float, most: float) -> float:
     return math.nan if math.isnan(most) else min(value, most)
 
 
-# Functions of each number of a vector; further arguments are numbers.
+# Functions of a vector and, for some functions, of numbers.
 _OF_EACH: Mapping[str, Callable[..., float]] = {
     "abs": math.fabs,
     "clamp_min": _clamped_below,
@@ -65,17 +65,18 @@ _STEP_MS = 15_000  # default step of a subquery
 
 
 class PromqlError(ValueError):
-    """An expression is none of this language; the message names the place."""
+    """An expression is not supported. The message names the place."""
 
 
 @dataclass(frozen=True, slots=True)
 class Expression:
-    """An expression that was understood.
+    """A parsed expression.
 
     Attributes:
-        text: The expression itself.
-        evaluate: Its value of a store at an instant; raises EvaluationError.
-        reads: By metric, the milliseconds that it looks back.
+        text: Text of the expression.
+        evaluate: Returns the value of the expression for a store at an instant; raises
+            EvaluationError.
+        reads: Milliseconds that the expression looks back, by metric.
     """
 
     text: str
@@ -84,7 +85,7 @@ class Expression:
 
 
 def compiled(text: str) -> Expression:
-    """Return an expression; raises PromqlError."""
+    """Return a parsed expression. Raises PromqlError if it is not supported."""
     try:
         tree = promql.parse(text)
     except ValueError as error:
@@ -98,13 +99,13 @@ def _ms(duration: timedelta | None) -> int:
 
 
 class _Compiler:
-    """Makes functions of a tree, and notes down what it reads."""
+    """Builds the functions of a syntax tree, and records which metrics they read."""
 
     def __init__(self) -> None:
         self.reads: dict[str, int] = {}
 
     def value(self, node: Any, back_ms: int) -> Evaluate:
-        """Return the function of a node that is asked about instants up to `back_ms` ago."""
+        """Return the function of a node that is evaluated at instants up to `back_ms` ago."""
         makers: dict[type, Callable[[Any, int], Evaluate]] = {
             promql.ParenExpr: lambda it, back_ms: self.value(it.expr, back_ms),
             promql.NumberLiteral: _literal,
@@ -170,7 +171,8 @@ class _Compiler:
             until_ms = at_ms - offset_ms
             after_ms = until_ms - span_ms
             found: dict[Labels, tuple[list[int], list[float]]] = {}
-            first_ms = (after_ms // step_ms + 1) * step_ms  # steps are multiples, whenever asked
+            # steps are multiples of the step length, independent of the instant
+            first_ms = (after_ms // step_ms + 1) * step_ms
             for moment_ms in range(first_ms, until_ms + 1, step_ms):
                 for labels, value in _vector(of(store, moment_ms)).items():
                     times, values = found.setdefault(labels, ([], []))
@@ -252,7 +254,7 @@ def _for_each(name: str) -> Callable[..., Value]:
 
 
 def _fitting(matchers: Iterable[Any]) -> Callable[[Labels], bool]:
-    """Return whether labels fulfil all matchers; a missing label has the value ""."""
+    """Return whether labels fulfil all matchers. A missing label counts as the empty string."""
     conditions: list[tuple[str, Callable[[str], bool]]] = []
     for one in matchers:
         if one.name == _NAME:
@@ -303,7 +305,7 @@ def _matching(modifier: Any) -> Matching:
 
 
 def _equal_labels(node: Any) -> Labels:
-    """Return the labels that `absent` tells of: those that a selector demands."""
+    """Return the labels in the result of `absent`: those that a selector requires to be equal."""
     if not isinstance(node, promql.VectorSelector):
         return frozenset()
     matchers = node.matchers.matchers
@@ -320,7 +322,7 @@ def _quantiles(share: Value, buckets: Value) -> Vector:
         except ValueError:
             continue
         found = histograms.setdefault(of(labels), {})
-        found[at] = found.get(at, 0.0) + count  # 1 and 1.0 are one edge
+        found[at] = found.get(at, 0.0) + count  # the texts 1 and 1.0 denote the same edge
     number = _number(share)
     return {labels: histogram_quantile(number, found) for labels, found in histograms.items()}
 

@@ -1,6 +1,7 @@
-"""Functions over ranges and histograms, as Prometheus defines them; pure.
+"""Functions over ranges and histograms, as Prometheus defines them. Pure.
 
-A range is its times in milliseconds and its values, open at `after_ms` and closed at `until_ms`.
+A range consists of times in milliseconds and of values. It excludes `after_ms` and includes
+`until_ms`.
 """
 
 import math
@@ -8,19 +9,19 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
-# A gap of more than this many usual gaps is no gap of scraping: the series began or ended there.
+# A gap of more than this many usual gaps is not a scraping gap: the series began or ended there.
 _GAP = 1.1
 
 
 @dataclass(frozen=True, slots=True)
 class SampleRange:
-    """Samples of one series in a range of time.
+    """The samples of one series in a time range.
 
     Attributes:
-        times: Milliseconds, ascending.
-        values: As many.
-        after_ms: Begin of the range.
-        until_ms: End of the range.
+        times: Times of the samples in milliseconds, ascending.
+        values: Value of each sample.
+        after_ms: Start of the range in milliseconds, exclusive.
+        until_ms: End of the range in milliseconds, inclusive.
     """
 
     times: Sequence[int]
@@ -33,7 +34,7 @@ RangeFunction = Callable[[SampleRange], float | None]
 
 
 def _change(found: SampleRange, *, is_counter: bool) -> float | None:
-    """Return the change over the whole range: what samples show, carried on to its ends."""
+    """Return the change over the whole range, extrapolated to the ends of the range."""
     times, values = found.times, found.values
     if len(times) < 2:
         return None
@@ -47,13 +48,13 @@ def _change(found: SampleRange, *, is_counter: bool) -> float | None:
         start_ms = usual_ms / 2
     if end_ms >= usual_ms * _GAP:
         end_ms = usual_ms / 2
-    if is_counter and change > 0 and values[0] >= 0:  # it was not below zero
+    if is_counter and change > 0 and values[0] >= 0:  # a counter is not extrapolated below zero
         start_ms = min(start_ms, took_ms * (values[0] / change))
     return change * (took_ms + start_ms + end_ms) / took_ms
 
 
 def increase(found: SampleRange) -> float | None:
-    """Return the increase of a counter, over restarts."""
+    """Return the increase of a counter, including increases across restarts."""
     return _change(found, is_counter=True)
 
 
@@ -95,17 +96,17 @@ def _of_values(function: Callable[[Sequence[float]], float]) -> RangeFunction:
 
 
 def largest(values: Iterable[float]) -> float:
-    """Return the largest number; NaN only when all are."""
+    """Return the largest number; NaN only if all numbers are NaN."""
     return max((it for it in values if not math.isnan(it)), default=math.nan)
 
 
 def smallest(values: Iterable[float]) -> float:
-    """Return the smallest number; NaN only when all are."""
+    """Return the smallest number; NaN only if all numbers are NaN."""
     return min((it for it in values if not math.isnan(it)), default=math.nan)
 
 
 def total(values: Sequence[float]) -> float:
-    """Return the sum, exact where all are finite."""
+    """Return the sum, without rounding errors if all numbers are finite."""
     return math.fsum(values) if all(map(math.isfinite, values)) else sum(values)
 
 
@@ -130,16 +131,17 @@ RANGE_FUNCTIONS: Mapping[str, RangeFunction] = {
 
 
 def histogram_quantile(share: float, buckets: Mapping[float, float]) -> float:
-    """Return a quantile of a histogram, linear within a bucket.
+    """Return a quantile of a histogram, interpolated linearly within a bucket.
 
     Args:
         share: 0 to 1.
-        buckets: How many were at or below each edge; without the edge +Inf nothing is known.
+        buckets: Number of values at or below each edge; without the edge +Inf the result is
+            unknown.
     """
     if not 0 <= share <= 1:
         return math.nan if math.isnan(share) else math.copysign(math.inf, share)
     edges = sorted(buckets)
-    # Scrapes of several processes are not one instant: none may fall.
+    # Pages of several processes are not scraped at the same instant, so counts are made monotonic.
     counts = list(accumulate((buckets[edge] for edge in edges), max))
     if len(edges) < 2 or edges[-1] != math.inf or not counts[-1] > 0:
         return math.nan

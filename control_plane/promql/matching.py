@@ -1,6 +1,6 @@
-"""Operators between numbers and vectors, as Prometheus matches them; pure.
+"""Operators between numbers and vectors, with Prometheus' matching rules. Pure.
 
-A vector is a value per set of labels; the name of a metric is none of them.
+A vector has one value per set of labels. The set does not include the name of the metric.
 """
 
 import math
@@ -15,7 +15,7 @@ Value = float | Vector
 
 
 class EvaluationError(RuntimeError):
-    """An expression has no result now; the message names the reason."""
+    """An expression has no result at present. The message names the reason."""
 
 
 def _divided(left: float, right: float) -> float:
@@ -58,13 +58,13 @@ SETS = frozenset({"and", "or", "unless"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Matching:
-    """How elements of two vectors find each other.
+    """The rule by which elements of two vectors are matched.
 
     Attributes:
         names: Labels of `on` or `ignoring`.
-        is_on: Whether only `names` count; else all but them.
+        is_on: Whether only `names` are compared; otherwise all labels except `names` are.
         many: Side that may have several elements per group: "", "left" or "right".
-        included: Labels that the result takes from the other side.
+        included: Labels that are copied from the other side into the result.
     """
 
     names: frozenset[str] = frozenset()
@@ -73,18 +73,18 @@ class Matching:
     included: frozenset[str] = frozenset()
 
     def group(self, labels: Labels) -> Labels:
-        """Return the labels that have to be equal."""
+        """Return the labels that must be equal."""
         return frozenset(it for it in labels if (it[0] in self.names) == self.is_on)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BinaryOperation:
-    """An operator with its modifiers.
+    """A binary operator with its modifiers.
 
     Attributes:
         sign: The operator.
-        is_bool: Whether a comparison tells 0 or 1 instead of choosing.
-        matching: For two vectors.
+        is_bool: Whether a comparison returns 0 or 1 instead of filtering.
+        matching: Rule of matching between two vectors.
     """
 
     sign: str
@@ -92,7 +92,7 @@ class BinaryOperation:
     matching: Matching = Matching()
 
     def __call__(self, left: Value, right: Value) -> Value:
-        """Return the result; raises EvaluationError where elements do not match one to one."""
+        """Return the result. Raises EvaluationError if elements do not match one to one."""
         if isinstance(left, dict):
             if not isinstance(right, dict):
                 return self._each(left, lambda value: self._one(value, right, value))
@@ -104,7 +104,7 @@ class BinaryOperation:
         return self._one(left, right, left) or 0.0
 
     def _one(self, left: float, right: float, kept: float) -> float | None:
-        """Return the result of two numbers; None: a comparison that does not hold."""
+        """Return the result for two numbers; None for a filtering comparison that is false."""
         if self.sign in ARITHMETIC:
             return ARITHMETIC[self.sign](left, right)
         holds = COMPARISONS[self.sign](left, right)

@@ -1,7 +1,7 @@
-"""Scraped series in bounded memory; pure.
+"""Scraped series in bounded memory. Pure.
 
-Times are Unix milliseconds. A series that its source no longer has ends with a mark, as in
-Prometheus: from then on no instant finds it, and ranges pass the mark over.
+Times are Unix milliseconds. A series that its source no longer has is ended by a mark, as in
+Prometheus. Later instants do not find the series, and ranges skip the mark.
 """
 
 import struct
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 Labels = frozenset[tuple[str, str]]
 Sample = tuple[str, Labels, float]
 LOOKBACK_MS = 300_000
-# A NaN that no computation makes.
+# A NaN that no computation produces.
 _END_BYTES = bytes.fromhex("7ff80000005c1ace")
 (_END,) = struct.unpack(">d", _END_BYTES)
 
@@ -22,7 +22,7 @@ def _is_end(value: float) -> bool:
 
 
 class Series:
-    """Samples of one set of labels, by time."""
+    """The samples of one set of labels, in the order of time."""
 
     __slots__ = ("labels", "times", "values")
 
@@ -32,13 +32,13 @@ class Series:
         self.values = array("d")
 
     def append(self, at_ms: int, value: float) -> None:
-        """Add a sample; one that is not newer than the last is left out."""
+        """Append a sample. A sample that is not newer than the last sample is ignored."""
         if not self.times or at_ms > self.times[-1]:
             self.times.append(at_ms)
             self.values.append(value)
 
     def at(self, at_ms: int) -> float | None:
-        """Return the value at an instant; None: none of the last five minutes, or it has ended."""
+        """Return the value at an instant; None after five minutes without one or at an end mark."""
         place = bisect_right(self.times, at_ms) - 1
         if place < 0 or self.times[place] <= at_ms - LOOKBACK_MS:
             return None
@@ -46,7 +46,7 @@ class Series:
         return None if _is_end(value) else value
 
     def window(self, after_ms: int, until_ms: int) -> tuple[list[int], list[float]]:
-        """Return times and values of a range, open at its begin and closed at its end."""
+        """Return the times and values in a range, which excludes its start and includes its end."""
         first, last = bisect_right(self.times, after_ms), bisect_right(self.times, until_ms)
         times, values = self.times[first:last].tolist(), self.values[first:last].tolist()
         if any(map(_is_end, values)):
@@ -55,7 +55,7 @@ class Series:
         return times, values
 
     def forget(self, until_ms: int) -> bool:
-        """Leave out all samples up to a time; return whether none is left."""
+        """Delete all samples up to a time. Return whether no sample is left."""
         gone = bisect_right(self.times, until_ms)
         if gone:
             del self.times[:gone]
@@ -64,14 +64,14 @@ class Series:
 
 
 class SeriesStore:
-    """Holds the series that expressions read, each as long as one of them looks back."""
+    """Stores the series that expressions read, each for as long as any expression looks back."""
 
     def __init__(self, kept_ms: Mapping[str, int], series_max: int) -> None:
-        """Prepare.
+        """Create an empty store.
 
         Args:
-            kept_ms: By the name of a metric, milliseconds of its history; others are not kept.
-            series_max: Largest number of series; further ones are left out.
+            kept_ms: Milliseconds of history by the name of a metric; other metrics are not stored.
+            series_max: Largest number of series; samples of further series are dropped.
         """
         self.kept_ms = kept_ms
         self._series_max = series_max
@@ -84,10 +84,10 @@ class SeriesStore:
         return self._count
 
     def write(self, source: str, at_ms: int, samples: Iterable[Sample]) -> int:
-        """Add all samples of a source at an instant, and end the series that it no longer has.
+        """Add all samples of a source at an instant, and end series that the source lacks.
 
         Returns:
-            Number of samples that found no room.
+            Number of samples that were dropped because the store is full.
         """
         written: dict[tuple[str, Labels], None] = {}
         left_out = 0
@@ -118,11 +118,11 @@ class SeriesStore:
         return found
 
     def select(self, name: str, fits: Callable[[Labels], bool]) -> list[Series]:
-        """Return the series of a metric whose labels fit."""
+        """Return the series of a metric whose labels match."""
         return [one for labels, one in self._names.get(name, {}).items() if fits(labels)]
 
     def prune(self, now_ms: int) -> None:
-        """Forget samples that no expression looks back at."""
+        """Delete the samples that no expression reads any more."""
         for name, of_name in self._names.items():
             until_ms = now_ms - self.kept_ms[name] - LOOKBACK_MS
             for labels in [labels for labels, it in of_name.items() if it.forget(until_ms)]:
@@ -130,7 +130,7 @@ class SeriesStore:
                 self._count -= 1
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Delete all series."""
         self._names.clear()
         self._of_source.clear()
         self._count = 0

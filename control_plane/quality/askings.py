@@ -1,8 +1,8 @@
-"""Derives the golden prompts for replicas from models and bases; pure.
+"""Derives the golden prompts for replicas from models and bases. Pure.
 
-An asking is a prompt for a base with an adapter, and the unit in which answers are compared. The
-adapter is that of the release that the prompt's model points at now; during a rollout there is an
-asking for each of the two releases.
+An asking is a golden prompt for a base with an adapter, and the unit in which answers are compared.
+The adapter is the adapter of the release that the prompt's model points at now. During a rollout
+there is an asking for each of the two releases.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,26 +14,30 @@ from sluice.watch import ControlState
 from sluice.wire.agent.v1 import agent_pb2 as wire
 from sluice.wire.control.v1 import control_pb2 as control
 
-DEFAULT = "default"  # first word of the askings that every base has
-# Beginnings that a model may continue in many ways: its answer depends on every layer, where a sure
-# answer hides errors. Of random errors in one layer, these four find 19 in 20.
+DEFAULT = "default"  # first word in the ids of the askings that every base has
+# Texts that a model may continue in many ways, so that the answer depends on every layer. A text
+# with an obvious continuation would hide errors. These four texts detect 19 of 20 random errors in
+# one layer.
 DEFAULT_TEXTS = (
     "The old man walked down to the river and",
     "The price of bread rose because",
     "The president of the company said that",
     "Dear Sir or Madam, I am writing to",
 )
-# Where the base's tokenizer is not known: ids that every vocabulary has.
+# Used if the base's tokenizer is not known: token ids that every vocabulary has.
 DEFAULT_TOKENS = (35, 120, 77, 210, 64, 99, 143, 58, 201, 46, 88, 175, 51, 132, 67, 240)
 DEFAULT_OUTPUT_TOKENS = 24
 DEFAULT_EVERY_S = 60
-ROLLOUT_EVERY_S = 5  # of what is expected of a release that is being rolled out
-_DIGEST_CHARACTERS = 16  # of a digest, in the id of an asking
+ROLLOUT_EVERY_S = 5  # interval for prompts with an expected answer during a rollout
+_DIGEST_CHARACTERS = 16  # length of a digest in the id of an asking
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A golden prompt for a model's releases; see the columns of `golden_prompts`."""
+    """A golden prompt for a model's releases.
+
+    For the fields see the columns of `golden_prompts`.
+    """
 
     id: str
     model_id: str
@@ -45,19 +49,19 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Asking:
-    """A prompt for a base with an adapter.
+    """A golden prompt for a base with an adapter.
 
     Attributes:
-        id: `prompt/base` or `prompt/base/adapter`, digests cut short.
+        id: `prompt/base` or `prompt/base/adapter`, with shortened digests.
         prompt_id: Id of the prompt; `default` for the prompts of every base.
         model_id: Model of the prompt; empty for the default.
         base_digest: Base of the replicas that get the prompt.
-        adapter_digest: Adapter; empty: the base alone.
+        adapter_digest: Adapter; empty: the base without an adapter.
         token_ids: Token ids of the prompt.
-        output_tokens_max: Most tokens of an answer.
+        output_tokens_max: Largest number of tokens in an answer.
         every_s: Seconds between two runs on a replica.
-        expected: Tokens that an answer has to begin with; empty: any answer.
-        owner: Tenant of the prompt's model; empty: the platform.
+        expected: Tokens with which an answer must begin; empty: any answer is accepted.
+        owner: Tenant of the prompt's model; empty: the model belongs to the platform.
         is_rollout: Whether a rollout of the model waits for the expected answer.
     """
 
@@ -74,7 +78,7 @@ class Asking:
     is_rollout: bool = False
 
     def wire(self) -> wire.GoldenPrompt:
-        """Return it in the form for agents."""
+        """Return the asking as a message for agents."""
         return wire.GoldenPrompt(
             id=self.id,
             base_digest=self.base_digest,
@@ -86,7 +90,7 @@ class Asking:
 
 
 def asking_id(prompt_id: str, base_digest: str, adapter_digest: str) -> str:
-    """Return the id of an asking."""
+    """Return the id of an asking, with shortened digests."""
     parts = (prompt_id, base_digest[:_DIGEST_CHARACTERS], adapter_digest[:_DIGEST_CHARACTERS])
     return "/".join(part for part in parts if part)
 
@@ -96,7 +100,7 @@ def current(
     prompts: Iterable[Prompt],
     token_ids: Mapping[str, Sequence[tuple[int, ...]]] = MappingProxyType({}),
 ) -> dict[str, Asking]:
-    """Return all askings by id: the defaults for bases that generate text, and the prompts'."""
+    """Return all askings by id: the defaults for bases that generate text, and those of prompts."""
     found = {one.id: one for one in defaults(state, token_ids)}
     for prompt in prompts:
         about = about_model(state, prompt.model_id)
@@ -117,7 +121,7 @@ def defaults(
 
     Args:
         state: State with the pools.
-        token_ids: Tokens of `DEFAULT_TEXTS`, by base, as far as they are known.
+        token_ids: Token ids of `DEFAULT_TEXTS`, by base, for the bases with a known tokenizer.
     """
     return [
         Asking(
@@ -136,7 +140,7 @@ def defaults(
 
 
 def _named(prompts: Sequence[tuple[int, ...]]) -> list[tuple[str, tuple[int, ...]]]:
-    """Return prompts with the common prefixes of their askings' ids."""
+    """Return the default prompts with the first part of their askings' ids."""
     if not prompts:
         return [(DEFAULT, DEFAULT_TOKENS)]
     return [(f"{DEFAULT}-{number}", ids) for number, ids in enumerate(prompts, 1)]
@@ -144,12 +148,12 @@ def _named(prompts: Sequence[tuple[int, ...]]) -> list[tuple[str, tuple[int, ...
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """The facts of a model that decide its askings.
+    """The facts about a model that decide its askings.
 
     Attributes:
-        owner: Tenant; empty: the platform.
-        served: (base, adapter) of the model's release, and of the release rolled out beside it.
-        is_rollout: Whether a rollout splits its requests.
+        owner: Tenant of the model; empty: the model belongs to the platform.
+        served: (base, adapter) of the model's release, and of the releases in a rollout.
+        is_rollout: Whether a rollout splits the model's requests.
     """
 
     owner: str
@@ -158,7 +162,7 @@ class About:
 
 
 def about_model(state: ControlState, model_id: str) -> About | None:
-    """Return the facts of a model; None: there is no such model."""
+    """Return the facts about a model; None if the model does not exist."""
     model = state.models.get(model_id)
     if model is None:
         return None
@@ -167,7 +171,7 @@ def about_model(state: ControlState, model_id: str) -> About | None:
 
 
 def put(prompt: Prompt, about: About) -> list[Asking]:
-    """Return the askings of a prompt."""
+    """Return the askings of a prompt for a model."""
     is_rollout = about.is_rollout and bool(prompt.expected)
     every_s = min(prompt.every_s, ROLLOUT_EVERY_S) if is_rollout else prompt.every_s
     return [
@@ -189,7 +193,7 @@ def put(prompt: Prompt, about: About) -> list[Asking]:
 
 
 def _served(state: ControlState, model: control.Model) -> list[tuple[str, str]]:
-    """Return (base, adapter) of a model's release, and of the one that is rolled out beside it."""
+    """Return (base, adapter) of a model's release, and of the releases in its rollout."""
     found = [(model.base_digest, model.adapter_digest)]
     split = state.splits.get(model.id)
     for name in (split.control, split.canary) if split is not None else ():

@@ -1,4 +1,4 @@
-"""The token ids of the default prompts, made by each base's tokenizer."""
+"""Computes the token ids of the default prompts with the tokenizer of each base."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
@@ -19,9 +19,10 @@ _TICK_S = 2.0
 _RETRY_S = 60.0
 _TOKENIZER_FILE = "tokenizer.json"
 
-# Takes digest and name of a file; yields its content; PlatformError when it cannot be had.
+# Called with the digest and name of a file; yields the content of the file. Raises PlatformError if
+# the file cannot be read.
 ReadText = Callable[[str, str], AsyncGenerator[bytes]]
-# Takes the digest of a base and the prompt of its canaries, and stores it.
+# Called with the digest of a base and the canary prompt of that base; stores the prompt.
 WriteCanary = Callable[[str, tuple[int, ...]], Awaitable[None]]
 TokenIds = Mapping[str, tuple[tuple[int, ...], ...]]
 
@@ -36,19 +37,20 @@ class StateFeed(Protocol):
 
 
 class BasePrompts:
-    """Tokenizes the default prompts, once per base; the first one is the canary of routers.
+    """Tokenizes the default prompts once per base. Routers use the first prompt as their canary.
 
     Attributes:
-        token_ids: Ids of each of `DEFAULT_TEXTS`, by the digest of the base.
+        token_ids: Token ids of each of `DEFAULT_TEXTS`, by digest of the base.
     """
 
     def __init__(self, feed: StateFeed, read_text: ReadText, write_canary: WriteCanary) -> None:
-        """Prepare; `run` belongs into a TaskGroup.
+        """Create the tokenizer; `run` must be started in a TaskGroup.
 
         Args:
             feed: Source of bases and pools.
             read_text: Reads a file of a base.
-            write_canary: Stores the prompt of a base's canaries; PlatformError: not stored.
+            write_canary: Stores the canary prompt of a base. Raises PlatformError if it was not
+                stored.
         """
         self.token_ids: dict[str, tuple[tuple[int, ...], ...]] = {}
         self._feed = feed
@@ -57,13 +59,13 @@ class BasePrompts:
         self._retry_at_s: dict[str, float] = {}
 
     async def run(self) -> None:
-        """Run until cancelled."""
+        """Tokenize for new bases until cancelled."""
         while True:
             await self.step()
             await asyncio.sleep(_TICK_S)
 
     async def step(self) -> None:
-        """Tokenize for new bases; drop bases that no pool serves any more."""
+        """Tokenize the prompts for new bases, and drop bases that no pool serves any more."""
         bases = generating_bases(self._feed.state)
         self.token_ids = {base: ids for base, ids in self.token_ids.items() if base in bases}
         for base in sorted(bases - self.token_ids.keys()):
@@ -74,12 +76,12 @@ class BasePrompts:
             except (PlatformError, TokenizingError, OSError) as error:
                 is_first = base not in self._retry_at_s
                 self._retry_at_s[base] = monotonic() + _RETRY_S
-                if is_first:  # its prompts consist of ids in every vocabulary
+                if is_first:  # until a retry succeeds, the base uses ids that every vocabulary has
                     log.warning("base_prompts_not_made", base=base, error=str(error))
         await self._tell_routers()
 
     async def _tell_routers(self) -> None:
-        """Store the canaries that routers do not know yet."""
+        """Store the canary prompts that are not stored yet, so that routers receive them."""
         for base, ids in sorted(self.token_ids.items()):
             known = self._feed.state.bases.get(base)
             if known is None or tuple(known.canary_token_ids) == ids[0]:

@@ -1,6 +1,6 @@
-"""The present golden prompts, and each node's part of them; pure, updated incrementally.
+"""The present golden prompts, and the prompts of each node. Pure, updated incrementally.
 
-The state changes all the time, and thousands of models may have prompts. So only models whose
+The state changes frequently, and thousands of models may have prompts. So only models whose
 releases or prompts have changed are recomputed. Nodes with the same bases share one list per round.
 """
 
@@ -19,7 +19,7 @@ Prompts = tuple[Prompt, ...]
 
 @dataclass(frozen=True, slots=True)
 class _Model:
-    """The askings of a model, and the prompts and facts that they are derived from."""
+    """The askings of a model, with the prompts and facts from which they are derived."""
 
     about: About | None
     prompts: Prompts
@@ -40,7 +40,7 @@ class Board:
         self._of_model: dict[str, Prompts] = {}
         self._models: dict[str, _Model] = {}
         self._defaults: list[Asking] = []
-        self._items: dict[str, dict[str, list[Item]]] = {}  # by base and owner
+        self._items: dict[str, dict[str, list[Item]]] = {}  # items by base and owner
         self._messages = Messages()
 
     def update(
@@ -49,7 +49,7 @@ class Board:
         prompts: Prompts,
         token_ids: Mapping[str, Sequence[tuple[int, ...]]] = MappingProxyType({}),
     ) -> None:
-        """Recompute the askings; for `token_ids` see `askings.defaults`."""
+        """Recompute the askings of changed models. For `token_ids` see `askings.defaults`."""
         if prompts is not self._prompts:
             self._prompts, self._of_model = prompts, _by_model(prompts, self._of_model)
         models: dict[str, _Model] = {}
@@ -74,9 +74,9 @@ class Board:
             self._arrange()
 
     def prompts_of(self, bases: Iterable[str], round_: int) -> list[wire.GoldenPrompt]:
-        """Return the askings of a round for a node with replicas of these bases.
+        """Return the askings of a round for a node whose replicas have the given bases.
 
-        Unchanged, it is the same list; do not change it.
+        While nothing changes, the same list object is returned. Callers must not change the list.
         """
         key = frozenset(bases)
 
@@ -96,7 +96,7 @@ class Board:
         return {owner: sorted(items, key=_name) for owner, items in found.items()}
 
     def _arrange(self) -> None:
-        """Sort all askings by owner and prompt."""
+        """Sort the askings of all models by owner and prompt."""
         self._items = {}
         self.askings = {one.id: one for one in self._defaults}
         for model in self._models.values():
@@ -127,7 +127,7 @@ def _model(about: About | None, prompts: Prompts) -> _Model:
 
 
 def _by_model(prompts: Iterable[Prompt], before: dict[str, Prompts]) -> dict[str, Prompts]:
-    """Return the prompts of each model; the same tuple object while they are the same."""
+    """Return the prompts of each model. Unchanged prompts keep their tuple object."""
     found: dict[str, list[Prompt]] = {}
     for prompt in prompts:
         found.setdefault(prompt.model_id, []).append(prompt)

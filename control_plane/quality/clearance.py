@@ -1,4 +1,4 @@
-"""Decides when an accused replica has answered rightly often enough; pure."""
+"""Decides when an accused replica has given enough right answers. Pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -12,18 +12,18 @@ def right_answers(
     kept: Mapping[Group, Sequence[RecordedAnswer]],
     accused: Mapping[str, Ejection],
 ) -> dict[str, list[str]]:
-    """Return the platform's askings that accused replicas have now answered rightly.
+    """Return the platform's askings to which accused replicas have given right answers.
 
-    Only answers to prompts after the ejection count, by the clocks of node and router. Where these
-    differ, clearing takes longer, or begins early.
+    Only answers to prompts after the ejection count, by the clocks of the node and the router. If
+    the clocks differ, clearing takes longer or begins too early.
 
     Args:
-        cases: The judgements of a batch.
-        kept: Answers that they rest on.
+        cases: The judgements of a batch, by group.
+        kept: The answers on which the judgements are based.
         accused: Replicas with an open ejection.
 
     Returns:
-        Replica -> ids of askings.
+        Ids of the askings by replica.
     """
     found: dict[str, list[str]] = {}
     for group, case in cases.items():
@@ -41,7 +41,7 @@ def right_answers(
 
 
 def are_all_right(askings: Mapping[str, Asking], right: Iterable[str]) -> bool:
-    """Return whether these are all of the platform's askings for their base; pure."""
+    """Return whether the askings include all platform askings of their base."""
     own = frozenset(right)
     bases = {askings[one].base_digest for one in own if one in askings}
     wanted = {

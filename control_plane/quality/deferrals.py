@@ -1,4 +1,4 @@
-"""Groups of answers that could not be judged, and wait for another attempt; pure."""
+"""Remembers groups of answers that could not be judged and wait for another attempt. Pure."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from control_plane.quality.verdicts import Group
 
 _FIRST_S = 5.0
-_FAILURES_MAX = 6  # then it is parked
+_FAILURES_MAX = 6  # failures after which a group is parked
 PARKED_S = 3600.0
-_GROUPS_MAX = 1024  # remembered; of those that failed longest ago nothing is known any more
+# largest number of remembered groups; the groups that failed longest ago are forgotten
+_GROUPS_MAX = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,13 +19,16 @@ class _Deferral:
 
 
 class Deferrals:
-    """Failed groups, with growing pauses between attempts, in the end an hour."""
+    """The failed groups, with pauses between attempts that grow up to an hour."""
 
     def __init__(self) -> None:
         self._known: dict[Group, _Deferral] = {}
 
     def failed(self, group: Group, now_s: float) -> bool:
-        """Note that a group could not be judged; return whether it has just been parked."""
+        """Record that a group could not be judged.
+
+        Return whether the group has just been parked.
+        """
         before = self._known.pop(group, None)
         failures = (before.failures if before is not None else 0) + 1
         is_parked = failures >= _FAILURES_MAX
@@ -35,16 +39,16 @@ class Deferrals:
         return failures == _FAILURES_MAX
 
     def succeeded(self, groups: Iterable[Group]) -> None:
-        """Note that groups were judged."""
+        """Record that groups were judged."""
         for group in groups:
             self._known.pop(group, None)
 
     def waiting(self, now_s: float) -> list[Group]:
-        """Return the groups that are to be skipped now."""
+        """Return the groups that must be skipped now."""
         return sorted(group for group, one in self._known.items() if now_s < one.until_s)
 
     def forget(self, now_s: float) -> None:
-        """Drop the groups that have not occurred since long after their next attempt was due."""
+        """Forget groups that have not occurred for long after their next attempt was due."""
         self._known = {g: one for g, one in self._known.items() if now_s < one.until_s + PARKED_S}
 
     @property

@@ -1,4 +1,4 @@
-"""REST of ejections: replicas that routers took out of service for their answers."""
+"""REST of ejections: replicas that routers ejected for wrong answers."""
 
 from aiohttp import web
 from sqlalchemy import Text, cast, func, select
@@ -16,7 +16,7 @@ _SHOWN = (
     *("replica_id", "router_id", "cell_id", "epoch", "evidence", "wrong", "asked"),
     *("ejected_at_unix_ms", "heard_at", "ended_at", "outcome"),
 )
-# In the order of time; unique, as replica, router and time are.
+# Sorts chronologically, and is unique because replica, router and time are.
 _ID = func.concat_ws(
     "/",
     func.lpad(cast(ejections.c.ejected_at_unix_ms, Text), 19, "0"),
@@ -26,13 +26,13 @@ _ID = func.concat_ws(
 
 
 class EjectionRoutes:
-    """The handler."""
+    """The request handler of ejections."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     def routes(self) -> list[AdminRoute]:
-        """Return the route."""
+        """Return the route of the handler."""
         types = columns(ejections) | {"id": describe.TEXT}
         told = describe.listing(
             "List replicas that routers ejected for their answers, the newest first",
@@ -42,6 +42,6 @@ class EjectionRoutes:
         return [AdminRoute("GET", "/v1/ejections", self.list, action, kind, told)]
 
     async def list(self, request: web.Request) -> web.Response:
-        """Return a page of ejections of the last seven days."""
+        """Return a page of the ejections of the last seven days, the newest first."""
         query = select(_ID.label("id"), *(ejections.c[name] for name in _SHOWN))
         return await page(self._database, query, _ID, request, shown_times, newest_first=True)

@@ -1,4 +1,4 @@
-"""Rows of ejections that routers have reported."""
+"""Reads and writes the ejections that routers have reported."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -25,7 +25,7 @@ _OPEN_EJECTIONS = (
 
 
 async def add(connection: AsyncConnection, found: Sequence[Ejection]) -> list[Ejection]:
-    """Store the ejections reported by the owner of a replica's cell, once; return the new ones."""
+    """Store each ejection once if its router owns the replica's cell. Return the new ejections."""
     r, c = tables.replicas.c, tables.cells.c
     query = (
         select(r.id, c.id, c.epoch)
@@ -61,13 +61,13 @@ async def settle(
     right: Mapping[str, Sequence[str]],
     quarantined: Iterable[str],
 ) -> list[str]:
-    """Store the outcomes of ejections; return the cleared replicas.
+    """Store the outcomes of ejections, and return the replicas that were cleared.
 
     Args:
-        connection: Connection in the transaction that judges.
+        connection: Connection of the transaction that judges the answers.
         askings: All present askings.
-        right: Result of `right_answers`.
-        quarantined: Replicas that were quarantined just now.
+        right: Result of `right_answers`: ids of askings by replica.
+        quarantined: Replicas that were quarantined in this transaction.
     """
     await _end(connection, sorted(quarantined), CONFIRMED)
     e = ejections.c

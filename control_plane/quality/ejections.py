@@ -1,9 +1,12 @@
-"""Ejections for wrong answers, reported by routers: evidence for the quality guard; pure.
+"""Ejections of replicas for wrong answers, reported by routers as evidence for the quality guard.
 
-The router has acted already. The guard asks such a replica first, and one wrong golden answer is
-enough instead of two: see `sluice.detector.record`. An ejection ends in one of two ways.
-`confirmed`: the replica is in quarantine. `cleared`: it has answered each prompt of the platform
-rightly since. After `OPEN_MAX` an open ejection is no evidence any more.
+Pure.
+
+The router has already ejected the replica. The guard sends prompts to this replica first, and one
+wrong golden answer suffices for a quarantine instead of two (see `sluice.detector.record`). An
+ejection ends as `confirmed` if the replica is quarantined, or as `cleared` if the replica has since
+answered each prompt of the platform correctly. After `OPEN_MAX` an open ejection no longer counts
+as evidence.
 """
 
 from dataclasses import dataclass
@@ -15,7 +18,7 @@ from sluice.detector.evidence import EvidenceKind
 from sluice.detector.record import CLEAN, Record
 from sluice.wire.control.v1 import control_pb2 as wire
 
-MESSAGE_MAX = 64  # ejections of a message
+MESSAGE_MAX = 64  # largest number of ejections per message
 _COUNT_MAX = 1000
 OPEN_MAX = timedelta(minutes=15)
 CONFIRMED, CLEARED = "confirmed", "cleared"
@@ -23,7 +26,7 @@ CONFIRMED, CLEARED = "confirmed", "cleared"
 
 @dataclass(frozen=True, slots=True)
 class Ejection:
-    """The newest open ejection of a replica; see the columns of `ejections`."""
+    """The newest open ejection of a replica. For the fields see the columns of `ejections`."""
 
     replica_id: str
     router_id: str
@@ -36,7 +39,7 @@ class Ejection:
 
     @property
     def record(self) -> Record:
-        """The router's finding in the detector's form."""
+        """The router's finding as a record of the detector."""
         return CLEAN.found(self.evidence, self.wrong)
 
     def shown(self) -> dict[str, Any]:
@@ -53,7 +56,7 @@ class Ejection:
 
 
 def ejections_of(request: wire.AccuseRequest) -> list[Ejection]:
-    """Return the ejections in a router's report; ValueError: it is not valid."""
+    """Return the ejections in a router's report. Raises ValueError if the report is not valid."""
     if len(request.ejections) > MESSAGE_MAX or not is_id(request.router_id):
         raise ValueError(f"want the router's id, and at most {MESSAGE_MAX} ejections")
     return [_ejection(request.router_id, one) for one in request.ejections]
@@ -69,7 +72,7 @@ def _ejection(router_id: str, said: wire.Ejection) -> Ejection:
         router_id,
         said.cell_id,
         said.epoch,
-        EvidenceKind(said.evidence),  # ValueError, too
+        EvidenceKind(said.evidence),  # raises ValueError as well
         said.wrong,
         said.asked,
         said.ejected_at_unix_ms,

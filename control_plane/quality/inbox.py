@@ -1,4 +1,4 @@
-"""A bounded queue of answers for the database; answers that cannot be stored are dropped."""
+"""A bounded queue of answers for the database. Answers that can never be stored are dropped."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -13,39 +13,41 @@ from control_plane.quality.repository import AnswerReport
 
 log = structlog.get_logger(__name__)
 
-_REPORTS_MAX = 8192  # that wait for the database; the oldest go first
+# largest number of answers that wait for the database; the oldest are dropped first
+_REPORTS_MAX = 8192
 _BATCH = 512
-# First characters of SQLSTATEs that say nothing about what was written: it is tried again as it is.
+# First characters of SQLSTATEs whose cause is not the written data, so that the write is retried
+# unchanged.
 _BUSY_SQLSTATES = ("08", "25", "40", "53", "55", "57", "58")
 
 
 class Inbox:
-    """The answers that are not stored yet.
+    """The queue of answers that are not stored yet.
 
     Attributes:
         waiting: Waiting answers, the oldest first.
     """
 
     def __init__(self, database: Database, dropped: Callable[[str], None]) -> None:
-        """Take the store, and the counter of dropped answers by reason."""
+        """Create the queue. `dropped` counts dropped answers by reason."""
         self.waiting: deque[AnswerReport] = deque(maxlen=_REPORTS_MAX)
         self._database = database
         self._dropped = dropped
 
     def put(self, report: AnswerReport) -> None:
-        """Queue an answer."""
+        """Append an answer to the queue."""
         self.waiting.append(report)
 
     async def write(self) -> None:
-        """Store all answers; those that cannot be stored now stay in front of the others.
+        """Store all answers. Answers that cannot be stored now stay at the front of the queue.
 
         Raises:
             DatabaseDownError: The database did not answer in time.
-            DBAPIError: The database accepts no answer now.
+            DBAPIError: The database refuses all writes at present.
         """
         while self.waiting:
             batch = [self.waiting.popleft() for _ in range(min(_BATCH, len(self.waiting)))]
-            parts: list[Sequence[AnswerReport]] = [batch]  # the last one is next
+            parts: list[Sequence[AnswerReport]] = [batch]  # batches to write, the next batch last
             try:
                 while parts:
                     smaller = await self._write(parts[-1])
@@ -58,7 +60,10 @@ class Inbox:
                 raise
 
     async def _write(self, part: Sequence[AnswerReport]) -> list[Sequence[AnswerReport]]:
-        """Store some answers; return the halves of a batch that fails, none of a single answer."""
+        """Store some answers.
+
+        Return the halves of a failed batch; a single failed answer is dropped.
+        """
 
         async def work(connection: AsyncConnection) -> None:
             await repository.add_reports(connection, part)

@@ -1,7 +1,9 @@
-"""Judges the answers of a pool to one golden prompt, and decides about its replicas; pure.
+"""Judges the answers of a pool to one golden prompt, and decides which replicas to quarantine.
 
-The vote is `sluice.detector.consensus`; a pool with fewer than three answers keeps the earlier
-right answer. `sluice.detector.record` counts the evidence against a replica.
+Pure.
+
+The vote is `sluice.detector.consensus`. A pool with fewer than three answers is compared with its
+earlier right answer. `sluice.detector.record` sums up the evidence against a replica.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,11 +24,11 @@ from sluice.detector.evidence import AnswerVerdict, EvidenceKind
 from sluice.detector.quota import room
 from sluice.detector.record import CLEAN, THRESHOLDS, Record, Suspicion
 
-ASKINGS = THRESHOLDS[EvidenceKind.GOLDEN].of  # last answers of a replica, to each prompt
+ASKINGS = THRESHOLDS[EvidenceKind.GOLDEN].of  # latest answers of a replica that are kept per prompt
 
 
 class RightAnswerSource(StrEnum):
-    """The origin of the right answer."""
+    """The origin of a right answer."""
 
     CONSENSUS = "consensus"
     HISTORY = "history"
@@ -34,11 +36,12 @@ class RightAnswerSource(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The answer of one replica.
+    """The answer of one replica to a golden prompt.
 
     Attributes:
-        number: Number among all answers; later answers have greater ones.
-        text: Text of the answer; None: there was none, which is not judged, but counts as a run.
+        number: Number of the answer; later answers have greater numbers.
+        text: Text of the answer; None: the replica gave no answer. A missing answer is not judged,
+            but counts as a run.
         is_new: Whether the answer was not judged before.
     """
 
@@ -49,7 +52,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Truth:
-    """The right answer, with its origin."""
+    """A right answer, with its origin."""
 
     text: Text
     source: RightAnswerSource
@@ -60,9 +63,9 @@ class Finding:
     """The evidence against a suspected replica.
 
     Attributes:
-        replica_id: The replica.
-        difference: Difference of the newest deviating answer.
-        deviations: Number of its latest answers that deviate.
+        replica_id: Id of the suspected replica.
+        difference: How the newest deviating answer differs from the right answer.
+        deviations: Number of the replica's latest answers that deviate.
         answer: Newest deviating answer.
     """
 
@@ -78,8 +81,8 @@ class Judgement:
 
     Attributes:
         truth: Right answer; None: unknown.
-        findings: Suspects, by id.
-        deviating: Numbers of deviating answers, with the kind of difference.
+        findings: Evidence against suspected replicas, in the order of ids.
+        deviating: Kind of difference, by number of the deviating answer.
         is_split: Whether no answer has a majority.
         is_changed: Whether the pool agrees on another answer than before.
         unexpected: Replicas whose newest answer does not begin with the expected tokens.
@@ -97,7 +100,7 @@ class Judgement:
 
 @dataclass(frozen=True, slots=True)
 class PoolVerdict:
-    """Replicas of a pool to quarantine, and suspects that have to stay."""
+    """The replicas of a pool to quarantine, and the suspects that must stay in service."""
 
     quarantine: tuple[str, ...]
     spared: tuple[str, ...]
@@ -110,12 +113,12 @@ def judge(
     rules: Rules = RULES,
     records: Mapping[str, Record] = MappingProxyType({}),
 ) -> Judgement:
-    """Return the judgement of the answers of a pool's replicas to one prompt.
+    """Return the judgement of a pool's answers to one prompt.
 
     Args:
         answers: Answers of each serving replica, the newest first.
-        known: Earlier right answers of the same base, adapter and engine.
-        expected: Tokens that an answer should begin with; empty: any.
+        known: Earlier right answer of the same base, adapter and engine; None: unknown.
+        expected: Tokens with which an answer should begin; empty: any answer is accepted.
         rules: Rules of comparison.
         records: Findings of routers about replicas.
     """
@@ -157,7 +160,7 @@ def _judge_few(
     rules: Rules,
     records: Mapping[str, Record],
 ) -> Judgement:
-    """Judge a pool without a consensus by earlier answers; learn when all answers were equal."""
+    """Judge a pool without a consensus by its earlier answer. Store a new one if all were equal."""
     if known is not None:
         findings, deviating = _compare(recent, known.text, rules, records)
         return Judgement(known, findings, deviating, unexpected=unexpected)
@@ -177,7 +180,7 @@ def _compare(
     rules: Rules,
     records: Mapping[str, Record],
 ) -> tuple[tuple[Finding, ...], dict[int, Difference]]:
-    """Return the suspects, and the deviating answers."""
+    """Return the evidence against suspects, and the deviating answers."""
     findings: list[Finding] = []
     deviating: dict[int, Difference] = {}
     for name, all_ in recent.items():
@@ -196,7 +199,7 @@ def _compare(
 
 
 def _record(record: Record, all_: Sequence[Answer], deviating: Mapping[int, Difference]) -> Record:
-    """Return the record of a replica with its answers to one prompt, the newest first."""
+    """Return the record of a replica, extended by its answers to one prompt (newest first)."""
     for answer in reversed(all_):
         verdict = AnswerVerdict.WRONG if answer.number in deviating else AnswerVerdict.RIGHT
         verdict = AnswerVerdict.UNANSWERED if answer.text is None else verdict
@@ -205,14 +208,15 @@ def _record(record: Record, all_: Sequence[Answer], deviating: Mapping[int, Diff
 
 
 def decide(suspects: Iterable[str], ready: Iterable[str], quarantined: int) -> PoolVerdict:
-    """Return the suspects of a pool to quarantine now.
+    """Return the verdict on a pool: the suspects to quarantine now, and those that must stay.
 
     Args:
-        suspects: The clearest cases first.
-        ready: Replicas of the pool that serve, suspects among them.
-        quarantined: Number of the pool's replicas in quarantine already.
+        suspects: Suspected replicas, those with the strongest evidence first.
+        ready: Replicas of the pool that serve, including suspects.
+        quarantined: Number of the pool's replicas that are already in quarantine.
     """
     serving = set(ready)
-    left = max(0, room(len(serving) + quarantined, quarantined))  # never all that serve
+    # never as many as all serving replicas
+    left = max(0, room(len(serving) + quarantined, quarantined))
     cases = [name for name in dict.fromkeys(suspects) if name in serving]
     return PoolVerdict(tuple(cases[:left]), tuple(cases[left:]))

@@ -1,9 +1,9 @@
-"""Judges new answers, in bounded batches, concurrently with other control planes.
+"""Judges new answers in bounded batches, concurrently with other control planes.
 
-A batch is a transaction. It claims answers, so that no two control planes judge the same ones. A
-replica is quarantined under a lock, after a second look at the serving replicas, so that all
-control planes together keep to the limits. A group (a pool and an asking) that cannot be judged is
-deferred: the others go on, and it is tried again later.
+A batch is a transaction that claims answers, so that two control planes never judge the same
+answers. A replica is quarantined under a lock and after the serving replicas have been read again,
+so that all control planes together respect the limits. If a group (a pool and an asking) cannot be
+judged, it is deferred and retried later, while the other groups are judged.
 """
 
 import asyncio
@@ -38,26 +38,26 @@ from sluice.ids import new_id
 
 log = structlog.get_logger(__name__)
 
-_BATCHES_MAX = 8  # per turn; then new answers are stored first
-_DEADLINE_S = 4.0  # per batch
-_EXAMINE_S = 1.0  # per batch; later no further group is begun
-_GROUP_S = 1.0  # a group that takes longer has failed when its batch is not over in time
+_BATCHES_MAX = 8  # batches per turn, after which new answers are stored first
+_DEADLINE_S = 4.0  # seconds per batch
+_EXAMINE_S = 1.0  # seconds per batch after which no further group is begun
+_GROUP_S = 1.0  # seconds after which a group counts as failed if its batch misses the deadline
 
 
 class TooSlowError(Exception):
-    """A group of answers took so long that its batch missed its deadline."""
+    """A group of answers took so long that its batch missed the deadline."""
 
 
 @dataclass(frozen=True, slots=True)
 class JudgingOutcome:
-    """The outcome of judging one batch of groups.
+    """The outcome of judging a batch of groups.
 
     Attributes:
         ruling: Consequences of the judgements.
         failures: Groups that could not be judged, with the reasons.
         judged: Judged groups.
-        is_last: Whether no other answers are to be judged now.
-        cleared: Replicas ejected by a router that have answered rightly.
+        is_last: Whether no other answers are waiting to be judged.
+        cleared: Replicas that a router ejected and that have answered correctly since.
     """
 
     ruling: Ruling
@@ -72,7 +72,7 @@ _NOTHING = Ruling((), (), {}, {}, {})
 
 @dataclass(slots=True)
 class Judge:
-    """Judges batches, and remembers failed groups."""
+    """Judges batches of answers, and remembers failed groups."""
 
     database: Database
     budget: ReplacementBudget
@@ -80,7 +80,10 @@ class Judge:
     deferrals: Deferrals = field(default_factory=Deferrals)
 
     async def turn(self, askings: Mapping[str, Asking]) -> list[JudgingOutcome]:
-        """Judge new answers; answers beyond a number of batches wait for the next turn."""
+        """Judge new answers.
+
+        Answers beyond the largest number of batches wait for the next turn.
+        """
         found: list[JudgingOutcome] = []
         while len(found) < _BATCHES_MAX and not (found and found[-1].is_last):
             now_s = self.clock()
@@ -93,7 +96,10 @@ class Judge:
     async def _batch(
         self, askings: Mapping[str, Asking], left_alone: Sequence[Group]
     ) -> JudgingOutcome:
-        """Judge a batch; when one group makes it miss its deadline, that group has failed."""
+        """Judge a batch.
+
+        If a group makes the batch miss its deadline, that group counts as failed.
+        """
         progress = Progress(time.monotonic, _EXAMINE_S)
 
         async def work(connection: AsyncConnection) -> JudgingOutcome:
@@ -129,7 +135,7 @@ async def judge_batch(
     budget: ReplacementBudget,
     progress: Progress,
 ) -> JudgingOutcome:
-    """Judge a batch of answers and store the consequences."""
+    """Judge a batch of answers, and store the consequences."""
     claimed = await repository.claim(connection, left_alone, ROWS_MAX)
     pools = {one.group[0] for one in claimed}
     taken = within(claimed, await repository.sizes(connection, pools) if pools else {}, ROWS_MAX)
@@ -166,12 +172,12 @@ async def judge_batch(
 def within(
     claimed: Sequence[Claimed], sizes: Mapping[str, int], rows_max: int
 ) -> tuple[Group, ...]:
-    """Return the groups of a batch: in the order of the claimed answers, one at least.
+    """Return the groups of a batch, in the order of the claimed answers; at least one group.
 
     Args:
-        claimed: Answers.
-        sizes: Most answers in a group of each pool.
-        rows_max: Largest number of rows in all groups together.
+        claimed: Claimed answers.
+        sizes: Largest number of answers in a group, by pool.
+        rows_max: Largest number of answers in all groups together.
     """
     found: list[Group] = []
     rows = 0
@@ -189,7 +195,7 @@ async def _rule(
     kept: Mapping[Group, Sequence[RecordedAnswer]],
     budget: ReplacementBudget,
 ) -> Ruling:
-    """Decide, and quarantine replicas, under a lock that shows the others' decisions."""
+    """Decide on quarantines under a lock, which makes decisions of other control planes visible."""
     accused = {group[0] for group, case in cases.items() if case.accusations}
     if not accused:
         return await asyncio.to_thread(rule, cases, kept, (), {}, Spent({}, {}), budget, _new_id)
@@ -209,13 +215,13 @@ async def _rule(
 async def _learn(
     connection: AsyncConnection, learned: Mapping[Group, Truth]
 ) -> dict[Group, Exception]:
-    """Store new right answers; return those that could not be stored, with reasons."""
+    """Store new right answers. Return the groups whose answer could not be stored, with reasons."""
     failures: dict[Group, Exception] = {}
     for group, truth in sorted(learned.items(), key=lambda pair: pair[0]):
         try:
             async with connection.begin_nested():
                 await repository.learn(connection, group, truth)
-        except DBAPIError as error:  # its pool is gone, say
+        except DBAPIError as error:  # for example because the pool was deleted
             if is_transient(error):
                 raise
             failures[group] = error

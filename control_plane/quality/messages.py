@@ -1,4 +1,4 @@
-"""The messages of golden prompts for nodes, each made once for any number of nodes; bounded."""
+"""The golden prompt messages for nodes; each message is built once for all nodes. Bounded."""
 
 from collections.abc import Callable, Iterable, Sequence
 from collections.abc import Set as AbstractSet
@@ -7,17 +7,17 @@ from dataclasses import dataclass, field
 from control_plane.quality.askings import Asking
 from sluice.wire.agent.v1 import agent_pb2 as wire
 
-_SETS_MAX = 4096  # of bases, that nodes serve
-_BYTES_MAX = 64 << 20  # of their messages, serialized; the sets that were asked for longest ago go
-_SET_BYTES = 1024  # counted for a set itself
-_FIELD_BYTES = 256  # counted for a message itself
+_SETS_MAX = 4096  # largest number of cached sets of bases
+_BYTES_MAX = 64 << 20  # bytes of all cached messages; the sets used longest ago are dropped first
+_SET_BYTES = 1024  # bytes counted for a set itself
+_FIELD_BYTES = 256  # bytes counted for a message object
 
 Bases = frozenset[str]
 
 
 @dataclass(slots=True)
 class _SharedMessage:
-    """A message, and the number of sets that contain it."""
+    """A message, with the number of sets that contain the message."""
 
     asking: Asking
     message: wire.GoldenPrompt
@@ -27,7 +27,7 @@ class _SharedMessage:
 
 @dataclass(slots=True)
 class _Set:
-    """The messages for nodes with one set of bases in a round."""
+    """The messages of one round for nodes with one set of bases."""
 
     round: int
     shared: list[_SharedMessage]
@@ -35,29 +35,29 @@ class _Set:
 
 
 class Messages:
-    """The messages for nodes, by their bases.
+    """The cached messages for nodes, by the nodes' set of bases.
 
     Attributes:
-        size: Counted bytes of all messages.
+        size: Bytes of all cached messages, as counted for the limit.
     """
 
     def __init__(self, bytes_max: int = _BYTES_MAX) -> None:
         self.size = 0
         self._bytes_max = bytes_max
-        self._sets: dict[Bases, _Set] = {}  # the one that was asked for longest ago is the first
+        self._sets: dict[Bases, _Set] = {}  # ordered by last use, the least recent first
         self._shared: dict[str, _SharedMessage] = {}
 
     def of(
         self, bases: Bases, round_: int, choose: Callable[[], Iterable[Asking]]
     ) -> list[wire.GoldenPrompt]:
-        """Return the messages of a round for nodes with these bases.
+        """Return the messages of a round for nodes with the given bases.
 
-        Unchanged, it is the same list; do not change it.
+        While nothing changes, the same list object is returned. Callers must not change the list.
 
         Args:
             bases: Bases of the nodes.
             round_: Number of the round.
-            choose: Returns the askings; called when they are not cached.
+            choose: Returns the askings of the round; called if the messages are not cached.
         """
         known = self._sets.pop(bases, None)
         if known is None or known.round != round_:
@@ -68,7 +68,7 @@ class Messages:
         return known.messages
 
     def forget(self, bases: AbstractSet[str]) -> None:
-        """Drop the messages for nodes with any of these bases."""
+        """Drop the messages for nodes that have any of the given bases."""
         for key in [key for key in self._sets if not bases.isdisjoint(key)]:
             self._release(self._sets.pop(key))
 

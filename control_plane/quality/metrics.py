@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 
 
 class QualityMetrics:
-    """Counts the outcomes of golden prompts."""
+    """Counts the outcomes of golden prompts, and of the judgements on them."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._quarantines = Counter(
@@ -49,11 +49,11 @@ class QualityMetrics:
         )
 
     def count_deviations(self, difference: str, count: int) -> None:
-        """Count answers that deviate."""
+        """Count answers that deviate, by kind of difference."""
         self._deviations.labels(difference).inc(count)
 
     def count_quarantines(self, count: int) -> None:
-        """Count replicas that are put in quarantine."""
+        """Count replicas that were quarantined."""
         self._quarantines.inc(count)
 
     def count_held(self, budget: str) -> None:
@@ -61,7 +61,7 @@ class QualityMetrics:
         self._held.labels(budget).inc()
 
     def count_failure(self) -> None:
-        """Count a pool and prompt that could not be judged."""
+        """Count a group (pool and prompt) that could not be judged."""
         self._failures.inc()
 
     def count_dropped(self, reason: str) -> None:
@@ -69,6 +69,6 @@ class QualityMetrics:
         self._dropped.labels(reason).inc()
 
     def show_quality(self, alerts: Mapping[str, int]) -> None:
-        """Set how many alerts of each kind there are."""
+        """Set the number of open alerts by kind."""
         for alert, count in alerts.items():
             self._alerts.labels(alert).set(count)

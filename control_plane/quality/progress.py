@@ -1,4 +1,4 @@
-"""The progress of a batch, and its slowest group; shared with the judging thread."""
+"""The progress of a batch and its slowest group, shared with the thread that judges."""
 
 from collections.abc import Callable
 
@@ -6,23 +6,26 @@ from control_plane.quality.verdicts import Group
 
 
 class Progress:
-    """Watches the judging of one batch.
+    """Tracks the judging of one batch.
 
-    A thread cannot be stopped from outside: it asks before each group whether it may go on.
-    Remaining groups are for the next batch.
+    A thread cannot be stopped from outside, so it calls `begins` before each group. Groups that may
+    not begin are left to the next batch.
     """
 
     def __init__(self, clock: Callable[[], float], span_s: float) -> None:
-        """Take the clock (monotonic seconds), and the time after which no group is begun."""
+        """Create the tracker.
+
+        After `span_s` seconds of the monotonic `clock` no group may begin.
+        """
         self._clock = clock
         self._span_s = span_s
         self._until_s: float | None = None
         self._is_over = False
-        self._now: tuple[Group, float] | None = None  # being judged, since when
+        self._now: tuple[Group, float] | None = None  # the group in progress, with its start
         self._slowest: tuple[Group | None, float] = None, 0.0
 
     def begins(self, group: Group) -> bool:
-        """Note the begin of a group; return whether it may begin: the first one always may."""
+        """Record the start of a group. Return whether it may begin; the first group always may."""
         now_s = self._clock()
         self._close(now_s)
         if self._until_s is None:
@@ -35,15 +38,15 @@ class Progress:
         return True
 
     def ended(self) -> None:
-        """Note that all groups were judged or skipped."""
+        """Record that all groups were judged or skipped."""
         self._close(self._clock())
 
     def stop(self) -> None:
-        """Let no other group begin: the result is not needed any more."""
+        """Let no further group begin, because the result is no longer needed."""
         self._is_over = True
 
     def slowest(self, at_least_s: float) -> Group | None:
-        """Return the slowest group; None if none took long."""
+        """Return the slowest group; None if no group took `at_least_s`."""
         self._close(self._clock())
         group, took_s = self._slowest
         return group if took_s >= at_least_s else None

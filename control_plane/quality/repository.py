@@ -1,4 +1,4 @@
-"""Rows of golden prompts, answers, truths and quarantines."""
+"""Reads and writes golden prompts, answers, right answers and quarantines."""
 
 import asyncio
 from collections import Counter
@@ -51,10 +51,12 @@ from control_plane.quality.verdicts import (
 )
 from sluice.detector.consensus import Text
 
-ROWS_MAX = 5000  # read by one query
-_PAGES_MAX = 10  # per reading
-_DECISION_LOCK = 7310520310  # held by the one control plane that decides about replicas
-_PROMPTS_LOCK = 731052032  # with an owner's hash: while one of its prompts is added
+ROWS_MAX = 5000  # largest number of rows read by one query
+_PAGES_MAX = 10  # largest number of pages per read
+_DECISION_LOCK = 7310520310  # advisory lock of the control plane that decides about replicas
+# first part of an advisory lock, with the hash of an owner, held while a prompt of the owner is
+# added
+_PROMPTS_LOCK = 731052032
 _POOL_SPAN, _NODE_SPAN = timedelta(hours=1), timedelta(days=1)
 _RUNS_KEPT_S = 7 * 86_400
 _QUARANTINES_KEPT = timedelta(days=90)
@@ -64,15 +66,16 @@ _PROMPTS_MARK = select(func.count(), func.coalesce(func.sum(_HASH), 0))
 
 @dataclass(frozen=True, slots=True)
 class AnswerReport:
-    """An answer on its way into the database.
+    """An answer of a replica that is to be stored.
 
     Attributes:
-        node_id: The node that reported it.
-        replica_id: The replica that gave it.
-        asking: Id of the asking.
-        text: Text of the answer; None: there is none.
+        node_id: Node that reported the answer.
+        replica_id: Replica that gave the answer.
+        asking: Asking that was answered.
+        text: Text of the answer; None: the replica gave none.
         error: Reason why there is no answer.
-        asked_at_unix_ms: Time of the prompt in Unix milliseconds, by the clock of the node.
+        asked_at_unix_ms: Time at which the replica got the prompt, in Unix milliseconds of the
+            node's clock.
     """
 
     node_id: str
@@ -84,12 +87,12 @@ class AnswerReport:
 
 
 def _listed(values: Iterable[str]) -> ColumnElement[Any]:
-    """Return an array as one parameter: a statement has no room for thousands."""
+    """Return an array as one parameter, as a statement has too few parameters for thousands."""
     return cast(list(values), ARRAY(Words))
 
 
 def _of(groups: Sequence[Group]) -> Subquery:
-    """Return pairs of pool and asking as a table."""
+    """Return a table of (pool, asking) pairs."""
     pools, ids = (_listed(group[index] for group in groups) for index in (0, 1))
     return select(
         func.unnest(pools).label("pool_id"), func.unnest(ids).label("asking_id")
@@ -97,13 +100,13 @@ def _of(groups: Sequence[Group]) -> Subquery:
 
 
 async def prompts_mark(connection: AsyncConnection) -> tuple[int, int]:
-    """Return a mark that changes when a prompt is added or removed; prompts never change."""
+    """Return a mark that changes when a prompt is added or removed. Prompts are immutable."""
     count, mark = (await connection.execute(_PROMPTS_MARK)).one()
     return int(count), int(mark)
 
 
 async def prompts_of_owner(connection: AsyncConnection, owner: str | None) -> int:
-    """Return the number of prompts of an owner's models; concurrent additions wait."""
+    """Return the number of prompts of an owner's models, and lock out concurrent additions."""
     number = func.hashtext(owner or "")
     await connection.execute(select(func.pg_advisory_xact_lock(_PROMPTS_LOCK, number)))
     query = (
@@ -130,7 +133,7 @@ async def prompts(connection: AsyncConnection) -> tuple[Prompt, ...]:
 
 
 async def add_reports(connection: AsyncConnection, reports: Sequence[AnswerReport]) -> None:
-    """Store answers of known replicas, on the nodes that report them; delete older ones."""
+    """Store answers of known replicas on the nodes that report them, and delete older answers."""
     t = tables.replicas.c
     ids = sorted({report.replica_id for report in reports})
     query = select(t.id, t.node_id, t.pool_id).where(t.id.in_(ids)).order_by(t.id)
@@ -165,7 +168,7 @@ async def add_reports(connection: AsyncConnection, reports: Sequence[AnswerRepor
 async def _forget_older(
     connection: AsyncConnection, written: Sequence[tuple[str, str, str]]
 ) -> None:
-    """Delete all but the last answers to the (pool, asking, replica) just answered."""
+    """Delete older answers for each (pool, asking, replica) that has just answered."""
     a = golden_answers.c
     names = ("pool_id", "asking_id", "replica_id")
     told = select(
@@ -182,10 +185,10 @@ async def _forget_older(
 
 
 async def _count_runs(connection: AsyncConnection, reports: Iterable[AnswerReport]) -> None:
-    """Count expected and missed answers of releases, by the second of their arrival.
+    """Count the runs and mismatches of prompts with expected answers, by second of arrival.
 
-    The clock is the database's: then a past second gets no more answers, and no node's clock
-    matters.
+    The seconds are those of the database's clock, so that a past second receives no more answers
+    and differences between the nodes' clocks do not matter.
     """
     counts: dict[tuple[str, str, str], list[int]] = {}
     for report in reports:
@@ -217,7 +220,7 @@ async def _count_runs(connection: AsyncConnection, reports: Iterable[AnswerRepor
 
 
 async def has_expectations(connection: AsyncConnection, model_id: str) -> bool:
-    """Return whether a model has prompts with an expected answer."""
+    """Return whether a model has golden prompts with an expected answer."""
     t = golden_prompts.c
     is_expected = func.cardinality(t.expected_token_ids) > 0
     query = select(t.id).where(t.model_id == model_id, is_expected).limit(1)
@@ -227,17 +230,17 @@ async def has_expectations(connection: AsyncConnection, model_id: str) -> bool:
 async def golden_counts(
     connection: AsyncConnection, model_id: str, releases: Sequence[str], start_ms: int, end_ms: int
 ) -> dict[str, tuple[int, int]]:
-    """Return the runs of a model's releases, and how many missed the expected answer.
+    """Return the runs of golden prompts by release, and the number of unexpected answers.
 
     Args:
-        connection: Within the caller's transaction.
+        connection: Connection of the caller's transaction.
         model_id: Public name of the model.
-        releases: Names of the releases, without the model's.
-        start_ms: Unix time, inclusive.
-        end_ms: Unix time, exclusive. Both are rounded down to whole seconds.
+        releases: Names of the releases, without the name of the model.
+        start_ms: Start of the time range in Unix milliseconds, inclusive.
+        end_ms: End of the time range, exclusive. Start and end are rounded down to whole seconds.
 
     Returns:
-        Name of each release that was asked -> (runs, mismatches).
+        (runs, mismatches) by name of each release that has runs.
     """
     r, g = tables.releases.c, golden_runs.c
     name_of = {release_id(model_id, name): name for name in releases}
@@ -258,7 +261,7 @@ async def golden_counts(
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
-    """A new answer, claimed by this control plane for judging."""
+    """A new answer that this transaction has claimed for judging."""
 
     id: int
     group: Group
@@ -267,9 +270,9 @@ class Claimed:
 async def claim(
     connection: AsyncConnection, left_alone: Sequence[Group], limit: int
 ) -> list[Claimed]:
-    """Return answers to judge: those to the platform's prompts first, then the oldest.
+    """Return answers to judge: answers to the platform's prompts first, then the oldest.
 
-    They stay claimed until the transaction ends; answers claimed by others are skipped.
+    The answers stay claimed until the transaction ends. Answers claimed by others are skipped.
     """
     a = golden_answers.c
     query = select(a.id, a.pool_id, a.asking_id).where(~a.is_judged)
@@ -291,7 +294,7 @@ async def sizes(connection: AsyncConnection, pools: Iterable[str]) -> dict[str, 
 
 
 async def serving(connection: AsyncConnection, pools: Iterable[str]) -> list[Serving]:
-    """Return the replicas of pools that serve: ready ones that do not drain."""
+    """Return the serving replicas of pools, which are ready and not draining."""
     t = tables.replicas.c
     query = select(t.id, t.pool_id, t.node_id).where(
         t.pool_id == any_(_listed(sorted(set(pools)))),
@@ -304,7 +307,7 @@ async def serving(connection: AsyncConnection, pools: Iterable[str]) -> list[Ser
 async def answers(
     connection: AsyncConnection, groups: Sequence[Group], claimed: AbstractSet[int]
 ) -> dict[Group, list[RecordedAnswer]]:
-    """Return the answers of groups, in order, the newest first; claimed ones are new."""
+    """Return the answers of groups, the newest first. Claimed answers are marked as new."""
     a, of = golden_answers.c, _of(groups)
     is_of = and_(a.pool_id == of.c.pool_id, a.asking_id == of.c.asking_id)
     query = select(golden_answers).join(of, is_of).order_by(a.id.desc()).limit(ROWS_MAX)
@@ -328,7 +331,7 @@ async def set_judged(connection: AsyncConnection, ids: Sequence[int]) -> None:
 async def last_answers(
     connection: AsyncConnection, pool_id: str, limit: int
 ) -> tuple[dict[Group, list[RecordedAnswer]], dict[Group, Truth], dict[int, str]]:
-    """Return the newest answers of one pool or (empty) of all, right answers, and errors by id."""
+    """Return the newest answers (of one pool, if given), right answers, and errors by answer id."""
     query = _answers().limit(limit)
     if pool_id:
         query = query.where(golden_answers.c.pool_id == pool_id)
@@ -354,7 +357,7 @@ def _grouped(
 
 
 async def truths(connection: AsyncConnection, groups: Sequence[Group]) -> dict[Group, Truth]:
-    """Return the known right answers."""
+    """Return the known right answers of groups."""
     if not groups:
         return {}
     t = golden_truths.c
@@ -369,7 +372,7 @@ async def truths(connection: AsyncConnection, groups: Sequence[Group]) -> dict[G
 
 
 async def learn(connection: AsyncConnection, group: Group, truth: Truth) -> None:
-    """Store new right answers."""
+    """Store a new right answer of a group."""
     pool, asking = group
     values = {
         "token_ids": list(truth.text.token_ids),
@@ -384,12 +387,12 @@ async def learn(connection: AsyncConnection, group: Group, truth: Truth) -> None
 
 
 async def lock_decisions(connection: AsyncConnection) -> None:
-    """Wait for the lock on decisions about replicas; earlier decisions are then visible."""
+    """Acquire the lock on decisions about replicas, so that earlier decisions are visible."""
     await connection.execute(select(func.pg_advisory_xact_lock(_DECISION_LOCK)))
 
 
 async def spent(connection: AsyncConnection) -> Spent:
-    """Return the numbers of recent quarantines."""
+    """Return the numbers of recent quarantines by pool and node."""
     q = quarantines.c
     is_of_hour, is_open = q.created_at > func.now() - _POOL_SPAN, q.released_at.is_(None)
     query = select(q.pool_id, q.node_id, is_of_hour, is_open)
@@ -409,7 +412,7 @@ async def holdback(connection: AsyncConnection, budget: ReplacementBudget) -> Ho
 
 
 async def quarantined(connection: AsyncConnection) -> dict[str, int]:
-    """Return the number of each pool's replicas that are in quarantine and still exist."""
+    """Return the number of existing replicas in quarantine, by pool."""
     q = quarantines.c
     query = (
         select(q.pool_id, func.count(q.replica_id.distinct()))
@@ -422,7 +425,7 @@ async def quarantined(connection: AsyncConnection) -> dict[str, int]:
 
 
 async def quarantine(connection: AsyncConnection, cases: Sequence[Quarantine]) -> None:
-    """Quarantine replicas: they drain, and the fleet replaces them."""
+    """Quarantine replicas, so that they drain and the fleet replaces them."""
     if cases:
         await connection.execute(insert(quarantines).values([asdict(case) for case in cases]))
         ids = sorted(case.replica_id for case in cases)
@@ -432,7 +435,7 @@ async def quarantine(connection: AsyncConnection, cases: Sequence[Quarantine]) -
 
 
 async def take_back(connection: AsyncConnection, replica_id: str) -> bool:
-    """Let a replica serve again, if it still exists; its earlier answers do not count any more."""
+    """Return a replica to service if it still exists, and delete its earlier answers."""
     t = tables.replicas
     await connection.execute(
         delete(golden_answers).where(golden_answers.c.replica_id == replica_id)
@@ -443,7 +446,7 @@ async def take_back(connection: AsyncConnection, replica_id: str) -> bool:
 
 
 async def set_canary(connection: AsyncConnection, base: str, token_ids: Sequence[int]) -> None:
-    """Store the prompt of the canaries of a base, if it is another one."""
+    """Store the canary prompt of a base, if it has changed."""
     t, ids = tables.bases, list(token_ids)
     is_other = t.c.canary_token_ids != ids
     query = update(t).where(t.c.digest == base, is_other).values(canary_token_ids=ids)
@@ -451,7 +454,7 @@ async def set_canary(connection: AsyncConnection, base: str, token_ids: Sequence
 
 
 async def forget_answers(connection: AsyncConnection, pool_id: str) -> None:
-    """Delete a pool's answers, and its right answers."""
+    """Delete the answers and the right answers of a pool."""
     for table in (golden_truths, golden_answers):
         await connection.execute(delete(table).where(table.c.pool_id == pool_id))
 

@@ -1,4 +1,4 @@
-"""The last answers of replicas beside the right answers, as JSON for operators; pure."""
+"""The latest answers of replicas compared with the right answers, as JSON for operators. Pure."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -27,12 +27,12 @@ def results(
     truths: Mapping[Group, Truth],
     errors: Mapping[int, str],
 ) -> list[dict[str, Any]]:
-    """Return one object for each asking and replica: the newest answer, and its verdict.
+    """Return one object per asking and replica, with the newest answer and its verdict.
 
     Args:
         kept: Answers by pool and asking, the newest first.
         truths: Known right answers.
-        errors: Reasons why there is no answer, by the answer's number.
+        errors: Reasons for missing answers, by number of the answer.
     """
     found: list[dict[str, Any]] = []
     for group, all_ in sorted(kept.items()):

@@ -35,8 +35,9 @@ from sluice.errors import BadRequestError, ErrorCode, PlatformError
 from sluice.ids import new_id
 
 PROMPTS_MAX = 16  # per model
-PROMPTS_OF_OWNER_MAX = 256  # for all models of a tenant, and for all without an owner
-_RESULTS_MAX = 5000  # answers that are looked at for one page
+# largest number for all models of a tenant, and for all models without an owner
+PROMPTS_OF_OWNER_MAX = 256
+_RESULTS_MAX = 5000  # largest number of answers that are read for one page
 
 _OWNER = (
     select(models.c.owner_tenant_id)
@@ -66,7 +67,10 @@ _QUARANTINE = tuple(quarantines.c.keys())
 
 
 class QualityRoutes:
-    """Handlers; these routes precede the models', whose names may hold slashes."""
+    """The request handlers.
+
+    Their routes precede those of models, whose names may contain slashes.
+    """
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -131,7 +135,7 @@ class QualityRoutes:
         ]
 
     async def add(self, request: web.Request) -> web.Response:
-        """Add a prompt (201)."""
+        """Add a golden prompt to a model (201)."""
         model_id = path_id(request, "model_id")
         given = (await read_body(request, GoldenPromptBody)).model_dump()
         if len(given["expected_token_ids"]) > given["output_tokens_max"]:
@@ -167,7 +171,7 @@ class QualityRoutes:
         return await self._writes.run(request, work)
 
     async def of_model(self, request: web.Request) -> web.Response:
-        """Return the prompts of a model."""
+        """Return the golden prompts of a model."""
         model_id = path_id(request, "model_id")
         from_model = select(models).where(models.c.id == model_id)
         found = await fetch(self._database, from_model)
@@ -178,7 +182,7 @@ class QualityRoutes:
         return await page(self._database, query, PROMPTS.key, request, PROMPTS.show)
 
     async def results(self, request: web.Request) -> web.Response:
-        """Return the last answers of replicas, with their verdicts."""
+        """Return the latest answers of replicas, with their verdicts."""
         limit, after = page_of(request)
         pool_id = request.query.get("pool_id", "").replace("\0", "")
         rows = await self._database.run(
@@ -190,7 +194,7 @@ class QualityRoutes:
         return await asyncio.to_thread(shown, request, body)
 
     async def list(self, request: web.Request) -> web.Response:
-        """Return a page of quarantines."""
+        """Return a page of quarantines, the newest first."""
         query, key = select(quarantines), quarantines.c.id
         return await page(self._database, query, key, request, _show, newest_first=True)
 
@@ -203,7 +207,7 @@ class QualityRoutes:
         return shown(request, _show(found[0]))
 
     async def release(self, request: web.Request) -> web.Response:
-        """Lift a quarantine; its replica serves again if it still exists."""
+        """Lift a quarantine. Its replica serves again if the replica still exists."""
         key = path_id(request, "id")
         body = await read_body(request, ReleaseBody)
 
@@ -230,7 +234,7 @@ class QualityRoutes:
         return await self._writes.run(request, work)
 
     async def forget(self, request: web.Request) -> web.Response:
-        """Delete a pool's answers."""
+        """Delete the stored answers of a pool."""
         key = path_id(request, "id")
 
         async def work(write: Write) -> WriteReply:

@@ -1,7 +1,7 @@
-"""The quality guard's loop: askings, answers, and the consequences.
+"""The quality guard's loop: golden prompts, answers, judgements and their consequences.
 
-Every control plane runs it: each sends its agents the prompts, stores their answers, and judges
-groups that no other one has claimed. No request waits for any of it.
+Every control plane runs the loop. Each sends the prompts to its agents, stores their answers, and
+judges groups that no other control plane has claimed. No client's request waits for the loop.
 """
 
 import asyncio
@@ -31,15 +31,16 @@ from sluice.wire.control.v1 import control_pb2 as control
 log = structlog.get_logger(__name__)
 
 _TICK_S = 1.0
-_ACCUSE_S = 1.5  # a router waits for 2 s, and says it again
-_IDLE_S = 5.0  # between two looks for answers that other control planes took
-_ALERT_S = 900.0  # one that is not found again for this long is over
-_TOKENS_MAX = 64  # per stored answer
+_ACCUSE_S = 1.5  # deadline; a router waits for 2 s, and then repeats its report
+_IDLE_S = 5.0  # seconds between two searches for answers that other control planes stored
+_ALERT_S = 900.0  # seconds after which an alert that was not raised again has ended
+_TOKENS_MAX = 64  # largest number of tokens per stored answer
 _ERROR_MAX = 500
 _PRUNE_INTERVAL_S = 600.0
-_ALERTS_MAX = 8192  # remembered; the oldest go first
-_REFRESH_S = 0.5  # between two looks at a state that keeps changing
-_REST = 20.0  # as long as the last look took, at least, so that looking takes little of our time
+_ALERTS_MAX = 8192  # largest number of remembered alerts; the oldest are dropped first
+_REFRESH_S = 0.5  # seconds between two updates while the state keeps changing
+# pause as a multiple of the last update's duration, so that updates use little processor time
+_REST = 20.0
 _ADVICE = {
     "pool": "it is not replaced within the hour: look at `sluice fleet quarantines`, release what"
     " is sound, and raise CONTROL_PLANE__QUALITY_POOL_HOUR_MAX if so many are broken",
@@ -49,7 +50,7 @@ _ADVICE = {
 
 
 class Meter(Protocol):
-    """Takes figures for metrics."""
+    """A receiver of figures for metrics."""
 
     def count_deviations(self, difference: str, count: int) -> None:
         """Count answers that deviate."""
@@ -77,7 +78,7 @@ class Meter(Protocol):
 
 
 class Quality:
-    """Owns the loop."""
+    """Owns the loop of the quality guard."""
 
     def __init__(
         self,
@@ -88,15 +89,15 @@ class Quality:
         unix_s: Callable[[], float] = time.time,
         token_ids: Callable[[], TokenIds] = dict,
     ) -> None:
-        """Prepare; `run` belongs into a TaskGroup.
+        """Create the loop; `run` must be started in a TaskGroup.
 
         Args:
             database: Database of answers.
             feed: Source of the models' releases.
-            meter: Takes figures.
-            budget: Largest numbers of quarantined replicas that are replaced.
-            unix_s: Returns the time, which decides the round of prompts.
-            token_ids: Returns the ids of the default prompts, see `askings.defaults`.
+            meter: Receives figures for metrics.
+            budget: Limits on the replacement of quarantined replicas.
+            unix_s: Returns Unix time, which decides the round of prompts.
+            token_ids: Returns the token ids of the default prompts, see `askings.defaults`.
         """
         self._judge = Judge(database, budget)
         self._unix_s = unix_s
@@ -117,21 +118,24 @@ class Quality:
         self._suspected: Mapping[str, int] = {}
 
     def prompts_for(self, bases: Iterable[str]) -> list[wire.GoldenPrompt]:
-        """Return the prompts for a node with replicas of these bases, in the present round."""
+        """Return the prompts of the present round for a node whose replicas have these bases."""
         self._refresh()
         return self._board.prompts_of(bases, round_of(self._unix_s()))
 
     def accused_at_unix_ms(self, replica_id: str) -> int:
-        """Return when a router ejected a replica for its answers; 0: never, or it is settled."""
+        """Return when a router ejected a replica (Unix ms); 0: never, or it is settled."""
         found = self._accused.get(replica_id)
         return 0 if found is None else found.ejected_at_unix_ms
 
     def suspected_at_unix_ms(self, replica_id: str) -> int:
-        """Return when the guard last spared a replica that answers wrongly; 0: not of late."""
+        """Return when a wrongly answering replica was last spared (Unix ms); 0: not recently."""
         return self._suspected.get(replica_id, 0)
 
     async def accuse(self, request: control.AccuseRequest) -> None:
-        """Store a router's report; DatabaseDownError: not stored; ValueError: not valid."""
+        """Store a router's report.
+
+        Raises DatabaseDownError if it was not stored, ValueError if invalid.
+        """
         found = ejections_of(request)
         new = await self._database.run(
             lambda connection: ejection_rows.add(connection, found), deadline_s=_ACCUSE_S
@@ -140,14 +144,14 @@ class Quality:
             log.error("replica_accused", replica=one.replica_id, **one.shown())
 
     def take(self, message: wire.SyncRequest) -> None:
-        """Queue the answers that an agent reports, without waiting."""
+        """Queue the answers that an agent reports, without blocking."""
         is_known_node = is_id(message.node_id)
         for result in message.golden_results:
             if not (is_known_node and is_id(result.replica_id)):
                 self._meter.count_dropped("id")
                 continue
             asking = self._board.askings.get(result.prompt_id)
-            if asking is None:  # it is no question any more
+            if asking is None:  # the asking no longer exists
                 continue
             text = Text(
                 tuple(token for token in result.token_ids[:_TOKENS_MAX] if token < 2**31),
@@ -169,7 +173,7 @@ class Quality:
             )
 
     async def run(self) -> None:
-        """Run until cancelled."""
+        """Run the loop until cancelled."""
         while True:
             try:
                 if self._feed.is_loaded:
@@ -184,7 +188,8 @@ class Quality:
         has_news = bool(self._reports.waiting)
         try:
             await self._reports.write()
-        except (DatabaseDownError, *ERRORS) as error:  # earlier answers can be judged
+        # answers that were stored earlier can still be judged
+        except (DatabaseDownError, *ERRORS) as error:
             log.warning("answers_not_written", error=str(getattr(error, "reason", error)))
         now_s = time.monotonic()
         if has_news or now_s >= self._judge_at_s:
@@ -210,7 +215,7 @@ class Quality:
             await self._database.run(suspicion_rows.prune)
 
     async def _read(self, connection: AsyncConnection) -> None:
-        """Read changes: of prompts, and of the replicas that routers or the guard accuse."""
+        """Read the changed prompts, and the replicas that routers or the guard accuse."""
         mark = await repository.prompts_mark(connection)
         if mark != self._mark:
             self._prompts = await repository.prompts(connection)
@@ -219,7 +224,7 @@ class Quality:
         self._suspected = await suspicion_rows.suspected(connection)
 
     def _log_outcome(self, outcome: JudgingOutcome) -> None:
-        """Log and count decisions."""
+        """Log and count the decisions of a batch."""
         ruling = outcome.ruling
         for replica_id in outcome.cleared:
             log.info("replica_cleared", replica=replica_id)
@@ -251,7 +256,7 @@ class Quality:
             del self._alerts[next(iter(self._alerts))]
 
     def _log_held(self, ruling: Ruling) -> None:
-        """Count and log the quarantines that are beyond a budget."""
+        """Count and log the quarantined replicas that are not replaced because of a budget."""
         for one in ruling.held:
             self._meter.count_held(one.budget)
             log.error(

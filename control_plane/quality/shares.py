@@ -1,14 +1,16 @@
-"""Divides a node's room for golden prompts among the owners of models; pure.
+"""Divides a node's capacity for golden prompts among the owners of models. Pure.
 
-Room is counted in units of 4 KiB, so that 64 units are both limits: 64 prompts and 256 KiB. The
-platform's own prompts, one per base, have a reserved part. The owners of models share the rest: an
-owner that needs less than an equal share gets all it needs, the others share the remainder.
+Capacity is measured in units of 4 KiB, so that 64 units express both limits: 64 prompts and 256
+KiB. The platform's own prompts, a few per base, have a reserved part. The owners of models share
+the rest. An owner that needs less than an equal share gets all it needs, and the other owners share
+the remainder.
 
-Prompts that do not fit take turns. The owners stand in a ring, and so do the prompts of each; a
-round continues where the last one ended. That needs no memory: it follows from the number of the
-round. So every control plane computes the same, and all nodes with the same bases get the same
-prompts, whose answers are compared. All releases of a prompt are asked in the same round: else a
-rollout would compare answers to different prompts.
+Prompts that do not fit at the same time are chosen in turns. The owners form a ring, as do the
+prompts of each owner, and a round continues where the previous round ended. The position follows
+from the number of the round, so no state is stored. Therefore every control plane chooses the same
+prompts, and all nodes with the same bases get the same prompts, whose answers are compared. All
+releases of a prompt are chosen in the same round, because a rollout would otherwise compare answers
+to different prompts.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,20 +21,23 @@ from control_plane.quality.askings import Asking
 
 NODE_PROMPTS_MAX = 64
 NODE_BYTES_MAX = 256 << 10
-DEFAULTS_RESERVED = 16  # prompts of a node that are the platform's if it has so many bases
-ROUND_S = 300  # long enough for the three answers that are judged, at the usual interval
+# prompts of a node that are reserved for the platform, if its bases need so many
+DEFAULTS_RESERVED = 16
+# seconds of a round; long enough for the three answers that a judgement needs, at the usual
+# interval
+ROUND_S = 300
 _UNIT_BYTES = NODE_BYTES_MAX // NODE_PROMPTS_MAX
-_TOKEN_BYTES_MAX = 5  # as a varint
-_FRAME_BYTES = 64  # numbers, tags and lengths of a prompt's message
-_ITEM_UNITS_MAX = 16  # three releases of the longest prompt that was ever allowed need 9
+_TOKEN_BYTES_MAX = 5  # bytes of a token id as a varint
+_FRAME_BYTES = 64  # bytes for numbers, tags and lengths in the message of a prompt
+_ITEM_UNITS_MAX = 16  # largest size of an item; three releases of the longest prompt need 9 units
 _Kind = TypeVar("_Kind")
-# While rollouts are asked about, every fourth turn of an owner is for the other prompts.
+# While rollouts wait for prompts, every fourth turn of an owner is for its other prompts.
 _TURNS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """A prompt with all its askings for a base."""
+    """A prompt with all its askings for one base."""
 
     askings: tuple[Asking, ...]
     units: int
@@ -40,23 +45,23 @@ class Item:
 
 
 def round_of(unix_s: float) -> int:
-    """Return the number of the round at a time."""
+    """Return the number of the round at a Unix time."""
     return int(unix_s // ROUND_S)
 
 
 def chosen(
     defaults: Sequence[Asking], items: Mapping[str, Sequence[Item]], round_: int
 ) -> list[Asking]:
-    """Return the prompts of a round for a node: the platform's first, then by id.
+    """Return the askings of a round for a node: the platform's first, then by id.
 
-    Each of an owner's n prompts has its turn within n * owners / slots + 1 rounds; while a rollout
-    waits for some of them, within 8 * n * owners / slots + 2. Slots are the common room of the
-    owners that need more than an equal share: with 1,000 of them 48 to 63, if no prompt is for
-    several releases.
+    Each of an owner's n prompts is chosen within n * owners / slots + 1 rounds, or within 8 * n *
+    owners / slots + 2 rounds while a rollout waits for some of them. Slots are the common capacity
+    of the owners that need more than an equal share: with 1,000 such owners 48 to 63, if no prompt
+    is for several releases.
 
     Args:
-        defaults: Platform's askings, by id, for the bases of the node.
-        items: Prompts of each owner, by id, for these bases.
+        defaults: Askings of the platform for the bases of the node, by id.
+        items: Prompts of each owner for the bases of the node, by id.
         round_: Number of the round, from 0.
     """
     wanted = sum(item.units for all_ in items.values() for item in all_)
@@ -73,15 +78,15 @@ def chosen(
 
 
 def units(asking: Asking) -> int:
-    """Return the room that an asking takes, at most."""
-    # These are made of ASCII: a byte each.
+    """Return an upper bound of the units that an asking needs."""
+    # Ids and digests are ASCII, one byte per character.
     names = len(asking.id) + len(asking.base_digest) + len(asking.adapter_digest)
     size = names + _FRAME_BYTES
     return -(-(size + _TOKEN_BYTES_MAX * len(asking.token_ids)) // _UNIT_BYTES)
 
 
 def item_of(askings: Sequence[Asking]) -> Item | None:
-    """Return a prompt's askings for one base as an item; None: the prompt is too long."""
+    """Return a prompt's askings for one base as an item; None if the prompt is too long."""
     size = sum(units(asking) for asking in askings)
     if size > _ITEM_UNITS_MAX:
         return None
@@ -89,7 +94,7 @@ def item_of(askings: Sequence[Asking]) -> Item | None:
 
 
 def _shared(items: Mapping[str, Sequence[Item]], room: int, round_: int) -> list[Item]:
-    """Return the items that fit: first all owners' turns, then more."""
+    """Return the items that fit: first the turns of all owners, then further items."""
     longest = max(item.units for all_ in items.values() for item in all_)
     slots = room // longest
     large = sorted((owner for owner in items if items[owner]), key=lambda one: len(items[one]))
@@ -110,27 +115,28 @@ def _shared(items: Mapping[str, Sequence[Item]], room: int, round_: int) -> list
 
 
 def _turns(slots: int, place: int, owners: int) -> int:
-    """Return the number of an owner's turns among the first slots."""
+    """Return the number of an owner's turns among the first `slots` turns."""
     return (slots - place + owners - 1) // owners
 
 
 def _ordered(
     items: Sequence[Item], before: int, count: int, steady: int, round_: int
 ) -> list[Item]:
-    """Return an owner's prompts, those whose turn it is first.
+    """Return an owner's prompts, with the prompts whose turn it is first.
 
     Args:
-        items: All of the owner's prompts.
+        items: All prompts of the owner.
         before: Turns of the owner in earlier rounds.
         count: Turns of the owner in this round.
-        steady: Least turns of the owner in any round.
+        steady: Least number of turns of the owner in any round.
         round_: Number of the round.
     """
     rollouts = [item for item in items if item.is_rollout]
     others = [item for item in items if not item.is_rollout]
     if not rollouts or not others:
         return _turn(items, before)
-    if _TURNS * len(rollouts) <= (_TURNS - 1) * steady:  # all of them, and room for others
+    # all rollout prompts fit, with capacity for other prompts
+    if _TURNS * len(rollouts) <= (_TURNS - 1) * steady:
         return rollouts + _turn(others, before - round_ * len(rollouts))
     found: dict[str, Item] = {}
     for turn in range(before, before + count):
@@ -145,7 +151,7 @@ def _ordered(
 
 
 def _filled(waiting: Sequence[Sequence[Item]], room: int) -> list[Item]:
-    """Return the items that still fit, one of each owner in turn."""
+    """Return the items that still fit, one item per owner in turn."""
     found: list[Item] = []
     rings = [iter(all_) for all_ in waiting]
     while rings and room > 0:
@@ -160,6 +166,6 @@ def _filled(waiting: Sequence[Sequence[Item]], room: int) -> list[Item]:
 
 
 def _turn(ring: Sequence[_Kind], start: int) -> list[_Kind]:
-    """Return a ring from one of its places on."""
+    """Return the elements of a ring, beginning at a position."""
     at = start % len(ring) if ring else 0
     return [*ring[at:], *ring[:at]]

@@ -1,7 +1,7 @@
-"""Rows of suspicions: replicas that answer wrongly and have to stay.
+"""Rows of suspicions: replicas that answer wrongly but must stay in service.
 
-Nodes read the base of such a replica as a whole. That is much work for a disk, so a suspicion
-counts as new once an hour at most.
+Because of a suspicion, nodes read the files of the replica's base completely. This is much work for
+a disk, so a suspicion counts as new at most once an hour.
 """
 
 from collections.abc import Iterable
@@ -13,7 +13,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from control_plane.quality.tables import suspicions
 
-_OPEN = timedelta(minutes=15)  # agents that are away for longer do not hear of it
+# age up to which suspicions are sent; agents that are disconnected for longer miss them
+_OPEN = timedelta(minutes=15)
 _FRESH = timedelta(hours=1)
 _OPEN_SUSPICIONS = select(suspicions.c.replica_id, suspicions.c.suspected_at).where(
     suspicions.c.suspected_at > func.now() - _OPEN
@@ -21,7 +22,7 @@ _OPEN_SUSPICIONS = select(suspicions.c.replica_id, suspicions.c.suspected_at).wh
 
 
 async def add(connection: AsyncConnection, replica_ids: Iterable[str]) -> None:
-    """Store suspicions; those that are younger than an hour stay as they are."""
+    """Store suspicions. A suspicion that is younger than an hour is not changed."""
     rows = [{"replica_id": it} for it in sorted(replica_ids)]
     if not rows:
         return
@@ -35,7 +36,7 @@ async def add(connection: AsyncConnection, replica_ids: Iterable[str]) -> None:
 
 
 async def suspected(connection: AsyncConnection) -> dict[str, int]:
-    """Return the times of open suspicions in ms of Unix time, by replica."""
+    """Return the times of open suspicions in Unix milliseconds, by replica."""
     rows = await connection.execute(_OPEN_SUSPICIONS)
     return {name: int(when.timestamp() * 1e3) for name, when in rows}
 

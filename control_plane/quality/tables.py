@@ -34,7 +34,7 @@ def _moment(name: str) -> Column[Any]:
     return Column(name, DateTime(timezone=True), nullable=False, server_default=func.now())
 
 
-# Golden prompts of models' releases. Every base has one more, which has no row.
+# Golden prompts of models' releases. Each base has default prompts in addition, which have no rows.
 golden_prompts = Table(
     "golden_prompts",
     metadata,
@@ -45,13 +45,14 @@ golden_prompts = Table(
     _ids("token_ids"),
     count_column("output_tokens_max"),
     count_column("every_s"),
-    _ids("expected_token_ids"),  # the required begin of an answer; empty: any
-    words_column("prompt_text"),  # for people
-    words_column("expected_text"),  # for people
+    # tokens with which an answer must begin; empty: any answer is accepted
+    _ids("expected_token_ids"),
+    words_column("prompt_text"),  # shown to people
+    words_column("expected_text"),  # shown to people
     _moment("created_at"),
 )
 
-# The last answers of each replica to each asking: a prompt, put to a base with an adapter.
+# The latest answers of each replica to each asking (a prompt for a base with an adapter).
 golden_answers = Table(
     "golden_answers",
     metadata,
@@ -61,7 +62,7 @@ golden_answers = Table(
     Column("asking_id", Text, nullable=False),
     _ids("token_ids"),
     _logprobs(),
-    words_column("error"),  # why there is no answer
+    words_column("error"),  # reason why there is no answer
     Column("asked_at_unix_ms", BigInteger, nullable=False),
     flag_column("is_judged"),
 )
@@ -76,7 +77,7 @@ Index(
     postgresql_where=text("NOT is_judged"),
 )
 
-# A pool's answer to an asking when its replicas last agreed.
+# The answer of a pool to an asking when its replicas last agreed.
 golden_truths = Table(
     "golden_truths",
     metadata,
@@ -88,19 +89,19 @@ golden_truths = Table(
     _moment("since"),
 )
 
-# Runs of prompts with expected answers, and how often answers missed them, by the second.
+# Number of runs of prompts with expected answers, and of mismatches, by second.
 golden_runs = Table(
     "golden_runs",
     metadata,
     Column("model_id", Text, primary_key=True),
     Column("base_digest", Text, primary_key=True),
     Column("adapter_digest", Text, primary_key=True),
-    Column("second", BigInteger, primary_key=True),  # Unix time
+    Column("second", BigInteger, primary_key=True),  # Unix time in seconds
     count_column("runs"),
     count_column("mismatches"),
 )
 
-# Replicas that routers ejected for their answers; the guard asks them first.
+# Replicas that routers ejected for wrong answers. The guard sends prompts to these replicas first.
 ejections = Table(
     "ejections",
     metadata,
@@ -108,11 +109,11 @@ ejections = Table(
     Column("router_id", Text, primary_key=True),
     Column("ejected_at_unix_ms", BigInteger, primary_key=True),  # by the router's clock
     Column("cell_id", Text, nullable=False),
-    Column("epoch", BigInteger, nullable=False),  # of the cell
-    Column("evidence", Text, nullable=False),  # kind of it, of sluice.detector
+    Column("epoch", BigInteger, nullable=False),  # epoch of the cell
+    Column("evidence", Text, nullable=False),  # an `EvidenceKind` of sluice.detector
     count_column("wrong"),
     count_column("asked"),
-    # Askings of the platform that the replica has answered rightly since.
+    # Askings of the platform that the replica has answered correctly since the ejection.
     Column("right_askings", ARRAY(Text), nullable=False, server_default=text("'{}'")),
     _moment("heard_at"),
     Column("ended_at", DateTime(timezone=True)),
@@ -124,7 +125,7 @@ Index(
     postgresql_where=text("ended_at IS NULL"),
 )
 
-# Replicas that answer otherwise and have to stay, as their pool is small.
+# Replicas that answer wrongly but must stay in service, because their pool is small.
 suspicions = Table(
     "suspicions",
     metadata,
@@ -132,7 +133,7 @@ suspicions = Table(
     _moment("suspected_at"),
 )
 
-# Replicas that were taken out because they answered otherwise; rows stay when the replicas go.
+# Replicas that were taken out of service for wrong answers. Rows outlive their replicas.
 quarantines = Table(
     "quarantines",
     metadata,

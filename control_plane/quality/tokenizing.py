@@ -1,7 +1,8 @@
 """Turns texts into a base's token ids: `python -m control_plane.quality.tokenizing`.
 
-A process of its own: a large tokenizer takes a second of the interpreter and 200 MiB. It reads
-tokenizer.json from stdin, and writes one list of ids for each text of its arguments as JSON.
+Tokenizing runs in a process of its own, because a large tokenizer blocks the interpreter for a
+second and uses 200 MiB. The process reads tokenizer.json from stdin, and writes one list of ids for
+each text in its arguments as JSON.
 """
 
 import asyncio
@@ -17,14 +18,14 @@ class TokenizingError(Exception):
 
 
 async def token_ids_apart(tokenizer: bytes, texts: Sequence[str]) -> list[tuple[int, ...]]:
-    """Return the ids of each text, without those that the tokenizer adds to it.
+    """Return the token ids of each text, without special tokens.
 
     Args:
         tokenizer: Content of tokenizer.json.
-        texts: Texts, at least one.
+        texts: Texts to tokenize, at least one.
 
     Raises:
-        TokenizingError: The content is no tokenizer, or takes too long.
+        TokenizingError: The content is not a tokenizer, or tokenizing takes too long.
     """
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "control_plane.quality.tokenizing", *texts),
@@ -47,7 +48,7 @@ async def token_ids_apart(tokenizer: bytes, texts: Sequence[str]) -> list[tuple[
 
 
 def main() -> None:
-    """Do one job."""
+    """Tokenize the texts in the arguments."""
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_str(sys.stdin.buffer.read().decode())

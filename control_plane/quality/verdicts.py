@@ -1,4 +1,4 @@
-"""Turns answers of pools into consequences: quarantines with evidence, and alerts."""
+"""Turns the answers of pools into consequences: quarantines with evidence, and alerts."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -27,15 +27,16 @@ Group = tuple[str, str]  # pool, asking
 
 
 class Alert(StrEnum):
-    """The alerts that only operators can settle."""
+    """The kinds of alerts that need an operator."""
 
-    SPARED = "spared"  # a replica deviates and may not be taken out
-    HELD = "held"  # it was, and is not replaced now: as many were as are replaced in this time
+    SPARED = "spared"  # a replica deviates and must stay in service
+    # a replica is quarantined and not replaced now, because the budget of replacements is used up
+    HELD = "held"
     SPLIT = "split"  # no answer has a majority
-    CHANGED = "changed"  # all of a pool answers otherwise than before
-    UNEXPECTED = "unexpected"  # answers are not what people expect
-    TENANT = "tenant"  # any of these, to a prompt of a tenant: it decides about no replica
-    UNJUDGED = "unjudged"  # answers cannot be judged, again and again
+    CHANGED = "changed"  # all replicas of a pool answer differently than before
+    UNEXPECTED = "unexpected"  # answers differ from the expected answer
+    TENANT = "tenant"  # any of these kinds for a prompt of a tenant, which causes no quarantine
+    UNJUDGED = "unjudged"  # answers repeatedly could not be judged
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +74,11 @@ class Quarantine:
 
 @dataclass(frozen=True, slots=True)
 class ReplacementBudget:
-    """The largest numbers of quarantined replicas that are replaced in a time.
+    """The largest numbers of quarantined replicas that are replaced within a period.
 
     Attributes:
-        pool_hour: Replacements of a pool within an hour.
-        node_day: Replacements of a node within a day.
+        pool_hour: Largest number of replacements per pool and hour.
+        node_day: Largest number of replacements per node and day.
     """
 
     pool_hour: int = 3
@@ -86,13 +87,13 @@ class ReplacementBudget:
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """The numbers of recent quarantines: of each pool in the last hour, of each node in a day.
+    """The numbers of recent quarantines: by pool in the last hour, by node in the last day.
 
     Attributes:
-        pools: Number of quarantines by pool, with those released since.
-        nodes: Number of quarantines by node, with those released since.
-        open_pools: Number of quarantines by pool, without released ones.
-        open_nodes: Number of quarantines by node, without released ones.
+        pools: Number of quarantines by pool, including those lifted since.
+        nodes: Number of quarantines by node, including those lifted since.
+        open_pools: Number of quarantines by pool that were not lifted.
+        open_nodes: Number of quarantines by node that were not lifted.
     """
 
     pools: Mapping[str, int]
@@ -101,7 +102,10 @@ class Spent:
     open_nodes: Mapping[str, int] = field(default_factory=dict[str, int])
 
     def holdback(self, budget: ReplacementBudget) -> Holdback:
-        """Return the replicas that are not replaced now; an operator's release gives them back."""
+        """Return the replicas that are not replaced now.
+
+        An operator who lifts a quarantine frees them.
+        """
         return Holdback(
             {
                 pool_id: min(self.open_pools.get(pool_id, 0), count - budget.pool_hour)
@@ -114,9 +118,10 @@ class Spent:
 
 @dataclass(frozen=True, slots=True)
 class HeldReplica:
-    """A replica that is quarantined beyond the budget of its `pool` or its `node`.
+    """A replica that is quarantined beyond the budget of its pool or its node.
 
-    Until the time is over the pool gets no replacement, or the node no other replica.
+    Until the period of the budget is over, the pool gets no replacement, or the node gets no new
+    replica.
     """
 
     replica_id: str
@@ -138,10 +143,10 @@ class AskingCase:
     """The judgement of a pool's answers to one asking.
 
     Attributes:
-        asking: The question.
+        asking: The asking that was answered.
         judgement: The verdict on the answers.
         replicas: Replicas that got the prompt.
-        accusations: Suspects; none when a tenant owns the asking.
+        accusations: Suspected replicas with evidence; empty if a tenant owns the asking.
     """
 
     asking: Asking
@@ -156,11 +161,11 @@ class Ruling:
 
     Attributes:
         quarantines: Replicas to quarantine now.
-        held: Quarantined replicas that are not replaced now, since the budget is used up.
+        held: Quarantined replicas that are not replaced now, because the budget is used up.
         alerts: Alerts and their replicas, by judged group.
         deviations: Numbers of new deviating answers, by the kind of difference.
         learned: New right answers.
-        spared: Replicas that deviate and have to stay.
+        spared: Replicas that deviate and must stay in service.
     """
 
     quarantines: tuple[Quarantine, ...]
@@ -179,17 +184,18 @@ def examine(
     begins: Callable[[Group], bool] = lambda _: True,
     accused: Mapping[str, Ejection] = MappingProxyType({}),
 ) -> tuple[dict[Group, AskingCase], dict[Group, Exception]]:
-    """Judge groups, each by itself; return also those that failed, with the reasons.
+    """Judge each group on its own. Return also the groups that could not be judged, with reasons.
 
-    May take long: call it outside the event loop.
+    The function may run for long, so call it outside the event loop.
 
     Args:
         askings: All present askings; answers to others are ignored.
         kept: Answers by pool and asking, the newest first.
         serving: Replicas of these pools whose answers count.
         truths: Known right answers.
-        begins: Called with each group before it is judged; False: skip it and all others.
-        accused: Replicas that routers have ejected for their answers.
+        begins: Called before each group is judged; if it returns False, the remaining groups are
+            skipped.
+        accused: Replicas that routers have ejected for wrong answers.
     """
     of_pool: dict[str, list[str]] = {}
     for one in serving:
@@ -225,8 +231,8 @@ def _examine(
     answers = {name: [one.answer for one in kept] for name, kept in own.items() if kept}
     records = {name: accused[name].record for name in answers if name in accused}
     judgement = judge(answers, known, asking.expected, records=records)
-    # A tenant's adapter that answers now this and now that says nothing about the replicas, which
-    # others use, too.
+    # If a tenant's adapter gives varying answers, this is no evidence against the replicas, which
+    # other tenants use as well.
     findings = judgement.findings if not asking.owner else ()
     newest = [kept[0].answer.text for kept in own.values() if kept]
     agreeing = _agreeing(newest, judgement) if findings else 0
@@ -243,7 +249,7 @@ def _examine(
 
 
 def _said_of(ejection: Ejection | None) -> dict[str, Any]:
-    """Return a router's report on a replica, as a part of the evidence."""
+    """Return a router's report on a replica as a part of the evidence."""
     return {} if ejection is None else {"ejection": ejection.shown()}
 
 
@@ -256,16 +262,16 @@ def rule(
     budget: ReplacementBudget,
     new_id: Callable[[], str],
 ) -> Ruling:
-    """Decide about the pools of judged groups.
+    """Decide on quarantines and alerts for the pools of judged groups.
 
     Args:
         cases: Results of `examine`.
-        kept: Answers that they rest on.
+        kept: Answers on which the judgements are based.
         serving: Replicas of these pools that serve now.
         quarantined: Number of quarantined replicas without a replacement yet, by pool.
         spent: Numbers of recent quarantines.
         budget: Largest numbers of replaced replicas.
-        new_id: Source of ids.
+        new_id: Returns a new id for a quarantine.
     """
     suspects: dict[str, dict[str, list[tuple[Accusation, AskingCase]]]] = {}
     for (pool_id, _), case in sorted(cases.items()):
@@ -278,7 +284,7 @@ def rule(
     pools, nodes = Counter(spent.pools), Counter(spent.nodes)
     for pool_id, of_pool in sorted(suspects.items()):
         ready = {one.id: one.node_id for one in serving if one.pool_id == pool_id}
-        # The clearest cases first: most deviations over all prompts.
+        # Replicas with the strongest evidence first: the most deviations over all prompts.
         clear = {name: sum(a.finding.deviations for a, _ in all_) for name, all_ in of_pool.items()}
         ordered = [n for n in sorted(of_pool, key=lambda n: (-clear[n], n)) if n in ready]
         verdict = decide(ordered, ready, quarantined.get(pool_id, 0))
@@ -369,7 +375,7 @@ def _agreeing(newest: Iterable[Text | None], judgement: Judgement) -> int:
 def evidence(
     asking: Asking, judgement: Judgement, finding: Finding, own: Sequence[RecordedAnswer]
 ) -> dict[str, Any]:
-    """Return the evidence of a quarantine as JSON: prompt, right answer, answers, times."""
+    """Return the evidence of a quarantine as JSON: prompt, right answer, answers and times."""
     truth = judgement.truth
     assert truth is not None, "without a known answer no replica deviates"
     return {

@@ -12,21 +12,21 @@ from control_plane.records.tables import record_items, records
 from control_plane.tables import content_keys
 from sluice.wire.state.v1 import state_pb2 as wire
 
-_ITEMS_AT_ONCE = 512  # of one statement
+_ITEMS_AT_ONCE = 512  # largest number of items per statement
 
 
 class NoRecordError(Exception):
-    """The tenant has no record with the id."""
+    """The tenant has no record with this id."""
 
 
 class TooManyItemsError(Exception):
-    """A record would exceed its bound of items."""
+    """A record would exceed its largest number of items."""
 
 
 async def create(
     connection: AsyncConnection, record: wire.Record, items: Sequence[wire.RecordItem]
 ) -> None:
-    """Store a record with its first items, unless it exists."""
+    """Store a record with its first items, unless the record exists."""
     row = {
         "id": record.id,
         "tenant_id": record.tenant_id,
@@ -42,7 +42,7 @@ async def create(
 
 
 async def show(connection: AsyncConnection, tenant_id: str, record_id: str) -> wire.Record:
-    """Return a record; NoRecordError."""
+    """Return a record. Raises NoRecordError if it does not exist."""
     found = await connection.execute(select(records).where(*_is(tenant_id, record_id)))
     return _record(_one(found.first()))
 
@@ -50,7 +50,10 @@ async def show(connection: AsyncConnection, tenant_id: str, record_id: str) -> w
 async def listed(
     connection: AsyncConnection, wanted: wire.ListRecordsRequest
 ) -> Sequence[wire.Record]:
-    """Return records of a kind, `wanted.limit` at most; NoRecordError: `after` does not exist."""
+    """Return at most `wanted.limit` records of a kind.
+
+    Raises NoRecordError if `after` is unknown.
+    """
     t = records.c
     query = select(records).where(*_live(wanted.tenant_id), t.kind == wanted.kind)
     if wanted.model:
@@ -73,7 +76,7 @@ async def change(
     metadata: Mapping[str, str],
     content: bytes,
 ) -> wire.Record:
-    """Replace the content of a record, and return it; NoRecordError."""
+    """Replace the content of a record, and return it. Raises NoRecordError if it does not exist."""
     values: dict[str, Any] = {"metadata": dict(metadata), "touched_at_unix_ms": _now_ms()}
     if content:
         values["content"] = content
@@ -84,14 +87,14 @@ async def change(
 
 
 async def remove(connection: AsyncConnection, tenant_id: str, record_id: str) -> None:
-    """Remove a record with its items; NoRecordError."""
+    """Delete a record with its items. Raises NoRecordError if it does not exist."""
     gone = await connection.execute(delete(records).where(*_is(tenant_id, record_id)))
     if not gone.rowcount:
         raise NoRecordError
 
 
 async def append(connection: AsyncConnection, wanted: wire.AppendItemsRequest) -> None:
-    """Add items to a record; NoRecordError, TooManyItemsError."""
+    """Append items to a record. Raises NoRecordError or TooManyItemsError."""
     await _lock(connection, wanted.tenant_id, wanted.id)
     await _add(connection, wanted.id, wanted.items)
     if wanted.items_max:
@@ -104,7 +107,10 @@ async def append(connection: AsyncConnection, wanted: wire.AppendItemsRequest) -
 async def items(
     connection: AsyncConnection, wanted: wire.ListItemsRequest, limit: int
 ) -> Sequence[wire.RecordItem]:
-    """Return at most `limit` items of a record; NoRecordError: it or `after` does not exist."""
+    """Return at most `limit` items of a record.
+
+    Raises NoRecordError if it or `after` is unknown.
+    """
     t = record_items.c
     owned = select(records.c.id).where(*_is(wanted.tenant_id, wanted.id))
     _one((await connection.execute(owned)).first())
@@ -123,7 +129,7 @@ async def items(
 async def remove_item(
     connection: AsyncConnection, tenant_id: str, record_id: str, item_id: str
 ) -> None:
-    """Remove an item of a record; NoRecordError."""
+    """Delete an item of a record. Raises NoRecordError if it does not exist."""
     await _lock(connection, tenant_id, record_id)
     t = record_items.c
     gone = await connection.execute(
@@ -134,7 +140,7 @@ async def remove_item(
 
 
 def _live(tenant_id: str) -> tuple[ColumnElement[bool], ...]:
-    """Return the conditions on records of a tenant that no erasure has hit."""
+    """Return the SQL conditions for records of a tenant that were not erased."""
     k = content_keys.c
     erased = select(k.erased_at_unix_ms).where(k.id == tenant_id).scalar_subquery()
     t = records.c
@@ -147,7 +153,7 @@ def _is(tenant_id: str, record_id: str) -> tuple[ColumnElement[bool], ...]:
 
 
 async def _lock(connection: AsyncConnection, tenant_id: str, record_id: str) -> None:
-    """Touch a record, so that no concurrent transaction changes its items; NoRecordError."""
+    """Lock a record by an update, so that no concurrent transaction changes its items."""
     touched = await connection.execute(
         update(records).where(*_is(tenant_id, record_id)).values(touched_at_unix_ms=_now_ms())
     )

@@ -14,23 +14,23 @@ from sluice.wire.state.v1 import state_pb2 as wire
 from sluice.wire.state.v1.state_pb2_grpc import RecordServiceServicer
 
 _DEADLINE_S = 3.0
-_AT_ONCE = 64  # records or items of one transaction
+_AT_ONCE = 64  # largest number of records or items per transaction
 
 _Result = TypeVar("_Result")
 _Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class RecordService(RecordServiceServicer):
-    """Serves `RecordService`."""
+    """Serves the gRPC service `RecordService`."""
 
     def __init__(self, database: Database) -> None:
-        """Prepare."""
+        """Create the service."""
         self._database = database
 
     async def Create(  # noqa: N802 - gRPC's name
         self, request: wire.CreateRecordRequest, context: _Context
     ) -> wire.Record:
-        """Write one."""
+        """Store a record."""
         await self._run(
             lambda connection: repository.create(connection, request.record, request.items),
             context,
@@ -40,7 +40,7 @@ class RecordService(RecordServiceServicer):
     async def Show(  # noqa: N802 - gRPC's name
         self, request: wire.RecordRequest, context: _Context
     ) -> wire.Record:
-        """Show one."""
+        """Return a record."""
         return await self._run(
             lambda connection: repository.show(connection, request.tenant_id, request.id), context
         )
@@ -48,7 +48,7 @@ class RecordService(RecordServiceServicer):
     async def List(  # noqa: N802 - gRPC's name
         self, request: wire.ListRecordsRequest, context: _Context
     ) -> AsyncIterator[wire.Record]:
-        """Send some."""
+        """Send a page of records."""
         found = await self._run(lambda connection: repository.listed(connection, request), context)
         for record in found:
             yield record
@@ -56,7 +56,7 @@ class RecordService(RecordServiceServicer):
     async def Change(  # noqa: N802 - gRPC's name
         self, request: wire.ChangeRecordRequest, context: _Context
     ) -> wire.Record:
-        """Change one."""
+        """Replace the content of a record."""
         return await self._run(
             lambda connection: repository.change(
                 connection, request.tenant_id, request.id, request.metadata, request.content
@@ -67,7 +67,7 @@ class RecordService(RecordServiceServicer):
     async def Remove(  # noqa: N802 - gRPC's name
         self, request: wire.RecordRequest, context: _Context
     ) -> wire.RemoveRecordResponse:
-        """Remove one."""
+        """Delete a record."""
         await self._run(
             lambda connection: repository.remove(connection, request.tenant_id, request.id),
             context,
@@ -77,14 +77,14 @@ class RecordService(RecordServiceServicer):
     async def Append(  # noqa: N802 - gRPC's name
         self, request: wire.AppendItemsRequest, context: _Context
     ) -> wire.AppendItemsResponse:
-        """Add items."""
+        """Append items to a record."""
         await self._run(lambda connection: repository.append(connection, request), context)
         return wire.AppendItemsResponse()
 
     async def ListItems(  # noqa: N802 - gRPC's name
         self, request: wire.ListItemsRequest, context: _Context
     ) -> AsyncIterator[wire.RecordItem]:
-        """Send items, a transaction for each page."""
+        """Send the items of a record, with one transaction per page."""
         page = wire.ListItemsRequest()
         page.CopyFrom(request)
         left = request.limit
@@ -103,7 +103,7 @@ class RecordService(RecordServiceServicer):
     async def RemoveItem(  # noqa: N802 - gRPC's name
         self, request: wire.RemoveItemRequest, context: _Context
     ) -> wire.RemoveRecordResponse:
-        """Remove an item."""
+        """Delete an item of a record."""
         await self._run(
             lambda connection: repository.remove_item(
                 connection, request.tenant_id, request.id, request.item_id

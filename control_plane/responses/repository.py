@@ -11,7 +11,7 @@ from control_plane.responses.tables import responses
 from sluice.response_ids import created_unix_ms
 from sluice.wire.state.v1 import state_pb2 as wire
 
-# Serializes making and dropping partitions; the number is arbitrary.
+# Advisory lock that serializes the creation and deletion of partitions. The number is arbitrary.
 _LOCK = text("SELECT pg_advisory_xact_lock(7323021)")
 _PARTITIONS = text(
     "SELECT c.relname FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid"
@@ -21,12 +21,12 @@ _NAME = "responses_%Y%m%d"
 
 
 def day_of(response_id: str) -> date:
-    """Return the day on which a response was created, by its id."""
+    """Return the day on which a response was created, derived from its id."""
     return datetime.fromtimestamp(created_unix_ms(response_id) / 1000, UTC).date()
 
 
 async def make_partitions(connection: AsyncConnection, days: Iterable[date]) -> None:
-    """Create missing partitions."""
+    """Create the missing partitions."""
     missing = {day.strftime(_NAME): day for day in days}
     names = set((await connection.execute(_PARTITIONS)).scalars())
     if missing.keys() <= names:
@@ -40,7 +40,7 @@ async def make_partitions(connection: AsyncConnection, days: Iterable[date]) -> 
 
 
 async def keep(connection: AsyncConnection, stored: Sequence[wire.StoredResponse]) -> None:
-    """Store new responses; one that exists, or was deleted, stays as it is."""
+    """Store new responses. A response that exists or was deleted is not changed."""
     rows = [
         {
             "day": day_of(it.id),
@@ -61,7 +61,7 @@ async def keep(connection: AsyncConnection, stored: Sequence[wire.StoredResponse
 async def read(
     connection: AsyncConnection, tenant_id: str, ids: Collection[str]
 ) -> dict[str, wire.StoredResponse]:
-    """Return a tenant's responses by their ids, as far as they exist."""
+    """Return those of a tenant's responses with the given ids that exist."""
     t = responses.c
     wanted = tuple_(t.day, t.id).in_([(day_of(it), it) for it in ids])
     found = await connection.execute(
@@ -82,9 +82,9 @@ async def read(
 
 
 async def forget(connection: AsyncConnection, tenant_id: str, response_id: str) -> bool:
-    """Delete a response for good; return whether it existed.
+    """Delete a response permanently. Return whether it existed.
 
-    A row without content stays in its place, so that a later write of the response has no effect.
+    A row without content is kept, so that a later write of the response has no effect.
     """
     day = day_of(response_id)
     await make_partitions(connection, [day])
@@ -111,7 +111,7 @@ async def forget(connection: AsyncConnection, tenant_id: str, response_id: str) 
 
 
 async def drop_partitions(connection: AsyncConnection, *, kept_days: int) -> None:
-    """Drop the partitions of expired days."""
+    """Drop the partitions of days that have expired."""
     first = (datetime.now(UTC).date() - timedelta(days=kept_days)).strftime(_NAME)
     if not any(name < first for name in (await connection.execute(_PARTITIONS)).scalars()):
         return

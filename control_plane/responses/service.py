@@ -13,7 +13,7 @@ from sluice.response_ids import is_response_id
 from sluice.wire.state.v1 import state_pb2 as wire
 from sluice.wire.state.v1.state_pb2_grpc import StateServiceServicer
 
-IDS_MAX = 1024  # per call
+IDS_MAX = 1024  # largest number of ids per call
 _DEADLINE_S = 3.0
 _READ_AT_ONCE = 64
 
@@ -22,16 +22,16 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class StateService(StateServiceServicer):
-    """Serves `StateService`."""
+    """Serves the gRPC service `StateService`."""
 
     def __init__(self, database: Database) -> None:
-        """Prepare."""
+        """Create the service."""
         self._database = database
 
     async def Keep(  # noqa: N802 - gRPC's name
         self, request: wire.KeepRequest, context: _Context
     ) -> wire.KeepResponse:
-        """Store responses that gateways have promised to clients."""
+        """Store the responses that gateways have promised to clients."""
         stored = request.responses
         if len(stored) > IDS_MAX or not all(is_response_id(it.id) for it in stored):
             await context.abort(
@@ -42,7 +42,8 @@ class StateService(StateServiceServicer):
             if stored:
                 await repository.keep(connection, stored)
             else:
-                await repository.make_partitions(connection, ())  # a look whether there is a table
+                # only checks whether the tables exist
+                await repository.make_partitions(connection, ())
 
         await self._run(work, context)
         return wire.KeepResponse()
@@ -50,7 +51,7 @@ class StateService(StateServiceServicer):
     async def Read(  # noqa: N802 - gRPC's name
         self, request: wire.ReadRequest, context: _Context
     ) -> AsyncIterator[wire.StoredResponse]:
-        """Return a tenant's responses, as far as they exist."""
+        """Send those of a tenant's requested responses that exist."""
         ids = list(request.ids)
         if len(ids) > IDS_MAX or not all(map(is_response_id, ids)):
             await context.abort(
@@ -69,7 +70,7 @@ class StateService(StateServiceServicer):
     async def Delete(  # noqa: N802 - gRPC's name
         self, request: wire.DeleteRequest, context: _Context
     ) -> wire.DeleteResponse:
-        """Delete one."""
+        """Delete one response."""
         if not is_response_id(request.id):
             await context.abort(
                 grpc.StatusCode.INVALID_ARGUMENT, "the id of the response is invalid"

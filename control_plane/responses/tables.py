@@ -1,7 +1,8 @@
 """Responses that tenants may continue.
 
-A partition per day (`responses_YYYYMMDD`), created for the first response of a day: expired
-responses are dropped with their partition. A row without `response` marks a deleted one.
+There is one partition per day (`responses_YYYYMMDD`), created for the first response of the day, so
+that expired responses are deleted with their partition. A row without `response` marks a deleted
+response.
 """
 
 from sqlalchemy import (

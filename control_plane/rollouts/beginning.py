@@ -1,4 +1,4 @@
-"""The begin of a rollout, in the transaction of an admin's write."""
+"""Creates and starts a rollout, in the transaction of an admin's write."""
 
 from collections.abc import Collection
 from dataclasses import replace
@@ -25,18 +25,18 @@ Values = dict[str, Any]
 async def begin(
     write: Write, model_id: str, release: str, plan: Plan | None, *, is_started: bool = True
 ) -> KeptRollout:
-    """Create a rollout of a model's release, and start it.
+    """Create a rollout of a model's release, and start the rollout if `is_started`.
 
     Args:
-        write: Write of the request; the caller records it.
-        model_id: Model that the caller may write.
-        release: Name of one of its releases.
-        plan: Plan; None: the model's, else the default one.
+        write: Write of the request. The caller records the change in the audit log.
+        model_id: Id of a model that the caller may write.
+        release: Name of one of the model's releases.
+        plan: Plan of the rollout; None: the plan of the model, or else the default plan.
         is_started: Whether the rollout starts at once.
 
     Raises:
-        PlatformError: There is no such model or release, the model has a rollout already, or makes
-            embeddings (422).
+        PlatformError: The model or the release does not exist, the model already has a rollout, or
+            the model makes embeddings (422).
     """
     connection = write.connection
     model = await locked_model(write, model_id)
@@ -53,7 +53,7 @@ async def begin(
         raise BadRequestError(ErrorCode.INVALID_REQUEST, message, param="release")
     await _refuse_embeddings(connection, model_id, {model["pool_id"], canary.pool_id})
     await _refuse_second(write, model_id)
-    if control.pool_id != model["pool_id"]:  # the model's pool serves control
+    if control.pool_id != model["pool_id"]:  # the pool of the model serves control
         control = replace(control, pool_id=model["pool_id"])
         is_control = releases.c.id == release_id(model_id, control.name)
         query = update(releases).where(is_control).values(pool_id=control.pool_id)
@@ -74,7 +74,8 @@ async def locked_model(write: Write, model_id: str) -> Values:
     """Return a model that the caller may write, locked until the transaction ends.
 
     Raises:
-        PlatformError: 404 or 403.
+        PlatformError: 404 if the caller may not read the model or it does not exist, 403 if the
+            caller may not write the model.
     """
     await write.connection.execute(lock_id(MODELS.path, model_id))
     query = select(models).where(models.c.id == model_id).with_for_update(key_share=True)
@@ -88,7 +89,7 @@ async def locked_model(write: Write, model_id: str) -> Values:
 async def _refuse_embeddings(
     connection: AsyncConnection, model_id: str, pool_ids: Collection[str]
 ) -> None:
-    """Refuse an embedding model: no gate can tell good vectors from bad ones."""
+    """Refuse an embedding model, because no gate can compare the quality of vectors."""
     query = select(pools.c.id, pools.c.engine).where(pools.c.id.in_(sorted(pool_ids)))
     for pool_id, engine in (await connection.execute(query.order_by(pools.c.id))).tuples():
         if profile_of(engine) is EMBED:

@@ -4,11 +4,11 @@ from control_plane.database import Database
 from control_plane.rollouts import repository
 from control_plane.rollouts.facts import Confirmation
 
-_DEADLINE_S = 2.0  # gateways say it again anyway
+_DEADLINE_S = 2.0  # deadline; a failure does no harm, because gateways repeat their confirmations
 
 
 class Confirmations:
-    """Stores which splits gateways follow."""
+    """Stores the versions of the splits that gateways follow."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

@@ -1,6 +1,7 @@
-"""Writes a step's changes in its transaction: the rollout, its event, the split, the model.
+"""Writes the changes of a rollout's step in one transaction: rollout, event, split and model.
 
-The loop and the admin REST step rollouts only here, under the lock on the rollout's row.
+The loop and the admin REST step rollouts only through this module, under a lock on the rollout's
+row.
 """
 
 from collections.abc import Awaitable
@@ -21,7 +22,7 @@ from sluice.errors import ErrorCode, PlatformError
 
 
 class Preparation(Protocol):
-    """The fleet, as rollouts prepare it; `control_plane.fleet.preparation` implements it."""
+    """The fleet's operations for rollouts; `control_plane.fleet.preparation` implements them."""
 
     def prepare(
         self,
@@ -30,7 +31,7 @@ class Preparation(Protocol):
         canary: PreparedRelease,
         share: int,
     ) -> Awaitable[None]:
-        """Request capacity for a share (basis points)."""
+        """Request capacity for a share of canary, in basis points."""
         ...
 
     def is_ready(
@@ -40,17 +41,17 @@ class Preparation(Protocol):
         canary: PreparedRelease,
         share: int,
     ) -> Awaitable[bool]:
-        """Return whether the fleet can serve the share."""
+        """Return whether the fleet can serve the share of canary."""
         ...
 
     def settle(
         self, connection: AsyncConnection, kept: PreparedRelease, dropped: PreparedRelease
     ) -> Awaitable[None]:
-        """End the request of a finished rollout."""
+        """Delete the capacity request of a finished rollout."""
         ...
 
     def abandon(self, connection: AsyncConnection, model_id: str) -> Awaitable[None]:
-        """End the requests for a model whose release is gone."""
+        """Delete the capacity requests for a model whose release no longer exists."""
         ...
 
 
@@ -70,7 +71,7 @@ class News:
 
     @property
     def is_incident(self) -> bool:
-        """Whether the platform itself sent all requests back."""
+        """Whether the platform itself, not an operator, sent all requests back to control."""
         return self.kept.state.phase is Phase.HALTED and self.was is not Phase.HALTED
 
 
@@ -81,17 +82,17 @@ async def apply(
     now_ms: int,
     actor: str = "",
 ) -> tuple[KeptRollout, list[News]]:
-    """Step a locked rollout, and store all consequences.
+    """Step a rollout whose row is locked, and store all consequences of the step.
 
     Args:
         connection: Connection in the transaction of the step.
         kept: Stored rollout.
-        told: Events, in order.
+        told: Events for the rollout, in order.
         now_ms: Unix time.
-        actor: Id of the caller's admin key; empty: the step had no caller.
+        actor: Id of the caller's admin key; empty: the step was not requested by a caller.
 
     Raises:
-        PlatformError: `CONFLICT`: the operator's command is not possible in this phase.
+        PlatformError: `CONFLICT` if the operator's command is not possible in the rollout's phase.
     """
     before, news = kept, list[News]()
     for event in told:
@@ -109,7 +110,7 @@ async def apply(
 async def give_up(
     connection: AsyncConnection, row: RowMapping, now_ms: int, actor: str
 ) -> KeptRollout:
-    """Abort a rollout, whose row is locked, although its state cannot be read."""
+    """Abort a rollout whose state cannot be read. The row of the rollout must be locked."""
     kept = repository.without_state(row, now_ms)
     await repository.record(connection, kept.id, "abort", kept.state, actor)
     await write(connection, kept)
@@ -117,7 +118,7 @@ async def give_up(
 
 
 async def write(connection: AsyncConnection, kept: KeptRollout) -> None:
-    """Store a rollout, and set model and split accordingly."""
+    """Store a rollout, and update its model and its split accordingly."""
     if kept.is_live and kept.state.phase is Phase.DONE:
         await _finish(connection, kept)
     wanted = facts.wanted_split(kept.state, is_live=kept.is_live)
@@ -126,7 +127,7 @@ async def write(connection: AsyncConnection, kept: KeptRollout) -> None:
 
 
 async def settle(connection: AsyncConnection, fleet: Preparation, kept: KeptRollout) -> KeptRollout:
-    """End the preparations of an ended rollout; it is not live any more."""
+    """End the fleet's preparations for an ended rollout, which is then no longer live."""
     control, canary = await _releases(connection, kept)
     if control is not None and canary is not None:
         is_done = kept.state.phase is Phase.DONE
@@ -143,7 +144,7 @@ async def settle(connection: AsyncConnection, fleet: Preparation, kept: KeptRoll
 async def both_releases(
     connection: AsyncConnection, kept: KeptRollout
 ) -> tuple[PreparedRelease, PreparedRelease]:
-    """Return control and canary; they cannot be deleted while the rollout is live."""
+    """Return the releases control and canary, which cannot be deleted during the rollout."""
     control, canary = await _releases(connection, kept)
     if control is None or canary is None:
         message = f"{kept.id}: a release of {kept.model_id} is not there any more"
@@ -154,13 +155,13 @@ async def both_releases(
 async def _releases(
     connection: AsyncConnection, kept: KeptRollout
 ) -> tuple[PreparedRelease | None, PreparedRelease | None]:
-    """Return control and canary, as far as they exist."""
+    """Return the releases control and canary, None for a release that does not exist."""
     control = await repository.release_of(connection, kept.model_id, kept.control)
     return control, await repository.release_of(connection, kept.model_id, kept.canary)
 
 
 async def _finish(connection: AsyncConnection, kept: KeptRollout) -> None:
-    """Point the model at canary, as a promotion does."""
+    """Point the model at the canary release, as a promotion does."""
     _, canary = await both_releases(connection, kept)
     values = {
         "base_digest": canary.base_digest,

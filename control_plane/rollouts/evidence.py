@@ -1,9 +1,10 @@
-"""Turns raw counts of a window into the proportions that are tested; pure.
+"""Turns the raw counts of a window into proportions of bad requests for the tests. Pure.
 
 Every metric becomes a share of bad requests, because shares can be tested without assumptions on
-distributions: a latency "above control's 95 % quantile", an answer "longer than control's". The
-quantiles of a window come from earlier windows of control alone, so that the tested data do not
-choose their own scale. Each window is a test of its own, whatever its scale.
+distributions. Examples are a latency above control's 95 % quantile, and an answer that is longer
+than control's. The quantiles for a window are computed from earlier windows of control only, so
+that the tested data do not influence their own thresholds. Each window is tested with its own
+thresholds.
 """
 
 from collections.abc import Iterable, Mapping
@@ -15,15 +16,16 @@ from control_plane.rollouts.sequential import Count
 from sluice.buckets import BUCKETS
 from sluice.errors import ErrorCode, ErrorEvidence
 
-_TAIL = 0.05  # share of control beyond a threshold, at most
-# A quantile of fewer control requests than this is too rough; more than the second number are
-# halved: a bad moment of control, as when engines load their weights beside it, is forgotten soon.
+_TAIL = 0.05  # largest share of control's values beyond a threshold
+# With fewer control requests than the minimum a quantile is too rough. Above the maximum all counts
+# are halved, so that an unusual period of control (for example while engines load weights) soon
+# loses its weight.
 _BASELINE_MIN = 200
 _BASELINE_MAX = 1_000
 
 
 class Metric(StrEnum):
-    """The property of requests that a gate compares."""
+    """The property of requests that a gate compares between canary and control."""
 
     ERRORS = "errors"
     SLOW_FIRST_TOKEN = "slow_first_token"  # noqa: S105 - no secret
@@ -41,8 +43,9 @@ class Metric(StrEnum):
     GOLDEN = "golden"
 
 
-# For properties of answers: no incident makes answers longer or empty, so windows are compared
-# together until control has so many. With one of canary beside two of control a window says little.
+# Minimum for properties of answers. Incidents do not make answers longer or empty, so windows may
+# be pooled until control has this many answers. A window with one answer of canary and two of
+# control has hardly any evidence.
 CONTENT_REFERENCE_MIN = 32
 CONTENT = frozenset(
     {
@@ -61,9 +64,10 @@ CONTENT = frozenset(
 
 
 def reference_min(metric: Metric) -> int:
-    """Return the number of control's observations until which windows are put together; 0: none.
+    """Return the number of control's observations up to which windows are pooled; 0: no pooling.
 
-    Replicas answer golden prompts one after the other: a short window may have canary's alone.
+    Replicas answer golden prompts one after the other, so a short window may contain only answers
+    of canary.
     """
     if metric is Metric.GOLDEN:
         return 1
@@ -72,7 +76,7 @@ def reference_min(metric: Metric) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """Counts of values by bucket, see `sluice.buckets.bucket_of`."""
+    """Counts of values by bucket. The buckets are defined by `sluice.buckets.bucket_of`."""
 
     counts: tuple[int, ...] = (0,) * BUCKETS
 
@@ -88,28 +92,29 @@ class Histogram:
         return sum(self.counts)
 
     def above(self, bucket: int) -> Count:
-        """Return the number of values in higher buckets."""
+        """Return the number of values in buckets above the given bucket, of all values."""
         return Count(sum(self.counts[bucket + 1 :]), self.total)
 
     def below(self, bucket: int) -> Count:
-        """Return the number of values in lower buckets."""
+        """Return the number of values in buckets below the given bucket, of all values."""
         return Count(sum(self.counts[:bucket]), self.total)
 
 
 @dataclass(frozen=True, slots=True)
 class ScoreEvidence:
-    """Likelihoods of one release's answers, by scores that were *made* in a window.
+    """Likelihoods of one release's answers, from the scores that engines computed in a window.
 
-    Engines score answers when they have time, and some never do. Only one answer per session
-    counts, as for all properties of answers.
+    Engines score answers only when they have spare time, so some answers are never scored. Only one
+    answer per session counts, as for all properties of answers.
 
     Attributes:
-        answers: Answers that were scored.
-        base_like: Answers that the base finds as likely as the adapter that made them.
-        surprisal_mnats: Minus the mean log probability of answers for the base, in thousandths of a
-            nat.
-        entropy_mnats: Mean entropy of the distributions that their tokens were drawn from, in
-            thousandths of a nat.
+        answers: Number of scored answers.
+        base_like: Number of answers to which the base gives the same likelihood as the adapter that
+            generated them.
+        surprisal_mnats: Histogram of the negative mean log probability of an answer under the base,
+            in thousandths of a nat.
+        entropy_mnats: Histogram of the mean entropy of the distributions from which an answer's
+            tokens were sampled, in thousandths of a nat.
     """
 
     answers: int = 0
@@ -119,36 +124,37 @@ class ScoreEvidence:
 
     @property
     def base_likes(self) -> Count:
-        """Scored answers that are as likely under the base as under the adapter, of all."""
+        """Scored answers that are as likely under the base as under the adapter, of all scored."""
         return Count(self.base_like, self.answers)
 
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """Outcomes of one release's requests that were *received* in a window.
+    """Outcomes of one release's requests that arrived in a window.
 
-    Counted when all of them have ended or timed out: by the end of the window only the quick ones
-    have. Requests of pinned tenants are left out, since they were not assigned at random. Of each
-    session only the first request in the window counts. Properties of answers count once per
-    session: its turns are alike, and counting them as independent ones would be wrong.
+    The requests are counted when all of them have ended or timed out, because at the end of the
+    window only the fast requests have ended. Requests of pinned tenants are left out, since their
+    release was not chosen at random. Only the first request of a session in the window counts.
+    Properties of answers count once per session, because the turns of a session are similar and
+    must not be treated as independent.
 
     Attributes:
-        requests: All requests.
+        requests: Number of requests.
         errors: Requests that ended with an error, by code.
-        first_answers: Answers that are the first of their session, and those without a session:
-            refusals, flaws and lengths are of these. None: of all answers, as an older telemetry
-            service counts them.
-        refusals: Answers in which the model declined.
-        empty_answers: Answers without content.
-        repetitive_answers: Answers that repeat themselves.
-        cut_answers: Answers that were cut at the limit of their length.
-        ttft_ms: TTFT in milliseconds, of requests that got a first token.
-        tpot_us: Mean time between tokens of an answer, one value each: the single gaps (ITL) of an
-            answer are no independent observations.
+        first_answers: Number of answers that are the first of their session or have no session;
+            refusals, flaws and lengths are counted only on these answers. None: an older telemetry
+            service counted them on all answers.
+        refusals: Number of answers in which the model declined the request.
+        empty_answers: Number of answers without content.
+        repetitive_answers: Number of answers that repeat themselves.
+        cut_answers: Number of answers that were truncated at their length limit.
+        ttft_ms: TTFT in milliseconds, of the requests that got a first token.
+        tpot_us: Mean time between the tokens of an answer, one value per answer, because the single
+            gaps (ITL) of an answer are not independent observations.
         output_tokens: Output tokens of complete first answers.
         scores: Likelihoods of scored answers.
-        golden_runs: Runs of golden prompts; they are not among `requests`.
-        golden_mismatches: Golden runs with another answer than the expected one.
+        golden_runs: Number of golden prompts that were run; `requests` does not include them.
+        golden_mismatches: Number of golden prompts whose answer differed from the expected answer.
     """
 
     requests: int = 0
@@ -172,21 +178,21 @@ class Arm:
 
     @property
     def answers(self) -> int:
-        """Requests that ended without an error."""
+        """Number of requests that ended without an error."""
         return self.requests - sum(self.errors.values())
 
     @property
     def judged(self) -> int:
-        """Answers whose contents are evaluated."""
+        """Number of answers whose contents are evaluated."""
         return self.answers if self.first_answers is None else self.first_answers
 
     @property
     def faults(self) -> Count:
         """Failures that the release may have caused, of the requests that it had to answer.
 
-        Errors of clients (4xx, hang-ups) and refusals by policy (429, 503: limits, overload, drain)
-        are neither good nor bad and left out. They depend on callers and capacity, come in bursts,
-        and would let one misbehaving client roll a release back.
+        Client errors (4xx, disconnects) and rejections by policy (429, 503 for limits, overload,
+        drain) are left out, because they depend on callers and capacity and not on the release.
+        They come in bursts, so a single misbehaving client could otherwise cause a rollback.
         """
         bad = sum(
             count for code, count in self.errors.items() if _is_evidence(code, ErrorEvidence.FAULT)
@@ -194,7 +200,7 @@ class Arm:
         return Count(bad, self.answers + bad)
 
     def slow_first_tokens(self, bucket: int) -> Count:
-        """Return the first tokens in higher buckets, with requests that missed the deadline."""
+        """Return the first tokens above a bucket, plus the requests that missed the deadline."""
         late = sum(
             count for code, count in self.errors.items() if _is_evidence(code, ErrorEvidence.LATE)
         )
@@ -203,13 +209,14 @@ class Arm:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Both arms in one stretch of time; they are compared only within it.
+    """Both arms in one time range. Arms are compared only within the same window.
 
     Attributes:
-        start_ms: Unix time in milliseconds, inclusive, of the requests' arrivals.
-        end_ms: Unix time in milliseconds, exclusive.
-        canary: New release. In a shadow stage: copies, whose answers no client gets.
-        control: Old release.
+        start_ms: Start of the range of arrival times, inclusive, in Unix milliseconds.
+        end_ms: End of the range, exclusive, in Unix milliseconds.
+        canary: Outcomes of the new release. In a shadow stage these are copies of requests, whose
+            answers are not sent to clients.
+        control: Outcomes of the old release.
     """
 
     start_ms: int
@@ -227,7 +234,7 @@ def _no_count() -> Count:
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """Control's recent past: the source of thresholds, and of the first estimate of its rates."""
+    """Control's recent past, the source of thresholds and of first estimates of control's rates."""
 
     ttft_ms: Histogram = Histogram()
     tpot_us: Histogram = Histogram()
@@ -245,7 +252,7 @@ class Baseline:
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """Buckets with at most 5 % of control's values beyond them; None: unknown."""
+    """Buckets beyond which at most 5 % of control's values lie; None: unknown."""
 
     ttft_ms_high: int | None = None
     tpot_us_high: int | None = None
@@ -257,10 +264,10 @@ class Thresholds:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Two counts of a window; the test asks whether `suspect` has the higher rate.
+    """The counts of two arms in a window. The test decides whether `suspect` has the higher rate.
 
-    For most metrics `suspect` is canary; for `FEWER_REFUSALS` it is control, which then refuses
-    more.
+    For most metrics `suspect` is canary. For `FEWER_REFUSALS` it is control, because there a higher
+    refusal rate of control counts against canary.
     """
 
     suspect: Count
@@ -268,7 +275,7 @@ class Comparison:
 
 
 def remember(baseline: Baseline, control: Arm) -> Baseline:
-    """Return the baseline with one more window of control."""
+    """Return the baseline extended by one more window of control."""
     return Baseline(
         _recent(baseline.ttft_ms + control.ttft_ms),
         _recent(baseline.tpot_us + control.tpot_us),
@@ -286,7 +293,10 @@ def remember(baseline: Baseline, control: Arm) -> Baseline:
 
 
 def scale(baseline: Baseline) -> Thresholds:
-    """Return the thresholds for the next window, where control has enough data."""
+    """Return the thresholds for the next window.
+
+    A threshold is None if control has too little data.
+    """
 
     def chosen(histogram: Histogram, *, is_low: bool = False) -> int | None:
         if histogram.total < _BASELINE_MIN:
@@ -305,7 +315,7 @@ def scale(baseline: Baseline) -> Thresholds:
 
 
 def known(baseline: Baseline, thresholds: Thresholds) -> dict[Metric, Count]:
-    """Return the past counts of control; thresholds for canary are not among them."""
+    """Return the past counts of control by metric, except for unknown metrics."""
     ttft, tpot = thresholds.ttft_ms_high, thresholds.tpot_us_high
     high, low = thresholds.output_tokens_high, thresholds.output_tokens_low
     unlikely, unsure = thresholds.surprisal_mnats_high, thresholds.entropy_mnats_high
@@ -328,7 +338,7 @@ def known(baseline: Baseline, thresholds: Thresholds) -> dict[Metric, Count]:
 
 
 def comparisons(window: Window, thresholds: Thresholds) -> dict[Metric, Comparison]:
-    """Return the comparisons in a window by metric, without those whose threshold is unknown."""
+    """Return the comparisons in a window by metric, without metrics whose threshold is unknown."""
     canary, control = window.canary, window.control
     found = {
         Metric.ERRORS: Comparison(canary.faults, control.faults),
@@ -403,17 +413,17 @@ def _recent_count(count: Count) -> Count:
 
 
 def _high(histogram: Histogram) -> int:
-    """Return the lowest bucket with at most `_TAIL` of the values above it."""
+    """Return the lowest bucket above which at most `_TAIL` of the values lie."""
     return BUCKETS - 1 - _tail_buckets(reversed(histogram.counts), histogram.total)
 
 
 def _low(histogram: Histogram) -> int:
-    """Return the highest bucket with at most `_TAIL` of the values below it."""
+    """Return the highest bucket below which at most `_TAIL` of the values lie."""
     return _tail_buckets(histogram.counts, histogram.total)
 
 
 def _tail_buckets(counts: Iterable[int], total: int) -> int:
-    """Return how many of the first buckets hold at most `_TAIL` of the values; one is left out."""
+    """Return the number of leading buckets with at most `_TAIL` of the values, but not all."""
     within = takewhile(lambda below: below <= _TAIL * total, accumulate(counts))
     return min(sum(1 for _ in within), BUCKETS - 1)
 

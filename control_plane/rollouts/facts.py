@@ -1,4 +1,4 @@
-"""Turns the loop's observations into events for the state machine; pure."""
+"""Turns the observations of the loop into events for the state machine of a rollout. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,28 +21,30 @@ from control_plane.rollouts.state import (
     Tick,
 )
 
-# A gateway that has not confirmed anything for this long is not there any more.
+# Seconds without a confirmation after which a gateway is considered gone.
 GATEWAY_LIVE_S = 15.0
-# Evidence does not wait for the end of requests older than this: they count as they are.
+# Maximum age of open requests for which evidence waits. Older open requests are counted as they
+# are.
 OPEN_MAX_MS = 60_000
-# A confirmation tells of the moment before it was sent, by another clock.
+# A confirmation describes a moment before it was sent, measured by another clock. The margin covers
+# both differences.
 _CLOCK_MARGIN_MS = 1_000
-# How much is read at once when there is a lot to catch up with.
+# Longest time range of evidence that is read at once after an absence.
 _CATCH_UP_MS = 300_000
-# A rollout that changed only in the time of its last step is written down this often.
+# Interval at which a rollout is stored if only the time of its last step has changed.
 _STORE_INTERVAL_MS = 5_000
 
 
 @dataclass(frozen=True, slots=True)
 class GatewayFacts:
-    """The last confirmation of a gateway's worker process; times are Unix milliseconds.
+    """The last confirmation of a gateway's worker process.
 
     Attributes:
-        version: Version of the state whose splits it follows.
-        oldest_open_ms: Arrival of the oldest open request that a split has assigned, in Unix
-            milliseconds; 0: none.
-        seen_ms: Unix milliseconds of its report.
-        missing_bases: Digests of bases being rolled out that it cannot serve yet.
+        version: Version of the state whose splits the worker follows.
+        oldest_open_ms: Arrival time of the oldest open request that was assigned by a split, in
+            Unix milliseconds; 0: there is none.
+        seen_ms: Time of the confirmation, in Unix milliseconds.
+        missing_bases: Digests of bases in rollouts that the worker cannot serve yet.
     """
 
     version: int
@@ -53,7 +55,7 @@ class GatewayFacts:
 
 @dataclass(frozen=True, slots=True)
 class Confirmation:
-    """A confirmation of a gateway's worker process; see `GatewayFacts`."""
+    """A new confirmation of a gateway's worker process; for the fields see `GatewayFacts`."""
 
     gateway_id: str
     version: int
@@ -63,15 +65,15 @@ class Confirmation:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Observations of the loop about a rollout at one step.
+    """The observations of the loop about a rollout at one step.
 
     Attributes:
-        is_taken_over: Whether another process stepped it before.
+        is_taken_over: Whether another process stepped the rollout before.
         not_ready: Stages that the fleet cannot serve.
-        ready: Stages that it can serve.
-        windows: Evidence since the last taken window.
+        ready: Stages that the fleet can serve.
+        windows: Evidence since the last window that was applied.
         is_confirmed: Whether all gateways follow the split as it was before this step.
-        gone: Reason why the rollout cannot go on, if there is one.
+        gone: Reason why the rollout cannot continue; None: it can continue.
         has_prompts: Whether the model has golden prompts with an expected answer; None: unknown.
     """
 
@@ -85,20 +87,20 @@ class Facts:
 
 
 def live(gateways: Sequence[GatewayFacts], now_ms: int) -> list[GatewayFacts]:
-    """Return the gateways that are still alive."""
+    """Return the gateways whose last confirmation is recent."""
     return [one for one in gateways if now_ms - one.seen_ms <= GATEWAY_LIVE_S * 1000]
 
 
 def is_confirmed(
     gateways: Sequence[GatewayFacts], version: int, changed_ms: int, now_ms: int
 ) -> bool:
-    """Return whether no request follows an older split any more.
+    """Return whether no gateway assigns requests by an older split any more.
 
     Args:
         gateways: All gateways with a confirmation.
-        version: Version of the state with the present split.
+        version: Version of the state that has the present split.
         changed_ms: Unix milliseconds of the last change of the split.
-        now_ms: Unix milliseconds by the same clock.
+        now_ms: Present time in Unix milliseconds, by the same clock as `changed_ms`.
     """
     here = live(gateways, now_ms)
     if here:
@@ -111,9 +113,9 @@ def held_stages(
 ) -> frozenset[int]:
     """Return the stages that must not begin, or end the rollout, before all gateways have the base.
 
-    A gateway without the base sends canary's requests to control. That does no harm while the share
-    stays, so the present stage is not held: only the next one is, and the end, after which control
-    would be gone.
+    A gateway without the base sends canary's requests to control. While the share is unchanged this
+    does no harm, so the present stage is not held. The next stage is held, and so is the end of the
+    rollout, after which control would no longer exist.
     """
     if all(base_digest not in one.missing_bases for one in live(gateways, now_ms)):
         return frozenset()
@@ -122,34 +124,35 @@ def held_stages(
 
 
 def is_on_trial(rollout: Rollout, adapter_digest: str, codes: frozenset[str]) -> bool:
-    """Return whether no stage may open, because no node has loaded canary's adapter yet.
+    """Return whether no stage may start because no node has loaded canary's adapter yet.
 
     Args:
         rollout: Present state of the rollout.
-        adapter_digest: Adapter of canary; empty: the base alone, which ready replicas have loaded.
-        codes: Codes of nodes' results, see `control_plane.rollouts.trials`.
+        adapter_digest: Adapter of canary; empty: canary is the base alone, which ready replicas
+            have loaded.
+        codes: Result codes of the nodes, see `control_plane.rollouts.trials`.
     """
     return rollout.stage == NO_STAGE and bool(adapter_digest) and not codes
 
 
 def fault(rollout: Rollout, codes: frozenset[str]) -> Reason | None:
-    """Return why a rollout ends before its begin: a node could not load canary's adapter.
+    """Return the reason to end a rollout before its first stage: a node could not load the adapter.
 
-    Later its gates decide, and a broken node ends nothing.
+    After the first stage has begun, the gates decide, so that a single broken node ends no rollout.
     """
     is_faulty = rollout.stage == NO_STAGE and any(codes)
     return Reason.NOT_LOADED if is_faulty else None
 
 
 def evidence_until(gateways: Sequence[GatewayFacts], now_ms: int) -> int:
-    """Return the time (Unix ms) before which all received requests have ended, or are too old."""
+    """Return the Unix time (ms) before which all requests have ended or reached the age limit."""
     ends = [one.oldest_open_ms or one.seen_ms for one in live(gateways, now_ms)]
     oldest = now_ms - OPEN_MAX_MS
     return max(oldest, min(ends) - _CLOCK_MARGIN_MS) if ends else oldest
 
 
 def evidence_span(rollout: Rollout, created_ms: int, until_ms: int) -> tuple[int, int] | None:
-    """Return the span (Unix ms) in which there may be new evidence; None: none is needed."""
+    """Return the time range (Unix ms) of possible new evidence; None: no evidence is needed."""
     after_ms = max(rollout.window_end_ms, created_ms)
     if rollout.phase in ENDED or rollout.phase is Phase.HALTED or until_ms <= after_ms:
         return None
@@ -157,17 +160,17 @@ def evidence_span(rollout: Rollout, created_ms: int, until_ms: int) -> tuple[int
 
 
 def stages_in_question(rollout: Rollout) -> frozenset[int]:
-    """Return the stages whose readiness the fleet has to report."""
+    """Return the stages whose readiness the fleet must report."""
     if rollout.phase in ENDED or rollout.phase in {Phase.PLANNED, Phase.HALTED}:
         return frozenset()
     return frozenset({rollout.stage, rollout.wanted}) - {NO_STAGE}
 
 
 def events(rollout: Rollout, facts: Facts) -> tuple[Event, ...]:
-    """Return the events for the machine, in this order.
+    """Return the events for the state machine, in the order of their application.
 
-    Evidence comes before events that let the share grow: it is about the present stage.
-    Expectations come before evidence, which may end a stage.
+    Evidence precedes events that raise the share, because the evidence belongs to the present
+    stage. Expectations precede evidence, because evidence may end a stage.
     """
     if facts.gone is not None and rollout.phase is not Phase.HALTED:
         return (Gone(facts.gone),)
@@ -181,7 +184,7 @@ def events(rollout: Rollout, facts: Facts) -> tuple[Event, ...]:
     if facts.windows:
         told.append(Evidence(facts.windows))
     told += [Ready(stage) for stage in sorted(facts.ready) if _is_new(rollout, stage)]
-    # Gateways have confirmed the split before this step, not its changes.
+    # The confirmation refers to the split before this step, not to changes by this step.
     if rollout.phase is Phase.HALTED and facts.is_confirmed:
         told.append(SentBack())
     return tuple(told) or (Tick(),)
@@ -192,16 +195,16 @@ def _is_new(rollout: Rollout, stage: int) -> bool:
 
 
 def must_store(before: Rollout, after: Rollout) -> bool:
-    """Return whether a step without news has to be stored."""
+    """Return whether to store the rollout after a step that changed neither phase nor stage."""
     is_old = after.stepped_ms - before.stepped_ms >= _STORE_INTERVAL_MS
     return is_old or after.window_end_ms != before.window_end_ms
 
 
 def wanted_split(rollout: Rollout, *, is_live: bool) -> tuple[int, int] | None:
-    """Return share and mirrored share of the wanted split; None: no split.
+    """Return the share and the mirrored share of the wanted split; None: no split is wanted.
 
-    An aborted rollout keeps its split, with an empty canary, until the gateways have confirmed
-    that. A planned one has it too, to measure control before the start.
+    An aborted rollout keeps its split, with an empty canary, until the gateways have confirmed the
+    empty split. A planned rollout also has a split, so that control is measured before the start.
     """
     if not is_live or rollout.phase in {Phase.ROLLED_BACK, Phase.DONE}:
         return None
@@ -209,8 +212,8 @@ def wanted_split(rollout: Rollout, *, is_live: bool) -> tuple[int, int] | None:
 
 
 def may_settle(rollout: Rollout, *, is_confirmed: bool) -> bool:
-    """Return whether the rollout's preparations can be ended.
+    """Return whether the preparations for the rollout can be ended.
 
-    For a rolled back one, its phase is itself the confirmation.
+    A rolled back rollout needs no further confirmation, because its phase already implies it.
     """
     return rollout.phase is Phase.ROLLED_BACK or (rollout.phase in ENDED and is_confirmed)

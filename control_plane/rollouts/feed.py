@@ -1,4 +1,4 @@
-"""The source of evidence for rollouts: windows of both arms, from the telemetry service."""
+"""Fetches the evidence for rollouts, as windows of both arms, from the telemetry service."""
 
 import asyncio
 import time
@@ -19,29 +19,29 @@ from sluice.errors import ErrorCode
 from sluice.identity import CertificateRole
 
 _DEADLINE_S = 5.0
-# Windows per call, so that a control plane that was away for long catches up in short steps.
+# Limits the windows per call, so that a control plane catches up in short steps after an absence.
 _WINDOWS_MAX = 60
 _ROLLOUTS_MAX = 1_000
 _SPANS_MAX = 1_000
 
 
 class EvidenceFeed(Protocol):
-    """The source of evidence for the loop of rollouts."""
+    """A source of evidence for the loop of rollouts."""
 
     async def windows(self, rollout_id: str, after_ms: int, until_ms: int) -> tuple[Window, ...]:
-        """Return complete windows in order and without gaps, with no golden counts.
+        """Return complete windows, in order and without gaps, without counts of golden prompts.
 
-        There may be more than are returned: ask again for the rest.
+        Not all windows may be returned at once. Call the method again for the rest.
 
         Args:
-            rollout_id: The rollout of the requests.
-            after_ms: Unix time; the first window begins at it or at the next multiple of the
-                length of windows.
-            until_ms: Unix time; requests received before it have ended by now, or count as they
-                are.
+            rollout_id: Id of the rollout that assigned the requests.
+            after_ms: Unix time in milliseconds. The first window begins at this time, rounded up to
+                a multiple of the window length.
+            until_ms: Unix time in milliseconds. Requests received before it have ended by now, or
+                are counted as they are.
 
         Raises:
-            FeedDownError: The peer is away, slow, or its answer is invalid.
+            FeedDownError: The service is down or slow, or its answer is invalid.
         """
         ...
 
@@ -50,7 +50,7 @@ class NoEvidence:
     """The feed of a control plane without a telemetry service."""
 
     async def windows(self, rollout_id: str, after_ms: int, until_ms: int) -> tuple[Window, ...]:
-        """Raise FeedDownError."""
+        """Raise FeedDownError, because no telemetry service is configured."""
         raise FeedDownError(
             f"no evidence of rollout {rollout_id} from {after_ms} to {until_ms}: "
             "CONTROL_PLANE__TELEMETRY_URL is not set"
@@ -61,12 +61,12 @@ class NoEvidence:
 async def open_feed(
     telemetry_url: str, telemetry_key: str, *, window_ms: int = 10_000
 ) -> AsyncGenerator[EvidenceFeed]:
-    """Open a feed; the telemetry service need not run yet.
+    """Open a feed. The telemetry service need not run yet.
 
     Args:
-        telemetry_url: URL of the service; empty: no service.
+        telemetry_url: URL of the telemetry service; empty: there is no service.
         telemetry_key: Admin key for the service.
-        window_ms: Length of windows.
+        window_ms: Length of a window in milliseconds.
     """
     if not telemetry_url:
         yield NoEvidence()
@@ -76,7 +76,7 @@ async def open_feed(
 
 
 class TelemetryFeed:
-    """Asks the telemetry service (`GET /v1/rollouts/{rollout_id}/windows`)."""
+    """Queries the telemetry service (`GET /v1/rollouts/{rollout_id}/windows`)."""
 
     def __init__(self, session: aiohttp.ClientSession, url: str, *, window_ms: int) -> None:
         self._session = session
@@ -85,7 +85,7 @@ class TelemetryFeed:
         self._settling: OrderedDict[str, Settling] = OrderedDict()
 
     async def windows(self, rollout_id: str, after_ms: int, until_ms: int) -> tuple[Window, ...]:
-        """Return the present windows, at most 60."""
+        """Return the available complete windows, at most 60."""
         first_ms = -(-after_ms // self._window_ms) * self._window_ms
         last_ms = until_ms // self._window_ms * self._window_ms
         settling = self._settling_of(rollout_id)
@@ -141,11 +141,11 @@ class TelemetryFeed:
 
 
 class Settling:
-    """The time up to which the requests of a rollout are completely counted; pure.
+    """The time up to which the requests of a rollout are completely counted. Pure.
 
-    When a request has ended, its event may still be on its way to the trace store. So a statement
-    that all requests before `until_ms` have ended takes effect once the store holds all events up
-    to the time of the statement.
+    After a request has ended, its event may still be in transit to the trace store. So a statement
+    that all requests before `until_ms` have ended becomes effective only when the store has
+    ingested all events up to the time of the statement.
     """
 
     def __init__(self) -> None:
@@ -153,23 +153,24 @@ class Settling:
         self._spans: deque[tuple[int, int]] = deque()
 
     def asked(self, now_ms: int, until_ms: int) -> None:
-        """Note at one time that all requests before another one have ended, both in Unix time.
+        """Record the statement, made at `now_ms`, that all requests before `until_ms` have ended.
 
-        Of more than some hundred waiting notes, later ones are left out.
+        Both times are in Unix milliseconds. When many statements are waiting, newer ones are
+        dropped.
         """
         newest_ms = self._spans[-1][1] if self._spans else self._settled_ms
         if until_ms > newest_ms and len(self._spans) < _SPANS_MAX:
             self._spans.append((now_ms, until_ms))
 
     def settled(self, ingested_ms: int) -> int:
-        """Return until when all requests are counted, if the store has all up to a time."""
+        """Return the time before which all requests are counted, given the store's progress."""
         while self._spans and self._spans[0][0] <= ingested_ms:
             self._settled_ms = self._spans.popleft()[1]
         return self._settled_ms
 
 
 class _AnswerPart(BaseModel):
-    """The used part of the answer; a newer service may send more."""
+    """The used part of an answer. A newer telemetry service may send more fields."""
 
     model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
 
@@ -200,7 +201,7 @@ class _ArmRow(_AnswerPart):
     requests: _Number
     errors: dict[ErrorCode, _Number]
     refusals: _Number
-    # A telemetry service of the last release does not count these.
+    # An older telemetry service does not send the following four counts.
     first_answers: _Number | None = None
     empty_answers: _Number = 0
     repetitive_answers: _Number = 0
@@ -208,7 +209,7 @@ class _ArmRow(_AnswerPart):
     ttft_ms: _Buckets
     tpot_us: _Buckets
     output_tokens: _Buckets
-    scores: _ScoresRow = _ScoresRow()  # of a newer service
+    scores: _ScoresRow = _ScoresRow()  # sent only by a newer service
 
     @model_validator(mode="after")
     def _adds_up(self) -> Self:

@@ -1,7 +1,7 @@
-"""Rollouts for lists: PostgreSQL reads a few values from each state, which may have any size.
+"""Rollouts for lists. PostgreSQL reads a few values from each state, which may have any size.
 
-A state from another version of the control plane, which cannot be read, hides no other rollout: it
-is listed with its other fields and a `problem`.
+A rollout whose state was written by another version of the control plane, and cannot be read, hides
+no other rollout. It is listed with its other fields and a `problem`.
 """
 
 import json
@@ -27,7 +27,7 @@ _TIMES = ("created_at", "started_at", "ended_at")
 
 
 def listed() -> Select[Any]:
-    """Return the query of list rows for all rollouts; `with_state` adds the rest."""
+    """Return the query of list rows for all rollouts. `with_state` adds the remaining columns."""
     t, split = rollouts.c, splits.c
     own_split = and_(split.id == t.model_id, split.rollout_id == t.id)
     return select(
@@ -39,16 +39,16 @@ def listed() -> Select[Any]:
 
 
 def with_state(query: Select[Any]) -> Select[Any]:
-    """Return the query with whole states, and the gateways that lack a base, for a few."""
+    """Return the query with whole states and lacking gateways added, for few rollouts."""
     return query.add_columns(rollouts.c.state, *_lacking(), _trials().label("trials"))
 
 
 def summary(row: Values, unread: Mapping[str, str]) -> Values:
-    """Return the list entry of a row.
+    """Return the list entry of a rollout's row.
 
     Args:
-        row: Row of `listed`.
-        unread: Rollouts that this control plane cannot step, with the reasons.
+        row: Row of the query `listed`.
+        unread: Ids of rollouts that this control plane cannot step, with the reasons.
     """
     times = {name: row[name].isoformat() if row[name] else "" for name in _TIMES}
     owner = row["owner_tenant_id"] or ""
@@ -66,7 +66,7 @@ def _progress(row: Values, problem: str) -> Values:
 
 
 def _lacking() -> tuple[ColumnElement[Any], ...]:
-    """Return the base of canary, and the gateways that cannot serve it yet."""
+    """Return the columns for canary's base, and for the gateways that cannot serve the base yet."""
     t, gateway = rollouts.c, gateway_confirmations.c
     canary = select(releases.c.base_digest).where(
         releases.c.id == t.model_id + RELEASE_MARK + t.canary
@@ -91,7 +91,7 @@ def _trials() -> ColumnElement[Any]:
 
 
 def why(error: ValidationError) -> str:
-    """Return the text about a state that cannot be read."""
+    """Return the message about a state that cannot be read."""
     first = error.errors()[0]
     place = ".".join(str(part) for part in first["loc"]) or "state"
     return (
@@ -102,7 +102,7 @@ def why(error: ValidationError) -> str:
 
 
 def _standing() -> ColumnElement[Any]:
-    """Return a document with the listed values; JSON null where one is missing."""
+    """Return the column of a JSON document with the listed values; missing values are null."""
     state = rollouts.c.state
     stages = state["plan"]["stages"]
     is_list = func.jsonb_typeof(stages) == "array"

@@ -1,9 +1,10 @@
-"""The state machine of a rollout: (state, event, now) -> (state, actions); pure.
+"""The state machine of a rollout: (state, event, now) -> (state, actions). Pure.
 
-The share grows only when the fleet is ready for the next stage of the plan, after the previous one
-has ended; no stage is skipped. A breach sends all requests back in the same step that saw it, in
-any phase in which canary has traffic. A new process can take over at any time: the state is
-complete, repeated evidence is ignored, and unwatched time does not count.
+The share grows only when the previous stage has ended and the fleet is ready for the next stage of
+the plan; no stage is skipped. A gate breach sends all requests back to control in the step that
+found the breach, in every phase in which canary has traffic. A new process can continue at any
+time, because the state is complete, repeated evidence is ignored, and unwatched time does not
+count.
 """
 
 from dataclasses import dataclass, replace
@@ -49,11 +50,12 @@ from control_plane.rollouts.state import (
 )
 from sluice.errors import ErrorCode, PlatformError
 
-# Steps follow each other every few seconds; a longer gap means missed evidence.
+# Milliseconds between two steps above which evidence was missed, since steps follow each other
+# every few seconds.
 STEP_GAP_MAX_MS = 30_000
 _NOTHING = Count(0, 0)
-# An expected answer counts as right until control shows otherwise: as if it had been seen so
-# often. Without that, control would have to be asked 50 times before canary's answers count.
+# Prior for golden prompts: control is assumed to have given the expected answer this many times.
+# Without a prior, control would need 50 runs before canary's answers could be tested.
 _EXPECTED = Count(0, 50)
 _GOING = frozenset({Phase.SHADOW, Phase.RUNNING})
 _WAITS_FOR_FLEET = (Phase.PAUSED, Reason.NOT_READY)
@@ -65,9 +67,9 @@ class Step:
     """The result of a step.
 
     Attributes:
-        rollout: Rollout to be stored.
-        actions: Complete list of actions from now on, see `due`; empty when nothing changes. To be
-            stored in the same transaction.
+        rollout: Rollout after the step, to be stored.
+        actions: Complete list of actions in effect from now on, see `due`; empty if nothing
+            changes. The actions are stored in the same transaction as the rollout.
     """
 
     rollout: Rollout
@@ -79,11 +81,12 @@ def step(rollout: Rollout, event: Event, now_ms: int) -> Step:
 
     Args:
         rollout: Stored rollout.
-        event: Event; `Tick` for time alone.
-        now_ms: Unix time in milliseconds. While a clock is set back, time stands still.
+        event: Event; `Tick` if only time has passed.
+        now_ms: Unix time in milliseconds. After a clock was set back, time does not advance until
+            the clock has caught up.
 
     Raises:
-        PlatformError: `CONFLICT`: the operator's command is not possible in this phase.
+        PlatformError: `CONFLICT` if the operator's command is not possible in the rollout's phase.
     """
     now_ms = max(now_ms, rollout.stepped_ms)
     before = rollout
@@ -99,7 +102,7 @@ def step(rollout: Rollout, event: Event, now_ms: int) -> Step:
 
 
 def due(rollout: Rollout) -> tuple[Action, ...]:
-    """Return the actions that the state calls for; repeating them has no effect."""
+    """Return the actions that the state requires. A repeated action has no effect."""
     shares = SetShare(rollout.share, rollout.mirrored)
     if rollout.phase is Phase.HALTED:
         assert rollout.reason is not None
@@ -114,12 +117,12 @@ def due(rollout: Rollout) -> tuple[Action, ...]:
 
 
 def _standing(rollout: Rollout) -> tuple[Phase, Reason | None, int, int, bool]:
-    """Return the fields that `due` depends on; the shares follow from phase and stage."""
+    """Return the fields that determine `due`; the shares follow from phase and stage."""
     return rollout.phase, rollout.reason, rollout.stage, rollout.wanted, rollout.is_ready
 
 
 def _watching_anew(rollout: Rollout, now_ms: int) -> Rollout:
-    """Return the rollout as watched from now on: earlier time is unknown."""
+    """Return the rollout as watched from now on, because earlier time was not observed."""
     return replace(rollout, watching_ms=now_ms, heard_ms=now_ms, asked_ms=now_ms)
 
 
@@ -145,7 +148,10 @@ def _after_event(rollout: Rollout, event: Event, now_ms: int) -> Rollout:
 
 
 def _after_end(rollout: Rollout, event: SentBack | Gone) -> Rollout:
-    """Return the rollout after an event that ends it; a rolled back one stays so."""
+    """Return the rollout after an event that ends it.
+
+    An already rolled back rollout is unchanged.
+    """
     if rollout.phase is Phase.HALTED:
         is_confirmed = isinstance(event, SentBack)
         return replace(rollout, phase=Phase.ROLLED_BACK) if is_confirmed else rollout
@@ -154,10 +160,11 @@ def _after_end(rollout: Rollout, event: SentBack | Gone) -> Rollout:
     return rollout
 
 
-# Commands of people, with the phases in which each is allowed.
+# Operators' commands, with the phases in which each command is permitted.
 _COMMANDS: dict[type, frozenset[Phase]] = {
     Start: frozenset({Phase.PLANNED}),
-    Pause: frozenset({Phase.PAUSED}) | _GOING,  # for another reason, which may pass by itself
+    # a rollout paused for another reason, which may resume by itself, can be paused by hand as well
+    Pause: frozenset({Phase.PAUSED}) | _GOING,
     Resume: frozenset({Phase.PAUSED}),
     Abort: frozenset({Phase.PLANNED, Phase.PAUSED}) | _GOING,
     Promote: frozenset({Phase.PAUSED}) | _GOING,
@@ -165,7 +172,7 @@ _COMMANDS: dict[type, frozenset[Phase]] = {
 
 
 def _refuse(rollout: Rollout, event: Event) -> None:
-    """Raise a conflict if an operator's command is not possible now."""
+    """Raise `CONFLICT` if an operator's command is not possible in the present phase."""
     phases = _COMMANDS.get(type(event))
     if phases is not None and rollout.phase not in phases:
         message = f"a rollout that is {rollout.phase.value} cannot do this: {event.kind}"
@@ -225,7 +232,10 @@ def _sent_back(rollout: Rollout, reason: Reason, verdict: Verdict | None = None)
 
 
 def _wanting(rollout: Rollout, stage: int, now_ms: int) -> Rollout:
-    """Return the rollout waiting for the fleet; the present stage goes on, and is watched."""
+    """Return the rollout waiting for the fleet.
+
+    The present stage continues and is still watched.
+    """
     rollout = replace(rollout, wanted=stage, asked_ms=now_ms)
     return replace(rollout, phase=_phase_of(rollout))
 
@@ -249,7 +259,7 @@ def _after_ready(rollout: Rollout, stage: int, now_ms: int) -> Rollout:
 
 
 def _opened(rollout: Rollout, now_ms: int) -> Rollout:
-    """Return the rollout in the stage that it waited for: the only place where a share grows."""
+    """Return the rollout in the stage that it waited for. Only this function raises a share."""
     stage = rollout.plan.stages[rollout.wanted]
     thresholds = scale(rollout.baseline)
     past = known(rollout.baseline, thresholds)
@@ -293,10 +303,10 @@ def _after_window(rollout: Rollout, window: Window, now_ms: int) -> Rollout:
 
 
 def _rescaled(rollout: Rollout) -> Rollout:
-    """Return the rollout with thresholds from control's latest past.
+    """Return the rollout with thresholds from control's most recent past.
 
-    Fixed thresholds would hide a slow release for the whole stage if control was slow just when the
-    stage opened, say because engines beside it loaded their weights.
+    With fixed thresholds a slow release would stay undetected for the whole stage if control was
+    slow when the stage opened, for example because engines on the same nodes loaded weights.
     """
     thresholds = scale(rollout.baseline)
     if thresholds == rollout.thresholds:
@@ -312,7 +322,7 @@ def _rescaled(rollout: Rollout) -> Rollout:
 
 
 def _judged(rollout: Rollout, window: Window, now_ms: int) -> Rollout:
-    """Return the rollout with a window of its stage taken into account."""
+    """Return the rollout after the tests of its stage have processed a window."""
     seen = comparisons(window, rollout.thresholds)
     tests = {
         metric: observe(test, seen[metric].suspect, seen[metric].reference)
@@ -323,7 +333,8 @@ def _judged(rollout: Rollout, window: Window, now_ms: int) -> Rollout:
     is_watched = (
         rollout.phase in _GOING and rollout.is_ready and window.start_ms >= rollout.watching_ms
     )
-    # Before control is known nothing is bet: a window with it must not let the share grow.
+    # Until control's rate is known the tests bet nothing. A window in this period must not count
+    # for the sample that lets the share grow.
     is_judged = not rollout.current.is_compared or any(
         test.bets > rollout.tests[metric].bets for metric, test in tests.items()
     )
@@ -358,7 +369,7 @@ def _verdict(rollout: Rollout, gate: Gate, now_ms: int) -> Verdict:
 
 
 def _after_time(rollout: Rollout, now_ms: int) -> Rollout:
-    """Return the rollout after the passing of time: the first applicable rule counts."""
+    """Return the rollout after time has passed. The first applicable rule decides."""
     plan = rollout.plan
     if rollout.phase is Phase.PAUSED and now_ms - rollout.paused_ms > plan.pause_max_s * 1000:
         return _sent_back(rollout, Reason.PAUSED_TOO_LONG)
@@ -385,9 +396,10 @@ def _after_stage(rollout: Rollout, now_ms: int) -> Rollout:
 
 
 def _after_short_stage(rollout: Rollout, now_ms: int) -> Rollout:
-    """Return the rollout after a stage whose longest duration brought too little evidence.
+    """Return the rollout after a stage that reached its longest duration with too little evidence.
 
-    No plan lets a release pass unasked: more traffic cannot make up for that, an operator can.
+    A release that was never compared does not pass under any plan, because more traffic would not
+    change that. An operator has to decide.
     """
     _, unasked = rollout.golden_sample
     reason = Reason.UNASKED if unasked else Reason.TOO_LITTLE_TRAFFIC
@@ -401,7 +413,7 @@ def _after_short_stage(rollout: Rollout, now_ms: int) -> Rollout:
 
 
 def _is_sampled(rollout: Rollout, sample_min: int) -> bool:
-    """Return whether the sample is large enough: of both releases, where they are compared."""
+    """Return whether the sample is large enough, for both releases if they are compared."""
     _, unasked = rollout.golden_sample
     if unasked:
         return False

@@ -1,4 +1,4 @@
-"""The plan of a rollout as data: stages, gates, and the reaction to too little traffic; pure."""
+"""The plan of a rollout: stages, gates, and the reaction to too little traffic. Pure."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
@@ -18,7 +18,8 @@ MIRRORED = ShareField("mirrored")
 TOLERATED = ShareField("tolerated", of_percent=0.01, is_whole=False, most=99.99)
 
 
-# Golden prompts that a stage waits for, of each release, if its model has any with an expectation.
+# Number of golden prompts per release that a stage requires, if the model has golden prompts with
+# an expected answer.
 GOLDEN_SAMPLE_MIN = 20
 
 
@@ -56,7 +57,7 @@ class Stage(AdminBody):
 
     @property
     def is_compared(self) -> bool:
-        """Whether control has traffic beside it."""
+        """Whether control has traffic in this stage, so that both releases are compared."""
         return self.is_shadow or self.share < SHARE_MAX
 
 
@@ -80,11 +81,11 @@ class Gate(AdminBody):
         return TOLERATED.parsed(data, info)
 
 
-# 1,000 requests: an error rate of 5 % instead of 1 % is found within 660 in 19 of 20 cases at the
-# default gates, and later when there are fewer errors of both kinds at night. The larger the share,
-# the longer it is watched: late effects (a cache that fills, the next hour's traffic) cost more
-# there. The longest durations add up to less than a day; one request per second gives 1 % of the
-# traffic 288 in 8 hours.
+# With 1,000 requests at the default gates, an error rate of 5 % instead of 1 % is detected within
+# 660 requests in 19 of 20 cases, and later at night, when both releases have fewer errors. Stages
+# with a larger share last longer, because late effects (a cache that fills, the traffic of the next
+# hour) cost more there. The longest durations add up to less than a day. At one request per second,
+# 1 % of the traffic is 288 requests in 8 hours.
 DEFAULT_STAGES = (
     Stage(
         share=100,
@@ -121,7 +122,8 @@ DEFAULT_GATES = (
     Gate(metric=Metric.REPETITIVE_ANSWERS, tolerated=0.02),
     Gate(metric=Metric.CUT_ANSWERS, tolerated=0.05),
     Gate(metric=Metric.BASE_LIKE_ANSWERS, tolerated=0.05),
-    # A release that learned more is a little further from its base; garbage is so in all answers.
+    # A release that learned more differs a little more from its base; a garbage release differs in
+    # all answers.
     Gate(metric=Metric.UNLIKELY_ANSWERS, tolerated=0.2),
     Gate(metric=Metric.UNSURE_ANSWERS, tolerated=0.2),
     Gate(metric=Metric.GOLDEN, tolerated=0.05),
@@ -172,13 +174,13 @@ class Plan(AdminBody):
 
     @property
     def alpha_of_test(self) -> float:
-        """False-alarm rate of one gate in one stage."""
+        """False-alarm rate of one gate in one stage, an equal part of `alpha`."""
         compared = sum(stage.is_compared for stage in self.stages)
         return self.alpha / (len(self.gates) * max(compared, 1))
 
 
 def shown(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a stored plan with its shares in percent; an unreadable one unchanged."""
+    """Return a stored plan with its shares in percent. An unreadable plan is returned unchanged."""
     try:
         return {
             **document,

@@ -1,4 +1,4 @@
-"""REST of a model's plan, which its rollouts follow unless they bring their own."""
+"""REST of a model's rollout plan, which applies to rollouts that are created without a plan."""
 
 from typing import Any
 
@@ -28,7 +28,10 @@ _KIND = "rollout-plans"
 
 
 class PlanRoutes:
-    """Handlers of plans; they come before those of models, whose names may hold slashes."""
+    """The handlers of plans.
+
+    Their routes precede those of models, whose names may contain slashes.
+    """
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -49,7 +52,7 @@ class PlanRoutes:
         ]
 
     async def get(self, request: web.Request) -> web.Response:
-        """Return the plan in effect."""
+        """Return the plan in effect for a model."""
         model_id = path_id(request, "model_id")
         actor = request[ACTOR]
 
@@ -63,7 +66,7 @@ class PlanRoutes:
         return shown(request, await self._database.run(work))
 
     async def put(self, request: web.Request) -> web.Response:
-        """Set the plan of rollouts that begin from now on."""
+        """Set the plan for rollouts that begin from now on."""
         model_id = path_id(request, "model_id")
         plan = (await read_body(request, PlanChange)).wanted
 
@@ -83,7 +86,7 @@ class PlanRoutes:
         return await self._writes.run(request, work)
 
     async def delete(self, request: web.Request) -> web.Response:
-        """Go back to the default plan (204)."""
+        """Delete the plan of a model, so that the default plan applies (204)."""
         model_id = path_id(request, "model_id")
 
         async def work(write: Write) -> WriteReply:

@@ -1,4 +1,4 @@
-"""Rollouts in PostgreSQL, in the caller's transactions."""
+"""Reads and writes rollouts in PostgreSQL, in the caller's transactions."""
 
 import json
 from collections.abc import Sequence
@@ -27,10 +27,10 @@ from control_plane.tables import changes, models, releases, splits, tenants
 from sluice.errors import ErrorCode, PlatformError
 from sluice.ids import new_id
 
-# A process that was silent for this long loses its lease; much longer than a round of the loop.
+# Silence after which a process loses its claims on rollouts; much longer than a round of the loop.
 _LEASE = timedelta(seconds=15)
 _RENEW = timedelta(seconds=1)
-_EVENTS_MAX = 1_000  # per rollout; the oldest go
+_EVENTS_MAX = 1_000  # largest number of events per rollout; the oldest events are deleted
 _GATEWAYS_KEPT = timedelta(hours=1)
 _IS_LIVE = rollouts.c.is_live
 _LIVE_PHASES = select(rollouts.c.phase, func.count()).where(_IS_LIVE).group_by(rollouts.c.phase)
@@ -46,12 +46,12 @@ class KeptRollout:
         control: Name of the release that the model points at.
         canary: Name of the new release.
         owner: Tenant; None: public.
-        salt: Salt of its split.
-        state: State of the machine.
-        version: Version, incremented by every stored step.
-        is_live: Whether gateways or fleet still act on it.
+        salt: Salt of the rollout's split.
+        state: State of the rollout's state machine.
+        version: Version of the row, incremented by every stored step.
+        is_live: Whether gateways or the fleet still have state of the rollout.
         created_ms: Unix time in milliseconds.
-        split_ms: Unix milliseconds of the last change of its split.
+        split_ms: Time of the last change of the split, in Unix milliseconds.
     """
 
     id: str
@@ -68,11 +68,11 @@ class KeptRollout:
 
 
 class UnreadableError(PlatformError):
-    """The state of a rollout cannot be read: another version of the control plane wrote it.
+    """The state of a rollout cannot be read, because another version of the control plane wrote it.
 
     Attributes:
-        problem: Problem in one line, for operators.
-        reason: First reason of several.
+        problem: Description of the problem in one line, for operators.
+        reason: First validation error, if there are several.
     """
 
     def __init__(self, rollout_id: str, error: ValidationError) -> None:
@@ -83,13 +83,13 @@ class UnreadableError(PlatformError):
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """The rollouts that a process steps.
+    """The rollouts that this process has claimed.
 
     Attributes:
-        own: Rollouts of this process.
-        others: Ids of those among them that another process stepped before.
-        unreadable: Ids of rollouts without a process, since their state, written by another version
-            of the control plane, cannot be read here; with the reasons.
+        own: Rollouts that this process steps.
+        others: Ids of rollouts in `own` that another process stepped before.
+        unreadable: Ids of unclaimed rollouts whose state was written by another version of the
+            control plane and cannot be read here, with the errors.
     """
 
     own: list[KeptRollout]
@@ -101,7 +101,7 @@ def rollout_of(row: Any) -> KeptRollout:
     """Return the rollout in a row.
 
     Raises:
-        UnreadableError: The state is unknown.
+        UnreadableError: The state has an unknown form.
     """
     try:
         state = STATE.validate_json(json.dumps(row["state"]))
@@ -111,9 +111,9 @@ def rollout_of(row: Any) -> KeptRollout:
 
 
 def without_state(row: Any, now_ms: int) -> KeptRollout:
-    """Return a rollout with an unreadable state as one that has ended, with an empty canary.
+    """Return a rollout with an unreadable state as an ended rollout, with an empty canary.
 
-    Where it had ended, it stays the same.
+    If the stored phase is one of the end phases, it is kept; otherwise the rollout is aborted.
     """
     ended = {phase.value: phase for phase in ENDED}
     phase = ended.get(row["phase"], Phase.ABORTED)
@@ -137,16 +137,16 @@ def _kept(row: Any, state: Rollout) -> KeptRollout:
 
 
 async def clock_ms(connection: AsyncConnection) -> int:
-    """Return the database's time (Unix ms), the one clock of all control planes."""
+    """Return the database's time (Unix ms), which all control planes use as their common clock."""
     now = cast(func.extract("epoch", func.clock_timestamp()) * 1000, BigInteger)
     return int(await connection.scalar(select(now)) or 0)
 
 
 async def take(connection: AsyncConnection, process: str) -> Taken:
-    """Claim the live rollouts that no process steps, and renew the claims of this one.
+    """Claim the live rollouts that no live process steps, and renew the claims of this process.
 
-    A rollout whose row is locked is left for later: its holder may stand still. An unreadable
-    rollout is not claimed, or is released, so that a process that can read it may claim it.
+    A rollout whose row is locked is skipped, because the lock's owner may be frozen. An unreadable
+    rollout is not claimed, and an existing claim is released, so that another process can claim it.
     """
     t = rollouts.c
     is_free = or_(t.taken_at.is_(None), t.taken_at < func.now() - _LEASE)
@@ -166,7 +166,7 @@ async def take(connection: AsyncConnection, process: str) -> Taken:
 
 
 async def _renew(connection: AsyncConnection, ids: Sequence[str], process: str) -> None:
-    """Renew this process's claims on rollouts whose rows are locked."""
+    """Renew the claims of this process on rollouts whose rows are locked."""
     t = rollouts.c
     is_due = or_(t.taken_by != process, t.taken_at < func.now() - _RENEW)
     query = update(rollouts).where(t.id.in_(ids), is_due)
@@ -174,7 +174,7 @@ async def _renew(connection: AsyncConnection, ids: Sequence[str], process: str) 
 
 
 async def lock(connection: AsyncConnection, rollout_id: str) -> RowMapping | None:
-    """Return the row of a rollout, locked until the transaction ends; None if there is none."""
+    """Return the row of a rollout, locked until the transaction ends; None if it does not exist."""
     query = select(rollouts).where(rollouts.c.id == rollout_id).with_for_update(key_share=True)
     return (await connection.execute(query)).mappings().first()
 
@@ -184,8 +184,8 @@ async def lock_own(
 ) -> KeptRollout | None:
     """Return a live rollout of this process, locked until the transaction ends.
 
-    The claim is renewed. None: another process has claimed it, or holds its row now; the other
-    rollouts need not wait for that.
+    The claim is renewed. Returns None without waiting if another process has claimed the rollout or
+    has locked its row, so that the other rollouts are not delayed.
     """
     t = rollouts.c
     query = select(rollouts).where(t.id == rollout_id, t.taken_by == process, t.is_live)
@@ -198,7 +198,7 @@ async def lock_own(
 
 
 async def live_of(connection: AsyncConnection, model_id: str) -> str | None:
-    """Return the id of a model's live rollout; None if it has none."""
+    """Return the id of a model's live rollout; None if there is no live rollout."""
     t = rollouts.c
     return await connection.scalar(select(t.id).where(t.is_live, t.model_id == model_id))
 
@@ -210,7 +210,7 @@ async def create(
     owner: str | None,
     plan: Plan,
 ) -> KeptRollout:
-    """Add a planned rollout; IntegrityError when the model has a live one."""
+    """Insert a planned rollout. Raises IntegrityError if the model already has a live rollout."""
     rollout_id = new_id("rollout")
     state = Rollout(plan, stepped_ms=await clock_ms(connection))
     made = insert(rollouts).values(
@@ -229,7 +229,7 @@ async def create(
 
 
 async def save(connection: AsyncConnection, kept: KeptRollout, *, is_split_new: bool) -> None:
-    """Store a rollout that `lock` holds, with the next version."""
+    """Store a rollout whose row was locked by `lock`, with the next version."""
     state = kept.state
     has_started, has_ended = state.phase is not Phase.PLANNED, state.phase in ENDED
     t = rollouts.c
@@ -251,7 +251,7 @@ async def save(connection: AsyncConnection, kept: KeptRollout, *, is_split_new: 
 async def record(
     connection: AsyncConnection, rollout_id: str, event: str, state: Rollout, actor_id: str = ""
 ) -> None:
-    """Store a step with news, and delete the oldest ones if there are too many."""
+    """Store the event of a step, and delete the oldest events above the limit."""
     verdict = state.verdict if state.phase is Phase.HALTED else None
     row = {
         "id": new_id("revent"),
@@ -279,7 +279,10 @@ async def record(
 async def write_split(
     connection: AsyncConnection, kept: KeptRollout, wanted: tuple[int, int] | None
 ) -> bool:
-    """Set or end the split of a model, share and mirrored share; return whether that is new."""
+    """Set or delete the split of a model, with share and mirrored share.
+
+    Return whether it changed.
+    """
     t = splits.c
     query = select(t.rollout_id, t.share, t.mirrored).where(t.id == kept.model_id)
     there = (await connection.execute(query)).tuples().first()
@@ -305,14 +308,14 @@ async def write_split(
 
 
 async def split_version(connection: AsyncConnection, model_id: str) -> int:
-    """Return the version of the state that has the model's present split; 0: long ago."""
+    """Return the version of the state that contains the model's present split; 0: very old."""
     t = changes.c
     newest = select(func.max(t.version)).where(t.kind == "splits", t.object_id == model_id)
     return int(await connection.scalar(newest) or 0)
 
 
 async def confirm(connection: AsyncConnection, said: Confirmation) -> None:
-    """Store the version that a gateway's worker process follows, and its missing bases."""
+    """Store the version that a gateway's worker process follows, and the bases that it lacks."""
     values = {
         "version": said.version,
         "oldest_open_unix_ms": said.oldest_open_ms,
@@ -324,7 +327,7 @@ async def confirm(connection: AsyncConnection, said: Confirmation) -> None:
 
 
 async def gateways(connection: AsyncConnection) -> list[GatewayFacts]:
-    """Return the gateways' recent confirmations."""
+    """Return the recent confirmations of all gateways."""
     t = gateway_confirmations.c
     lately = t.seen_at > func.now() - timedelta(minutes=1)
     rows = await connection.execute(
@@ -337,7 +340,7 @@ async def gateways(connection: AsyncConnection) -> list[GatewayFacts]:
 
 
 async def prune_gateways(connection: AsyncConnection) -> None:
-    """Delete gateways that have been gone for long."""
+    """Delete the confirmations of gateways that have long been silent."""
     gone = gateway_confirmations.c.seen_at < func.now() - _GATEWAYS_KEPT
     await connection.execute(delete(gateway_confirmations).where(gone))
 
@@ -345,7 +348,7 @@ async def prune_gateways(connection: AsyncConnection) -> None:
 async def release_of(
     connection: AsyncConnection, model_id: str, name: str
 ) -> PreparedRelease | None:
-    """Return a release of a model; None if there is none."""
+    """Return a release of a model; None if it does not exist."""
     t = releases.c
     query = select(t.base_digest, t.adapter_digest, t.pool_id)
     row = (await connection.execute(query.where(t.id == release_id(model_id, name)))).first()
@@ -353,7 +356,7 @@ async def release_of(
 
 
 async def gone(connection: AsyncConnection, kept: KeptRollout) -> Reason | None:
-    """Return why an unfinished rollout cannot go on; None: its model and releases exist."""
+    """Return why an unfinished rollout cannot continue; None: model and releases still exist."""
     arms = [release_id(kept.model_id, name) for name in (kept.control, kept.canary)]
     there = select(func.count()).where(releases.c.id.in_(arms)).scalar_subquery()
     query = select(models.c.release, there, func.coalesce(tenants.c.is_disabled, False))
@@ -367,7 +370,7 @@ async def gone(connection: AsyncConnection, kept: KeptRollout) -> Reason | None:
 
 
 async def plan_of(connection: AsyncConnection, model_id: str) -> Plan:
-    """Return the plan of a model's rollouts.
+    """Return the rollout plan of a model.
 
     Raises:
         PlatformError: Another version of the control plane wrote the plan, in an unknown form.
@@ -383,7 +386,7 @@ async def plan_of(connection: AsyncConnection, model_id: str) -> Plan:
 
 
 async def stored_plan(connection: AsyncConnection, model_id: str) -> dict[str, Any] | None:
-    """Return the stored plan of a model; None: it has none."""
+    """Return the stored plan of a model; None if the model has no plan of its own."""
     query = select(rollout_plans.c.plan).where(rollout_plans.c.id == model_id)
     return await connection.scalar(query)
 

@@ -1,4 +1,4 @@
-"""REST of rollbacks: points a model at its previous release again."""
+"""REST of rollbacks: points a model at its previous release."""
 
 from typing import Annotated, Any
 
@@ -35,14 +35,14 @@ class RollbackBody(AdminBody):
 
 
 class RollbackRoutes:
-    """The handler; its path comes before those of models, whose names may hold slashes."""
+    """The rollback handler. Its route precedes those of models, whose names may contain slashes."""
 
     def __init__(self, database: Database) -> None:
-        """Prepare."""
+        """Create the handler."""
         self._writes = Writes(database)
 
     def routes(self) -> list[AdminRoute]:
-        """Return the route."""
+        """Return the route of the handler."""
         answer = describe.shown(("id", "release", "previous_release", "aborted_rollout_id"))
         told = describe.operation(
             "Roll back at once: abort the model's rollout, or serve the release before",
@@ -53,7 +53,7 @@ class RollbackRoutes:
         return [AdminRoute("POST", path, self.roll_back, Action.WRITE_ROLLOUTS, _KIND, told)]
 
     async def roll_back(self, request: web.Request) -> web.Response:
-        """Roll back."""
+        """Roll a model back to a given or its previous release."""
         model_id = path_id(request, "model_id")
         wanted = (await read_body(request, RollbackBody)).release
 
@@ -75,7 +75,7 @@ class RollbackRoutes:
 
 
 async def _abort(write: Write, model_id: str) -> str:
-    """Abort the rollout that is under way; return its id, empty: there is none."""
+    """Abort the live rollout of a model, and return its id; empty if there is none."""
     t = rollouts.c
     query = select(t.id).where(t.model_id == model_id, t.is_live).order_by(t.id.desc())
     rollout_id = await write.connection.scalar(query.limit(1))
@@ -95,10 +95,10 @@ async def _abort(write: Write, model_id: str) -> str:
 
 
 async def _stand_for(write: Write, model: Values, wanted: str) -> Values:
-    """Point a model at a release, at once; return the model.
+    """Point a model at a release immediately, and return the model's row.
 
     Raises:
-        PlatformError: There is no such release, or no pool that serves it.
+        PlatformError: The release does not exist, or no pool serves it.
     """
     connection, model_id = write.connection, model["id"]
     name = wanted or model["previous_release"]

@@ -1,4 +1,7 @@
-"""REST of rollouts: create, read, and operators' commands; plans have a module of their own."""
+"""REST of rollouts: creation, reading, and operators' commands.
+
+Plans have a module of their own.
+"""
 
 from collections.abc import Awaitable, Callable, Mapping
 from types import MappingProxyType
@@ -32,7 +35,7 @@ _KIND = "rollouts"
 
 
 class RolloutRoutes:
-    """Handlers of rollouts."""
+    """The request handlers of rollouts."""
 
     def __init__(
         self,
@@ -40,12 +43,13 @@ class RolloutRoutes:
         wake: Callable[[], None],
         unread: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """Prepare.
+        """Create the handlers.
 
         Args:
             database: Database of rollouts.
-            wake: Wakes the loop.
-            unread: Live rollouts that the loop cannot read, with the reasons; kept current.
+            wake: Wakes the loop that steps rollouts.
+            unread: Live rollouts that the loop cannot read, with the reasons. The loop keeps the
+                mapping current.
         """
         self._database = database
         self._writes = Writes(database)
@@ -89,7 +93,7 @@ class RolloutRoutes:
         return found
 
     async def create(self, request: web.Request) -> web.Response:
-        """Create a rollout (201), and start it unless the body says otherwise."""
+        """Create a rollout (201), and start it unless `is_started` is false."""
         body = await read_body(request, RolloutBody)
 
         async def work(write: Write) -> WriteReply:
@@ -105,7 +109,7 @@ class RolloutRoutes:
         return answer
 
     async def list(self, request: web.Request) -> web.Response:
-        """Return a page, newest first."""
+        """Return a page of rollouts, the newest first."""
         query = visible(request, listing.listed(), rollouts.c.owner_tenant_id)
         for name in ("model_id", "phase"):
             if (wanted := request.query.get(name)) is not None:
@@ -118,17 +122,17 @@ class RolloutRoutes:
         return await page(self._database, query, key, request, summary, newest_first=True)
 
     async def get(self, request: web.Request) -> web.Response:
-        """Return one."""
+        """Return one rollout."""
         return shown(request, self._show(await self._readable(request)))
 
     async def events(self, request: web.Request) -> web.Response:
-        """Return a page of one's events, oldest first."""
+        """Return a page of a rollout's events, the oldest first."""
         found = await self._readable(request)
         query = select(rollout_events).where(rollout_events.c.rollout_id == found["id"])
         return await page(self._database, query, rollout_events.c.id, request, _event)
 
     async def promote(self, request: web.Request) -> web.Response:
-        """End a stage early."""
+        """End the present stage of a rollout early."""
         body = await read_body(request, PromoteBody)
         return await self._apply(request, Promote(body.stage))
 
@@ -161,7 +165,7 @@ class RolloutRoutes:
         return answer
 
     async def _readable(self, request: web.Request) -> Values:
-        """Return the row of a rollout, if the caller may read it."""
+        """Return the row of a rollout. Raises NOT_FOUND if the caller may not read it."""
         rollout_id = path_id(request)
         rows = await fetch(self._database, _one(rollout_id))
         may = request[ACTOR].may
@@ -170,7 +174,7 @@ class RolloutRoutes:
         return rows[0]
 
     def _show(self, row: Values) -> Values:
-        """Return all fields of a row; of an unreadable rollout, the readable ones."""
+        """Return all fields of a row; if its state is unreadable, only the other fields."""
         try:
             state = rollout_of(row).state
         except UnreadableError as error:
@@ -185,7 +189,7 @@ class RolloutRoutes:
 
 
 async def _step_locked(write: Write, locked: RowMapping, command: Event) -> None:
-    """Step a rollout whose row is locked; an unreadable one can still be aborted."""
+    """Step a rollout whose row is locked. An unreadable rollout accepts only an abort."""
     now_ms = await repository.clock_ms(write.connection)
     try:
         kept = rollout_of(locked)
@@ -208,7 +212,7 @@ async def _row(connection: AsyncConnection, rollout_id: str) -> Values:
 
 
 def _short(found: Values) -> Values:
-    """Return the fields for the audit log; all others are among the rollout's events."""
+    """Return the fields for the audit log. The other fields are stored in the rollout's events."""
     return {name: found[name] for name in SUMMARY}
 
 
@@ -242,7 +246,7 @@ _SCHEMAS: Values = {
 
 
 def _described(fields: tuple[str, ...]) -> Values:
-    """Return the schema of a rollout's JSON."""
+    """Return the JSON schema of a rollout with the given fields."""
     found = describe.shown(fields)
     found["properties"] |= {name: _SCHEMAS[name] for name in fields if name in _SCHEMAS}
     return found

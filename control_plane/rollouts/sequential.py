@@ -1,4 +1,4 @@
-"""Whether canary's rate is worse than control's by more than is tolerated, asked at any time. Pure.
+"""Tests at any time whether canary's rate is worse than control's by more than is tolerated. Pure.
 
 Null hypothesis, in every window: p1 <= p0 + margin * (1 - p0), whatever p0 is in that window.
 
@@ -8,47 +8,50 @@ Null hypothesis, in every window: p1 <= p0 + margin * (1 - p0), whatever p0 is i
   theta0) over that of both at the mean (n1 theta1 + n0 theta0) / (n1 + n0). Its expectation is at
   most 1 when p1 = p0 (inequality of means), hence when p1 < p0, because each canary failure raises
   it and each control failure lowers it.
-- Margin: each good control request is taken for a failure with probability `margin`, in
-  expectation and not by lot; control then fails at p0 + margin * (1 - p0), and the null is the one
+- Margin: each good control request is counted as a failure with weight `margin` (its expectation,
+  without a random draw). Control then fails at p0 + margin * (1 - p0), so the null is the one
   above. An average of e-values is an e-value.
-- theta0 comes from earlier windows only; theta1 is one of `_ODDS_RATIOS` away from it. If theta0 is
-  wrong (the base rate moved), power is lost, validity is not.
-- Mixture over alternatives and over the window in which the release turns bad: part of the stake
-  is kept back, and some of it is bet anew in each window (a prior over change points). So a long
-  good time does not hide a bad end.
-- Products and mixtures of such e-values are non-negative supermartingales with mean 1 at most, so
-  by Ville's inequality (1939) P(e >= 1 / alpha at any time) <= alpha, however often one looks,
-  however traffic is split, and however that depends on what was seen before.
+- theta0 is estimated from earlier windows only. theta1 follows from theta0 and one of
+  `_ODDS_RATIOS`. If theta0 is wrong (because the base rate moved), the test loses power and stays
+  valid.
+- Mixture over alternatives and over the window in which the release turns bad: a part of the stake
+  is kept back, and some of that part is bet in each window (a prior over change points). So a long
+  good period does not hide a bad end.
+- Products and mixtures of such e-values are non-negative supermartingales with mean 1 at most. So
+  by Ville's inequality (1939) P(e >= 1 / alpha at any time) <= alpha, however often the e-value is
+  inspected, however traffic is split, and however the split depends on earlier observations.
 
-- Windows may be put together before anything is bet on them, as long as when that ends does not
-  depend on what was bad: it depends on how many of the reference there are, and on time.
+- Windows may be pooled before anything is bet on them, as long as the end of the pooling does not
+  depend on the number of bad requests. Here it depends on the number of control requests and on
+  time.
 
-Assumed: given the window and the release, requests fail independently of each other. Requests of
-one session are alike; docs/rollouts.md says what is done about that, and what it costs.
+Assumption: given the window and the release, requests fail independently of each other. Requests of
+one session are similar; docs/rollouts.md describes the remedy and its cost.
 """
 
 from dataclasses import dataclass, replace
 from math import exp, log, log1p, sqrt
 
-# Odds of a canary failure over control's, of the alternatives that are bet on: a rate of 1 %
-# against 1.5, 2.5, 5, 11 and 29 %; one of 10 % against 14, 22, 36, 57 and 82 %.
+# Odds of a canary failure relative to control's, one per alternative. For a control rate of 1 % the
+# canary rates are 1.5, 2.5, 5, 11 and 29 %; for 10 % they are 14, 22, 36, 57 and 82 %.
 _ODDS_RATIOS = (1.5, 2.5, 5.0, 12.0, 40.0)
-# Half of the stake is bet in the first window. In window t after it the share 1 / (t + 64) of what
-# is kept is bet: half of it in the first 64 windows, and there is something to bet for ever.
+# Half of the stake is bet in the first window. In window t after the first, the share 1 / (t + 64)
+# of the rest is bet. So half of the rest is bet in the first 64 windows, and the rest never runs
+# out.
 _FIRST_BET = 0.5
 _PATIENCE_WINDOWS = 64
-# theta0 is control's rate in about its last 2,000 requests: a rate of 1 % is then known to within a
-# quarter of itself, and what moves over the day is followed. Below 50 nothing is bet.
+# theta0 is control's rate in about its last 2,000 requests. A rate of 1 % is then known to within a
+# quarter of its value, and changes over the day are followed. Below 50 requests nothing is bet.
 _MEMORY_REQUESTS_MAX = 2_000
 _MEMORY_REQUESTS_MIN = 50
-_WAITING_WINDOWS_MAX = 30  # are put together: 5 min of windows of 10 s
-_ONE_SIDED_95 = 1.645  # standard deviations
-_LOG_NOTHING = -1e9  # finite, so that it can be written as JSON
+_WAITING_WINDOWS_MAX = 30  # largest number of pooled windows: 5 minutes of windows of 10 s
+_ONE_SIDED_95 = 1.645  # standard deviations of the one-sided 95 % quantile
+_LOG_NOTHING = -1e9  # logarithm of an empty stake; finite, because JSON has no infinity
 
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """How many of `total` requests of an arm were `bad`, in one window."""
+    """The number of requests of an arm in a window, `total`, of which `bad` failed a criterion."""
 
     bad: int
     total: int
@@ -61,27 +64,27 @@ class Count:
 
     @property
     def ratio(self) -> float:
-        """Share of the bad ones; 0 of nothing."""
+        """Share of the bad requests; 0 if there are no requests."""
         return self.bad / self.total if self.total else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class SequentialTest:
-    """The state of a sequential test after some windows: of constant size, numbers alone.
+    """The state of a sequential test after some windows, which has constant size.
 
     Attributes:
-        margin: Tolerated difference of the rates, 0 to below 1; see the module.
-        reference_min: Windows are put together until there are this many of control; 0: none is.
-        bets: Number of windows that could be bet on: both arms had requests, control was known.
-        log_kept: Natural logarithm of the part of the stake that is kept back.
+        margin: Tolerated difference of the rates, from 0 to below 1; see the module.
+        reference_min: Number of control requests up to which windows are pooled; 0: no pooling.
+        bets: Number of windows with a bet: both arms had requests, and control's rate was known.
+        log_kept: Natural logarithm of the part of the stake that is not bet yet.
         log_bet: Natural logarithm of each alternative's stake, in the order of the alternatives.
-        memory_bad: Bad control requests in memory; older ones count less.
-        memory_total: Control requests in memory.
-        canary: Counts of windows that were bet on: the e-value is about these.
-        control: Control's counts in these windows.
-        waiting_windows: Windows that are put together and not bet on yet.
-        waiting_canary: Canary's counts in the waiting windows.
-        waiting_control: Control's counts in the waiting windows.
+        memory_bad: Bad control requests in memory, where older requests weigh less.
+        memory_total: All control requests in memory.
+        canary: Canary's counts in the windows with a bet, on which the e-value is based.
+        control: Control's counts in the windows with a bet.
+        waiting_windows: Number of pooled windows without a bet so far.
+        waiting_canary: Canary's counts in the pooled windows.
+        waiting_control: Control's counts in the pooled windows.
     """
 
     margin: float
@@ -102,18 +105,18 @@ class SequentialTest:
 
     @property
     def log_e(self) -> float:
-        """Natural logarithm of the e-value; evidence that canary is worse."""
+        """Natural logarithm of the e-value, the evidence that canary is worse."""
         return _log_sum((self.log_kept, *self.log_bet))
 
     def is_worse(self, alpha: float) -> bool:
-        """Return whether canary is worse, at a false-alarm rate of at most `alpha` for ever."""
+        """Return whether canary is worse. The false-alarm rate over all time is at most `alpha`."""
         return self.log_e >= -log(alpha)
 
 
 def observe(test: SequentialTest, canary: Count, control: Count) -> SequentialTest:
     """Return the test after one more window.
 
-    A window in which an arm has nothing says nothing, but control's requests are remembered.
+    A window in which one arm has no requests is no evidence, but control's requests are remembered.
     """
     windows = test.waiting_windows + 1
     canary, control = test.waiting_canary + canary, test.waiting_control + control
@@ -123,7 +126,7 @@ def observe(test: SequentialTest, canary: Count, control: Count) -> SequentialTe
 
 
 def _bet(test: SequentialTest, canary: Count, control: Count) -> SequentialTest:
-    """Return the test with these counts taken into account, and none that waits."""
+    """Return the test after a bet on the given counts, without pooled windows."""
     nothing = Count(0, 0)
     memory_bad, memory_total = _remembered(test.memory_bad, test.memory_total, control)
     if not (canary.total and control.total and test.memory_total >= _MEMORY_REQUESTS_MIN):
@@ -150,11 +153,11 @@ def _bet(test: SequentialTest, canary: Count, control: Count) -> SequentialTest:
 
 
 def rescaled(test: SequentialTest, past: Count) -> SequentialTest:
-    """Return the test for windows in which something else is bad.
+    """Return the test for windows in which other requests count as bad (new thresholds).
 
     Args:
-        test: The test; its stake and its counts stay.
-        past: Control's past on the new scale.
+        test: The test, whose stake and counts are kept.
+        past: Control's past counts under the new thresholds.
     """
     test = _bet(test, test.waiting_canary, test.waiting_control)
     memory_bad, memory_total = _remembered(0.0, 0.0, past)
@@ -162,16 +165,16 @@ def rescaled(test: SequentialTest, past: Count) -> SequentialTest:
 
 
 def detectable_rate(test: SequentialTest, alpha: float) -> float | None:
-    """Return the lowest rate of canary that this many requests show in 19 of 20 cases.
+    """Return the lowest rate of canary that this many requests reveal in 19 of 20 cases.
 
-    An estimate, for people: as if all windows were one, and the whole of the first bet in it.
+    This is an estimate for display. It treats all windows as one window with the whole first bet.
 
     Args:
-        test: Test with the counts so far; control's rate is its own in memory.
+        test: Test with the counts so far; control's rate is the rate in memory.
         alpha: False-alarm rate of the test.
 
     Returns:
-        A rate in steps of 0.5 %; None: too few requests for any.
+        A rate in steps of 0.5 %; None: there are too few requests for any rate.
     """
     canary, control = test.canary.total, test.control.total
     if not canary or not control:
@@ -195,7 +198,7 @@ def detectable_rate(test: SequentialTest, alpha: float) -> float | None:
 
 
 def _stakes(test: SequentialTest, canary: Count, control: Count) -> tuple[float, tuple[float, ...]]:
-    """Return the logarithms of the part that is kept back and of what each alternative has."""
+    """Return the logarithms of the unbet part of the stake and of each alternative's stake."""
     part = _FIRST_BET if not test.bets else 1 / (test.bets + _PATIENCE_WINDOWS)
     log_new = test.log_kept + log(part / len(_ODDS_RATIOS))
     known = (test.memory_bad + 0.5) / (test.memory_total + 1)
@@ -224,7 +227,7 @@ def _log_factor(
 
 
 def _remembered(bad: float, total: float, control: Count) -> tuple[float, float]:
-    """Return control's bad requests and all in memory, with those of one more window."""
+    """Return control's bad and total requests in memory, after one more window."""
     bad, total = bad + control.bad, total + control.total
     kept = min(1.0, _MEMORY_REQUESTS_MAX / total) if total else 1.0
     return bad * kept, total * kept

@@ -1,9 +1,9 @@
-"""The loop that steps rollouts: reads facts, steps the machine, writes the results.
+"""The loop that steps rollouts: reads facts, steps the state machine, writes the results.
 
-Every control plane runs it. Each live rollout is claimed by one of them, and by another after some
-seconds of silence. A step reads, decides and writes in one transaction under the lock on the
-rollout's row. So two can never step from the same state, and a killed process has done all of a
-step or nothing. No state is kept in memory.
+Every control plane runs the loop. Each live rollout is claimed by one control plane, and after some
+seconds of silence by another. A step reads, decides and writes in one transaction under a lock on
+the rollout's row. So two control planes never step from the same state, and a killed process has
+completed a step or done nothing. The database has the only state.
 """
 
 import asyncio
@@ -32,16 +32,16 @@ from sluice.ids import new_id
 log = structlog.get_logger(__name__)
 
 _TICK_S = 1.0
-_IDLE_S = 2.0  # without a live rollout; `wake` ends it
-_STEPS_AT_ONCE = 4  # each has one of the database's eight connections
+_IDLE_S = 2.0  # seconds between rounds without a live rollout; `wake` ends the pause
+_STEPS_AT_ONCE = 4  # concurrent steps; each uses one of the database's eight connections
 _FEEDS_AT_ONCE = 8
-_FEED_TIMEOUT_S = 2.0  # for each rollout, which is stepped without what comes later
+_FEED_TIMEOUT_S = 2.0  # seconds per rollout; evidence that arrives later is left to the next step
 _STEP_TIMEOUT_S = 4.0
 _PRUNE_INTERVAL_S = 600.0
 
 
 class GoldenRecords(Protocol):
-    """Golden prompts and their results; `control_plane.quality.repository` implements it."""
+    """Golden prompts and their results; implemented by `control_plane.quality.repository`."""
 
     def golden_counts(
         self,
@@ -51,16 +51,16 @@ class GoldenRecords(Protocol):
         start_ms: int,
         end_ms: int,
     ) -> Awaitable[dict[str, tuple[int, int]]]:
-        """Return (runs, mismatches) of a model's releases in a span of Unix milliseconds."""
+        """Return (runs, mismatches) of a model's releases, in a time range of Unix milliseconds."""
         ...
 
     def has_expectations(self, connection: AsyncConnection, model_id: str) -> Awaitable[bool]:
-        """Return whether a model has prompts with an expected answer."""
+        """Return whether a model has golden prompts with an expected answer."""
         ...
 
 
 class Rollouts:
-    """Owns the loop."""
+    """Owns the loop that steps rollouts."""
 
     def __init__(
         self,
@@ -71,16 +71,17 @@ class Rollouts:
         show: Callable[[Mapping[str, int], float], None],
         count_rollback: Callable[[str], None],
     ) -> None:
-        """Prepare.
+        """Create the loop.
 
         Args:
             database: Database of rollouts.
-            evidence: Source of outcomes of requests; while it is away, rollouts pause.
-            fleet: Prepares stages.
+            evidence: Source of the outcomes of requests; while the source is down, rollouts pause.
+            fleet: Prepares the fleet for stages.
             golden: Golden prompts and their results.
-            show: Takes figures for metrics: live rollouts by phase, or `UNREADABLE`, and the age
-                (seconds) of the newest evidence of the rollout with the oldest.
-            count_rollback: Called for every rolled back rollout with the gate, else the reason.
+            show: Receives figures for metrics: the number of live rollouts by phase, or
+                `UNREADABLE`, and the largest age in seconds of any rollout's newest evidence.
+            count_rollback: Called for every rolled back rollout with the breached gate, or else the
+                reason.
         """
         self._database = database
         self._evidence = evidence
@@ -90,22 +91,24 @@ class Rollouts:
         self._count_rollback = count_rollback
         self._process = new_id("stepper")
         self._wake = asyncio.Event()
-        self.unreadable: dict[str, str] = {}  # live rollouts unreadable here, and why
-        self._own: dict[str, KeptRollout] = {}  # as they were last seen
+        # live rollouts that this version cannot read, with the reasons
+        self.unreadable: dict[str, str] = {}
+        self._own: dict[str, KeptRollout] = {}  # claimed rollouts, as they were last read
         self._under_way: set[str] = set()
-        self._taken_over: set[str] = set()  # and not stepped since
+        # ids of rollouts claimed from another process and not stepped since
+        self._taken_over: set[str] = set()
         self._without_evidence: set[str] = set()
         self._feeds = asyncio.Semaphore(_FEEDS_AT_ONCE)
         self._steps = asyncio.Semaphore(_STEPS_AT_ONCE)
         self._pruned_at = float("-inf")
-        self._has_live = True  # at the last whole look
+        self._has_live = True  # whether the last full round found a live rollout
 
     def wake(self) -> None:
-        """Step at once."""
+        """Start the next round immediately."""
         self._wake.set()
 
     async def run(self) -> None:
-        """Run until cancelled."""
+        """Run the loop until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             while True:
                 self._wake.clear()
@@ -136,7 +139,7 @@ class Rollouts:
                 tasks.create_task(self._step_one(kept, until_ms))
 
     async def _step_one(self, kept: KeptRollout, until_ms: int) -> None:
-        """Step one rollout; its errors do not affect the others."""
+        """Step one rollout. Its errors do not affect the other rollouts."""
         try:
             windows = await self._windows(kept, until_ms)
             async with self._steps:
@@ -151,7 +154,7 @@ class Rollouts:
             self._under_way.discard(kept.id)
 
     async def _look(self, connection: AsyncConnection) -> tuple[int, list[GatewayFacts], Taken]:
-        """Return time, gateways, and the claimed rollouts."""
+        """Return the time, the gateways' confirmations, and the claimed rollouts."""
         now_ms = await repository.clock_ms(connection)
         phases = await repository.live_phases(connection)
         taken = Taken([], set(), {})
@@ -159,7 +162,7 @@ class Rollouts:
             await end_frozen(connection)
             taken = await repository.take(connection, self._process)
         seen = {**phases, UNREADABLE: len(taken.unreadable)}
-        # Rollouts under way may be locked by their own step.
+        # A rollout that is being stepped may be locked by its own step.
         stepping = {name: kept for name, kept in self._own.items() if name in self._under_way}
         self._own = stepping | {kept.id: kept for kept in taken.own}
         self._has_live = bool(phases or self._own)
@@ -179,7 +182,7 @@ class Rollouts:
         self.unreadable.update(found)
 
     async def _windows(self, kept: KeptRollout, until_ms: int) -> tuple[Window, ...]:
-        """Return new evidence; none if it cannot be had now."""
+        """Return the new evidence for a rollout; empty if the evidence is not available now."""
         span = facts.evidence_span(kept.state, kept.created_ms, until_ms)
         if span is None:
             return ()
@@ -191,7 +194,7 @@ class Rollouts:
                 log.warning("evidence_lost", rollout=kept.id, reason=str(error) or "no answer yet")
             self._without_evidence.add(kept.id)
             return ()
-        except Exception:  # it is stepped all the same
+        except Exception:  # the rollout is stepped without evidence
             log.exception("evidence_broken", rollout=kept.id)
             return ()
         if kept.id in self._without_evidence:
@@ -234,7 +237,7 @@ class Rollouts:
     async def _work(
         self, connection: AsyncConnection, rollout_id: str, seen: Facts
     ) -> list[News] | None:
-        """Step a rollout in one transaction; None: it is locked, or another's by now."""
+        """Step a rollout in one transaction; None if another process has locked or claimed it."""
         kept = await repository.lock_own(connection, rollout_id, self._process)
         if kept is None:
             return None
@@ -258,7 +261,10 @@ class Rollouts:
     async def _is_confirmed(
         self, connection: AsyncConnection, kept: KeptRollout, now_ms: int
     ) -> bool:
-        """Return whether the gateways follow the present split; queried only at the end."""
+        """Return whether all gateways follow the present split.
+
+        Queried only when a rollout ends.
+        """
         if kept.state.phase is not Phase.HALTED and kept.state.phase not in ENDED:
             return False
         gateways = await repository.gateways(connection)
@@ -273,7 +279,7 @@ class Rollouts:
         codes: frozenset[str],
         now_ms: int,
     ) -> Facts:
-        """Request capacity where that is due, and add the readiness of fleet and gateways."""
+        """Request capacity if it is due, and add the readiness of the fleet and of gateways."""
         in_question = facts.stages_in_question(kept.state)
         if not in_question:
             return seen
@@ -298,7 +304,7 @@ class Rollouts:
     async def _with_golden(
         self, connection: AsyncConnection, kept: KeptRollout, windows: Iterable[Window]
     ) -> tuple[Window, ...]:
-        """Return windows with the results of golden prompts in them."""
+        """Return the windows with the results of golden prompts added."""
         names = (kept.canary, kept.control)
         found: list[Window] = []
         for window in windows:
@@ -326,6 +332,6 @@ def _names(kept: KeptRollout) -> dict[str, str]:
 
 
 def _evidence_age_s(own: Iterable[KeptRollout], now_ms: int) -> float:
-    """Return the age of the newest evidence of the rollout that has the oldest."""
+    """Return the largest age, over the open rollouts, of a rollout's newest evidence."""
     ends = [kept.state.window_end_ms or kept.state.open_ms for kept in own if kept.state.is_open]
     return (now_ms - min(ends)) / 1000 if ends else 0.0

@@ -1,4 +1,4 @@
-"""Rollouts as JSON, for lists and clients; pure."""
+"""Rollouts as JSON, for lists and clients. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from control_plane.rollouts.state import (
 )
 
 Json = dict[str, Any]
-_DIGITS = 12  # of a digest, for people
+_DIGITS = 12  # displayed digits of a digest
 
 SUMMARY = (
     *("id", "model_id", "control", "canary", "owner_tenant_id", "phase", "reason", "stage"),
@@ -87,7 +87,7 @@ class Standing:
 
 
 def explanation(standing: Standing) -> str:
-    """Return the reason of a rollout's phase, in one line; empty when there is none."""
+    """Return the reason of a rollout's phase in one line; empty if the phase needs no reason."""
     if standing.verdict is not None:
         return explain(standing.verdict)
     if standing.reason is not None:
@@ -98,7 +98,7 @@ def explanation(standing: Standing) -> str:
 
 
 def progress(standing: Standing) -> Json:
-    """Return the progress, as part of lists."""
+    """Return the progress of a rollout as fields of a list entry."""
     return {
         "phase": standing.phase.value,
         "reason": standing.reason.value if standing.reason is not None else "",
@@ -112,10 +112,10 @@ def progress(standing: Standing) -> Json:
 
 
 def unknown_progress(phase: str, share: int, mirrored: int, problem: str) -> Json:
-    """Return the list entry of a rollout whose state cannot be read, from its other fields.
+    """Return the list entry of a rollout whose state cannot be read, from its other columns.
 
     Args:
-        phase: Phase at its last write, maybe an unknown one.
+        phase: Phase at the last write, possibly an unknown phase.
         share: Share that gateways send to the canary.
         mirrored: Share that gateways copy to the canary.
         problem: Reason why the state cannot be read.
@@ -133,7 +133,7 @@ def unknown_progress(phase: str, share: int, mirrored: int, problem: str) -> Jso
 
 
 def unknown_details() -> Json:
-    """Return the details of a rollout whose state cannot be read: none."""
+    """Return empty details for a rollout whose state cannot be read."""
     counts = ("watched_s", "watched_needed_s", "sample", "control_sample", "sample_needed")
     return {
         "wanted_stage": NO_STAGE,
@@ -149,12 +149,12 @@ def unknown_details() -> Json:
 
 
 def waiting_for(state: Rollout, base_digest: str | None, lacking: Sequence[str]) -> str:
-    """Return the conditions of the next stage that are not met, in one line; empty: none.
+    """Return the unmet conditions of the next stage in one line; empty if there are none.
 
     Args:
         state: State of the rollout.
-        base_digest: Base of canary; None: its release is gone.
-        lacking: Ids of the gateways that cannot serve it yet.
+        base_digest: Base of canary; None: canary's release no longer exists.
+        lacking: Ids of the gateways that cannot serve the base yet.
     """
     if not state.is_held:
         return _evidence_wanted(state)
@@ -172,9 +172,9 @@ def waiting_for(state: Rollout, base_digest: str | None, lacking: Sequence[str])
 
 
 def stage_left_s(state: Rollout) -> float | None:
-    """Return the seconds until a stage can end, if requests keep coming as in this stage.
+    """Return the seconds until a stage can end, if requests arrive at the rate of this stage.
 
-    None: the stage does not go on, or has seen too little to tell.
+    None: the stage is not under way, or has too few requests for an estimate.
     """
     if not _is_watching(state):
         return None
@@ -195,14 +195,14 @@ def _is_watching(state: Rollout) -> bool:
 
 
 def _sampled(state: Rollout) -> tuple[int, int]:
-    """Return the counted requests of the stage, and the number still needed."""
+    """Return the counted requests of the stage, and the number that is still missing."""
     is_compared = state.current.is_compared
     counted = min(state.sample, state.control_sample) if is_compared else state.sample
     return counted, max(0, state.current.sample_min - counted)
 
 
 def _evidence_wanted(state: Rollout) -> str:
-    """Return the evidence that a stage still waits for; empty: none, or it does not go on."""
+    """Return the evidence that a stage still waits for; empty: none, or it is not under way."""
     if not _is_watching(state):
         return ""
     left_s = state.current.duration_min_s - state.watched_ms / 1000
@@ -219,7 +219,7 @@ def _evidence_wanted(state: Rollout) -> str:
 
 
 def details(state: Rollout, base_digest: str | None = None, lacking: Sequence[str] = ()) -> Json:
-    """Return the details of the stage, and the conditions of its end; see `waiting_for`."""
+    """Return the details of the stage, with the conditions of its end; see `waiting_for`."""
     stage = None if state.stage == NO_STAGE else state.current
     return {
         "wanted_stage": state.wanted,
@@ -263,7 +263,7 @@ def _gates(plan: Plan, seen: StageEvidence) -> list[Json]:
 
 def _gate(one: GateEvidence, tolerated: float, alpha: float) -> Json:
     sides = [one.canary, one.control]
-    if one.metric is Metric.FEWER_REFUSALS:  # there the suspect is control
+    if one.metric is Metric.FEWER_REFUSALS:  # for fewer refusals the suspect is control
         sides.reverse()
     canary, control = ({"bad": side.bad, "total": side.total} for side in sides)
     rate = one.detectable_rate

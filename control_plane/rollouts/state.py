@@ -1,6 +1,6 @@
-"""The stored state of a rollout, its events, and its actions; pure data.
+"""The stored state of a rollout, its events, and its actions. Pure data.
 
-`STATE` and `EVENT` are their stored forms: JSON, without loss.
+`STATE` and `EVENT` convert the state and the events to JSON and back without loss.
 """
 
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ from control_plane.rollouts.evidence import Baseline, Metric, Thresholds, Window
 from control_plane.rollouts.plan import GOLDEN_SAMPLE_MIN, Plan, Stage
 from control_plane.rollouts.sequential import Count, SequentialTest, detectable_rate
 
-NO_STAGE = -1  # before the first one has opened
+NO_STAGE = -1  # number of the stage before the first stage has opened
 
 
 class Phase(StrEnum):
@@ -24,21 +24,23 @@ class Phase(StrEnum):
     SHADOW = "shadow"
     RUNNING = "running"
     PAUSED = "paused"
-    HALTED = "halted"  # all traffic is sent back; not yet confirmed
+    # all traffic is sent back to control, and the gateways have not confirmed it yet
+    HALTED = "halted"
     ROLLED_BACK = "rolled_back"
     ABORTED = "aborted"
     DONE = "done"
 
 
 ENDED = frozenset({Phase.ROLLED_BACK, Phase.ABORTED, Phase.DONE})
-UNREADABLE = "unreadable"  # no phase: of a rollout that this version cannot step
+UNREADABLE = "unreadable"  # not a phase; marks a rollout that this version cannot step
 
 
 class Reason(StrEnum):
-    """The reason why a rollout is paused, was rolled back, or was aborted by the platform.
+    """The reason why the platform paused, rolled back or aborted a rollout.
 
-    A pause ends by itself when there is evidence again, or the fleet is ready. The last four abort
-    the rollout: its model or release is gone, or no engine can load it.
+    A pause ends by itself when there is evidence again, or when the fleet is ready. The last four
+    reasons abort the rollout, because its model or release is gone, or no engine can load the
+    release.
     """
 
     WORSE = "worse"
@@ -56,19 +58,19 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The finding that canary is worse, with its evidence.
+    """The finding that canary is worse, with the evidence.
 
     Attributes:
         metric: Metric of the breached gate.
         stage: Number of the stage.
-        suspect: Counts of the stage on the worse side: canary's, except for
+        suspect: Counts in the stage of the arm with the higher rate: canary, except for
             `FEWER_REFUSALS`.
-        reference: Counts on the other side.
-        tolerated: Difference that the gate tolerates.
+        reference: Counts in the stage of the other arm.
+        tolerated: Difference of the rates that the gate tolerates.
         log_e: Natural logarithm of the e-value.
-        log_needed: Threshold of `log_e`.
-        window_end_ms: End of the deciding window, in Unix time.
-        at_ms: Unix time of the verdict.
+        log_needed: Threshold of `log_e` for a verdict.
+        window_end_ms: End of the deciding window, in Unix milliseconds.
+        at_ms: Time of the verdict, in Unix milliseconds.
     """
 
     metric: Metric
@@ -83,7 +85,7 @@ class Verdict:
 
 
 def explain(verdict: Verdict) -> str:
-    """Return a verdict in one line, for operators."""
+    """Return a verdict in one line of text for operators."""
     sides = ("canary", "control")
     if verdict.metric is Metric.FEWER_REFUSALS:
         sides = ("control", "canary")
@@ -108,7 +110,7 @@ class GateEvidence:
         canary: Requests of canary, and how many of them were bad.
         control: Requests of control, and how many of them were bad.
         log_e: Natural logarithm of the e-value.
-        detectable_rate: Share of bad requests that the gate would have detected; None: none.
+        detectable_rate: Lowest share of bad requests that the gate would have detected; None: none.
     """
 
     metric: Metric
@@ -120,7 +122,7 @@ class GateEvidence:
 
 @dataclass(frozen=True, slots=True)
 class StageEvidence:
-    """The evidence of one stage; counts as in `Rollout`."""
+    """The evidence of one stage; for the fields see `Rollout`."""
 
     stage: int
     share: int
@@ -133,35 +135,36 @@ class StageEvidence:
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """The state of a rollout; times are Unix time in milliseconds.
+    """The state of a rollout. All times are Unix times in milliseconds.
 
     Attributes:
-        plan: Plan, which never changes.
+        plan: Plan of the rollout, which never changes.
         phase: Phase of the rollout.
         stage: Number of the stage whose share is in effect; `NO_STAGE` before the first.
-        wanted: Stage that the fleet is prepared for; equal to `stage` when there is none.
-        share: Basis points of the clients' traffic for canary.
-        mirrored: Basis points of the traffic whose copies go to canary.
+        wanted: Stage that the fleet is prepared for; equal to `stage` if there is no next stage
+            yet.
+        share: Share of the clients' traffic that goes to canary, in basis points.
+        mirrored: Share of the traffic that is copied to canary, in basis points.
         is_ready: Whether the fleet can serve `share` from canary.
-        open_ms: Unix milliseconds of the begin of `stage`; windows from before it are no evidence.
-        watching_ms: Unix milliseconds since which the evidence is complete; earlier time does not
-            count for the stage.
-        heard_ms: Unix milliseconds of the last evidence, or of the begin of watching.
-        asked_ms: Unix milliseconds since which the rollout waits for the fleet.
-        paused_ms: Unix milliseconds of the begin of the pause.
-        stepped_ms: Time of the last step; time never runs backwards.
-        window_end_ms: End of the last window that was taken.
+        open_ms: Time at which `stage` began; earlier windows are no evidence for the stage.
+        watching_ms: Time since which the evidence is complete; earlier time does not count for the
+            stage.
+        heard_ms: Time of the last evidence, or of the start of watching.
+        asked_ms: Time since which the rollout waits for the fleet.
+        paused_ms: Time at which the pause began.
+        stepped_ms: Time of the last step; this time never decreases.
+        window_end_ms: End of the last window that was applied.
         watched_ms: Milliseconds for which the stage was watched.
-        short_ms: Watched milliseconds at an operator's resume; the longest duration begins anew
-            there.
-        sample: Requests of the stage that canary had to answer, see `Arm.faults`; only of windows
-            in which it was compared, where there is a comparison.
+        short_ms: Value of `watched_ms` when an operator last resumed the rollout; the longest
+            duration is counted from there.
+        sample: Requests of the stage that canary had to answer, see `Arm.faults`. In stages with a
+            comparison, only windows with a comparison count.
         control_sample: Requests of the stage that control had to answer.
-        tests: Tests of this stage, one for each gate.
+        tests: Sequential tests of this stage, one per gate.
         thresholds: Thresholds of this stage.
         baseline: Control's recent past.
         reason: Reason of a pause or a rollback.
-        verdict: The finding when the reason is `WORSE`.
+        verdict: The verdict if the reason is `WORSE`.
         past: Evidence of the ended stages.
         has_prompts: Whether the model has golden prompts with an expected answer.
     """
@@ -216,9 +219,10 @@ class Rollout:
 
     @property
     def golden_sample(self) -> tuple[int, int]:
-        """Compared answers to golden prompts of each release, and those that the stage lacks.
+        """Compared golden prompts per release, and the number that the stage still lacks.
 
-        A stage waits for them if the model has such prompts, and the plan their gate.
+        A stage requires golden prompts if the model has any and the plan has the gate for golden
+        prompts.
         """
         test = self.tests.get(Metric.GOLDEN)
         if test is None or not self.has_prompts:
@@ -230,17 +234,17 @@ class Rollout:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether the next stage waits for the fleet."""
+        """Whether the next stage waits until the fleet is ready."""
         return self.wanted != self.stage
 
     @property
     def is_last(self) -> bool:
-        """Whether the model points at the release when this stage has ended."""
+        """Whether this stage is the plan's last, after which the model points at the release."""
         return self.stage + 1 == len(self.plan.stages)
 
     @property
     def is_short_of_fleet(self) -> bool:
-        """Whether the fleet is not ready yet, for the next stage or again for this one."""
+        """Whether the fleet is not ready, either for the next stage or again for this stage."""
         return self.is_waiting or not self.is_ready
 
     @property
@@ -257,7 +261,7 @@ class Rollout:
 
     @property
     def current(self) -> Stage:
-        """The stage whose share is in effect; there must be one."""
+        """The stage whose share is in effect. Must not be used before the first stage."""
         assert self.stage != NO_STAGE
         return self.plan.stages[self.stage]
 
@@ -274,7 +278,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The fleet can serve a stage: its replicas are ready and have the adapter."""
+    """The fleet can serve a stage, because its replicas are ready and have the adapter."""
 
     stage: int
     kind: Literal["ready"] = "ready"
@@ -282,7 +286,7 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class NotReady:
-    """The fleet cannot serve the stage any more, e.g. after the loss of replicas."""
+    """The fleet can no longer serve the stage, for example after a loss of replicas."""
 
     stage: int
     kind: Literal["not_ready"] = "not_ready"
@@ -290,7 +294,7 @@ class NotReady:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """An operator pauses the rollout: the share stays, and a worse release is still rolled back."""
+    """An operator pauses the rollout. The share stays, and a worse release is still rolled back."""
 
     kind: Literal["pause"] = "pause"
 
@@ -304,14 +308,14 @@ class Resume:
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """An operator ends the rollout; all requests go back to control."""
+    """An operator aborts the rollout, and all requests go back to control."""
 
     kind: Literal["abort"] = "abort"
 
 
 @dataclass(frozen=True, slots=True)
 class Promote:
-    """An operator ends a stage early; `stage` is the one that the operator saw."""
+    """An operator ends a stage early. `stage` is the stage that the operator saw."""
 
     stage: int
     kind: Literal["promote"] = "promote"
@@ -319,7 +323,7 @@ class Promote:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Windows of evidence, in order; repeated ones are ignored."""
+    """Windows of evidence, in order. Windows that were applied before are ignored."""
 
     windows: tuple[Window, ...]
     kind: Literal["evidence"] = "evidence"
@@ -327,7 +331,7 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Expectations:
-    """The model has golden prompts with an expected answer, or has none any more."""
+    """The model has golden prompts with an expected answer, or no longer has any."""
 
     exist: bool
     kind: Literal["expectations"] = "expectations"
@@ -335,14 +339,14 @@ class Expectations:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time has passed; every few seconds."""
+    """Time has passed. This event is sent every few seconds."""
 
     kind: Literal["tick"] = "tick"
 
 
 @dataclass(frozen=True, slots=True)
 class Restarted:
-    """A process steps the rollout for the first time: after a restart, or as a new leader."""
+    """A process steps the rollout for the first time, after a restart or a takeover."""
 
     kind: Literal["restarted"] = "restarted"
 
@@ -381,7 +385,7 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class SetShare:
-    """Gateways shall send canary a share of the traffic, and copies of a share, in basis points."""
+    """Action: gateways send canary a share of the traffic and of copies, in basis points."""
 
     share: int
     mirrored: int
@@ -389,7 +393,7 @@ class SetShare:
 
 @dataclass(frozen=True, slots=True)
 class Prepare:
-    """The fleet shall get ready for a stage; its answer is `Ready`."""
+    """Action: the fleet prepares for a stage; `Ready` reports that the stage can begin."""
 
     stage: int
     share: int
@@ -397,14 +401,14 @@ class Prepare:
 
 @dataclass(frozen=True, slots=True)
 class RollBack:
-    """Gateways shall confirm that canary gets no requests; their answer is `SentBack`."""
+    """Action: gateways stop sending requests to canary; `SentBack` reports their confirmation."""
 
     reason: Reason
 
 
 @dataclass(frozen=True, slots=True)
 class FinishRollout:
-    """The model points at the new release from now on."""
+    """Action: the model points at the new release from now on."""
 
 
 Action = SetShare | Prepare | RollBack | FinishRollout

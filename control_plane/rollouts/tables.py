@@ -35,8 +35,8 @@ def _of_rollout() -> Column[str]:
     return Column("rollout_id", Text, key, nullable=False)
 
 
-# `state` is all that a rollout is; phase and times are copies, to look for. It is live until what
-# it needed of gateways and fleet is put away, which is a little after it has ended.
+# `state` is the complete rollout. Phase and times are copies, used for queries. A rollout is live
+# until its state in gateways and the fleet has been removed, shortly after the rollout has ended.
 rollouts = Table(
     "rollouts",
     metadata,
@@ -44,24 +44,25 @@ rollouts = Table(
     Column(
         "model_id", Text, ForeignKey("models.id", ondelete="CASCADE"), nullable=False, index=True
     ),
-    Column("control", Text, nullable=False),  # names of releases
+    Column("control", Text, nullable=False),  # name of a release, not an id
     Column("canary", Text, nullable=False),
     Column("owner_tenant_id", Text, ForeignKey("tenants.id", ondelete="SET NULL"), index=True),
     Column("salt", Text, nullable=False),
     object_column("state"),
     Column("phase", Text, nullable=False),
     flag_column("is_live"),
-    Column("version", Integer, nullable=False, server_default="1"),  # one more with every step
+    # incremented with every stored step
+    Column("version", Integer, nullable=False, server_default="1"),
     _moment("created_at"),
     Column("started_at", DateTime(timezone=True)),
     Column("ended_at", DateTime(timezone=True)),
     _moment("split_at"),  # time of the last change of the split
-    words_column("taken_by"),  # the process that steps it
+    words_column("taken_by"),  # id of the process that steps the rollout
     Column("taken_at", DateTime(timezone=True)),
 )
 Index("uq_rollouts_live", rollouts.c.model_id, unique=True, postgresql_where=text("is_live"))
 
-# Every step that was news. `actor_id` is empty for automatic steps.
+# Every step that changed the phase or the stage. `actor_id` is empty for automatic steps.
 rollout_events = Table(
     "rollout_events",
     metadata,
@@ -81,7 +82,8 @@ rollout_events = Table(
     Index("ix_rollout_events_rollout_id", "rollout_id", "id"),
 )
 
-# Results of trials of canary's adapter; an empty code: an engine loaded it, and generated a token.
+# Results of trial loads of canary's adapter. An empty code: an engine loaded the adapter and
+# generated a token.
 rollout_trials = Table(
     "rollout_trials",
     metadata,
@@ -92,7 +94,7 @@ rollout_trials = Table(
     _moment("tried_at"),
 )
 
-# Plans for the rollouts of a model, where they differ from the default.
+# Plans for the rollouts of a model, for models that do not use the default plan.
 rollout_plans = Table(
     "rollout_plans",
     metadata,
@@ -103,9 +105,9 @@ rollout_plans = Table(
 gateway_confirmations = Table(
     "gateway_confirmations",
     metadata,
-    Column("id", Text, primary_key=True),  # of the worker process
+    Column("id", Text, primary_key=True),  # id of the worker process
     Column("version", BigInteger, nullable=False),
     Column("oldest_open_unix_ms", BigInteger, nullable=False),
     Column("seen_at", DateTime(timezone=True), nullable=False),
-    list_column("missing_bases"),  # of what is rolled out: the gateway cannot serve them yet
+    list_column("missing_bases"),  # bases in rollouts that the gateway cannot serve yet
 )

@@ -1,6 +1,9 @@
-"""Trials of canaries' adapters: agents get orders to run them, and their results are stored.
+"""Trial loads of canaries' adapters.
 
-A release without an adapter needs no trial: without its base its replicas would not be ready.
+Agents are ordered to run trials, and their results are stored.
+
+A release without an adapter needs no trial, because without its base its replicas would not be
+ready.
 """
 
 from collections.abc import Collection
@@ -14,12 +17,12 @@ from control_plane.rollouts.tables import rollout_trials, rollouts
 from sluice.watch import ControlState
 from sluice.wire.agent.v1 import agent_pb2 as wire
 
-_TRIALS_MAX = 256  # per node
+_TRIALS_MAX = 256  # largest number of trials per node
 _MESSAGE_MAX = 500
 
 
 def trials_of(state: ControlState, pool_ids: Collection[str]) -> list[wire.Trial]:
-    """Return the trials for a node with replicas of these pools; pure."""
+    """Return the trials for a node that has replicas of the given pools. Pure."""
     found: list[wire.Trial] = []
     for split in sorted(state.splits.values(), key=lambda split: split.id):
         release = state.releases.get(release_id(split.id, split.canary))
@@ -31,7 +34,7 @@ def trials_of(state: ControlState, pool_ids: Collection[str]) -> list[wire.Trial
 
 
 async def write_trials(connection: AsyncConnection, message: wire.SyncRequest) -> None:
-    """Store an agent's results; known ones are not written again."""
+    """Store an agent's trial results. Results that are already stored are not written again."""
     found = {
         it.rollout_id: (it.code, it.message[:_MESSAGE_MAX].replace("\0", ""))
         for it in message.trial_results[:_TRIALS_MAX]
@@ -56,6 +59,6 @@ async def write_trials(connection: AsyncConnection, message: wire.SyncRequest) -
 
 
 async def codes_of(connection: AsyncConnection, rollout_id: str) -> frozenset[str]:
-    """Return the codes of all nodes' results; an empty one: the adapter generated a token."""
+    """Return the result codes of all nodes. An empty code: the adapter generated a token."""
     query = select(rollout_trials.c.code).where(rollout_trials.c.rollout_id == rollout_id)
     return frozenset((await connection.scalars(query)).all())

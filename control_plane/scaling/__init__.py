@@ -1,1 +1,1 @@
-"""Scaling: decides the number of replicas of each pool with its reasons, and carries it out."""
+"""Scaling: decides the number of replicas of each pool, with its reasons, and applies it."""

@@ -1,4 +1,4 @@
-"""Reads the file of actuators (systems that add and remove nodes), and checks it at the start."""
+"""Reads the file of actuators (systems that add and remove nodes), and validates it at start-up."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -79,7 +79,7 @@ class Actuator(BaseModel):
         return self.namespace or (_ACCOUNT / "namespace").read_text().strip()
 
     def owns(self, node_id: str) -> bool:
-        """Return whether the actuator brought a node."""
+        """Return whether a node belongs to the actuator, by the prefix of the node's id."""
         prefix, dash, rest = node_id.rpartition("-")
         if self.kind == "kubernetes":
             is_number = rest.isascii() and rest.isdigit() and len(rest) < 6
@@ -88,11 +88,14 @@ class Actuator(BaseModel):
 
 
 class ActuatorsError(ValueError):
-    """The file is unusable; the message names the place, and never a secret."""
+    """The file of actuators is unusable.
+
+    The message names the invalid field, and never a secret.
+    """
 
 
 def read_actuators(file: Path | None) -> dict[str, Actuator]:
-    """Return the actuators of a JSON file by name; none without a file.
+    """Return the actuators of a JSON file by name; empty if no file is configured.
 
     Raises:
         ActuatorsError: The file is unreadable, or is no list of actuators with unique names.
@@ -120,7 +123,10 @@ def read_actuators(file: Path | None) -> dict[str, Actuator]:
 
 
 def owners(node_ids: Iterable[str], actuators: Mapping[str, Actuator]) -> dict[str, str]:
-    """Return the actuator of each node that has one; of several the one with the longest prefix."""
+    """Return the actuator of each node that has an actuator.
+
+    If several match, the longest prefix wins.
+    """
     closest = sorted(actuators.values(), key=lambda one: -len(one.nodes))
     found: dict[str, str] = {}
     for node_id in node_ids:

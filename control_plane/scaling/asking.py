@@ -1,6 +1,7 @@
-"""Requests nodes from actuators: one task each, so that a hanging one delays no other.
+"""Requests nodes from actuators, one task per actuator, so that a slow one delays no other task.
 
-Only the newest request counts. After a refusal the pause before the next request doubles.
+Only the newest request of an actuator is sent. After a refusal the pause before the next request
+doubles.
 """
 
 import asyncio
@@ -25,12 +26,16 @@ log = structlog.get_logger(__name__)
 _RETRY_MAX_S = 300.0
 _RETRY_FIRST_S = 5.0
 _FAILURES_MAX = 8
-# A webhook gets the same request again after this time: it may have lost the first.
+# A webhook receives the same request again after this time, because it may have lost the first
+# request.
 _REPEAT_S = 60.0
 
 
 class NodeAsking:
-    """Owns the tasks; looks at the nodes of each actuator, and asks for others."""
+    """Owns one task per actuator.
+
+    Compares the nodes of each actuator with the need, and requests more.
+    """
 
     def __init__(
         self,
@@ -38,13 +43,13 @@ class NodeAsking:
         count: Callable[[str, str], None],
         show: Callable[[Mapping[str, NodesAsk]], None],
     ) -> None:
-        """Prepare; `run` belongs into a TaskGroup.
+        """Prepare the tasks; `run` must be started in a TaskGroup.
 
         Args:
             actuators: All actuators by name.
             count: Called with the name of an actuator and the result of a request.
-            show: Called with the figures of each actuator for metrics; without any while another
-                control plane leads.
+            show: Called with the request of each actuator, for metrics. The mapping is empty while
+                another control plane leads.
         """
         self._actuators = actuators
         self._show = show
@@ -53,11 +58,11 @@ class NodeAsking:
     async def look(
         self, connection: AsyncConnection, boots_s: Mapping[str, float]
     ) -> dict[str, NodesAsk]:
-        """Return the requests to make; store the surplus nodes and the state of requests.
+        """Return the requests for nodes; store the surplus nodes and the state of the requests.
 
         Args:
             connection: Connection of the transaction that has written the pools' numbers.
-            boots_s: Longest boot of each pool.
+            boots_s: Longest boot time of each pool, in seconds.
         """
         groups = await nodes_repository.groups(connection, self._actuators)
         asks = {name: asked_nodes(group) for name, group in groups.items()}
@@ -72,13 +77,16 @@ class NodeAsking:
         return asks
 
     def offer(self, asks: Mapping[str, NodesAsk]) -> None:
-        """Replace all requests by these; an actuator without one gets none."""
+        """Replace the requests of all actuators.
+
+        An actuator that is missing in `asks` gets no request.
+        """
         self._show(asks)
         for name, asker in self._tasks.items():
             asker.offer(asks.get(name))
 
     async def run(self) -> None:
-        """Run until cancelled."""
+        """Send requests until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             for asker in self._tasks.values():
                 tasks.create_task(asker.run())
@@ -93,7 +101,7 @@ class _Asker:
         self._ask: NodesAsk | None = None
         self._is_offered = asyncio.Event()
         self._failures = 0
-        self._set: int | None = None  # number that we have set last
+        self._set: int | None = None  # number of nodes that this task set last
         self._last: tuple[NodesAsk, float] | None = None
         self.outcome: AskOutcome | None = None
 
@@ -119,16 +127,16 @@ class _Asker:
             except SendError as error:
                 outcome = AskOutcome("failed", error.reason)
                 again_s = max(error.after_ms / 1000, self._again_s())
-            except Exception as error:  # other actuators and serving go on
+            except Exception as error:  # the requests to other actuators go on, and so does serving
                 log.exception("node_request_failed", actuator=self._actuator.name)
                 outcome = AskOutcome("failed", f"{type(error).__name__}: see the log")
                 again_s = self._again_s()
-            if self._ask is not None:  # else another control plane leads by now
+            if self._ask is not None:  # otherwise another control plane has become the leader
                 self._log_outcome(outcome, ask)
             await asyncio.sleep(min(_RETRY_MAX_S, again_s))
 
     def _again_s(self) -> float:
-        """Count a failure; return the seconds until the next request."""
+        """Record a failure, and return the seconds until the next request."""
         self._failures = min(_FAILURES_MAX, self._failures + 1)
         return _RETRY_FIRST_S * 2 ** (self._failures - 1)
 
@@ -171,7 +179,7 @@ class _Asker:
 
 
 def body_of(actuator: Actuator, ask: NodesAsk) -> dict[str, Any]:
-    """Return the body for a webhook: the number of nodes, and the nodes that may end."""
+    """Return the body for a webhook: the number of nodes, and the nodes that may be removed."""
     return {
         "version": "1",
         "actuator": actuator.name,

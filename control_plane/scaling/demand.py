@@ -1,6 +1,7 @@
-"""Holds a pool's demand, and forecasts what it must serve while a replica boots; pure.
+"""Stores a pool's demand, and forecasts the demand at the time when a new replica is ready. Pure.
 
-Demand is measured in work-seconds per second: the work that one ready replica does in one second.
+Demand is measured in work-seconds per second. A work-second is the work that one ready replica does
+in one second.
 """
 
 from collections import deque
@@ -11,42 +12,48 @@ from statistics import fmean, median
 from typing import Any
 
 BUCKET_S = 15.0
-_NOW = 2  # buckets whose mean is the demand of now
-_BASE = 40  # buckets (10 minutes) whose median is the demand without its noise
-_NOISE_SAMPLES = 240  # buckets: an hour
+_NOW = 2  # buckets (30 s) whose mean is the present demand
+_BASE = 40  # buckets (10 minutes) whose median is the base, the demand without its noise
+_NOISE_SAMPLES = 240  # buckets (one hour) from which the noise is estimated
 _NOISE_LEAST = 0.03
-_NOISE_SAMPLE_MAX = 1.0  # squared logarithm: a first bucket of almost nothing says little
-# Until a pool's own noise is measured, it is as noisy as the public conversation trace. The prior
-# weighs as much as five minutes of buckets.
+# largest squared logarithm of one sample, since a first bucket of almost nothing has a huge ratio
+_NOISE_SAMPLE_MAX = 1.0
+# Until a pool's own noise is measured, the noise of the public conversation trace is assumed. This
+# prior weighs as much as five minutes of buckets.
 _NOISE_PRIOR, _NOISE_PRIOR_SAMPLES = 0.08, 20
-# A demand this many standard deviations above the base is a surge; a quarter of it is the least.
+# Demand that exceeds the base by this many standard deviations is a surge. The threshold is at
+# least 1.25 times the base.
 _SURGE_SIGMAS, _SURGE_LEAST = 3.5, 1.25
-# A surge counts as over once demand is back at the base for this many buckets.
+# A surge has ended when demand has been back near the base for this many buckets.
 _SURGE_OVER = 8
-# Before a pool's own surges are known it has one in four hours, with these peaks over the base,
-# each as likely as the others. The prior weighs as much as eight hours of observation.
+# Until a pool's own surges are known, one surge in four hours is assumed, with one of these peaks
+# (as multiples of the base), all equally likely. This prior weighs as much as eight hours of
+# observation.
 _PRIOR_SURGES, _PRIOR_HOURS = 2.0, 8.0
 _PRIOR_PEAKS = (1.5, 1.75, 2.0, 2.25, 2.5)
 _PEAKS_KEPT = 32
-_SLOTS = 96  # quarters of an hour in a day
-_DAYS = 8  # days whose quarters are kept: the same time last week is in them
+_SLOTS = 96  # quarter-hours in a day
+_DAYS = 8  # days of quarter-hours that are kept, so that the same time last week is included
 _SLOT_S = 900.0
-# A rise between yesterday's quarters counts up to this factor: a day may hold an outage.
+# Largest factor by which a rise between two quarter-hours of an earlier day raises the forecast,
+# because that day may include an outage.
 _GROWTH_MAX = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class WorkForecast:
-    """The demand that a pool must expect within the time that a replica needs to boot.
+    """The demand that a pool must expect during the time that a replica takes to boot.
 
     Attributes:
-        now: Work-seconds per second of the last half minute.
-        base: Work-seconds per second of the last ten minutes, by their median.
-        expected: Work-seconds per second to serve: the base with its growth, or a surge's end.
+        now: Mean demand of the last half minute, in work-seconds per second.
+        base: Median demand of the last ten minutes, in work-seconds per second.
+        expected: Demand to provide for, in work-seconds per second: the base with its growth or, in
+            a surge, the projected peak.
         noise: Standard deviation of the logarithm of a bucket's demand over the base.
-        is_surge: Whether noise does not explain the demand of now.
+        is_surge: Whether the present demand is higher than noise explains.
         surges_per_hour: Rate at which surges begin.
-        peaks: Peaks of surges over the base before them; each is as likely as the others.
+        peaks: Peaks of past surges as multiples of the base before the surge; all are equally
+            likely.
     """
 
     now: float
@@ -64,11 +71,11 @@ def _floats(length: int) -> "deque[float]":
 
 @dataclass(slots=True)
 class DemandHistory:
-    """The demand of one pool in buckets of 15 s, and what was learned from it.
+    """The demand of one pool in buckets of 15 s, and the noise and surges learned from that demand.
 
     Attributes:
-        buckets: Mean demand of each bucket, the newest last; half an hour.
-        days: Mean demand of each quarter of an hour; eight days, the newest last.
+        buckets: Mean demand of each bucket of the last half hour, the newest last.
+        days: Mean demand of each quarter-hour of the last eight days, the newest last.
         bucket_s: Seconds of a bucket.
     """
 
@@ -80,9 +87,9 @@ class DemandHistory:
     _hours: float = 0.0
     _surges: int = 0
     _quarter: list[float] = field(default_factory=list[float])
-    _before: float = 0.0  # base before the surge that goes on; 0: there is none
+    _before: float = 0.0  # base before the surge that is under way; 0: there is no surge
     _peak: float = 0.0
-    _calm: int = 0  # buckets since demand was last above the surge's threshold
+    _calm: int = 0  # buckets since demand last exceeded the threshold of the surge
     bucket_s: float = BUCKET_S
 
     def add(self, demand: float) -> None:
@@ -97,18 +104,18 @@ class DemandHistory:
             self._quarter.clear()
         if base > 0 and len(self._usual) >= _BASE // 4:
             self._follow_surge(base)
-            # A fall is no noise, as a surge is none: until the base has followed, demand that has
-            # gone would ask for replicas.
+            # A fall is no more noise than a surge is. Until the base has followed the fall, noise
+            # samples of vanished demand would add replicas.
             if not self._before and demand > 0 and self.now > base / self._limit():
-                # Not the log of their ratio, which may be too small for a float.
+                # The difference of two logarithms, because the ratio may be too small for a float.
                 self._noise.append(min(_NOISE_SAMPLE_MAX, (log(demand) - log(base)) ** 2))
         if not self._before:
             self._usual.append(demand)
 
     def fill(self, demand: float, seconds: float) -> None:
-        """Append an unobserved time with only a mean demand.
+        """Append a period that was not observed, with an assumed mean demand.
 
-        Days stay in step with the clock. At most as many buckets are appended as are kept.
+        The days stay aligned with the clock. At most as many buckets are appended as are kept.
         """
         count = max(1, round(seconds / self.bucket_s))
         kept = min(count, self.buckets.maxlen or 1)
@@ -118,7 +125,7 @@ class DemandHistory:
             self.add(demand)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the history in the form of `from_json`."""
+        """Return the history as JSON, to be read by `from_json`."""
         return {
             "bucket_s": self.bucket_s,
             **{name: [round(one, 6) for one in getattr(self, name)] for name in _SERIES},
@@ -127,7 +134,10 @@ class DemandHistory:
 
     @classmethod
     def from_json(cls, kept: dict[str, Any], bucket_s: float = BUCKET_S) -> "DemandHistory":
-        """Return a stored history; with other bucket lengths only its days and surges are kept."""
+        """Return a stored history.
+
+        If the bucket length differs, only the days and surges are restored.
+        """
         found = cls(bucket_s=bucket_s)
         is_same = kept.get("bucket_s") == bucket_s
         for name in _SERIES if is_same else ("days", "_peaks"):
@@ -138,7 +148,7 @@ class DemandHistory:
 
     @property
     def base(self) -> float:
-        """Median demand of the last ten minutes outside surges."""
+        """Median demand of the last ten minutes without surges."""
         return median(self._usual) if self._usual else 0.0
 
     @property
@@ -152,7 +162,8 @@ class DemandHistory:
         """Standard deviation of the logarithm of a bucket's demand over the base."""
         known = len(self._noise)
         prior = _NOISE_PRIOR_SAMPLES * _NOISE_PRIOR**2
-        # A spike that was no surge must not count as noise for ever: the largest samples are cut.
+        # The largest samples are dropped, so that a spike that was no surge does not raise the
+        # noise for an hour.
         kept = sorted(self._noise)[: known - known // 50]
         return max(_NOISE_LEAST, sqrt((sum(kept) + prior) / (len(kept) + _NOISE_PRIOR_SAMPLES)))
 
@@ -183,12 +194,12 @@ class DemandHistory:
             if self._calm >= _SURGE_OVER:
                 self._end_surge()
         if self._before and self._lasting() > 2 * _BASE:
-            # Demand that stays is the new base.
+            # Demand that stays high after a surge is the new base.
             self._usual.extend(list(self.buckets)[-_BASE:])
             self._end_surge()
 
     def _limit(self) -> float:
-        """Return the factor over the base from which noise does not explain demand."""
+        """Return the factor over the base above which demand is a surge rather than noise."""
         return max(_SURGE_LEAST, 1 + _SURGE_SIGMAS * self.noise)
 
     def _end_surge(self) -> None:
@@ -198,7 +209,7 @@ class DemandHistory:
         self._calm = 0
 
     def _lasting(self) -> int:
-        """Return how many buckets ago the surge began, up to the history's length."""
+        """Return the number of buckets since the surge began, at most the length of the history."""
         recent = list(self.buckets)
         half_way = self._before * (1 + (_SURGE_LEAST - 1) / 2)
         for age, demand in enumerate(reversed(recent)):
@@ -219,7 +230,7 @@ class DemandHistory:
         return self.now + rise / _NOW * min(lasting, 4)
 
     def _growth(self, horizon_s: float) -> float:
-        """Return the base's growth up to the horizon on earlier days; 1 if unknown."""
+        """Return the base's growth up to the horizon, as seen on earlier days; 1: unknown."""
         ahead = max(1, round(horizon_s / _SLOT_S))
         known = list(self.days)
         ratios: list[float] = []
@@ -229,7 +240,7 @@ class DemandHistory:
                 ratios.append(known[at + ahead] / known[at])
         if not ratios:
             return 1.0
-        # Two days that agree are believed; of two that do not, the one nearer to no change.
+        # If two days agree, their growth is used; otherwise the smaller change of the two is used.
         ratio = min(ratios, key=lambda it: abs(log(it)))
         return min(_GROWTH_MAX, max(1.0, ratio))
 

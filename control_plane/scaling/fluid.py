@@ -1,7 +1,9 @@
-"""Plays a curve of demand through a fluid model of one pool, second by second.
+"""Simulates one pool under a curve of demand, second by second.
 
-One ready replica does one work-second per second. A booting replica is paid for. First-token time
-is 0.15 s, plus the backlog per ready replica, plus up to 0.3 s above 90 % utilisation.
+Work is a divisible quantity (a fluid model), without single requests.
+
+One ready replica does one work-second per second. A booting replica is paid for. The TTFT is 0.15
+s, plus the backlog per ready replica, plus up to 0.3 s when utilisation is above 90 %.
 """
 
 import random
@@ -13,27 +15,30 @@ from typing import Protocol, runtime_checkable
 
 TTFT_OBJECTIVE_S = 1.5
 _TTFT_IDLE_S = 0.15
-_BUSY, _BUSY_S = 0.9, 3.0  # seconds per utilisation above it
+# utilisation above which TTFT rises, and the seconds of TTFT per unit of utilisation above it
+_BUSY, _BUSY_S = 0.9, 3.0
 _MINUTE_S = 60
-_VIOLATED_SHARE = 0.01  # a minute is violated if its 99th percentile is
-FIRST_UTILISATION = 0.7  # of the replicas that a run begins with
+_VIOLATED_SHARE = 0.01  # a minute is violated if its 99th percentile of TTFT misses the objective
+# initial number of replicas: the utilisation that they have under the first demand
+FIRST_UTILISATION = 0.7
 _FIRST_S = 300
 
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """Terms of a run.
+    """Parameters of a simulation run.
 
     Attributes:
-        boot_s: Least and greatest seconds that a replica takes to boot, each as likely.
-        replicas_min: Replicas that a policy may not go below.
-        replicas_max: Replicas that a policy may not go above.
-        objective_s: First-token objective in seconds.
-        sleepers_share: Sleepers per replica of the busiest minute so far; they are paid for.
-        sleepers_min: Sleepers in any case; a run begins with them.
-        wake_s: Least and greatest seconds that a sleeper takes to wake.
-        tiers: Shares of the demand by tier, the highest first; together 1.
-        batch_deadline_s: Seconds that work of the lowest of several tiers may wait.
+        boot_s: Least and greatest seconds that a replica takes to boot; times between are equally
+            likely.
+        replicas_min: Least number of replicas that a policy may choose.
+        replicas_max: Greatest number of replicas that a policy may choose.
+        objective_s: TTFT objective in seconds.
+        sleepers_share: Sleeping replicas per replica that served in the busiest minute so far.
+        sleepers_min: Least number of sleeping replicas; a run begins with this number.
+        wake_s: Least and greatest seconds that a sleeping replica takes to wake.
+        tiers: Shares of the demand by tier, the highest tier first; the sum is 1.
+        batch_deadline_s: Seconds that work of the lowest tier may wait, if there are several tiers.
     """
 
     boot_s: tuple[float, float] = (180.0, 300.0)
@@ -49,19 +54,19 @@ class Terms:
 
 @dataclass(slots=True)
 class Sight:
-    """The pool as a scaling policy sees it.
+    """The observations of a pool that a scaling policy may use.
 
     Attributes:
-        demand: Work-seconds that came in each second so far.
-        ttft_s: First-token time of each second.
+        demand: Work-seconds that arrived in each second so far.
+        ttft_s: TTFT of each second.
         utilisation: Share of the ready replicas' time that was used in each second.
         backlog_s: Work-seconds waiting per ready replica at the end of each second.
         ready: Replicas that serve.
-        booting: Replicas that boot or wake.
-        asleep: Replicas that sleep.
-        backlog_work_s: Work-seconds that wait now, but for batch.
-        deferred_work_s: Work-seconds of batch that wait now.
-        future: The whole curve; for the oracle alone.
+        booting: Replicas that are booting or waking up.
+        asleep: Replicas that are sleeping.
+        backlog_work_s: Work-seconds that wait now, without those of the batch tier.
+        deferred_work_s: Work-seconds of the batch tier that wait now.
+        future: The whole curve of demand, for the oracle policy only.
     """
 
     future: Sequence[float]
@@ -77,23 +82,25 @@ class Sight:
 
     @property
     def provisioned(self) -> int:
-        """Replicas that are paid for."""
+        """Number of replicas that serve, boot or wake up."""
         return self.ready + self.booting
 
 
 class ScalingRule(Protocol):
-    """A scaling policy; it looks every `every_s` seconds."""
+    """A scaling policy, which is called every `every_s` seconds."""
 
     every_s: int
 
     def target(self, t: int, sight: Sight) -> float:
-        """Return the number of replicas to have at second `t`."""
+        """Return the number of replicas that the pool should have at second `t`."""
         ...
 
 
 @runtime_checkable
 class SleepingRule(ScalingRule, Protocol):
-    """A policy that also decides about sleepers; other policies keep the share in `Terms`.
+    """A policy that also decides the number of sleeping replicas.
+
+    For other policies `Terms` decides it.
 
     Attributes:
         sleepers: Number of replicas that should sleep.
@@ -102,25 +109,25 @@ class SleepingRule(ScalingRule, Protocol):
     sleepers: int
 
     def woken(self, t: int, sight: Sight) -> int:
-        """Return the number of sleepers to wake at second `t`."""
+        """Return the number of sleeping replicas to wake at second `t`."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ScalingOutcome:
-    """The result of a policy on one curve.
+    """The result of one policy on one curve of demand.
 
     Attributes:
-        violation_minutes: Minutes whose 99th percentile of first-token time misses the objective.
-        violated_work_share: Share of the work that came while first tokens missed the objective.
-        gpu_hours: Hours of all replicas that were paid for.
-        changes: Times at which the policy changed the number of replicas.
-        ttft_max_s: Longest first-token time.
-        batch_late_share: Share of the lowest tier's work that waited beyond its deadline.
-        provisioned: Replicas that were paid for, one per minute.
-        ready: Replicas that served, one per minute.
-        ttft_s: Greatest first-token time, one per minute.
-        tier_minutes: Violation minutes of each tier but batch, the highest first.
+        violation_minutes: Minutes whose 99th percentile of TTFT misses the objective.
+        violated_work_share: Share of the work that arrived while TTFT missed the objective.
+        gpu_hours: Replica hours that were paid for.
+        changes: Number of times that the policy changed the number of replicas.
+        ttft_max_s: Longest TTFT.
+        batch_late_share: Share of the batch tier's work that waited beyond its deadline.
+        provisioned: Number of replicas that were paid for, one value per minute.
+        ready: Number of replicas that served, one value per minute.
+        ttft_s: Greatest TTFT, one value per minute.
+        tier_minutes: Violation minutes of each tier except batch, the highest tier first.
     """
 
     violation_minutes: int
@@ -136,13 +143,16 @@ class ScalingOutcome:
 
 
 class _Queues:
-    """Waiting work by tier. The highest tier is served first; the lowest of several is batch."""
+    """Waiting work by tier.
+
+    The highest tier is served first; the lowest of several tiers is batch.
+    """
 
     def __init__(self, terms: Terms) -> None:
         self._shares = terms.tiers
         self._deadline_s = terms.batch_deadline_s
         self.waiting = [0.0] * len(terms.tiers)
-        self._batch: list[tuple[int, float]] = []  # second of arrival, work
+        self._batch: list[tuple[int, float]] = []  # second of arrival, work-seconds
         self.batch_late = self.batch_work = 0.0
 
     def add(self, t: int, work: float) -> None:
@@ -175,17 +185,17 @@ class _Queues:
                 del self._batch[0]
 
     def interactive(self) -> float:
-        """Return the work that waits in every tier but batch."""
+        """Return the work that waits in every tier except batch."""
         return self.waiting[0] if len(self.waiting) == 1 else sum(self.waiting[:-1])
 
     def ahead(self) -> list[float]:
-        """Return the work that waits in each tier but batch, with what is served before it."""
+        """Return for each tier except batch the waiting work of it and of all higher tiers."""
         upper = self.waiting[:-1] or self.waiting
         return list(accumulate(upper))
 
 
 class _Pool:
-    """Replicas that serve, boot, sleep and wake."""
+    """The replicas of the simulated pool that serve, boot, sleep or wake up."""
 
     def __init__(self, first: int, terms: Terms, seed: int) -> None:
         self.terms = terms
@@ -232,13 +242,13 @@ class _Pool:
 
 
 def play(demand: Sequence[float], rule: ScalingRule, terms: Terms, seed: int = 0) -> ScalingOutcome:
-    """Play one curve.
+    """Simulate one policy on one curve of demand.
 
     Args:
         demand: Work-seconds per second, one value per second.
-        rule: The policy.
-        terms: Terms of the run.
-        seed: Seed of the boot times.
+        rule: The scaling policy.
+        terms: Parameters of the run.
+        seed: Seed of the random boot times.
     """
     first = max(terms.replicas_min, 1, ceil(sum(demand[:_FIRST_S]) / _FIRST_S / FIRST_UTILISATION))
     if (own := getattr(rule, "replicas", None)) is not None:
@@ -274,15 +284,18 @@ def _decide(
     pool: _Pool,
     most_ready: int,
 ) -> bool:
-    """Let the rule decide if it is its turn; return whether its number is another.
+    """Let the policy decide if its interval has passed.
+
+    Return whether the number of replicas changed.
 
     Args:
-        t: Second.
-        rule: The rule.
-        sleeping: The same rule if it decides about sleepers, too; looking is dear.
-        sight: As the rule sees the pool.
-        pool: The pool.
-        most_ready: Most replicas that were ready in a minute so far.
+        t: Second of the run.
+        rule: The scaling policy.
+        sleeping: The same policy if it also decides about sleeping replicas, checked once because
+            an instance check of a protocol is expensive.
+        sight: Observations of the pool for the policy.
+        pool: The simulated pool.
+        most_ready: Greatest number of replicas that were ready in a minute so far.
     """
     terms = pool.terms
     if sleeping is not None and pool.sleeping:
@@ -297,7 +310,7 @@ def _decide(
 
 
 class _Totals:
-    """Figures of a run."""
+    """The totals of a simulation run."""
 
     def __init__(self, terms: Terms) -> None:
         self._terms = terms
@@ -308,7 +321,7 @@ class _Totals:
         self.changes = 0
 
     def add(self, work: float, ttft_s: float, tiers_s: Sequence[float], pool: _Pool) -> None:
-        """Add a second, with the first-token time of all and of each tier but batch."""
+        """Add one second, with the TTFT of all work and of each tier except batch."""
         self._paid_s += pool.paid
         self._late += self._top_share * work * (ttft_s > self._terms.objective_s)
         self._top_work += self._top_share * work
@@ -333,7 +346,7 @@ class _Totals:
 
 
 class _ViolatedMinutes:
-    """Counts the minutes whose 99th percentile of first-token time misses the objective."""
+    """Counts the minutes whose 99th percentile of TTFT misses the objective."""
 
     def __init__(self, objective_s: float) -> None:
         self._objective_s = objective_s
@@ -341,12 +354,16 @@ class _ViolatedMinutes:
         self.violated = 0
 
     def add(self, ttft_s: float) -> float | None:
-        """Add a second; return the greatest time of the minute that it ends, if it ends one."""
+        """Add one second.
+
+        Return the greatest TTFT of the minute if the second completes a minute.
+        """
         self._open.append(ttft_s)
         if len(self._open) < _MINUTE_S:
             return None
         ordered = sorted(self._open)
-        # The yardstick interpolates its percentile between the two highest of sixty values.
+        # As in the benchmark, the percentile is interpolated between the two highest of sixty
+        # values.
         at = (1 - _VIOLATED_SHARE) * (_MINUTE_S - 1)
         low = int(at)
         p99 = ordered[low] + (ordered[low + 1] - ordered[low]) * (at - low)
@@ -356,7 +373,7 @@ class _ViolatedMinutes:
 
 
 class _Minutes:
-    """Figures by minute."""
+    """Collects the figures of a run per minute."""
 
     def __init__(self, objective_s: float) -> None:
         self._count = _ViolatedMinutes(objective_s)

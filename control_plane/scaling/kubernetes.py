@@ -1,4 +1,4 @@
-"""Sets the number of pods of a StatefulSet (its `scale`) through Kubernetes' API server."""
+"""Sets the number of pods of a StatefulSet (its `scale` subresource) through the API server."""
 
 import json
 import ssl
@@ -12,7 +12,7 @@ from control_plane.scaling.actuators import Actuator
 from control_plane.scaling.nodes import NODES_MAX, NodesAsk
 
 _ANSWER_BYTES_MAX = 64 << 10
-_TRIES = 3  # when another client writes between our read and our write
+_TRIES = 3  # attempts when another client writes between our read and our write
 _CONFLICT = 409
 _HINTS = {
     401: "the API server refuses the token",
@@ -30,7 +30,7 @@ class _Scale:
 
 
 async def set_scale(actuator: Actuator, ask: NodesAsk) -> tuple[int, int]:
-    """Set the requested number of pods; return the number found, and the one set.
+    """Set the requested number of pods. Return the number found before, and the number set.
 
     Raises:
         SendError: The API server refused, or did not answer.
@@ -62,11 +62,11 @@ async def _set_scale(actuator: Actuator, ask: NodesAsk) -> tuple[int, int]:
 
 
 class _ConflictError(Exception):
-    """The object was written since it was read."""
+    """Another client has written the object since it was read."""
 
 
 def _patch(replicas: int, version: str) -> bytes:
-    """Apply a merge patch that is refused if the object was written since `version`."""
+    """Return a merge patch that the API server refuses after a write since `version`."""
     return json.dumps(
         {"metadata": {"resourceVersion": version}, "spec": {"replicas": replicas}}
     ).encode()
@@ -90,7 +90,7 @@ async def _call(
 
 
 async def _text(answer: aiohttp.ClientResponse) -> str:
-    """Return an answer's text up to a bound."""
+    """Return an answer's text, truncated to a bounded length."""
     parts: list[bytes] = []
     async for part in answer.content.iter_any():
         parts.append(part)
@@ -100,7 +100,7 @@ async def _text(answer: aiohttp.ClientResponse) -> str:
 
 
 def _message(text: str) -> str:
-    """Return the message in a Status of the API server, or the text itself."""
+    """Return the message of an API server's Status object; any other text is returned unchanged."""
     try:
         found = json.loads(text)
     except ValueError:

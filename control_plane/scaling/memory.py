@@ -1,6 +1,7 @@
-"""Holds the scaling loop's memory of a pool between two looks, and updates it by a look. Pure.
+"""Keeps the scaling loop's record of a pool between two rounds, and updates the record. Pure.
 
-Times are seconds of PostgreSQL's clock, so the clocks of control planes do not matter.
+Times are seconds of PostgreSQL's clock, so differences between the clocks of control planes do not
+matter.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -11,9 +12,10 @@ from control_plane.scaling.demand import DemandHistory
 from control_plane.scaling.model import BOOT_PRIOR_S, PoolFacts, PoolState, ScalingSettings
 from control_plane.scaling.work import CellWork, PoolSpeed, Seen, Sums, news
 
-_ABSENT_LOOKS = 4.0  # intervals without a look after which past decisions are unknown
-_OBSERVE_LOOKS = 2  # rounds after a start in which numbers stay as they are
-EFFECT_FACTOR = 1.5  # times the longest boot: later than that an actuator has done nothing
+_ABSENT_LOOKS = 4.0  # intervals without a round after which past decisions count as unknown
+_OBSERVE_LOOKS = 2  # rounds after a start in which the numbers of replicas are not changed
+# multiple of the longest boot time after which missing replicas make an actuator late
+EFFECT_FACTOR = 1.5
 
 
 def _no_sums() -> dict[int, Sums]:
@@ -22,20 +24,20 @@ def _no_sums() -> dict[int, Sums]:
 
 @dataclass(slots=True)
 class Memory:
-    """The record of a pool between two looks.
+    """The record of a pool between two rounds of the scaling loop.
 
     Attributes:
         history: Demand of the pool.
-        seen: Reported sums that the history includes; None before the first look.
-        asks: Earlier asks, see `PoolState`.
+        seen: Reported sums that the history includes; None before the first round.
+        asks: Replicas that demand needed in earlier rounds, see `PoolState`.
         boots_s: Boot times in seconds, see `PoolState`.
-        known_since: Begin of the looks without a gap.
-        demand_at: Time of the last demand.
-        looked_at: Time of the last look; 0: never.
-        observes_until: End of the time in which numbers stay unchanged.
-        missing_since: Time since which fewer replicas are ready than wanted; 0: enough are ready.
-        came: Demand between the last two looks, by tier.
-        came_s: Seconds between the last two looks.
+        known_since: Start of the rounds without a gap.
+        demand_at: Time of the last round with demand.
+        looked_at: Time of the last round; 0: there was none.
+        observes_until: End of the time in which the number of replicas is not changed.
+        missing_since: Time since which fewer replicas are ready than wanted; 0: none is missing.
+        came: Demand that arrived between the last two rounds, by tier.
+        came_s: Seconds between the last two rounds.
     """
 
     history: DemandHistory = field(default_factory=DemandHistory)
@@ -51,7 +53,7 @@ class Memory:
     came_s: float = 0.0
 
     def as_json(self) -> dict[str, Any]:
-        """Return the memory in the form of `from_json`."""
+        """Return the record as JSON, to be read by `from_json`."""
         seen = None
         if self.seen is not None:
             seen = {key: [epoch, _rows(sums)] for key, (epoch, sums) in self.seen.items()}
@@ -64,7 +66,7 @@ class Memory:
 
     @classmethod
     def from_json(cls, kept: Mapping[str, Any], bucket_s: float) -> "Memory":
-        """Return a stored memory; an empty document gives a new one."""
+        """Return a stored record. An empty document gives a new record."""
         found = cls(DemandHistory.from_json(kept.get("history", {}), bucket_s))
         if (seen := kept.get("seen")) is not None:
             found.seen = {key: (epoch, _sums(rows)) for key, (epoch, rows) in seen.items()}
@@ -92,19 +94,19 @@ def _sums(rows: Mapping[str, Sequence[int]]) -> dict[int, Sums]:
 
 @dataclass(frozen=True, slots=True)
 class PoolSight:
-    """Observations of one look at a pool.
+    """The observations of a pool in one round.
 
     Attributes:
-        reports: Last reports on its cells, also by earlier owners.
-        fresh: Keys of the recent reports of present owners.
+        reports: Last reports on the pool's cells, including reports of earlier owners.
+        fresh: Keys of the recent reports from present owners.
         unheard: Number of cells without an owner or without a recent report.
         ready: Number of serving replicas.
         booting: Number of starting replicas.
-        booted_s: Boot times of the replicas that became ready since the last look.
+        booted_s: Boot times of the replicas that became ready since the last round.
         planned: Number of replicas in the last plan; None: there is no plan yet.
         unplaced: Number of replicas without a node.
-        unplaced_s: Seconds for which there have been such replicas.
-        objective_s: First-token objectives in seconds, by priority of the tier.
+        unplaced_s: Seconds for which there have been replicas without a node.
+        objective_s: TTFT objectives in seconds, by priority of the tier.
         asleep: Number of replicas that sleep as planned.
         sleepers: Number of sleeping replicas in the last plan; None: there is no plan yet.
         deferrable_s: Seconds that work of a preemptible tier may wait, by its priority.
@@ -132,14 +134,14 @@ def look(
     speed: PoolSpeed | None,
     now: float,
 ) -> PoolState:
-    """Update the memory by a look; return the state for the plan.
+    """Update the record by the observations of a round, and return the input of `plan`.
 
     Args:
-        memory: Memory of the pool; it is changed.
-        sight: Observations of this look.
+        memory: Record of the pool; it is changed.
+        sight: Observations of this round.
         settings: Settings of the pool.
-        speed: Speed of its replicas; None: not measured yet.
-        now: Time.
+        speed: Speed of the pool's replicas; None: not measured yet.
+        now: Time of the round.
     """
     interval_s = memory.history.bucket_s
     since_s = now - memory.looked_at
@@ -173,7 +175,7 @@ def look(
     for boot_s in sight.booted_s:
         state.booted(boot_s)
     if sight.booted_s and memory.missing_since:
-        memory.missing_since = now  # replicas do come
+        memory.missing_since = now  # replicas still become ready
     memory.looked_at = now
     return state
 
@@ -189,7 +191,7 @@ def _facts(
     waiting: dict[int, float] = {}
     for report in fresh:
         for priority, (requests, tokens) in report.queued.items():
-            # Without a measured speed a request counts as a second of work.
+            # Without a measured speed a request is counted as one work-second.
             work_s = speed.work_s(tokens, requests * answer_tokens) if speed else float(requests)
             waiting[priority] = waiting.get(priority, 0.0) + work_s
     boot_s = max((*BOOT_PRIOR_S, *memory.boots_s))
@@ -216,7 +218,7 @@ def _facts(
 
 
 def _share(memory: Memory, tiers: Collection[int], speed: PoolSpeed | None) -> float:
-    """Return the share of some tiers in the work between the last two looks."""
+    """Return the share of the given tiers in the work between the last two rounds."""
     if speed is None:
         return 0.0
     work = {it: speed.work_s(sums[1], sums[2]) for it, sums in memory.came.items()}
@@ -240,7 +242,7 @@ def _unknown(memory: Memory, sight: PoolSight, speed: PoolSpeed | None, now: flo
 
 
 def without_effect_s(memory: Memory, state: PoolState, wanted: int, now: float) -> float:
-    """Return for how many seconds an actuator has been late with wanted replicas; 0: it is not."""
+    """Return the seconds for which an actuator has been late with replicas; 0 if it is not late."""
     if state.facts.ready >= wanted:
         memory.missing_since = 0.0
         return 0.0

@@ -5,14 +5,15 @@ from enum import StrEnum
 
 from control_plane.scaling.demand import DemandHistory
 
-# Boot times in seconds of a pool that has measured none: the field publishes 85 to 300.
+# Boot times in seconds that are assumed until a pool has measured its own; published times are 85
+# to 300.
 BOOT_PRIOR_S = (180.0, 300.0)
 _BOOTS_KEPT = 32
-SLEEPING_ENGINES = frozenset({"openvino", "sim"})  # their hosts can give KV memory back
+SLEEPING_ENGINES = frozenset({"openvino", "sim"})  # engines that can release their KV memory
 
 
 class Cause(StrEnum):
-    """Causes of a pool's number of replicas."""
+    """The cause of a pool's number of replicas."""
 
     DEMAND = "demand"
     SURGE = "surge"
@@ -33,11 +34,11 @@ class Cause(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ScalingReason:
-    """One step of the way to a number of replicas.
+    """One step of the decision on a number of replicas.
 
     Attributes:
         cause: The cause of the step.
-        replicas: Replicas that this cause asks for, or allows.
+        replicas: Number of replicas that this cause requires or permits.
         text: The step in words and numbers.
     """
 
@@ -48,21 +49,23 @@ class ScalingReason:
 
 @dataclass(frozen=True, slots=True)
 class ScalingSettings:
-    """Operators' settings for one pool.
+    """The operators' settings for one pool.
 
     Attributes:
-        replicas_min: Replicas that the pool keeps at least; 0 lets it go to none while it is idle.
-        replicas_max: Replicas that it gets at most.
-        minute_worth: Minutes that the pool at its maximum may run for one violated minute less.
-        idle_s: Seconds without demand after which a pool whose minimum is 0 goes to none.
+        replicas_min: Least number of replicas; with 0 an idle pool is scaled to zero.
+        replicas_max: Greatest number of replicas.
+        minute_worth: Minutes of the pool at its maximum that one avoided violated minute is worth.
+        idle_s: Seconds without demand after which a pool whose minimum is 0 is scaled to zero.
         accelerators: Accelerators of one replica.
         price: Money per replica and hour.
-        pin: Replicas that an operator set by hand; None: none.
-        hold_s: Seconds for which a replica stays that something has asked for.
-        pin_until: End of the pin, on the clock of `plan`; infinite: until an operator ends it.
-        is_paused: Whether the pool stays as it is.
-        sleepers_share: Sleeping replicas per replica of the busiest quarter of an hour of the day.
-        sleepers_min: Sleeping replicas that the pool keeps at least while it is not in need.
+        pin: Number of replicas that an operator set by hand; None: there is none.
+        hold_s: Seconds for which a replica is kept after demand last needed it.
+        pin_until: End of the pin on the clock of `plan`; infinite: until an operator removes the
+            pin.
+        is_paused: Whether the number of replicas is left unchanged.
+        sleepers_share: Sleeping replicas per replica that the busiest quarter-hour of the day
+            needs.
+        sleepers_min: Least number of sleeping replicas while demand does not need them.
     """
 
     replicas_min: int = 1
@@ -81,11 +84,11 @@ class ScalingSettings:
 
 @dataclass(frozen=True, slots=True)
 class FleetBudget:
-    """Bounds over all pools together.
+    """Upper bounds over all pools together.
 
     Attributes:
-        accelerators: Accelerators that replicas may hold.
-        price: Money per hour that replicas may cost.
+        accelerators: Number of accelerators that all replicas may use.
+        price: Money per hour that all replicas may cost.
     """
 
     accelerators: float = float("inf")
@@ -94,23 +97,23 @@ class FleetBudget:
 
 @dataclass(frozen=True, slots=True)
 class PoolFacts:
-    """Observed facts of a pool now.
+    """The observed facts of a pool at present.
 
     Attributes:
         ready: Replicas that serve.
-        booting: Replicas that are on their way.
-        backlog_work_s: Work-seconds that wait, but for deferrable ones.
-        objective_s: First-token objective of the strictest tier with demand.
-        single_s: First token of a median request on an idle replica, in seconds; 0: not known.
-        unplaced: Replicas that were asked for and find no place.
-        unplaced_s: Seconds for which that has been so.
-        planned: Replicas that the last plan asked for; None: there was none.
-        unknown: Reason why demand is not known now, in words; empty: it is.
-        asleep: Replicas that sleep: they serve some seconds after they are woken.
-        sleepers: Sleeping replicas that the last plan asked for; None: there was none.
+        booting: Replicas that have been requested and do not serve yet.
+        backlog_work_s: Work-seconds that wait, without deferrable work.
+        objective_s: TTFT objective of the strictest tier with demand.
+        single_s: TTFT of a median request on an idle replica, in seconds; 0: unknown.
+        unplaced: Wanted replicas for which no node has room.
+        unplaced_s: Seconds for which there have been wanted replicas without a node.
+        planned: Number of replicas in the last plan; None: there was no plan.
+        unknown: Reason why the present demand is unknown, in words; empty: the demand is known.
+        asleep: Number of sleeping replicas, which serve a few seconds after they are woken.
+        sleepers: Number of sleeping replicas in the last plan; None: there was no plan.
         deferrable_share: Share of the demand that may wait longer than a replica takes to boot.
-        deferrable_s: Seconds that this work may wait.
-        deferred_work_s: Work-seconds of it that wait.
+        deferrable_s: Seconds that the deferrable work may wait.
+        deferred_work_s: Work-seconds of deferrable work that wait.
     """
 
     ready: int
@@ -130,7 +133,7 @@ class PoolFacts:
 
     @property
     def have(self) -> int:
-        """Replicas that there are, or will be, and do not sleep."""
+        """Number of replicas that serve or are planned to serve, without sleeping replicas."""
         there = self.ready + self.booting
         return there if self.planned is None else self.planned
 
@@ -142,13 +145,13 @@ class PoolState:
     Attributes:
         settings: Operators' settings.
         facts: Observed facts.
-        history: The pool's demand, as far back as it is known.
-        asks: Times of earlier plans and the replicas that demand asked for, the oldest first.
-        boots_s: Seconds that the last replicas took to boot.
-        known_since: Begin of the history, on the clock of `plan`.
-        demand_at: Time of the last demand or backlog.
-        others: Pools that serve a model of this one, too, the cheapest first, each with its
-            work-seconds for one work-second of this pool.
+        history: The pool's recorded demand.
+        asks: Times of earlier plans, with the replicas that demand needed, the oldest first.
+        boots_s: Measured boot times of the pool's last replicas, in seconds.
+        known_since: Start of the history, on the clock of `plan`.
+        demand_at: Time at which there was last demand or backlog.
+        others: Other pools that serve a model of this pool, the cheapest first, each with the
+            work-seconds that it needs for one work-second of this pool.
     """
 
     settings: ScalingSettings
@@ -161,26 +164,26 @@ class PoolState:
     others: tuple[tuple[str, float], ...] = ()
 
     def booted(self, seconds: float) -> None:
-        """Learn the boot time of one replica."""
+        """Record the boot time of one replica."""
         self.boots_s.append(seconds)
         del self.boots_s[:-_BOOTS_KEPT]
 
     def boot_s(self, share: float) -> float:
-        """Return the boot time within which a share of the replicas is ready, in seconds."""
+        """Return the seconds within which the given share of replicas has booted."""
         known = sorted((*BOOT_PRIOR_S, *self.boots_s) if len(self.boots_s) < 8 else self.boots_s)
         return known[min(len(known) - 1, int(share * len(known)))]
 
 
 @dataclass(frozen=True, slots=True)
 class PoolPlan:
-    """A pool's number of replicas, with the way to it.
+    """A pool's number of replicas, with the steps of the decision.
 
     Attributes:
-        wanted: Replicas to have.
-        ask: Replicas that demand asks for, before holding, bounds and budget; not rounded.
-        reasons: The steps to `wanted`, in order; the last one decided.
+        wanted: Number of replicas to have.
+        ask: Replicas that demand needs, before hysteresis, bounds and budget; not rounded.
+        reasons: The steps to `wanted`, in order; the last step decided.
         warnings: Warnings for operators, in words.
-        asleep: Replicas to have asleep besides.
+        asleep: Number of sleeping replicas to have in addition.
     """
 
     wanted: int
@@ -192,12 +195,12 @@ class PoolPlan:
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """Figures of a pool for metrics.
+    """The figures of a pool for metrics.
 
     Attributes:
-        wanted: Replicas that it shall have.
-        demand: Work-seconds per second.
-        late_s: Seconds for which its actuator has been late with replicas.
+        wanted: Number of replicas that the pool should have.
+        demand: Demand in work-seconds per second.
+        late_s: Seconds for which the pool's actuator has been late with replicas.
     """
 
     wanted: int

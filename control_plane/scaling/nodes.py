@@ -1,27 +1,27 @@
 """Decides the number of nodes to request from an actuator, and the nodes to give back. Pure.
 
-Agents start replicas on existing nodes. An actuator adds and removes nodes. Each request has an
-absolute number of nodes, never a difference, so a repeated request does no harm. A node is given
-back only when no replica is left on it.
+Agents start replicas on existing nodes. An actuator adds and removes nodes. Each request carries
+the absolute number of nodes, never a difference, so that a repeated request does no harm. A node is
+given back only when no replica is left on it.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 
-NODES_MAX = 10_000  # per actuator
-_EPSILON = 1e-9  # three thirds of a node are one
+NODES_MAX = 10_000  # largest number of nodes per actuator
+_EPSILON = 1e-9  # rounding error that is ignored, so that three thirds of a node make one node
 
 
 @dataclass(frozen=True, slots=True)
 class GroupNode:
-    """A node that an actuator has brought.
+    """A node that an actuator has added.
 
     Attributes:
-        replicas: Number of replicas on it, in any state.
-        foreign: Number of replicas of pools that the actuator does not serve.
-        is_lost: Whether its agent is silent.
-        is_surplus: Whether an earlier look chose the node to be given back.
+        replicas: Number of replicas on the node, in any state.
+        foreign: Number of replicas on the node of pools that the actuator does not serve.
+        is_lost: Whether the node's agent is silent.
+        is_surplus: Whether an earlier round chose the node to be given back.
     """
 
     id: str
@@ -33,15 +33,16 @@ class GroupNode:
 
 @dataclass(frozen=True, slots=True)
 class NodeGroup:
-    """The nodes of one actuator, and the pools that it serves.
+    """The nodes of one actuator, and the pools that the actuator serves.
 
     Attributes:
         nodes: Known nodes.
-        replicas: By pool: the wanted replicas with sleepers, and how many of them fit on a node.
+        replicas: By pool: the number of wanted replicas including sleeping replicas, and the number
+            of replicas that fit on one node.
         nodes_min: Least number of nodes.
         nodes_max: Greatest number of nodes.
-        is_ordered: Whether nodes are numbered from 0 and the highest leave first (a StatefulSet);
-            else the request names the nodes that may leave.
+        is_ordered: Whether nodes are numbered from 0 and the highest numbers are removed first (a
+            StatefulSet); otherwise the request names the nodes that may be removed.
     """
 
     nodes: Sequence[GroupNode]
@@ -53,13 +54,13 @@ class NodeGroup:
 
 @dataclass(frozen=True, slots=True)
 class NodesAsk:
-    """A request for nodes.
+    """A request to an actuator for a number of nodes.
 
     Attributes:
         wanted: Number of nodes to have.
-        held: Number of nodes to keep until replicas have left the surplus ones.
+        held: Number of nodes to keep until replicas have left the surplus nodes.
         present: Number of nodes with a live agent.
-        surplus: Nodes that get no new replica, and whose replicas move away.
+        surplus: Nodes that get no new replicas, and whose replicas are moved.
         empty: Surplus nodes without replicas.
     """
 
@@ -70,7 +71,7 @@ class NodesAsk:
     empty: tuple[str, ...] = ()
 
     def step(self, found: int) -> int:
-        """Return the next number after `found`: up at once, down only as nodes get empty."""
+        """Return the next number of nodes: up at once, down only as surplus nodes become empty."""
         if found <= self.wanted:
             return self.wanted
         return min(found, max(self.wanted, self.held))
@@ -86,8 +87,8 @@ class AskOutcome:
     """The result of a request for nodes.
 
     Attributes:
-        result: `kept` if there was nothing to change, `changed`, or `failed`.
-        text: The error, or a remark on another writer of the number; empty: none.
+        result: `kept` if nothing had to change, `changed`, or `failed`.
+        text: The error, or a remark that another client wrote the number; empty: neither.
     """
 
     result: str
@@ -99,9 +100,9 @@ def ask_warning(name: str, ask: NodesAsk, outcome: AskOutcome, late_s: float) ->
 
     Args:
         name: Name of the actuator.
-        ask: Last request.
+        ask: Last request to the actuator.
         outcome: Result of the last request.
-        late_s: Seconds for which its nodes have been late.
+        late_s: Seconds for which the actuator's nodes have been late.
     """
     if outcome.text:
         return f"actuator {name}: {outcome.text}"
@@ -123,12 +124,15 @@ def asked_nodes(group: NodeGroup) -> NodesAsk:
 
 
 def ordinal_of(node_id: str) -> int:
-    """Return the number of a StatefulSet's pod."""
+    """Return the ordinal number of a StatefulSet's pod."""
     return int(node_id.rpartition("-")[2])
 
 
 def _ordered(group: NodeGroup, needed: int) -> NodesAsk:
-    """Give back the highest numbers; a foreign replica keeps all nodes up to its own."""
+    """Give back the highest-numbered nodes.
+
+    A foreign replica keeps its node and all lower nodes.
+    """
     wanted = max(needed, _end(node for node in group.nodes if node.foreign))
     surplus = sorted(
         (node for node in group.nodes if ordinal_of(node.id) >= wanted),
@@ -144,12 +148,12 @@ def _ordered(group: NodeGroup, needed: int) -> NodesAsk:
 
 
 def _end(nodes: Iterable[GroupNode]) -> int:
-    """Return the number of nodes up to the highest of these numbers."""
+    """Return the number after the highest ordinal of the nodes; 0 if there are no nodes."""
     return max((ordinal_of(node.id) + 1 for node in nodes), default=0)
 
 
 def _named(group: NodeGroup, needed: int) -> NodesAsk:
-    """Give back the emptiest nodes without foreign replicas; earlier choices stand."""
+    """Give back the emptiest nodes without foreign replicas; nodes chosen earlier stay chosen."""
     present = [node for node in group.nodes if not node.is_lost]
     wanted = max(needed, sum(node.foreign > 0 for node in present))
     free = sorted(

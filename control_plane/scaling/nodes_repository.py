@@ -21,7 +21,8 @@ async def groups(
 ) -> dict[str, NodeGroup]:
     """Return the nodes and pools of each actuator that a scaled pool has chosen.
 
-    The number of replicas is the fleet's: a rollout may need more than scaling wants.
+    The number of replicas is the number that the fleet wants, since a rollout may need more than
+    scaling.
     """
     p, s = tables.pools.c, pool_scalings.c
     count = func.greatest(p.scaled_replicas, func.coalesce(p.rollout_replicas, 0))
@@ -60,9 +61,9 @@ async def groups(
 
 
 async def write_surplus(connection: AsyncConnection, node_ids: Collection[str]) -> None:
-    """Cordon these nodes as surplus and no others; forget surplus nodes that have ended.
+    """Cordon exactly the given nodes as surplus, and delete surplus nodes that have ended.
 
-    The cordon of an operator stays, with its reason.
+    A cordon by an operator stays, with its reason.
     """
     n, r = tables.nodes.c, tables.replicas.c
     for is_surplus in (True, False):
@@ -85,9 +86,9 @@ async def write_asks(
 
     Args:
         connection: Connection for the write.
-        asks: Present requests by actuator.
-        outcomes: Results of the last requests.
-        late_after_s: Seconds after which missing nodes are late.
+        asks: Present requests, by actuator.
+        outcomes: Results of the last requests, by actuator.
+        late_after_s: Seconds after which missing nodes count as late, by actuator.
     """
     t, s = actuator_asks.c, pool_scalings.c
     chosen = set(await connection.scalars(select(s.actuator).where(s.actuator != "").distinct()))
@@ -95,7 +96,7 @@ async def write_asks(
     since = func.extract("epoch", func.now() - t.short_since)
     short_s = dict((await connection.execute(select(t.name, since))).tuples().all())
     for name in sorted(chosen):
-        # An actuator of switched-off pools gets no request and shows no state.
+        # An actuator whose pools are all switched off gets no request and shows no state.
         ask = asks.get(name, NodesAsk(0, 0, 0))
         outcome = outcomes.get(name, _UNNAMED) if name in asks or name not in outcomes else _QUIET
         late_s = float(short_s.get(name) or 0.0) - late_after_s.get(name, 0.0)

@@ -1,12 +1,13 @@
 """Decides the number of replicas of each pool, with its reasons. Pure.
 
 Capacity covers the demand expected within the boot time of a replica. Spare replicas are added as
-long as the violated minutes that they save are worth more than they cost. A backlog gets further
-replicas, which leave as soon as it is gone. A pool shrinks only when no look of the last minutes
-needed the replica: the hysteresis lies in time.
+long as the violated minutes that they avoid are worth more than the replicas cost. A backlog adds
+further replicas, which are removed as soon as the backlog is gone. A pool shrinks only when no
+round of the last minutes needed the replica, so the hysteresis is one of time.
 
-Work that may wait longer than a boot needs no cover against noise and surges, since it can wait
-until they end. Sleeping replicas count as cover against surges, because they serve within seconds.
+Deferrable work (its permitted wait is longer than a boot) needs no spare capacity, since it can
+wait until noise and surges have passed. Sleeping replicas count as spare capacity against surges,
+because they serve within seconds.
 """
 
 from collections.abc import Mapping
@@ -25,20 +26,22 @@ from control_plane.scaling.model import (
 )
 from control_plane.scaling.sharing import shared
 
-_UTILISATION = 0.97  # share of a replica's time that it can be given without a queue
-_NOISE_SIGMAS = 2.0  # of a bucket's demand, served without a queue
-_SURGE_SIGMAS = 1.3  # of the demand in a surge, whose projection already leans upwards
-_PEAK_SIGMAS = 1.0  # of the demand at a surge's peak
-_SURGE_MINUTES = 5.0  # violated by a surge that nothing was ready for: a boot and a backlog
-_BACKLOG_S = 0.5  # of work per ready replica is no queue yet
-_DRAIN_S = 20.0  # time in which a backlog is to be gone once replicas are there
-_DEFERRED_PART = 0.5  # of the time that deferred work may wait is used to work it off
-_DAY_SLOTS = 96  # quarters of an hour whose busiest says how many replicas sleep
-_UNPLACED_S = 600.0  # an ask without effect for this long holds nothing of a budget any more
+_UTILISATION = 0.97  # share of a replica's time that can be used before a queue forms
+_NOISE_SIGMAS = 2.0  # standard deviations of a bucket's demand that are served without a queue
+# standard deviations of the demand in a surge; fewer, because its projection is already high
+_SURGE_SIGMAS = 1.3
+_PEAK_SIGMAS = 1.0  # standard deviations of the demand at a surge's peak
+# minutes that a surge violates when there is no spare capacity: one boot and the backlog
+_SURGE_MINUTES = 5.0
+_BACKLOG_S = 0.5  # work-seconds per ready replica that do not count as a queue yet
+_DRAIN_S = 20.0  # seconds in which new replicas should clear a backlog
+_DEFERRED_PART = 0.5  # share of the permitted wait within which deferred work should be done
+_DAY_SLOTS = 96  # quarter-hours (one day); the busiest decides the number of sleeping replicas
+_UNPLACED_S = 600.0  # seconds after which replicas without a node stop using budget
 
 
 def plan(pools: Mapping[str, PoolState], budget: FleetBudget, now: float) -> dict[str, PoolPlan]:
-    """Return each pool's number of replicas.
+    """Return the number of replicas of each pool, with its reasons.
 
     Args:
         pools: All scaled pools by id.
@@ -52,11 +55,11 @@ def plan(pools: Mapping[str, PoolState], budget: FleetBudget, now: float) -> dic
 
 
 def urgent(state: PoolState, now: float) -> int:
-    """Return the number of sleeping replicas to wake at once, between two looks.
+    """Return the number of sleeping replicas to wake at once, between two rounds.
 
     Args:
-        state: The pool as it is now; its history may end with the last look.
-        now: Time, see `plan`.
+        state: The pool at present; its history may end with the last round.
+        now: Time on the clock of `plan`.
     """
     settings, facts = state.settings, state.facts
     is_by_hand = settings.is_paused or (settings.pin is not None and now < settings.pin_until)
@@ -68,7 +71,7 @@ def urgent(state: PoolState, now: float) -> int:
 
 
 def remember(state: PoolState, decided: PoolPlan, now: float) -> None:
-    """Note the demand of a plan, so that later plans keep its replicas for a while."""
+    """Record the demand of a plan, so that later plans keep its replicas for a while."""
     state.asks.append((now, decided.ask))
     while state.asks and state.asks[0][0] <= now - state.settings.hold_s:
         del state.asks[0]
@@ -100,7 +103,7 @@ def _plan_pool(state: PoolState, now: float) -> PoolPlan:
 
 
 def _demand_reasons(state: PoolState) -> tuple[list[ScalingReason], float]:
-    """Return the replicas for demand, spare and backlog, and the ask that hysteresis keeps."""
+    """Return the reasons of demand, spare and backlog, and the demand that hysteresis remembers."""
     facts = state.facts
     forecast = state.history.forecast(state.boot_s(1.0) + state.history.bucket_s)
     need = _need(forecast, facts)
@@ -133,7 +136,7 @@ def _demand_reasons(state: PoolState) -> tuple[list[ScalingReason], float]:
 
 
 def _need(forecast: WorkForecast, facts: PoolFacts) -> float:
-    """Return the capacity for the demand: for all of it on average, for urgent work at once."""
+    """Return the capacity for the demand: urgent work at once, deferrable work on average."""
     sigmas = _SURGE_SIGMAS if forecast.is_surge else _NOISE_SIGMAS
     at_once = forecast.expected * (1 - facts.deferrable_share)
     need = at_once * (1 + sigmas * forecast.noise)
@@ -145,15 +148,15 @@ def _need(forecast: WorkForecast, facts: PoolFacts) -> float:
 
 
 def _wait_s(state: PoolState) -> float:
-    """Return the seconds until the first of several new replicas are ready."""
+    """Return the seconds until the first of several new replicas is ready."""
     return state.boot_s(0.0) * 1.1
 
 
 def _spare(forecast: WorkForecast, need: float, state: PoolState) -> float:
-    """Return the capacity with the least sum of cost and expected violated minutes.
+    """Return the capacity with the least sum of replica cost and expected violated minutes.
 
-    One candidate covers the demand. Each other candidate covers one surge peak, together with the
-    sleeping replicas.
+    One candidate capacity covers the demand only. Each other candidate also covers one peak of past
+    surges, together with the sleeping replicas.
     """
     settings, facts = state.settings, state.facts
     base = forecast.base * (1 - facts.deferrable_share)
@@ -172,7 +175,7 @@ def _spare(forecast: WorkForecast, need: float, state: PoolState) -> float:
 
 
 def _held(state: PoolState, now: float, wanted: int, reasons: list[ScalingReason]) -> int:
-    """Return the number of replicas that stay although demand needs fewer."""
+    """Return the number of replicas to keep although demand needs fewer."""
     facts, hold_s = state.facts, state.settings.hold_s
     have = facts.have
     if now - state.known_since < hold_s:
@@ -180,7 +183,7 @@ def _held(state: PoolState, now: float, wanted: int, reasons: list[ScalingReason
         return have
     held = max((ask for at, ask in state.asks if at > now - hold_s), default=0.0)
     if facts.backlog_work_s > facts.ready * _BACKLOG_S:
-        # Replicas that work off a queue stay until it is gone.
+        # Replicas that serve a queue are kept until the queue is empty.
         held = max(held, facts.ready)
     if (kept := min(have, ceil(held))) > wanted:
         reasons.append(ScalingReason(Cause.HOLD, kept, f"asked for in the last {hold_s:.0f} s"))
@@ -189,7 +192,7 @@ def _held(state: PoolState, now: float, wanted: int, reasons: list[ScalingReason
 
 
 def _bounded(state: PoolState, now: float, wanted: int, reasons: list[ScalingReason]) -> int:
-    """Return the number of replicas within the pool's own bounds."""
+    """Return the number of replicas within the bounds of the pool's own settings."""
     settings, facts = state.settings, state.facts
     low, high = settings.replicas_min, max(settings.replicas_min, settings.replicas_max)
     if wanted > high:
@@ -227,10 +230,11 @@ def _warnings(state: PoolState) -> tuple[str, ...]:
 def _within(
     budget: FleetBudget, pools: Mapping[str, PoolState], plans: dict[str, PoolPlan]
 ) -> dict[str, PoolPlan]:
-    """Cut plans so that all pools together stay within the budget.
+    """Reduce the plans so that all pools together stay within the budget.
 
-    Wanted replicas that serve come first. Then the pools get further replicas in turn, the least
-    served pool first. Replicas without a node for long take no part of the budget.
+    Wanted replicas that already serve are granted first. Then the pools are granted further
+    replicas in turn, the least served pool first. Replicas that have long been without a node use
+    no budget.
     """
     asked = {key: _placeable(pools[key], decided) for key, decided in plans.items()}
     if _fits(budget, pools, asked):
@@ -255,7 +259,7 @@ def _within(
 
 
 def sleepers_of(state: PoolState) -> int:
-    """Return the number of sleeping replicas of a calm pool."""
+    """Return the number of sleeping replicas for a pool whose demand needs none of them."""
     settings = state.settings
     busiest = max((state.history.base, *list(state.history.days)[-_DAY_SLOTS:]))
     share = settings.sleepers_share * busiest / _UTILISATION
@@ -267,7 +271,8 @@ def _with_sleepers(
 ) -> dict[str, PoolPlan]:
     """Add sleeping replicas within the rest of the budget.
 
-    In a pool in need no replica boots in order to sleep. Replicas no longer needed may sleep.
+    In a pool that needs capacity no replica boots only to sleep, but replicas that are no longer
+    needed may be put to sleep.
     """
     accelerators = sum(pools[key].settings.accelerators * it.wanted for key, it in plans.items())
     price = sum(pools[key].settings.price * it.wanted for key, it in plans.items())
@@ -316,7 +321,7 @@ def _fits(budget: FleetBudget, pools: Mapping[str, PoolState], asked: Mapping[st
 
 
 def _turn(key: str, granted: int, state: PoolState, asked: int) -> tuple[tuple[bool, float], str]:
-    """Return a pool's place in the order of grants: minimums first, then the least served."""
+    """Return the sort key of a pool for grants: unmet minimums first, then the least served."""
     return (granted >= state.settings.replicas_min, granted / max(asked, 1)), key
 
 

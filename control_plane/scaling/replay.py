@@ -1,4 +1,7 @@
-"""Replays a pool's demand through `plan` with other settings, in the fluid model. Pure."""
+"""Replays a pool's past demand through `plan` with other settings, in the fluid simulation.
+
+Pure.
+"""
 
 import random
 from collections.abc import Sequence
@@ -13,18 +16,18 @@ from control_plane.scaling.model import FleetBudget, PoolFacts, PoolState, Scali
 from control_plane.scaling.plan import plan, remember, urgent
 
 QUARTER_S = 900
-QUARTERS_MIN = 4  # less says nothing
+QUARTERS_MIN = 4  # least number of quarter-hours for a meaningful replay
 _POOL = "pool"
-_BOOTS = 8  # that a pool has measured; with fewer, usual times count as well
+_BOOTS = 8  # measured boot times from which on the assumed boot times are not used
 
 
 class PlanRule:
-    """The product's `plan` as a policy of the fluid model."""
+    """The product's `plan` as a policy of the fluid simulation."""
 
     every_s = int(BUCKET_S)
 
     def __init__(self, settings: ScalingSettings, terms: Terms) -> None:
-        """Begin with a pool that has measured its boots, and remembers nothing else."""
+        """Begin with a pool whose boot times are measured and whose history is empty."""
         self._state = PoolState(settings, PoolFacts(0, 0, 0.0))
         least_s, greatest_s = terms.boot_s
         for part in range(_BOOTS):
@@ -33,7 +36,7 @@ class PlanRule:
         self.sleepers = 0
 
     def target(self, t: int, sight: Sight) -> float:
-        """Return the number of `plan`."""
+        """Return the number of replicas that `plan` decides."""
         state = self._state
         state.history.add(fmean(sight.demand[-self.every_s :]))
         state.facts = self._facts(sight)
@@ -43,7 +46,7 @@ class PlanRule:
         return decided.wanted
 
     def woken(self, t: int, sight: Sight) -> int:
-        """Return the number of sleepers to wake now, between two looks."""
+        """Return the number of sleeping replicas to wake now, between two rounds."""
         self._state.facts = self._facts(sight)
         return urgent(self._state, float(t))
 
@@ -64,16 +67,16 @@ class PlanRule:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """The result of some settings on a pool's own demand.
+    """The result of a replay of a pool's own demand with other settings.
 
     Attributes:
-        violation_minutes: Minutes in which first tokens miss the objective.
-        violated_work_share: Share of the work that arrives while first tokens miss the objective.
-        replica_hours: Hours of all replicas, booting and sleeping ones included.
+        violation_minutes: Minutes whose TTFT misses the objective.
+        violated_work_share: Share of the work that arrives while TTFT misses the objective.
+        replica_hours: Hours of all replicas, including booting and sleeping replicas.
         accelerator_hours: Hours of the accelerators of these replicas.
-        price: Money for these hours.
+        price: Money that the replica hours cost.
         changes: Number of changes of the number of replicas.
-        replicas_most: Greatest number of replicas at once.
+        replicas_most: Greatest number of replicas at the same time.
     """
 
     violation_minutes: int
@@ -88,8 +91,9 @@ class Replay:
 def kept_curve(history: DemandHistory, hours: int) -> list[float]:
     """Return the demand of the last hours in work-seconds per second, one number per second.
 
-    The history has means of quarters of an hour and the size of the noise. Each bucket gets noise
-    of that size, the same in every replay. Surges shorter than a quarter are flattened.
+    The history stores a mean per quarter-hour and the size of the noise. Noise of this size is
+    added to each bucket, the same noise in every replay. Surges shorter than a quarter-hour are
+    flattened.
     """
     noise = random.Random(0)  # noqa: S311 -- no secrets
     curve: list[float] = []
@@ -101,12 +105,12 @@ def kept_curve(history: DemandHistory, hours: int) -> list[float]:
 
 
 def replay(curve: Sequence[float], state: PoolState, settings: ScalingSettings) -> Replay:
-    """Play demand with some settings, in a pool that begins without memory.
+    """Simulate past demand under other settings, in a pool that begins with an empty history.
 
     Args:
         curve: Work-seconds per second, one number per second.
-        state: The pool, for its boot times and its objective.
-        settings: Settings to try; a number set by hand and a pause do not count.
+        state: The pool, which provides the boot times and the objective.
+        settings: Settings to try; a number set by hand and a pause are ignored.
     """
     terms = Terms(
         boot_s=(state.boot_s(0.0), state.boot_s(1.0)),

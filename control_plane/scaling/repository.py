@@ -29,24 +29,24 @@ from control_plane.scaling.tables import (
 )
 from control_plane.scaling.work import PoolSpeed, restored
 
-BUDGET = "fleet"  # the id of the only row
-_FORGOTTEN_AFTER = timedelta(days=1)  # reports of routers that are gone
+BUDGET = "fleet"  # id of the only row
+_FORGOTTEN_AFTER = timedelta(days=1)  # age at which reports of vanished routers are deleted
 CHANGES_KEPT_DAYS = 30
 
 
 @dataclass(frozen=True, slots=True)
 class ScaledPool:
-    """A pool with bounds.
+    """A pool that has bounds for scaling.
 
     Attributes:
-        settings: Operators' settings; minimum and maximum are at least the replicas that rollouts
+        settings: Operators' settings; minimum and maximum are raised to the replicas that rollouts
             need.
         is_on: Whether decisions are carried out.
-        memory: Stored memory.
-        speed_key: Base, hardware and configuration.
-        hand: Number of replicas set by operators, for the time without scaling.
-        scaled: Number of replicas of the last plan; None: it did not count.
-        sight: Present observations.
+        memory: Stored record of the pool, see `Memory`.
+        speed_key: Base, hardware and configuration of the pool's replicas.
+        hand: Number of replicas set by operators, used while the pool is not scaled.
+        scaled: Number of replicas of the last plan in effect; None: there is none.
+        sight: Present observations of the pool.
         sleepers: Number of sleeping replicas of the last plan.
         ask_warning: Warning about the pool's actuator; empty: none.
     """
@@ -67,9 +67,11 @@ class ScaledPool:
 
 
 async def write_demands(connection: AsyncConnection, router_id: str, rows: Sequence[Any]) -> None:
-    """Keep a router's reports (cell, epoch, number, report); an older one changes nothing.
+    """Store a router's reports (cell, epoch, number, report).
 
-    A cell that is gone is left out.
+    A report older than the stored is ignored.
+
+    Reports on deleted cells are ignored.
     """
     known = set(
         await connection.scalars(
@@ -86,9 +88,10 @@ async def write_demands(connection: AsyncConnection, router_id: str, rows: Seque
     await connection.execute(_newer_demands(), values)
 
 
-@cache  # runs at each report: building and compiling cost more than the statement
+# runs at each report, and building and compiling the statement costs more than its execution
+@cache
 def _newer_demands() -> Insert:
-    """Insert reports of routers, or replace older ones."""
+    """Return the statement that inserts reports of routers, or replaces older reports."""
     made, t = insert(cell_demands), cell_demands.c
     new = made.excluded
     changed = {name: new[name] for name in ("epoch", "number", "report")}
@@ -100,7 +103,7 @@ def _newer_demands() -> Insert:
 
 
 async def forget_demands(connection: AsyncConnection) -> None:
-    """Delete reports of routers that are gone, and old changes."""
+    """Delete the reports of vanished routers, and old changes."""
     old = cell_demands.c.received_at < func.now() - _FORGOTTEN_AFTER
     await connection.execute(delete(cell_demands).where(old))
     kept = timedelta(days=CHANGES_KEPT_DAYS)
@@ -119,11 +122,11 @@ async def clock_s(connection: AsyncConnection) -> float:
 async def scaled_pools(
     connection: AsyncConnection, fresh_s: float, pool_ids: Collection[str] | None = None
 ) -> list[ScaledPool]:
-    """Return the pools with bounds, all or some, as they are now.
+    """Return the present state of all pools that have bounds, or of some of these pools.
 
     Args:
         connection: Connection for the reads.
-        fresh_s: Greatest age of a report that counts for the present, in seconds.
+        fresh_s: Greatest age in seconds of a report that describes the present.
         pool_ids: Ids of the pools; None: all.
     """
     p, s, kept, said = (
@@ -208,7 +211,7 @@ def _scaled_pool(row: Mapping[Any, Any], seen: "_PoolRows") -> ScaledPool:
 
 @dataclass(frozen=True, slots=True)
 class _PoolRows:
-    """Rows about some pools, by pool."""
+    """The rows about some pools, grouped by pool."""
 
     reports: dict[str, list[Any]]
     fresh: frozenset[str]
@@ -223,7 +226,7 @@ class _PoolRows:
     async def read(
         cls, connection: AsyncConnection, ids: Sequence[str], fresh_s: float
     ) -> "_PoolRows":
-        """Read it."""
+        """Read the rows of the given pools."""
         reports, fresh, unheard = await _reports(connection, ids, fresh_s)
         return cls(
             reports,
@@ -239,7 +242,7 @@ class _PoolRows:
 async def _reports(
     connection: AsyncConnection, ids: Sequence[str], fresh_s: float
 ) -> tuple[dict[str, list[Any]], frozenset[str], Counter[str]]:
-    """Return reports by pool, the keys of fresh ones, and the number of cells without one."""
+    """Return the reports by pool, the keys of fresh reports, and the number of other cells."""
     c, d = tables.cells.c, cell_demands.c
     query = (
         select(
@@ -280,7 +283,10 @@ async def _replicas(connection: AsyncConnection, ids: Sequence[str]) -> Counter[
 
 
 def _kind_of(state: int, *, sleeps: bool) -> str:
-    """Return the kind of a replica for scaling; one that boots in order to sleep has none."""
+    """Return the kind of a replica for scaling.
+
+    A replica that boots only to sleep has a kind apart.
+    """
     if state == ReplicaState.SLEEPING:
         return "asleep" if sleeps else "booting"
     if sleeps:
@@ -289,10 +295,10 @@ def _kind_of(state: int, *, sleeps: bool) -> str:
 
 
 async def _booted_s(connection: AsyncConnection, ids: Sequence[str]) -> dict[str, list[float]]:
-    """Return the boot times of the replicas that became ready since the last look.
+    """Return the boot times of the replicas that became ready since the last round.
 
-    A replica's first interval begins when it was placed. Replicas that were restarted or have slept
-    are left out.
+    The first interval of a replica begins when the replica was placed. Replicas that were restarted
+    or have slept are left out.
     """
     r, now, before = tables.replicas.c, replica_intervals, replica_intervals.alias()
     earlier, kept = replica_intervals.alias(), pool_scaling_states.c
@@ -323,7 +329,7 @@ async def _booted_s(connection: AsyncConnection, ids: Sequence[str]) -> dict[str
 
 
 async def _hardware(connection: AsyncConnection, ids: Sequence[str]) -> dict[str, str]:
-    """Return the hardware of most replicas of each pool."""
+    """Return the hardware of each pool, as most of its replicas have it."""
     r, n = tables.replicas.c, tables.nodes.c
     query = (
         select(r.pool_id, n.accelerator_facts, n.cpu_count, func.count())
@@ -339,7 +345,7 @@ async def _hardware(connection: AsyncConnection, ids: Sequence[str]) -> dict[str
 
 
 async def _objectives(connection: AsyncConnection) -> tuple[dict[int, float], dict[int, float]]:
-    """Return first-token objectives by priority, and those of preemptible tiers alone."""
+    """Return the TTFT objectives of all tiers by priority, and those of preemptible tiers alone."""
     t = tables.tiers.c
     found: tuple[dict[int, float], dict[int, float]] = ({}, {})
     query = select(t.priority, t.ttft_deadline_ms, t.is_preemptible).where(t.ttft_deadline_ms > 0)
@@ -350,11 +356,11 @@ async def _objectives(connection: AsyncConnection) -> tuple[dict[int, float], di
 
 
 async def budget(connection: AsyncConnection, besides: Iterable[str]) -> FleetBudget:
-    """Return the budget left for the scaled pools, after the pools with numbers set by hand.
+    """Return the budget for the scaled pools, after deduction of pools with numbers set by hand.
 
     Args:
         connection: Connection for the reads.
-        besides: The scaled pools.
+        besides: Ids of the scaled pools.
     """
     t, p = scaling_budgets.c, tables.pools.c
     row = (await connection.execute(select(t.accelerators, t.price).where(t.id == BUDGET))).first()
@@ -373,7 +379,7 @@ async def budget(connection: AsyncConnection, besides: Iterable[str]) -> FleetBu
 
 
 async def shared_pools(connection: AsyncConnection) -> list[list[tuple[str, float]]]:
-    """Return the pools of each model that several pools serve, with their prices."""
+    """Return, for each model that several pools serve, the pools with their prices."""
     t = tables.model_pools.c
     lists = await connection.scalars(select(t.pools).order_by(t.id))
     return [[(it["pool_id"], it["price"]) for it in pools] for pools in lists]
@@ -399,7 +405,7 @@ async def speeds(
 async def write_speeds(
     connection: AsyncConnection, found: Mapping[tuple[str, str, str], PoolSpeed]
 ) -> None:
-    """Store the present speeds."""
+    """Store the present speeds of replicas."""
     names = ("prompt_token_s", "output_token_s", "sequences")
     for key, speed in sorted(found.items()):
         values = {name: getattr(speed, name) for name in names} | {"measured_at": func.now()}
@@ -419,14 +425,14 @@ async def write_decision(
     memory: Mapping[str, Any],
     decision: Mapping[str, Any],
 ) -> None:
-    """Store the memory and the decision of a look."""
+    """Store the record of a pool and the decision of a round."""
     values = {"memory": memory, "decision": decision, "decided_at": func.now()}
     query = insert(pool_scaling_states).values(pool_id=pool.id, **values)
     await connection.execute(query.on_conflict_do_update(index_elements=["pool_id"], set_=values))
 
 
 async def write_number(connection: AsyncConnection, pool: ScaledPool, decided: PoolPlan) -> bool:
-    """Set the decided number of replicas of a pool; return whether it changed."""
+    """Set the decided number of replicas of a pool. Return whether the number changed."""
     before = pool.hand if pool.scaled is None else pool.scaled
     p = tables.pools.c
     is_other = or_(
@@ -452,7 +458,7 @@ async def write_number(connection: AsyncConnection, pool: ScaledPool, decided: P
 
 
 def decisive(decided: PoolPlan) -> Any:
-    """Return the decisive reason: the last one that leads to the number."""
+    """Return the decisive reason: the last reason with the wanted number of replicas."""
     reasons = decided.reasons
     return next((it for it in reversed(reasons) if it.replicas == decided.wanted), reasons[-1])
 

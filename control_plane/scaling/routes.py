@@ -1,4 +1,4 @@
-"""Serves the admin REST of scaling: bounds of pools, numbers set by hand, and their reasons."""
+"""Serves the admin REST of scaling: the bounds of pools, numbers set by hand, and decisions."""
 
 import asyncio
 import re
@@ -38,7 +38,7 @@ from sluice.errors import BadRequestError, ErrorCode, PlatformError
 
 INTERVAL_S = 15.0
 _KIND = "scaling"
-_SLEEPERS_SHARE = 0.05  # where nothing else is said and the engine can sleep
+_SLEEPERS_SHARE = 0.05  # default share, if the engine can sleep
 _ONE = "/v1/pools/{id:[^/]+}/scaling"
 _READ, _WRITE = Action.READ_PLATFORM, Action.WRITE_FLEET
 _SETTINGS = tuple(ScalingBody.model_fields)
@@ -59,7 +59,7 @@ _DECISION: dict[str, Any] = {
     "cause": describe.TEXT,
     "reasons": {"type": "array", "items": describe.OBJECT},
     "warnings": describe.TEXTS,
-    "speed": describe.OBJECT,  # empty: not measured
+    "speed": describe.OBJECT,  # empty: the speed was not measured yet
     "tiers": describe.OBJECT,
     "decided_at": describe.nullable(describe.TEXT),
 }
@@ -78,7 +78,7 @@ Set = Callable[[Write, str, Values], Awaitable[Values]]
 
 
 class ScalingRoutes:
-    """Handlers of scaling."""
+    """The request handlers of scaling."""
 
     def __init__(
         self,
@@ -86,11 +86,11 @@ class ScalingRoutes:
         interval_s: float = INTERVAL_S,
         actuators: Collection[str] = (),
     ) -> None:
-        """Prepare.
+        """Create the handlers.
 
         Args:
             database: Database of the pools.
-            interval_s: Seconds between two looks of the loop.
+            interval_s: Seconds between two rounds of the scaling loop.
             actuators: Names of the actuators that a pool may choose.
         """
         self._database = database
@@ -194,7 +194,7 @@ class ScalingRoutes:
         return shown(request, _settings(rows[0]))
 
     async def plan(self, request: web.Request) -> web.Response:
-        """Return the decision of a look at this moment, without carrying it out."""
+        """Return the decision that a round would make now, without applying the decision."""
         key, asked = path_id(request), _bounds_of(request)
 
         async def work(connection: AsyncConnection) -> Values:
@@ -214,7 +214,10 @@ class ScalingRoutes:
         return shown(request, await self._database.run(work))
 
     async def replay(self, request: web.Request) -> web.Response:
-        """Return the results of the present bounds and of others on past demand; takes seconds."""
+        """Replay past demand with the present bounds and with other bounds.
+
+        A replay runs for seconds.
+        """
         key, asked, hours = path_id(request), _bounds_of(request), _hours(request)
 
         async def work(connection: AsyncConnection) -> Looked:
@@ -229,7 +232,8 @@ class ScalingRoutes:
             message = "less than an hour of demand is kept of this pool: ask again later"
             raise PlatformError(ErrorCode.CONFLICT, message)
         bounds = replace(one.pool.settings, pin=None, is_paused=False)
-        async with self._replaying:  # each takes a processor
+        # one replay at a time, because each replay occupies a processor core
+        async with self._replaying:
             tried = {"present": bounds, "asked": replace(bounds, **asked)}
             results = {
                 name: asdict(await asyncio.to_thread(replay, curve, one.state, it))
@@ -238,7 +242,7 @@ class ScalingRoutes:
         return shown(request, {"pool_id": key, "hours": len(curve) / 3600, **results})
 
     async def changes(self, request: web.Request) -> web.Response:
-        """Return a page of changes; `?after=` the last id of a page continues it."""
+        """Return a page of changes. `?after=` with the last id of a page returns the next page."""
         key, t = path_id(request), scaling_changes.c
         limit, after = page_of(request)
         query = select(scaling_changes).where(t.pool_id == key)
@@ -260,7 +264,10 @@ class ScalingRoutes:
     # --- writing --------------------------------------------------------------------------------
 
     async def put(self, request: web.Request) -> web.Response:
-        """Create or replace the bounds of a pool; switched off it keeps its replicas."""
+        """Create or replace the bounds of a pool.
+
+        A pool whose scaling is switched off keeps its replicas.
+        """
         body = await read_body(request, ScalingBody)
         values = body.model_dump()
         if body.actuator and body.actuator not in self._actuators:
@@ -309,7 +316,7 @@ class ScalingRoutes:
         return await self._set(request, pinned)
 
     async def pause(self, request: web.Request) -> web.Response:
-        """Pause scaling: the number stays."""
+        """Pause scaling of a pool, whose number of replicas is then left unchanged."""
 
         async def paused(_: Write, __: str, before: Values) -> Values:
             return before | {"is_paused": True}
@@ -317,7 +324,7 @@ class ScalingRoutes:
         return await self._set(request, paused)
 
     async def resume(self, request: web.Request) -> web.Response:
-        """Resume scaling."""
+        """Resume scaling of a pool, and remove a number set by hand."""
 
         async def resumed(_: Write, __: str, before: Values) -> Values:
             return before | {"is_paused": False, "pin": None, "pin_until": None, "pinned_by": ""}
@@ -345,7 +352,7 @@ class ScalingRoutes:
     async def _set(
         self, request: web.Request, change: Set, *, creates: bool = False
     ) -> web.Response:
-        """Apply `change` to the row of a pool."""
+        """Apply `change` to the stored bounds of a pool."""
         key = path_id(request)
 
         async def work(write: Write) -> WriteReply:
@@ -369,7 +376,7 @@ class ScalingRoutes:
 
 
 async def _locked(write: Write, key: str) -> Values | None:
-    """Return the row of a pool that is held; None: it has no bounds."""
+    """Return the bounds of a pool and lock the rows of both; None if the pool has no bounds."""
     held = select(pools.c.id).where(pools.c.id == key).with_for_update()
     if await first(write.connection, held) is None:
         raise PlatformError(ErrorCode.NOT_FOUND, f"there is no pools/{key}")
@@ -378,7 +385,7 @@ async def _locked(write: Write, key: str) -> Values | None:
 
 
 async def _why_awake(write: Write, key: str) -> str:
-    """Return the reason why replicas of a pool cannot sleep; empty: they can."""
+    """Return the reason why the replicas of a pool cannot sleep; empty if they can."""
     query: Any = select(pools.c.engine, pools.c.roles).where(pools.c.id == key)
     row = await first(write.connection, query)
     assert row is not None, "the pool's row is locked"
@@ -390,7 +397,7 @@ async def _why_awake(write: Write, key: str) -> str:
 
 
 async def _keep_number(write: Write, key: str) -> None:
-    """Make the present number the operators' number."""
+    """Make the present number of replicas the number set by operators."""
     query = update(pools).where(pools.c.id == key, pools.c.scaled_replicas.is_not(None))
     kept = query.values(
         replicas_wanted=pools.c.scaled_replicas, scaled_replicas=None, scaled_sleepers=0
@@ -429,7 +436,7 @@ def _budget(row: Values | None) -> Values:
 
 
 def _bounds_of(request: web.Request) -> dict[str, Any]:
-    """Return the bounds in a query, based on the present ones."""
+    """Return the bounds in a query; bounds missing in the query keep their present values."""
     found: dict[str, Any] = {}
     for name in _PLAN_FIELDS:
         text = request.query.get(name)

@@ -1,8 +1,9 @@
-"""The loop of scaling: reads the pools with bounds, plans, and writes their numbers.
+"""The scaling loop: reads the pools with bounds, plans, and writes their numbers of replicas.
 
-Every control plane runs it; one holds the lease, and another takes it after a silence. A step
-reads, decides and writes in one transaction that holds the lease's row, so two never decide from
-the same state. Memory holds only figures for metrics.
+Every control plane runs the loop. One control plane holds the lease and leads; when the leader is
+silent, another acquires the lease. A step reads, decides and writes in one transaction that locks
+the row of the lease, so two control planes never decide from the same state. The process keeps only
+figures for metrics in memory.
 """
 
 import asyncio
@@ -41,22 +42,24 @@ log = structlog.get_logger(__name__)
 
 _LEASE = "scaling"
 _LEASE_MIN_S = 5.0
-_LEASE_INTERVALS = 2.5  # longer than from one look to the next
-_REPORTS = 3  # of a router, in an interval
-_FRESH_INTERVALS = 2.0  # a report that is older says nothing of the present
+# intervals after which the lease expires, so that it outlasts the pause between two rounds
+_LEASE_INTERVALS = 2.5
+_REPORTS = 3  # reports that a router sends per interval
+_FRESH_INTERVALS = 2.0  # intervals after which a report no longer describes the present
 _DEADLINE_S = 10.0
 _PRUNE_LOOKS = 40
-_WAKE_LOOK_S = 0.5  # between two looks, while replicas sleep: routers report as often
+# seconds between two checks for waiting work while replicas sleep; routers report as often
+_WAKE_LOOK_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """A pool with the result of a look.
+    """A pool with the result of a scaling round.
 
     Attributes:
-        speed: Speed of its replicas; None: not measured.
+        speed: Speed of the pool's replicas; None: not measured.
         is_measured: Whether the speed was measured recently.
-        late_s: Seconds for which its actuator has been late with replicas.
+        late_s: Seconds for which the pool's actuator has been late with replicas.
     """
 
     pool: ScaledPool
@@ -69,7 +72,7 @@ class Looked:
 
 
 class Scaling:
-    """Owns the scaling loop, and receives the reports of routers."""
+    """Owns the scaling loop, and stores the reports of routers."""
 
     def __init__(
         self,
@@ -79,14 +82,14 @@ class Scaling:
         count_late: Callable[[str], None],
         asking: NodeAsking,
     ) -> None:
-        """Prepare; `run` belongs into a TaskGroup.
+        """Prepare the loop; `run` must be started in a TaskGroup.
 
         Args:
             database: Database of scaling.
-            interval_s: Seconds between two looks.
-            show: Called with the figures of each pool for metrics; without any while another
-                control plane leads.
-            count_late: Called with each pool whose replicas begin to be late.
+            interval_s: Seconds between two rounds.
+            show: Called with the figures of each pool, for metrics. The mapping is empty while
+                another control plane leads.
+            count_late: Called with each pool whose actuator becomes late with replicas.
             asking: Requests nodes from actuators.
         """
         self._database = database
@@ -97,11 +100,11 @@ class Scaling:
         self._process = new_id("scaling")
         self._late: set[str] = set()
         self._looks = 0
-        self._sleepers: frozenset[str] = frozenset()  # pools where replicas sleep
+        self._sleepers: frozenset[str] = frozenset()  # ids of pools with sleeping replicas
         self._lease_s = max(_LEASE_MIN_S, _LEASE_INTERVALS * interval_s)
 
     async def run(self) -> None:
-        """Run until cancelled."""
+        """Run the scaling loop until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._asking.run())
             await self._look_for_ever()
@@ -113,7 +116,7 @@ class Scaling:
             except (DatabaseDownError, DBAPIError) as error:
                 log.warning("scaling_step_failed", error=str(getattr(error, "reason", error)))
                 self._rest()
-            except Exception:  # the numbers stand as they are; serving goes on
+            except Exception:  # the numbers of replicas stay as they are, and serving goes on
                 log.exception("scaling_step_broken")
                 self._rest()
             until_s = time.monotonic() + self._interval_s
@@ -123,7 +126,7 @@ class Scaling:
                     await self._wake_or_warn()
 
     def _rest(self) -> None:
-        """Show no figures and request no nodes: it is unknown whether this control plane leads."""
+        """Clear figures and requests for nodes, as this control plane may not lead."""
         self._show({})
         self._asking.offer({})
 
@@ -131,7 +134,7 @@ class Scaling:
         """Wake sleeping replicas of pools with waiting work, if this control plane leads.
 
         Returns:
-            Ids of the pools.
+            Ids of the pools whose replicas were woken.
 
         Raises:
             DatabaseDownError: PostgreSQL does not answer.
@@ -162,7 +165,7 @@ class Scaling:
         return woken
 
     async def step(self) -> None:
-        """Take one look, if this control plane leads.
+        """Run one round, if this control plane leads.
 
         Raises:
             DatabaseDownError: PostgreSQL does not answer.
@@ -174,7 +177,7 @@ class Scaling:
         self._log_changes(looked)
 
     async def report(self, message: wire.ReportDemandRequest) -> int:
-        """Keep a router's report; return milliseconds until the next one.
+        """Store a router's report. Return the milliseconds until the router's next report.
 
         Raises:
             ValueError: The report is not valid.
@@ -209,7 +212,7 @@ class Scaling:
             await repository.write_decision(connection, one.pool, one.memory.as_json(), decision)
             if one.pool.is_on:
                 await repository.write_number(connection, one.pool, one.decided)
-        # In the same transaction: else the fleet would drain replicas on nodes that stay.
+        # Done in the same transaction; otherwise the fleet would drain replicas on nodes that stay.
         boots_s = {it.pool.id: it.state.boot_s(1.0) for it in looked}
         return looked, await self._asking.look(connection, boots_s)
 
@@ -237,12 +240,13 @@ async def look_at(
     interval_s: float,
     pools: Sequence[ScaledPool] | None = None,
 ) -> list[Looked]:
-    """Look at pools and plan for them, without writing.
+    """Read pools and plan for them, without writing.
 
     Args:
         connection: Connection for the reads.
-        interval_s: Seconds between two looks.
-        pools: Pools with their observed or supposed settings; None: read here.
+        interval_s: Seconds between two rounds.
+        pools: Pools with observed or hypothetical settings; None: the pools are read from the
+            database.
     """
     if pools is None:
         fresh_s = max(2.0, _FRESH_INTERVALS * interval_s)
@@ -286,9 +290,10 @@ def _ratio(
     key: str,
     other: str,
 ) -> float | None:
-    """Return the work-seconds of another pool for one of a pool; None: it is not scaled.
+    """Return the work-seconds of another pool that replace one work-second of a pool.
 
-    A speed that is not measured yet is taken for equal: the first replica measures it.
+    None: the other pool is not scaled. A speed that is not measured yet is assumed to be equal; the
+    first replica of the pool measures it.
     """
     if key not in pools or other not in pools or not pools[other].is_on:
         return None
@@ -301,7 +306,7 @@ def _ratio(
 
 
 def _woken(one: Looked, count: int) -> PoolPlan:
-    """Return the last plan with some sleepers awake."""
+    """Return the last plan with some sleeping replicas woken."""
     before = one.pool.hand if one.pool.scaled is None else one.pool.scaled
     text = f"{one.state.facts.backlog_work_s:.1f} work-seconds wait: {count} sleepers wake"
     reason = ScalingReason(Cause.WAKE, before + count, text)
@@ -312,7 +317,7 @@ def _woken(one: Looked, count: int) -> PoolPlan:
 def _planned(
     pools: Sequence[ScaledPool], states: Mapping[str, PoolState], budget: FleetBudget, now: float
 ) -> dict[str, PoolPlan]:
-    """Plan for pools that are on within the budget, and for each of the others by itself."""
+    """Plan for scaled pools together within the budget, and for each switched-off pool alone."""
     on = {it.id: states[it.id] for it in pools if it.is_on}
     found = plan(on, budget, now)
     for it in pools:
@@ -335,7 +340,7 @@ def _told_speeds(
 
 
 def decision_of(one: Looked) -> dict[str, Any]:
-    """Return the decision of a look in the form of the API."""
+    """Return the decision of a round as JSON, in the form of the API."""
     facts, speed = one.state.facts, one.speed
     forecast = one.state.history.forecast(one.state.boot_s(1.0))
     return {

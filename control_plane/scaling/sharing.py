@@ -1,8 +1,8 @@
-"""Lets pools take over the demand of a pool that serves the same model and can grow no more; pure.
+"""Moves the demand of a full pool to other pools that serve the same model. Pure.
 
-Each pool counts the requests that came to it, so work that could go to either pool is counted once:
-where gateways sent it. They send it to a pool that waits less, and so never to one that has no
-replica yet. This is how such a pool gets its first ones.
+Each pool counts the requests that gateways sent to it, so that work which several pools could do is
+counted once. Gateways prefer a pool with a shorter wait, and so never choose a pool without
+replicas. The transfer of demand in this module gives such an empty pool its first replicas.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,7 +13,7 @@ from control_plane.scaling.model import Cause, PoolPlan, PoolState, ScalingReaso
 
 _FIXED = frozenset(
     {Cause.PIN, Cause.PAUSE, Cause.OBSERVING}
-)  # causes of pools that take nothing over
+)  # causes of pools to which no demand is moved
 
 
 def shared(
@@ -21,12 +21,12 @@ def shared(
     plans: Mapping[str, PoolPlan],
     capacity: Callable[[PoolState, PoolPlan], int],
 ) -> dict[str, PoolPlan]:
-    """Return the plans with the demand of full pools passed on to others.
+    """Return the plans, with the excess demand of full pools moved to other pools.
 
     Args:
         pools: All pools that are scaled, by their ids.
-        plans: Plan of each by itself.
-        capacity: Returns how many replicas of a plan a pool can have.
+        plans: Plan of each pool on its own.
+        capacity: Returns the number of replicas of a plan that a pool can have.
     """
     found = dict(plans)
     for key in sorted(plans):
@@ -43,11 +43,11 @@ def shared(
 def others_of(
     lists: Iterable[Sequence[tuple[str, float]]], ratio: Callable[[str, str], float | None]
 ) -> dict[str, tuple[tuple[str, float], ...]]:
-    """Return the `others` of each pool that shares a model.
+    """Return the `others` of each pool that shares a model with another pool.
 
     Args:
         lists: The pools of each model, with their prices.
-        ratio: Returns the work-seconds of the second pool for one of the first; None: not known.
+        ratio: Returns the work-seconds of the second pool for one of the first; None: unknown.
     """
     prices: dict[str, dict[str, float]] = {}
     for pools in lists:
@@ -69,7 +69,7 @@ def others_of(
 def _excess(
     state: PoolState, decided: PoolPlan, capacity: Callable[[PoolState, PoolPlan], int]
 ) -> float:
-    """Return the replicas that a pool's demand asks for beyond those that it can have."""
+    """Return the number of replicas that a pool's demand needs beyond its capacity."""
     demand = decided.reasons[0]
     assert demand.cause in {Cause.DEMAND, Cause.SURGE}, demand
     if _is_fixed(decided, Cause.OBSERVING):
@@ -78,7 +78,7 @@ def _excess(
 
 
 def _taken(state: PoolState, decided: PoolPlan, of: str, work: float) -> tuple[PoolPlan, float]:
-    """Return a plan with as much of another pool's work as fits, and how much that is."""
+    """Return a plan with the part of another pool's work that fits, and the size of the part."""
     settings = state.settings
     high = max(settings.replicas_min, settings.replicas_max)
     own = decided.reasons[0].replicas

@@ -1,4 +1,4 @@
-"""Rows of scaling: operators' settings, routers' reports, memory, and decisions."""
+"""Rows of scaling: operators' settings, routers' reports, records of pools, and decisions."""
 
 from sqlalchemy import (
     BigInteger,
@@ -17,7 +17,7 @@ from sqlalchemy import (
 
 from control_plane.tables import count_column, flag_column, metadata, object_column, words_column
 
-# Bounds of a pool, and what an operator has said by hand; no row: the pool is not scaled.
+# Bounds of a pool, and the number that an operator set by hand. No row: the pool is not scaled.
 pool_scalings = Table(
     "pool_scalings",
     metadata,
@@ -31,7 +31,7 @@ pool_scalings = Table(
     Column("price", Double, nullable=False, server_default="0"),
     Column("sleepers_share", Double, nullable=False, server_default="0"),
     count_column("sleepers_min"),
-    words_column("actuator"),  # empty: replicas go to the nodes that there are
+    words_column("actuator"),  # empty: replicas run on the existing nodes
     Column(
         "replicas_per_node",
         Integer,
@@ -41,11 +41,11 @@ pool_scalings = Table(
     ),
     flag_column("is_paused"),
     Column("pin", Integer, CheckConstraint("pin >= 0", name="pin")),
-    Column("pin_until", DateTime(timezone=True)),  # NULL: until it is lifted
+    Column("pin_until", DateTime(timezone=True)),  # NULL: until an operator removes the pin
     words_column("pinned_by"),
 )
 
-# The loop's memory between two looks (`memory`), and its last decision (`decision`).
+# The loop's record of a pool between two rounds (`memory`), and its last decision (`decision`).
 pool_scaling_states = Table(
     "pool_scaling_states",
     metadata,
@@ -55,7 +55,7 @@ pool_scaling_states = Table(
     Column("decided_at", DateTime(timezone=True), nullable=False, server_default=func.now()),
 )
 
-# The last report of each router that owned a cell: sums since its book was made.
+# The last report of each router that owned a cell, with sums since the router began its record.
 cell_demands = Table(
     "cell_demands",
     metadata,
@@ -67,7 +67,7 @@ cell_demands = Table(
     Column("received_at", DateTime(timezone=True), nullable=False, server_default=func.now()),
 )
 
-# How fast a full replica is; pools of the same kind share what was measured.
+# The speed of a fully loaded replica; pools of the same kind share the measurements.
 engine_speeds = Table(
     "engine_speeds",
     metadata,
@@ -80,7 +80,7 @@ engine_speeds = Table(
     Column("measured_at", DateTime(timezone=True), nullable=False, server_default=func.now()),
 )
 
-# Every change of a pool's number, the newest last.
+# Every change of a pool's number of replicas, the newest last.
 scaling_changes = Table(
     "scaling_changes",
     metadata,
@@ -94,16 +94,16 @@ scaling_changes = Table(
 )
 Index("ix_scaling_changes_pool_id", scaling_changes.c.pool_id, scaling_changes.c.id)
 
-# Bounds over all pools together; one row at most.
+# Bounds over all pools together; at most one row.
 scaling_budgets = Table(
     "scaling_budgets",
     metadata,
     Column("id", Text, primary_key=True),
-    Column("accelerators", Integer),  # NULL: any
+    Column("accelerators", Integer),  # NULL: no bound
     Column("price", Double),
 )
 
-# How asking for nodes goes, by actuator; columns that a pool has chosen.
+# State of the requests for nodes, one row per actuator that a pool has chosen.
 actuator_asks = Table(
     "actuator_asks",
     metadata,

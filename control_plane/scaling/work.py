@@ -1,7 +1,7 @@
-"""Turns the sums in routers' reports into the demand of pools, each sum once. Pure.
+"""Turns the sums in routers' reports into the demand of pools, and counts each sum once. Pure.
 
-Work is counted in the seconds of one replica. A computed prompt token and an output token each
-count by their cost on a full replica of the same base, hardware and configuration.
+Work is measured in seconds of one replica. A computed prompt token and an output token are weighted
+by their cost on a fully loaded replica of the same base, hardware and configuration.
 """
 
 import math
@@ -11,9 +11,9 @@ from typing import Any
 
 from sluice.wire.control.v1 import control_pb2 as wire
 
-CELLS_MAX = 10_000  # per report
-TIERS_MAX = 64  # per cell
-_SUM_MAX = 1 << 53  # JSON numbers are exact up to there
+CELLS_MAX = 10_000  # largest number of cells per report
+TIERS_MAX = 64  # largest number of tiers per cell
+_SUM_MAX = 1 << 53  # largest sum, since JSON numbers are exact up to this value
 _TOKEN_MIN_S, _TOKEN_MAX_S = 1e-9, 10.0
 _SPEED_SMOOTHING = 0.2
 
@@ -23,7 +23,7 @@ NO_SUMS: Sums = (0, 0, 0, 0)
 
 @dataclass(frozen=True, slots=True)
 class PoolSpeed:
-    """The speed of one replica that serves as many sequences as its objective allows.
+    """The speed of one replica that serves as many sequences as its objective permits.
 
     Attributes:
         prompt_token_s: Seconds per computed prompt token.
@@ -36,11 +36,11 @@ class PoolSpeed:
     sequences: int = 1
 
     def work_s(self, prompt_tokens: float, output_tokens: float) -> float:
-        """Return the seconds of one replica for a number of tokens."""
+        """Return the work, in seconds of one replica, of a number of tokens."""
         return prompt_tokens * self.prompt_token_s + output_tokens * self.output_token_s
 
     def learned(self, told: "PoolSpeed") -> "PoolSpeed":
-        """Return the speed after another measurement."""
+        """Return the speed averaged with another measurement."""
 
         def mean(before: float, now: float) -> float:
             return before + _SPEED_SMOOTHING * (now - before)
@@ -57,11 +57,11 @@ class CellWork:
     """The last report of a cell's owner.
 
     Attributes:
-        key: Cell and router.
-        epoch: Epoch of the router's book; a later one begins at 0.
+        key: Id of the cell and of the router.
+        epoch: Epoch of the router's record; the sums of a later epoch begin at 0.
         sums: Sums by priority of the tier.
-        queued: Waiting (requests, prompt tokens), by priority of the tier.
-        running: Number of sequences on replicas.
+        queued: Waiting requests and their prompt tokens, by priority of the tier.
+        running: Number of sequences that run on replicas.
         speed: Speed of the cell's replicas; None: not measured.
         first_token_s: TTFT of a usual request on an idle replica; 0: unknown.
     """
@@ -75,15 +75,16 @@ class CellWork:
     first_token_s: float
 
 
-Seen = dict[str, tuple[int, dict[int, Sums]]]  # by cell and router: epoch, sums that are counted
+# by cell and router: the epoch, and the sums counted so far
+Seen = dict[str, tuple[int, dict[int, Sums]]]
 
 
 def news(reports: Iterable[CellWork], seen: Seen | None) -> tuple[dict[int, Sums], Seen]:
-    """Return the increase since the last look, by tier, and the counts of this look.
+    """Return the increase of the sums since the last round, by tier, and the sums of this round.
 
     Args:
         reports: Last reports of all present and past owners of the pool's cells.
-        seen: Counts of the last look; None: this is the first look, without an increase.
+        seen: Sums of the last round; None: this is the first round, which has no increase.
     """
     came: dict[int, Sums] = {}
     now_seen: Seen = {}
@@ -102,7 +103,7 @@ def news(reports: Iterable[CellWork], seen: Seen | None) -> tuple[dict[int, Sums
 
 
 def checked(cell: wire.CellDemand) -> dict[str, Any]:
-    """Return a cell's report as it is stored.
+    """Return a cell's report in its stored form.
 
     Raises:
         ValueError: A number is out of bounds.
@@ -127,7 +128,7 @@ def checked(cell: wire.CellDemand) -> dict[str, Any]:
 
 
 def restored(key: str, epoch: int, kept: Mapping[str, Any]) -> CellWork:
-    """Return the report from the form of `checked`."""
+    """Return a report from its stored form, see `checked`."""
     tiers = {int(priority): row for priority, row in kept["tiers"].items()}
     return CellWork(
         key,
@@ -141,7 +142,7 @@ def restored(key: str, epoch: int, kept: Mapping[str, Any]) -> CellWork:
 
 
 def told_speed(reports: Iterable[CellWork]) -> PoolSpeed | None:
-    """Return the mean of the speeds measured by cells; None: there is none."""
+    """Return the mean of the speeds measured by cells; None if no cell has measured its speed."""
     found = [report.speed for report in reports if report.speed is not None]
     if not found:
         return None

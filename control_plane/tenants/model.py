@@ -14,9 +14,9 @@ from sluice.scopes import Scope
 
 SALT_BYTES = 16
 RESERVED = ShareField("reserved", of_percent=10, unit="permille")
-RESERVED_PERMILLE_MAX = 1000  # of all tiers together
+RESERVED_PERMILLE_MAX = 1000  # bound of the sum of all tiers' reserved shares
 ANY_MODEL = "*"
-RETENTION_HOURS_MAX = 87_600  # ten years, as the platform's own bound
+RETENTION_HOURS_MAX = 87_600  # hours in ten years, as for the platform's own bound
 _PATTERN = re.compile(r"[A-Za-z0-9._:/@+-]{0,128}\*?")
 
 
@@ -84,7 +84,7 @@ class LimitsBody(_Limits):
 
     @model_serializer
     def _set_ones(self) -> dict[str, int]:
-        """Return the limits other than 0: most tenants have none, and there are many tenants."""
+        """Return the limits other than 0, because most of the many tenants have no limits."""
         return {name: limit for name, limit in self if limit}
 
 

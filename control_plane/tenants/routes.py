@@ -23,7 +23,8 @@ from control_plane.tenants.model import (
 )
 from sluice.errors import BadRequestError, ErrorCode, PlatformError
 
-_RESERVES_LOCK = 7310520304  # held while the reserved shares of all tiers are added up
+# advisory lock, held while the reserved shares of all tiers are added up
+_RESERVES_LOCK = 7310520304
 
 
 async def _check_tier(connection: AsyncConnection, key: str, values: Values) -> None:
@@ -32,7 +33,7 @@ async def _check_tier(connection: AsyncConnection, key: str, values: Values) -> 
 
 
 async def _check_reserves(connection: AsyncConnection, key: str, wanted: int) -> None:
-    """Refuse a reserved share that the other tiers leave no room for."""
+    """Refuse a reserved share that exceeds the share left by the other tiers."""
     if not wanted:
         return
     await connection.execute(select(func.pg_advisory_xact_lock(_RESERVES_LOCK)))
@@ -48,7 +49,7 @@ async def _check_reserves(connection: AsyncConnection, key: str, wanted: int) ->
 
 
 async def _check_limited(connection: AsyncConnection, wanted: set[str]) -> None:
-    """Refuse limits of an unknown model: they would limit nothing."""
+    """Refuse limits for an unknown model, because they would have no effect."""
     if not wanted:
         return
     query = select(models.c.id).where(models.c.id.in_(wanted))
@@ -61,7 +62,7 @@ async def _check_limited(connection: AsyncConnection, wanted: set[str]) -> None:
 
 
 async def _check_tenant(connection: AsyncConnection, key: str, values: Values) -> None:
-    """Refuse an id that is the prefix of others' names, and unknown fallbacks and pins."""
+    """Refuse an id that is a prefix of other owners' names. Refuse unknown fallbacks and pins."""
     await take_space(connection, key)
     fallbacks: dict[str, str] = values["fallbacks"]
     for model, instead in fallbacks.items():

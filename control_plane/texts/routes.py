@@ -1,4 +1,4 @@
-"""REST of redacted texts: each reading and each erasure is in the audit log."""
+"""REST of redacted texts. Each read and each erasure is recorded in the audit log."""
 
 from aiohttp import web
 
@@ -47,7 +47,7 @@ _FOUND = {
 
 
 class TextRoutes:
-    """Handlers of policies, and of stored texts."""
+    """The request handlers of text policies and of stored texts."""
 
     def __init__(self, database: Database, store: TextStore) -> None:
         self._database = database
@@ -70,7 +70,7 @@ class TextRoutes:
         ]
 
     async def get(self, request: web.Request) -> web.Response:
-        """Return the stored texts of a request, after an audit row on the reader."""
+        """Return the stored texts of a request, after an audit row about the reader was written."""
         tenant_id, request_id = path_id(request, "tenant_id"), request.match_info["request_id"]
         require(request, tenant_id)
         try:
@@ -90,9 +90,10 @@ class TextRoutes:
         return await self._writes.run(request, work)
 
     async def delete(self, request: web.Request) -> web.Response:
-        """Erase all texts of a tenant (204); repeatable.
+        """Erase all texts of a tenant (204); can be repeated.
 
-        The audit row comes first: no erasure is without a row. A failed erasure has another row.
+        The audit row is written first, so that no erasure lacks an audit row. A failed erasure gets
+        a second audit row.
         """
         tenant_id = path_id(request, "tenant_id")
         require(request, tenant_id)
@@ -103,7 +104,8 @@ class TextRoutes:
 
         answer = await self._writes.run(request, work)
         try:
-            # Also when the answer is one that was kept: it may have been kept before this failed.
+            # The erasure also runs if the answer is a stored one, because the earlier erasure may
+            # have failed after the answer was stored.
             await self._store.erase(tenant_id)
         except FeedDownError as error:
             failure = _away(error)

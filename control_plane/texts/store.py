@@ -24,11 +24,14 @@ class TextStore(Protocol):
     """The store of texts, for the routes."""
 
     async def find(self, tenant_id: str, request_id: str) -> list[dict[str, Any]]:
-        """Return the stored texts of a tenant's requests with an id; FeedDownError: it is away."""
+        """Return the stored texts of a tenant's request.
+
+        Raises FeedDownError if the store is down.
+        """
         ...
 
     async def erase(self, tenant_id: str) -> None:
-        """Erase all texts of a tenant; FeedDownError: it is away."""
+        """Erase all texts of a tenant. Raises FeedDownError if the store is down."""
         ...
 
 
@@ -36,11 +39,11 @@ class NoTexts:
     """The store of a control plane without a telemetry service."""
 
     async def find(self, tenant_id: str, request_id: str) -> list[dict[str, Any]]:
-        """Raise FeedDownError."""
+        """Raise FeedDownError, because no telemetry service is configured."""
         raise FeedDownError(f"no texts of {tenant_id}/{request_id}: {_UNSET}")
 
     async def erase(self, tenant_id: str) -> None:
-        """Raise FeedDownError."""
+        """Raise FeedDownError, because no telemetry service is configured."""
         raise FeedDownError(f"no texts of {tenant_id}: {_UNSET}")
 
 
@@ -50,10 +53,10 @@ NO_TEXTS = NoTexts()
 
 @asynccontextmanager
 async def open_store(telemetry_url: str, telemetry_key: str) -> AsyncGenerator[TextStore]:
-    """Open a store; the telemetry service need not run yet.
+    """Open a store. The telemetry service need not run yet.
 
     Args:
-        telemetry_url: URL of the service; empty: no service.
+        telemetry_url: URL of the telemetry service; empty: there is no service.
         telemetry_key: Admin key for the service.
     """
     if not telemetry_url:
@@ -64,17 +67,17 @@ async def open_store(telemetry_url: str, telemetry_key: str) -> AsyncGenerator[T
 
 
 class TelemetryTexts:
-    """Asks the telemetry service (`/v1/texts`)."""
+    """Queries the telemetry service (`/v1/texts`)."""
 
     def __init__(self, session: aiohttp.ClientSession, url: str) -> None:
         self._session = session
         self._url = f"{url.rstrip('/')}/v1/texts"
 
     async def find(self, tenant_id: str, request_id: str) -> list[dict[str, Any]]:
-        """Return the stored texts; BadRequestError: the id is not valid.
+        """Return the stored texts. Raises BadRequestError if the id is not valid.
 
-        The id comes from the caller, and this request carries a key for all of telemetry: so the id
-        must stay one segment of the path.
+        The id is checked here because it comes from the caller, and because this request carries a
+        key for all of telemetry. So the id must not contain a further path segment.
         """
         if not is_request_id(request_id):
             message = "request_id: 1 to 128 of A-Z a-z 0-9 . _ : - are expected"
@@ -89,7 +92,7 @@ class TelemetryTexts:
         return rows
 
     async def erase(self, tenant_id: str) -> None:
-        """Erase all texts of a tenant; BadRequestError: the tenant's id is not valid."""
+        """Erase all texts of a tenant. Raises BadRequestError if the tenant's id is not valid."""
         await self._fetch("DELETE", self._url, tenant_id)
 
     async def _fetch(self, method: str, url: str, tenant_id: str) -> bytes:

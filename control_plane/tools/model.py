@@ -15,12 +15,12 @@ from sluice.server_tools import header_place
 
 _URL_CHARACTERS_MAX = 2048
 _NAMES_MAX, _HEADERS_MAX = 100, 16
-_SCHEMA_BYTES_MAX = 64 << 10  # as much as a request's own tool may have
+_SCHEMA_BYTES_MAX = 64 << 10  # the same limit as for a tool in a request
 _HEADER_CHARACTERS_MAX = 8192
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,128}")
 _HEADER_TEXT = re.compile(r"[\x20-\x7e]*")
-# They are the connection's, or say what the body is.
+# Headers of the connection, and headers that describe the body.
 _HEADERS_OF_OURS = frozenset(
     {
         *("host", "connection", "content-length", "content-type", "transfer-encoding", "accept"),
@@ -60,7 +60,7 @@ def _checked_name(value: str) -> str:
 
 
 def _checked_url(value: str) -> str:
-    """Return a URL that may be called; gateways check its address at each call."""
+    """Return a URL that may be called. Gateways check the URL's address at each call."""
     try:
         parts = urlsplit(value)
         _ = parts.port
@@ -140,30 +140,30 @@ class ServerToolBody(AdminBody):
 
 
 class HeaderSealer(Protocol):
-    """Encrypts a header's text for one place; see `sluice.sealing`."""
+    """Encrypts a header's text for one place, so that it is useless in another."""
 
     def seal(self, text: str, place: str) -> str:
         """Return the encrypted text."""
         ...
 
     def opened(self, sealed: str, place: str) -> str:
-        """Return the text; ValueError: it cannot be decrypted."""
+        """Return the decrypted text. Raises ValueError if it cannot be decrypted."""
         ...
 
 
 def stored_headers(
     known: Mapping[str, Any] | None, wanted: Mapping[str, Any], key: str, sealer: HeaderSealer
 ) -> dict[str, str]:
-    """Return the encrypted headers of a row.
+    """Return the encrypted headers of a tool's row.
 
     Args:
-        known: The row; None: there is none yet.
-        wanted: Values of the body.
+        known: The stored row; None: the tool is new.
+        wanted: Values of the request body.
         key: Id of the tool.
         sealer: Encrypts new texts.
 
     Raises:
-        BadRequestError: A text to be kept does not exist, or was for another address.
+        BadRequestError: A header to keep does not exist, or was meant for another address.
     """
     before: Mapping[str, str] = {} if known is None else known["secret_headers"]
     sealed: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""REST of tools that gateways call; secrets are written, and never read."""
+"""REST of tools that gateways call. Secrets can be written, and are never returned."""
 
 import json
 from collections.abc import Mapping
@@ -40,7 +40,7 @@ async def _seal(connection: AsyncConnection, key: str, values: Values) -> None:
 
 
 async def _check_name(connection: AsyncConnection, key: str, values: Values) -> None:
-    """Raise PlatformError CONFLICT if another tool of the tenant has the name."""
+    """Raise PlatformError CONFLICT if another tool of the tenant has the same name."""
     columns = server_tools.c
     query = select(columns.id).where(
         columns.owner_tenant_id == values["owner_tenant_id"],

@@ -1,8 +1,10 @@
-"""The control plane's own copy of the state, fed by PostgreSQL, from which all watchers are served.
+"""The control plane's own copy of the state, updated from PostgreSQL.
 
-NOTIFY only signals a change; its details are read from the table `changes`, and the objects are
-read again. So a lost or doubled notification does no harm. While PostgreSQL is away the copy stays,
-and watchers with it.
+All watchers are served from this copy.
+
+NOTIFY only signals that there is a change. The details are read from the table `changes`, and then
+the changed objects are read. So a lost or duplicate notification does no harm. While PostgreSQL is
+down, the copy stays available and watchers stay connected.
 """
 
 import asyncio
@@ -27,9 +29,12 @@ from sluice.wire.control.v1 import control_pb2 as wire
 log = structlog.get_logger(__name__)
 
 _CHANNEL = "sluice_changes"
-_POLL_S = 2.0  # how late a change is when its notification got lost
-_DELTA_OBJECTS_MAX = 20_000  # more changes than this are read as a new snapshot
-_SNAPSHOT_STALE_SHARE = 4  # a snapshot is made anew when the deltas since are a quarter of it
+# seconds between polls, and so the longest delay of a change whose notification was lost
+_POLL_S = 2.0
+# with more changed objects than this, a new snapshot is read instead of a delta
+_DELTA_OBJECTS_MAX = 20_000
+# a new snapshot is made when the deltas since the last are a quarter of its size
+_SNAPSHOT_STALE_SHARE = 4
 _LOAD_TIMEOUT_S = 30.0
 _CATCH_UP_TIMEOUT_S = 4.0
 _LISTEN_TIMEOUT_S = 3.0
@@ -38,26 +43,29 @@ _NEWEST = select(func.max(changes.c.version))
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Serialized `WatchResponse`s: the parts of a state at `version`; the last part is marked."""
+    """A state at `version` as serialized `WatchResponse` parts.
+
+    The last part is marked as the last.
+    """
 
     version: int
     parts: tuple[bytes, ...]
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all parts together."""
+        """Total size of all parts, in bytes."""
         return sum(len(part) for part in self.parts)
 
 
 class Feed:
-    """Current state, recent history, and an event that signals changes."""
+    """Holds the current state and recent history, and an event that signals changes."""
 
     def __init__(self, database: Database) -> None:
         self.state = ControlState()
         self.history = History()
         self.is_loaded = False
         self.is_database_up = False
-        self.refresh_s = 0.0  # how long the last reading took
+        self.refresh_s = 0.0  # duration of the last read
         self._database = database
         self._changed = asyncio.Event()
         self._notified = asyncio.Event()
@@ -66,21 +74,22 @@ class Feed:
         self._callbacks: list[Callable[[wire.WatchResponse], None]] = []
 
     def on_change(self, callback: Callable[[wire.WatchResponse], None]) -> None:
-        """Call `callback` with each change of the state; it must be quick.
+        """Register a callback for each change of the state. The callback must be fast.
 
-        With `is_snapshot` anything may have changed, and no details are given.
+        If `is_snapshot` is set in the change, anything may have changed, and no details are given.
         """
         self._callbacks.append(callback)
 
     def changed(self) -> asyncio.Event:
-        """Return the event that the next change sets; take it before looking at the state."""
+        """Return the event that the next change sets. Get the event before reading the state."""
         return self._changed
 
     async def snapshot(self) -> Snapshot:
-        """Return a state from which the history leads to the newest one; shared by all callers.
+        """Return a snapshot, shared by callers, from which the history leads to the newest state.
 
-        It is made anew only when the history since then has grown long, so that many new watchers
-        in a storm of changes cost neither the time nor the memory of a snapshot for each version.
+        A new snapshot is made only when the history since the last snapshot has grown long. So many
+        new watchers during a burst of changes need neither time nor memory for a snapshot of each
+        version.
         """
         async with self._snapshot_lock:
             newer = self.history.since(self._snapshot.version)
@@ -89,12 +98,13 @@ class Feed:
                 version, parts = self.state.version, []
                 for part in self.state.serialized():
                     parts.append(part)
-                    await asyncio.sleep(0)  # let others run: a large state takes a while
+                    # yields to other tasks, because a large state takes long to serialize
+                    await asyncio.sleep(0)
                 self._snapshot = Snapshot(version, tuple(parts))
             return self._snapshot
 
     async def run(self) -> None:
-        """Follow PostgreSQL until cancelled."""
+        """Follow the changes in PostgreSQL until cancelled."""
         attempt = 0
         while True:
             try:
@@ -122,13 +132,13 @@ class Feed:
                 await self._load_or_catch_up(_CATCH_UP_TIMEOUT_S)
 
     async def _is_behind(self) -> bool:
-        """Return whether there is another version than ours."""
+        """Return whether the database has another version than the copy."""
         newest = await self._database.run_singly(_newest, deadline_s=_CATCH_UP_TIMEOUT_S)
         return newest != self.state.version
 
     @asynccontextmanager
     async def _listening(self) -> AsyncGenerator[Any]:
-        """Yield the driver's connection that listens; SQLAlchemy has no LISTEN of its own."""
+        """Yield the driver's connection that executes LISTEN, because SQLAlchemy has no LISTEN."""
 
         def on_notify(*_: object) -> None:
             self._notified.set()
@@ -143,7 +153,8 @@ class Feed:
             driver.add_termination_listener(on_notify)
             yield driver
         finally:
-            await connection.invalidate()  # it listens: not for the pool
+            # the connection still listens and must not return to the pool
+            await connection.invalidate()
             await connection.close()
 
     async def _load_or_catch_up(self, timeout_s: float) -> None:
@@ -158,7 +169,7 @@ class Feed:
             self._publish(news)
 
     async def _read(self, connection: AsyncConnection) -> wire.WatchResponse | ControlState | None:
-        """Return a delta, a snapshot where no delta is possible, or None when nothing changed."""
+        """Return a delta, a snapshot if no delta is possible, or None if nothing changed."""
         oldest, newest = (
             await connection.execute(
                 select(func.min(changes.c.version), func.max(changes.c.version))
@@ -167,7 +178,7 @@ class Feed:
         known = self.state.version
         if newest == known:
             return None
-        # The newest change always stays, so what was pruned lies below `oldest`.
+        # The newest change is never pruned, so all pruned changes have versions below `oldest`.
         if known and oldest <= known < newest:
             query = (
                 select(changes.c.kind, changes.c.object_id)
@@ -181,13 +192,13 @@ class Feed:
         return await _read_state(connection, newest)
 
     async def _start_from(self, coming: ControlState) -> None:
-        """Replace the state by a snapshot; the old objects are removed step by step."""
+        """Replace the state by a snapshot. The old objects are removed in small steps."""
         before = ControlState()
         async with self._snapshot_lock:
             before.become(self.state)
             self.state.become(coming)
             self.history.restart(self.state.version)
-            self._snapshot = Snapshot(-1, ())  # versions of a restored database come twice
+            self._snapshot = Snapshot(-1, ())  # a restored database assigns the same versions again
         self.is_loaded = True
         log.info("state_loaded", version=self.state.version, seconds=round(self.refresh_s, 3))
         self._wake(wire.WatchResponse(version=self.state.version, is_snapshot=True))
@@ -221,7 +232,7 @@ async def _read_state(connection: AsyncConnection, version: int) -> ControlState
             async for part in parts:
                 for _ in coming.fill(part):
                     pass
-                await asyncio.sleep(0)  # let others run
+                await asyncio.sleep(0)  # yields to other tasks
     coming.version = version
     return coming
 

@@ -1,7 +1,7 @@
-"""The latest changes, for watchers to catch up with; pure.
+"""The latest changes, with which watchers catch up. Pure.
 
-One shared, bounded list instead of a queue per watcher. A watcher only remembers its version, and
-one that has fallen off the end starts again from a snapshot.
+All watchers share one bounded list instead of a queue per watcher. A watcher only stores its
+version. If the list no longer contains that version, the watcher starts again from a snapshot.
 """
 
 from collections import deque
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """A serialized WatchResponse that leads to `version` from the one before it."""
+    """A serialized WatchResponse that leads to `version` from the version before."""
 
     version: int
     payload: bytes
@@ -19,14 +19,14 @@ class Delta:
 
 
 def joined(deltas: Sequence[Delta], *, bytes_max: int = 256 * 1024) -> Iterator[Delta]:
-    """Return the same changes in as few messages as possible, for a slow reader.
+    """Return the changes in as few messages as possible, for a slow reader.
 
-    Concatenated messages parse as one message with all their objects. Readers apply a message's
-    removals before its upserts, so a message with removals must be the first of its row.
+    Concatenated messages parse as one message with all their objects. Readers apply the removals of
+    a message before its upserts, so a message with removals must be the first of a merged message.
 
     Args:
         deltas: Deltas in order.
-        bytes_max: Size limit of a merged message.
+        bytes_max: Size limit of a merged message, in bytes.
     """
     row: list[Delta] = []
     row_bytes = 0
@@ -48,7 +48,7 @@ def _join(row: list[Delta]) -> Delta:
 
 
 class History:
-    """Deltas from `base` to the newest version, limited in number and bytes."""
+    """The deltas from version `base` to the newest version, limited in number and bytes."""
 
     def __init__(self, *, deltas_max: int = 4096, bytes_max: int = 64 * 1024 * 1024) -> None:
         self.base = 0
@@ -63,13 +63,13 @@ class History:
         return self._deltas[-1].version if self._deltas else self.base
 
     def restart(self, version: int) -> None:
-        """Drop all deltas: the state is now at `version`, without known steps to it."""
+        """Drop all deltas, because the state is now at `version` without known changes up to it."""
         self._deltas.clear()
         self._bytes = 0
         self.base = version
 
     def append(self, delta: Delta) -> None:
-        """Add the next delta; of too many, the oldest ones are dropped."""
+        """Append the next delta, and drop the oldest deltas above the limits."""
         assert delta.version > self.version, (delta.version, self.version)
         self._deltas.append(delta)
         self._bytes += len(delta.payload)
@@ -79,10 +79,10 @@ class History:
             self.base = oldest.version
 
     def since(self, version: int) -> list[Delta] | None:
-        """Return the deltas from `version` to the newest one; None when a snapshot is necessary.
+        """Return the deltas from `version` to the newest version; None if a snapshot is necessary.
 
-        A version between two of the history is fine: deltas hold whole objects, so receiving a
-        change again does no harm. A version above the newest comes from another database.
+        A version between two versions of the history is valid, because deltas contain whole objects
+        and a repeated change does no harm. A version above the newest comes from another database.
         """
         if not self.base <= version <= self.version:
             return None

@@ -1,7 +1,8 @@
-"""Watch over gRPC: a snapshot or the changes since the caller's version, then every change.
+"""Watch over gRPC: a snapshot or the changes since the caller's version, then every later change.
 
-A watcher costs a cursor into the shared history. A watcher that reads too slowly for the history
-gets a new snapshot; one that does not read at all is cut after a while, and reconnects.
+A watcher costs only a position in the shared history. A watcher that reads too slowly for the
+history gets a new snapshot. A watcher that does not read at all is disconnected after a while, and
+reconnects.
 """
 
 import asyncio
@@ -23,7 +24,8 @@ log = structlog.get_logger(__name__)
 
 _HEARTBEAT_S = 2.0
 _WRITE_TIMEOUT_S = 10.0
-_SNAPSHOT_TIMEOUT_S = 60.0  # for all parts: a reader holds this snapshot in memory
+# deadline for all parts, because a slow reader keeps this snapshot in memory
+_SNAPSHOT_TIMEOUT_S = 60.0
 _SERVICE = "sluice.wire.control.v1.ControlService"
 
 _ROLES: dict[int, str] = {
@@ -36,7 +38,7 @@ Context = grpc.aio.ServicerContext[wire.WatchRequest, bytes]
 
 
 class WatchService:
-    """Serves `ControlService`; messages are serialized once for all watchers."""
+    """Serves the gRPC service `ControlService`. Messages are serialized once for all watchers."""
 
     def __init__(
         self,
@@ -48,20 +50,21 @@ class WatchService:
         report: Callable[[wire.ReportDemandRequest], Awaitable[int]],
         accuse: Callable[[wire.AccuseRequest], Awaitable[None]],
     ) -> None:
-        """Prepare.
+        """Create the service.
 
         Args:
             feed: The state and changes that are served.
-            present: (router id, address) -> the router lives while this context is open.
-            leave: Takes the id of a router that is shutting down.
-            count: (role, +1 or -1) -> keeps the number of watchers.
-            confirm: Stores a gateway's confirmation: its id, the version of its splits, the arrival
-                of its oldest open request (Unix ms; 0: none), and the bases that it cannot serve
-                yet.
-            report: Stores a router's report of demand; returns ms until the next report,
-                ValueError: it is not valid.
-            accuse: Stores a router's report of replicas ejected for their answers; ValueError: it
-                is not valid.
+            present: Called with (router id, address); the router counts as present while the
+                context is open.
+            leave: Called with the id of a router that is shutting down.
+            count: Called with (role, +1 or -1) to count watchers.
+            confirm: Stores a gateway's confirmation: the gateway's id, the version of its splits,
+                the arrival time of its oldest open request (Unix ms; 0: none), and the bases that
+                it cannot serve yet.
+            report: Stores a router's report of demand and returns the milliseconds until the next
+                report. Raises ValueError if the report is not valid.
+            accuse: Stores a router's report of replicas that were ejected for wrong answers. Raises
+                ValueError if the report is not valid.
         """
         self._feed = feed
         self._present = present
@@ -108,7 +111,7 @@ class WatchService:
         request: wire.LeaveRequest,
         context: "grpc.aio.ServicerContext[wire.LeaveRequest, wire.LeaveResponse]",
     ) -> wire.LeaveResponse:
-        """Take a router's goodbye: its cells need not wait for it."""
+        """Record that a router is shutting down, so that its cells get another owner at once."""
         if not is_id(request.instance_id):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a router needs an id")
         self._leave(request.instance_id)
@@ -119,7 +122,7 @@ class WatchService:
         request: wire.AccuseRequest,
         context: "grpc.aio.ServicerContext[wire.AccuseRequest, wire.AccuseResponse]",
     ) -> wire.AccuseResponse:
-        """Take a router's report of replicas that it ejected for their answers."""
+        """Store a router's report of replicas that it ejected for wrong answers."""
         try:
             await self._accuse(request)
         except ValueError as error:
@@ -133,7 +136,7 @@ class WatchService:
         request: wire.ConfirmRequest,
         context: "grpc.aio.ServicerContext[wire.ConfirmRequest, wire.ConfirmResponse]",
     ) -> wire.ConfirmResponse:
-        """Store the version of splits that a gateway follows; rollouts wait for it."""
+        """Store the version of the splits that a gateway follows, which rollouts wait for."""
         is_stored = max(request.version, request.oldest_open_unix_ms) < 1 << 63
         if not (is_id(request.gateway_id) and is_stored):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a gateway needs an id")
@@ -170,7 +173,7 @@ class WatchService:
         return wire.ReportDemandResponse(interval_ms=interval_ms)
 
     async def watch(self, request: wire.WatchRequest, context: Context) -> None:
-        """Serve one watcher until it leaves, or stops reading."""
+        """Serve one watcher until it disconnects, or stops reading."""
         if not self._feed.is_loaded:
             await context.abort(
                 grpc.StatusCode.UNAVAILABLE, "no state yet: the database has not been read"
@@ -195,7 +198,8 @@ class WatchService:
 
     async def _serve(self, request: wire.WatchRequest, context: Context) -> None:
         version = request.known_version
-        # We are here, before a large snapshot; a version says that what is known is the newest.
+        # Count the router as present before a large snapshot is sent. A heartbeat with the version
+        # confirms that the watcher's state is the newest.
         is_newest = self._feed.history.since(version) == []
         await _write(context, self._heartbeat(version if is_newest else 0))
         while True:
