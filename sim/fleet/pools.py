@@ -18,7 +18,7 @@ from control_plane.scaling.plan import plan, remember, urgent
 from sim.fleet.day import STEP_S, ZONES, BaseKind, DemandOfDay, FleetDay, Moment
 
 OBJECTIVE_S = 1.5
-_IDLE_S, _BUSY, _BUSY_S = 0.15, 0.9, 3.0  # latency model of `sim.scaling`'s pool
+_IDLE_S, _BUSY, _BUSY_S = 0.15, 0.9, 3.0  # the TTFT model of `control_plane.scaling.fluid`
 _BATCH_SHARE, _BATCH_S = 0.3, 900.0
 _WAKE_S = 6.0
 _FIRST_UTILISATION = 0.75

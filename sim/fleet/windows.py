@@ -19,12 +19,14 @@ from sim.pool import SimPool, SimPoolPlan
 from sim.workload import Trace, TraceRequest
 from sluice.hashing import BLOCK_TOKENS
 
-_PROMPT, _OUTPUT, _SIGMA = 200.0, 60.0, 0.8  # medians in tokens, behind the adapter's own beginning
+# Medians in tokens of the prompt after the adapter's common prefix and of the answer, and the
+# standard deviation of the logarithm of both.
+_PROMPT, _OUTPUT, _SIGMA = 200.0, 60.0, 0.8
 _SYSTEM_BLOCKS = 8
 _ADAPTER_ZIPF, _TENANT_ZIPF = 1.0, 0.8
 _SLOTS, _MEMORY = 32, 256
-_SATURATED = 3000  # requests at once; the last ones run nearly alone
-_WARM = 1 / 3  # of a window: not counted
+_SATURATED = 3000  # requests sent at once to measure a replica's capacity
+_WARM = 1 / 3  # share of a window at its start that is not counted
 _SLOW = 0.25  # speed of a bad replica
 _TENANT_REQUESTS = 5  # least requests of a tenant for a meaningful share
 
