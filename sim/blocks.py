@@ -82,7 +82,7 @@ class BlockCache:
     def release(self, used: Sequence[int], reserved: int) -> None:
         """Release a request's pinned and reserved blocks; its last blocks are evicted first."""
         self.reserved -= reserved
-        for block in reversed(used):  # the last blocks of a prompt are the least likely to be shared
+        for block in reversed(used):  # a prompt's last blocks are the least likely to be shared
             users = self._users[block] - 1
             if users:
                 self._users[block] = users

@@ -64,7 +64,8 @@ class SimEngine:
         self._waiting: deque[_Sequence] = deque()
         self._running: dict[_Sequence, None] = {}
         self._finished: list[engine.Finished] = []
-        self._outputs: dict[int, list[int]] = {}  # output of ended sequences, until the router confirms their end
+        # Output of ended sequences, until the router confirms their end.
+        self._outputs: dict[int, list[int]] = {}
         self._step_s = 0.0
         self._step_prompt_tokens = 0
 
@@ -172,7 +173,7 @@ class SimEngine:
         return -(-(entry.prompt_tokens + entry.output_max) // self.limits.block_tokens)
 
     def _prefill(self, frame: engine.StepFrame, budget: int, decodes: list[_Sequence]) -> int:
-        """Spend the step's token budget on prompts; sequences with a whole prompt join `decodes`."""
+        """Spend the token budget on prompts; sequences with a whole prompt join `decodes`."""
         spent = 0
         used = sum(self._blocks(entry) for entry in self._running)
         while self._waiting:

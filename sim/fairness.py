@@ -272,7 +272,7 @@ class Services:
         for table in (self._demand, self._served):
             for tenant, amounts in table.items():
                 table[tenant] = [0.0]
-                for amount in amounts:  # cumulative: the service before each second, without the second itself
+                for amount in amounts:  # cumulative: the service before each second
                     table[tenant].append(table[tenant][-1] + amount)
 
     def demand(self) -> dict[str, float]:

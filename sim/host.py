@@ -39,7 +39,8 @@ class SimHost:
         self._is_up.set()
         self.stream: SimHostStream | None = None
         self._orphan: tuple[int, float] | None = None  # epoch whose stream broke, and when
-        self._ended: list[engine.Finished] = []  # ends of orphaned sequences that the router may not have received
+        # Ends of orphaned sequences that the router may not have received.
+        self._ended: list[engine.Finished] = []
         self.frames_sent = 0
         self.merges = 0
         self._woken = asyncio.Event()
@@ -217,7 +218,8 @@ class SimHostStream:
         self._host = host
         self._frames: asyncio.Queue[engine.HostFrame | None | FailedError] = asyncio.Queue()
         self._pending: engine.StepFrame | None = None
-        self._sent: list[list[engine.Finished]] = []  # ends of sequences by frame, for frames without confirmation
+        # Ends of sequences in each frame that the router has not confirmed.
+        self._sent: list[list[engine.Finished]] = []
         self.is_open = False
 
     async def __aenter__(self) -> Self:
@@ -241,7 +243,7 @@ class SimHostStream:
         self.is_open = True
 
     async def send(self, request: engine.HostRequest) -> None:
-        """Deliver a request to the host after the link's delay, or when a frozen host runs again."""
+        """Deliver a request after the link's delay, or when a frozen host runs again."""
         await asyncio.sleep(0.0005)
         if self._host.is_down:
             raise FailedError(ErrorCode.REPLICA_LOST, "broken")

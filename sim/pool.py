@@ -178,7 +178,7 @@ class SimPool:
         return depths
 
     def hit_best(self, blocks: Sequence[int]) -> int:
-        """Return the number of leading blocks that the replica with the longest match has cached."""
+        """Return the number of leading blocks that the best replica has cached."""
         if self._shared is not None:
             return self._shared.match(blocks)
         left = -1

@@ -122,7 +122,8 @@ class RouterWorld:
         self.trace: list[tuple[object, ...]] = []
         self.queue_max = 0
         self.preemptions = 0  # number of preemptions, set by `verify`
-        self._by_handle: dict[int, WorldClient] = {}  # handles without an outcome yet, so that a second outcome is an error
+        # Clients whose request has no outcome yet, so that a second outcome is an error.
+        self._by_handle: dict[int, WorldClient] = {}
         self._handles = 0
         self._link_s = link_s
         self._silence_s = silence_s
@@ -221,7 +222,7 @@ class RouterWorld:
             start = len(prompt)
             expected = [token_at(prompt[0], start + n) for n in range(len(client.tokens))]
             wrong = sum(map(ne, client.tokens, expected))
-            if self._has_lied:  # a lying replica's wrong tokens are recognisable; all other tokens must be right
+            if self._has_lied:  # a liar's tokens are recognisable; all others must be right
                 wrong -= sum(map(_is_lie, client.tokens, expected))
             assert not wrong, "no token is lost, doubled or from elsewhere"
             if final.kind in (wire.OUTCOME_KIND_STOP, wire.OUTCOME_KIND_LENGTH):

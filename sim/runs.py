@@ -86,8 +86,8 @@ def trace_of(source: RunSource, seed: int) -> Trace:
 def capacity(source: RunSource, replicas: int, cost: str) -> float:
     """Return requests per second at load 1.0.
 
-    The capacity is the throughput of least-tokens routing over replicas of speed 1 when all requests
-    are present at time 0.
+    The capacity is the throughput of least-tokens routing over replicas of speed 1 when all
+    requests are present at time 0.
     """
     trace = trace_of(source, 0)
     policy = entry("least_tokens").make()

@@ -19,7 +19,7 @@ class HoldQueue:
         self._key = key
         self._jobs: dict[int, tuple[int, Job]] = {}  # number -> (order of push, job)
         self._keys: dict[int, float] = {}
-        self._heap: list[tuple[float, int, int]] = []  # (key, order, number); outdated entries remain
+        self._heap: list[tuple[float, int, int]] = []  # (key, order, number); old entries stay
         self._watchers: dict[int, dict[int, None]] = {}  # block -> numbers
         self._dirty: dict[int, None] = {}
         self._pushed = 0
