@@ -1,4 +1,4 @@
-"""Benchmarks; their processes are of one installation of their own."""
+"""Benchmarks of the platform; their processes share the secret of one test installation."""
 
 import os
 

@@ -32,12 +32,12 @@ _random = random.Random(0)
 
 
 def prompt(tokens: int) -> list[int]:
-    """Return random ordinary ids."""
+    """Return a prompt of random ids, without special tokens."""
     return [_random.randrange(300, 4000) for _ in range(tokens)]
 
 
 def run(driver: Driver, prompts: list[list[int]], new_tokens: int) -> tuple[float, float]:
-    """Return seconds until the first token and until everything has ended."""
+    """Run sequences to their end; return seconds until the first token and until the last end."""
     for key, tokens in enumerate(prompts):
         driver.add(SequenceRequest(key, tokens, new_tokens, ignore_eos=True))
     began_s = time.perf_counter()
@@ -51,7 +51,8 @@ def run(driver: Driver, prompts: list[list[int]], new_tokens: int) -> tuple[floa
 def closed_loop(driver: Driver, sequences: int, requests: int) -> float:
     """Return new tokens per second: `sequences` at a time, each of 100 tokens at temperature 1.
 
-    The shape of an HTTP load with OpenAI's defaults: prompts of 30 tokens, one starts as one ends.
+    The load is like an HTTP load with OpenAI's defaults: prompts have 30 tokens, and a sequence
+    starts when another one ends.
     """
     waiting = [
         SequenceRequest(

@@ -1,4 +1,4 @@
-"""Texts of figures of docs/benchmarks.md that take more than one look into a result file."""
+"""Texts of figures of docs/benchmarks.md that combine several values of a result file."""
 
 from statistics import mean
 from typing import Any
@@ -114,7 +114,7 @@ def cpu(result: Result, load: str, figure: str = "cpu_us_per_token_total") -> st
 
 
 def short(result: Result) -> str:
-    """Return CPU of a request with two tokens: that of both tokens is in it."""
+    """Return the CPU time of a request with two tokens, including the CPU time of these tokens."""
     loads = (result[f"{count}_short_streams"] for count in (100, 500))
     per_request = [sum(it["cpu_s"].values()) / it["requests"] * 1e6 for it in loads]
     return " / ".join(f"{it:.0f}" for it in per_request) + " µs"

@@ -1,6 +1,6 @@
-"""Figures of docs/benchmarks.md, each out of one result file.
+"""Figures of docs/benchmarks.md, each computed from one result file.
 
-No figure is typed here, so the page says what the files say.
+No figure is typed here, so the page always agrees with the result files.
 """
 
 from collections.abc import Callable
@@ -13,13 +13,13 @@ from benchmarks.figure_texts import Result
 
 @dataclass(frozen=True, slots=True)
 class FigureRow:
-    """A row of the page.
+    """A row of a table of docs/benchmarks.md.
 
     Attributes:
         measure: Text of the first column.
         file: Name of the result file, without suffix.
         figure: Text of the figure, from the result.
-        target: The target that the figure misses, with its unit; empty: none.
+        target: The target that the figure misses, with its unit; empty if no target is missed.
     """
 
     measure: str

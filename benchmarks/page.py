@@ -21,7 +21,7 @@ def read_result(name: str) -> Result:
 
 
 def benchmarks_page(page: str) -> str:
-    """Return the page with new tables."""
+    """Return the text of docs/benchmarks.md with new tables."""
     head, _, rest = page.partition(_TABLES_BEGIN)
     _, _, tail = rest.partition(_TABLES_END)
     return f"{head}{_TABLES_BEGIN}\n{_tables()}{_TABLES_END}{tail}"

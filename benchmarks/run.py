@@ -59,7 +59,7 @@ MODULES = {
 
 
 def about(module: str) -> str:
-    """Return the text that a benchmark begins with, without running it."""
+    """Return the module docstring of a benchmark, without running the benchmark."""
     spec = find_spec(module)
     assert spec is not None, module
     assert spec.origin is not None, module

@@ -1,8 +1,8 @@
-"""Switches single rules of the router's policy off, to see what each is worth.
+"""Switches single rules of the router's policy off, to measure the effect of each rule.
 
-`sluice-RULE` is the policy `sluice` without RULE, `sluice-RULE+RULE` without both. A switch
-replaces a constant or a method of the real core while one run lasts, so the core itself knows
-nothing of ablations.
+`sluice-RULE` is the policy `sluice` without RULE, `sluice-RULE1+RULE2` without these two rules. A
+switch replaces a constant or a method of the real core during one run, so the core itself has no
+code for ablations.
 """
 
 from collections.abc import Generator, Sequence
@@ -22,7 +22,7 @@ PREFIX = "sluice-"
 
 @dataclass(frozen=True, slots=True)
 class AblatedRule:
-    """A rule of the policy.
+    """A rule of the router's policy that an ablation can switch off.
 
     Attributes:
         text: Text of the rule, for reports.
@@ -140,19 +140,19 @@ RULES: dict[str, AblatedRule] = {
 
 
 class UnknownRuleError(ValueError):
-    """No rule has this name; the message lists those that do."""
+    """Raised for an unknown name of a rule; the message lists the names of all rules."""
 
 
 def policies() -> list[str]:
-    """Return the names of the whole policy, and of the policy without each single rule."""
+    """Return the policy names: `sluice` with all rules, and `sluice` without each single rule."""
     return [PREFIX.removesuffix("-"), *(PREFIX + rule for rule in RULES)]
 
 
 def rules_of(policy: str) -> tuple[str, ...]:
-    """Return the rules that a policy's name leaves out; none: the name is not of that form.
+    """Return the rules that a policy's name switches off; empty if the name is no ablation.
 
     Raises:
-        UnknownRuleError: The name is of that form, and one of the rules is unknown.
+        UnknownRuleError: The name is an ablation, and one of its rules is unknown.
     """
     if not policy.startswith(PREFIX):
         return ()
@@ -165,7 +165,7 @@ def rules_of(policy: str) -> tuple[str, ...]:
 
 @contextmanager
 def without(names: Sequence[str]) -> Generator[None]:
-    """Switch rules off in this process for a while."""
+    """Switch rules off in this process until the context ends."""
     rules = [RULES[name] for name in names]
     before = [rule.owner.__dict__[rule.name] for rule in rules]
     for rule in rules:

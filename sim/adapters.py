@@ -1,9 +1,10 @@
 """Measures how many requests wait for an adapter's load: `python -m sim.adapters --adapters 500`.
 
-Adapters of one base are asked for by Zipf's law. Each replica has slots, and host memory for more;
-a copy into a slot takes 50 ms, a read from the disk one second. The router core places requests and
-plans copies ahead. `plan` is the product, `none` loads adapters by their requests alone. A
-popularity that turns over at half time (`--shift`) is the hard part. See docs/adapters.md.
+Requests choose adapters of one base by Zipf's law. Each replica has adapter slots, and host memory
+for further adapters. A copy from host memory into a slot takes 50 ms, a read from the disk one
+second. The router core places requests and plans copies ahead. `plan` is the product, `none` loads
+an adapter only when a request needs it. `--shift` changes the popularity of half of the adapters in
+the middle of the run, which is the hardest case. See docs/adapters.md.
 """
 
 import argparse
@@ -36,20 +37,20 @@ _SIGMA = 0.8
 
 @dataclass(frozen=True, slots=True)
 class AdapterCase:
-    """A run.
+    """The settings of one simulated run.
 
     Attributes:
-        is_planned: Whether copies are loaded ahead.
+        is_planned: Whether the router core loads copies of adapters ahead.
         adapters: Number of adapters.
         zipf: Exponent of their popularity.
         replicas: Number of replicas.
         cells: Number of cells.
-        slots: Adapters in one batch of a replica.
-        memory: Adapters in host memory beside the slots.
+        slots: Number of adapters that one batch of a replica may mix.
+        memory: Number of adapters in a replica's host memory, without those in slots.
         load: Requests per second and replica.
-        duration_s: Seconds of arrivals; figures are of the time from `warm_s` on.
-        warm_s: Seconds in which caches fill.
-        is_shifted: Whether half of the adapters change their popularity in the middle.
+        duration_s: Seconds of arrivals; only requests after `warm_s` enter the figures.
+        warm_s: Seconds at the start in which caches fill.
+        is_shifted: Whether half of the adapters change their popularity in the middle of the run.
         seed: Seed of the arrivals.
     """
 
@@ -72,13 +73,13 @@ class AdapterFigures:
     """The figures of a run.
 
     Attributes:
-        requests: Requests counted.
-        read_share: Share of them that waited for a read from the disk.
-        copy_share: Share that waited for a copy from host memory alone.
-        wait_mean_ms: Mean wait for the adapter.
-        loads: Loads that the plan ordered.
+        requests: Number of requests that arrived after the warm-up.
+        read_share: Share of these requests that waited for a read from the disk.
+        copy_share: Share of these requests that waited only for a copy from host memory.
+        wait_mean_ms: Mean wait of a request for its adapter.
+        loads: Number of loads that the plan ordered.
         ttft_p50_s: Median of the time to the first token.
-        ttft_p99_s: Its 99th percentile.
+        ttft_p99_s: 99th percentile of the time to the first token.
         took_s: Processor seconds of the run.
     """
 
@@ -103,7 +104,7 @@ class HeldAdapters:
         self.used: Counter[str] = Counter()
 
     def use(self, adapter: str) -> float:
-        """Begin a sequence; return the seconds until its adapter is in a slot."""
+        """Begin a sequence of an adapter; return the seconds until the adapter is in a slot."""
         wait_s = 0.0 if adapter in self.slots else COPY_S if adapter in self.memory else READ_S
         self.put(adapter)
         self.slots[adapter] = None
@@ -113,13 +114,13 @@ class HeldAdapters:
         return wait_s
 
     def put(self, adapter: str) -> None:
-        """Hold an adapter in host memory."""
+        """Put an adapter into host memory, as the most recently used one."""
         self.memory[adapter] = None
         self.memory.move_to_end(adapter)
         _trim(self.memory, self._room, self.used)
 
     def leave(self, adapter: str) -> None:
-        """End a sequence."""
+        """End a sequence of an adapter."""
         self.used[adapter] -= 1
         if not self.used[adapter]:
             del self.used[adapter]
@@ -138,7 +139,7 @@ class AdapterSluice(Sluice):
 
     Attributes:
         waits_s: Wait of each job for its adapter, by its number.
-        loads: Loads that the plan ordered.
+        loads: Number of loads that the plan ordered.
     """
 
     def __init__(
@@ -178,7 +179,7 @@ class AdapterSluice(Sluice):
         )
 
     def deliver_job(self, link: SluiceLink, sequence: int, job: Job) -> None:
-        """See `Sluice`; a job joins the batch once its adapter is there."""
+        """See `Sluice`; a job joins the batch once its adapter is in a slot."""
         wait_s = self._shelves[link.number].use(self.adapter_of(job))
         self.waits_s[job.number] = wait_s
         if wait_s:
@@ -191,7 +192,7 @@ class AdapterSluice(Sluice):
         self._shelves[job.replica].leave(self.adapter_of(job))
 
     def send_frame(self, link: SluiceLink, frame: engine.StepFrame) -> None:
-        """See `Sluice`; frames tell what is in slots, and of waits."""
+        """See `Sluice`; frames also report the adapters in slots and the waits for adapters."""
         frame.state.adapters_changed = True
         frame.state.adapters_resident.extend(self._shelves[link.number].slots)
         for entry in frame.admitted:
@@ -201,7 +202,7 @@ class AdapterSluice(Sluice):
         super().send_frame(link, frame)
 
     def settle(self, adapters: Sequence[str], zipf: float) -> None:
-        """Begin with the copies that the plan gives adapters of this popularity."""
+        """Fill the host memories with the copies that the plan gives for this popularity."""
         for core in self.cores:
             for cell in core.cells.values():
                 demand = cell.fleet.adapter_demand

@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterable, Sequence
 
 
 class BlockCache:
-    """KV memory of one engine, in blocks; eviction takes the least recently used idle block.
+    """The KV memory of one engine, in blocks; it evicts the least recently used idle block.
 
     Attributes:
-        capacity: Blocks of the memory.
-        reserved: Blocks promised and not computed.
+        capacity: Number of blocks of the memory.
+        reserved: Number of blocks that are reserved for running requests and not computed yet.
     """
 
     def __init__(
@@ -32,12 +32,12 @@ class BlockCache:
 
     @property
     def used(self) -> int:
-        """Blocks that cannot be evicted."""
+        """The number of blocks that cannot be evicted: pinned and reserved ones."""
         return len(self._users) + self.reserved
 
     @property
     def cached(self) -> Iterable[int]:
-        """All blocks that can be matched."""
+        """All blocks that a prompt can reuse."""
         return (*self._users, *self._idle)
 
     @property
@@ -72,7 +72,7 @@ class BlockCache:
         self._evict()
 
     def publish(self, computed: Sequence[int]) -> None:
-        """Turn reserved blocks into cached ones that their request uses."""
+        """Turn a request's reserved blocks into cached blocks, pinned by this request."""
         self.reserved -= len(computed)
         for block in computed:
             if block not in self._users and block not in self._idle:
@@ -80,9 +80,9 @@ class BlockCache:
             self._pin(block)
 
     def release(self, used: Sequence[int], reserved: int) -> None:
-        """Give back a request's pinned and reserved blocks; its tail becomes the oldest."""
+        """Release a request's pinned and reserved blocks; its last blocks are evicted first."""
         self.reserved -= reserved
-        for block in reversed(used):  # tails are the least likely to be shared
+        for block in reversed(used):  # a prompt's last blocks are the least likely to be shared
             users = self._users[block] - 1
             if users:
                 self._users[block] = users
@@ -116,7 +116,7 @@ class SharedPrefixes:
     """One infinite cache that all replicas share at no cost: the upper bound of any routing.
 
     Args:
-        on_stored: Called with every block that becomes known.
+        on_stored: Called with every block that is added for the first time.
     """
 
     def __init__(self, on_stored: Callable[[int], None]) -> None:

@@ -1,9 +1,10 @@
 """Distribution in simulation: `python -m sim.distribution`, or `--scenario base --seeds 3`.
 
 The real planner (`control_plane.distribution`) gets the holdings of simulated nodes and answers
-with orders; transfers are fluid over links of nodes, racks, regions and the store. Nodes report on
-their own beat, are killed, come back with part of their chunks, and some serve corrupt ones.
-Seconds are virtual, except the planner's CPU. See docs/distribution.md.
+with orders to fetch. Transfers are modelled as flows of bytes over the links of nodes, racks,
+regions and the store. Each node reports at its own times. Some nodes are killed and restart with a
+part of their chunks, and some nodes serve corrupt chunks. Seconds are virtual, except the planner's
+CPU time. See docs/distribution.md.
 """
 
 import argparse
@@ -34,10 +35,10 @@ from sim.percentiles import percentile
 
 CHUNK_BYTES = 4 * 1024 * 1024
 _ROUND_S = 0.1  # the planner gathers reports for this long
-_CONNECT_S = 1.0  # until a node gives up a source that is dead
-_FETCHES = 32  # of one node, those that wait for their source included
-_SERVES = 8  # of one node at once; later requests wait in line
-_RESTART_S = 10.0  # until a killed node is back
+_CONNECT_S = 1.0  # time after which a node gives up a dead source
+_FETCHES = 32  # fetches of one node at once, including those that wait for their source
+_SERVES = 8  # transfers that one node serves at once; further requests wait in a queue
+_RESTART_S = 10.0  # time from the kill of a node to its restart
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +46,14 @@ class DistributionScenario:
     """A fleet, an artifact, and faults.
 
     Attributes:
-        nodes: Number of nodes; all want the artifact at second 0, and have nothing.
+        nodes: Number of nodes; at second 0 all of them want the artifact and have no chunk.
         size_bytes: Size of the artifact.
         step_s: Step of the fluid model; a transfer that ends within a step ends with it.
         regions: Number of regions; the nodes are spread evenly.
-        rack_nodes: Nodes of a rack.
+        rack_nodes: Number of nodes per rack.
         report_s: Seconds between two reports of a node.
-        one_way_s: Seconds of one way between a node and the control plane.
-        killed_ratio: Share of nodes that are killed on the way; every other one comes back.
+        one_way_s: Seconds that a message takes between a node and the control plane.
+        killed_ratio: Share of nodes that are killed during the run; every second one restarts.
         corrupt: Number of nodes that corrupt every chunk they serve.
         store_down_s: Begin and end of the time in which the stores do not answer, in virtual
             seconds.
@@ -82,7 +83,7 @@ SCENARIOS = {
 
 
 def bound_s(scenario: DistributionScenario, widths: Widths) -> float:
-    """Return the time that the links alone need: of one node, or of all with all stores."""
+    """Return the least time that the links permit, for one node and for all nodes and stores."""
     store = widths.store * scenario.regions
     every = scenario.nodes * scenario.size_bytes
     return max(
@@ -95,15 +96,15 @@ def bound_s(scenario: DistributionScenario, widths: Widths) -> float:
 @dataclass(slots=True)
 class _Transfer:
     order: Order
-    slot: int | None = None  # None: in line, or without an answer
+    slot: int | None = None  # None: in the source's queue, or the source does not answer
     source: int | None = None
-    size: int = 0  # bytes that are missing
-    ends_s: float = 0.0  # when the node gives up
+    size: int = 0  # missing bytes
+    ends_s: float = 0.0  # time at which the node gives the source up
     is_corrupt: bool = False
 
 
 class _Node:
-    """The agent's part: fetches the orders of the last answer, notes failures."""
+    """The agent of a node: fetches by the planner's last orders, and records failed sources."""
 
     def __init__(self, number: int, place: NodePlace, first_s: float) -> None:
         self.number = number
@@ -125,7 +126,7 @@ class _Node:
 
 
 class DistributionWorld:
-    """Nodes, links and the planner, stepped together; everything follows from the seed."""
+    """Nodes, links and the planner, stepped together; a run is determined by its seed."""
 
     def __init__(
         self, scenario: DistributionScenario, seed: int, limits: PlannerLimits, widths: Widths
@@ -178,7 +179,7 @@ class DistributionWorld:
         return round(self.scenario.nodes * self.scenario.killed_ratio)
 
     def run(self, at_most_s: float) -> None:
-        """Step until every node that is up, or comes back, has everything."""
+        """Step until every node that is up or will restart has the whole artifact."""
         while self.now_s < at_most_s and not self._is_over():
             self.now_s += self.scenario.step_s
             while self._events and self._events[0][0] <= self.now_s:
@@ -231,7 +232,7 @@ class DistributionWorld:
                 self._serve(self.nodes[transfer.source])
 
     def _move(self) -> None:
-        """Let bytes flow, end finished and dead transfers, begin the next."""
+        """Advance the transfers by one step: end finished and failed ones, begin queued ones."""
         for slot in self._links.step(self.scenario.step_s):
             node, transfer = self._slots[slot]
             self._stop(transfer)
@@ -315,7 +316,7 @@ class DistributionWorld:
         self._slots[transfer.slot] = node, transfer
 
     def _exchange(self) -> None:
-        """Send the reports that are due, let the planner answer, deliver its answers."""
+        """Send due reports to the planner, and deliver the planner's answers to the nodes."""
         for node in self.nodes:
             if node.is_up and node.report_at_s <= self.now_s:
                 node.report_at_s += self.scenario.report_s
@@ -344,7 +345,7 @@ class DistributionWorld:
         arrived: dict[str, tuple[float, _Node, NodeReport]] = {}
         while self._inbox and self._inbox[0][0] + self.scenario.one_way_s <= self.now_s:
             if self._inbox[0][1].node_id in arrived:
-                break  # one of each in a round
+                break  # the planner handles one report per node in a round
             sent_s, node, report = self._inbox.popleft()
             arrived[node.node_id] = sent_s, node, report
         begun_s = process_time()
@@ -376,7 +377,7 @@ def simulate(
     widths: Widths | None = None,
     at_most_s: float = 1200.0,
 ) -> dict[str, Any]:
-    """Return the figures of one distribution; `done` is how many nodes have everything."""
+    """Return the figures of one run; `done` is the number of nodes with the whole artifact."""
     limits, widths = limits or PlannerLimits(), widths or Widths()
     world = DistributionWorld(scenario, seed, limits, widths)
     world.run(at_most_s)
@@ -405,7 +406,7 @@ def simulate(
 
 
 def run(scenarios: dict[str, DistributionScenario], seeds: int) -> dict[str, Any]:
-    """Simulate and print, return the figures with their parameters."""
+    """Simulate scenarios, print the figures, and return them with the scenarios' parameters."""
     runs: dict[str, Any] = {}
     for name, scenario in scenarios.items():
         figures = [simulate(scenario, seed) for seed in range(seeds)]
@@ -416,7 +417,7 @@ def run(scenarios: dict[str, DistributionScenario], seeds: int) -> dict[str, Any
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Simulate as the command line says."""
+    """Simulate the scenarios that the command line names."""
     parser = argparse.ArgumentParser(
         prog="python -m sim.distribution",
         description=__doc__,

@@ -1,4 +1,4 @@
-"""Links as fluids: a flow gets its share of the narrowest link on its way, in a few rounds."""
+"""A fluid model of links: each flow gets a share of the narrowest link on its path."""
 
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -6,14 +6,14 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-_ROUNDS = 4  # of handing out what the narrower flows left
+_ROUNDS = 4  # rounds in which the bandwidth that narrower flows leave unused is distributed again
 _HOPS = 6
 _Array: TypeAlias = NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Widths:
-    """Bytes per second, each way."""
+    """Bandwidths of the links in bytes per second, for each direction."""
 
     node: float = 1.25e9  # 10 Gbit/s
     rack: float = 25e9  # 200 Gbit/s
@@ -30,14 +30,14 @@ class Links:
         self._rack_at = 2 * count
         self._region_at = self._rack_at + 2 * (max(racks) + 1)
         self._store_at = self._region_at + 2 * (max(regions) + 1)
-        self._free_at = self._store_at + max(regions) + 1  # a link that is never narrow
+        self._free_at = self._store_at + max(regions) + 1  # index of a link without a bound
         self._widths = np.full(self._free_at + 1, widths.store)
         self._widths[: self._rack_at] = widths.node
         self._widths[self._rack_at : self._region_at] = widths.rack
         self._widths[self._region_at : self._store_at] = widths.region
         self._widths[self._free_at] = np.inf
         self._ways = np.full((1024, _HOPS), self._free_at)
-        self.left: _Array = np.full(1024, np.inf)  # bytes
+        self.left: _Array = np.full(1024, np.inf)  # bytes that each flow still has to transfer
         self._used = np.zeros(1024, dtype=bool)
         self._rates = np.zeros(0)
         self._slots: _Array = np.zeros(0, dtype=int)
@@ -66,7 +66,7 @@ class Links:
         self._is_stale = True
 
     def step(self, step_s: float) -> list[int]:
-        """Let all flows run for a while; return the finished ones."""
+        """Let all flows run for a time; return the slots of the finished flows."""
         if self._is_stale:
             self._slots = np.flatnonzero(self._used)
             self._rates = self._share()

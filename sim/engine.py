@@ -1,8 +1,8 @@
 """A model of an engine: continuous batching with chunked prefill, timed by a cost model.
 
-It speaks the real step frames. Its tokens are a function of the sequence's first prompt token and
-the position, so that a checker knows every token that must arrive, also after a resume with
-prompt + emitted ids.
+The engine emits real step frames. A token is a function of the sequence's first prompt token and
+the token's position. So a checker can compute every token that must arrive, also after a resume
+with prompt + emitted ids.
 """
 
 from collections import deque
@@ -20,7 +20,7 @@ def token_at(first_prompt_token: int, position: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """Seconds of one step: a constant, and per token of prefill and of decode."""
+    """The cost model of a step, in seconds: a constant, and a cost per prefill and decode token."""
 
     base_s: float = 0.008
     prefill_token_s: float = 5e-5
@@ -29,7 +29,7 @@ class StepCost:
 
 @dataclass(slots=True, eq=False)
 class _Sequence:
-    """A sequence; `answer` takes the tokens of a canary, which no frame reports."""
+    """A sequence; a canary's tokens are passed to `answer` instead of being sent in frames."""
 
     sequence: int
     first: int
@@ -46,12 +46,12 @@ class _Sequence:
 
 
 class SimEngine:
-    """A simulated engine. The caller moves time: `step` does one step and returns its duration.
+    """A simulated engine without a clock: `step` does one step and returns its duration.
 
     Attributes:
         is_busy_fault: Whether every submit is refused with BUSY.
-        is_lying: Whether its tokens are wrong.
-        slowness: Factor on the duration of its steps.
+        is_lying: Whether the engine emits wrong tokens.
+        slowness: Factor on the duration of the engine's steps.
     """
 
     def __init__(self, limits: EngineLimits, cost: StepCost) -> None:
@@ -64,22 +64,23 @@ class SimEngine:
         self._waiting: deque[_Sequence] = deque()
         self._running: dict[_Sequence, None] = {}
         self._finished: list[engine.Finished] = []
-        self._outputs: dict[int, list[int]] = {}  # of what has ended, until it is confirmed
+        # Output of ended sequences, until the router confirms their end.
+        self._outputs: dict[int, list[int]] = {}
         self._step_s = 0.0
         self._step_prompt_tokens = 0
 
     @property
     def is_idle(self) -> bool:
-        """Whether a step would have nothing to do and nothing to report."""
+        """Whether a step would compute no token and report no event."""
         return not (self._waiting or self._running or self._finished)
 
     @property
     def held(self) -> set[int]:
-        """The sequences of routers that are waiting or running."""
+        """The ids of the routers' sequences that are waiting or running."""
         return {entry.sequence for entry in self._all() if entry.answer is None}
 
     def outputs(self) -> dict[int, list[int]]:
-        """Return the output of all sequences that live, or whose end may be unknown."""
+        """Return the output of unfinished sequences, and of those whose end is not confirmed."""
         living = {entry.sequence: entry.output for entry in self._all() if entry.answer is None}
         return self._outputs | living
 
@@ -89,7 +90,7 @@ class SimEngine:
             self._outputs.pop(sequence, None)
 
     def submit(self, sequences: Iterable[engine.Sequence]) -> None:
-        """Take sequences, or refuse them with BUSY where there is no room."""
+        """Queue sequences; each one that does not fit into the engine is refused with BUSY."""
         held = len(self._waiting) + len(self._running)
         for entry in sequences:
             if self.is_busy_fault or held >= self.limits.sequences_max:
@@ -105,7 +106,7 @@ class SimEngine:
         self._waiting.appendleft(_Sequence(0, prompt[0], len(prompt), tokens, answer))
 
     def cancel(self, sequences: Iterable[int]) -> None:
-        """End sequences; unknown ones have ended already."""
+        """Cancel sequences; ids of sequences that have already ended are ignored."""
         gone = set(sequences)
         for entry in self._all():
             if entry.answer is None and entry.sequence in gone:
@@ -113,7 +114,7 @@ class SimEngine:
                 self._finish(entry, engine.FINISH_REASON_CANCELLED)
 
     def fail_all(self) -> None:
-        """End everything as a failed graph call does."""
+        """Fail all sequences, as a failed graph call does."""
         for entry in self._all():
             self._drop(entry)
             if entry.answer is None:
@@ -172,7 +173,7 @@ class SimEngine:
         return -(-(entry.prompt_tokens + entry.output_max) // self.limits.block_tokens)
 
     def _prefill(self, frame: engine.StepFrame, budget: int, decodes: list[_Sequence]) -> int:
-        """Spend the budget on prompts; those that are complete join `decodes`."""
+        """Spend the token budget on prompts; sequences with a whole prompt join `decodes`."""
         spent = 0
         used = sum(self._blocks(entry) for entry in self._running)
         while self._waiting:

@@ -2,9 +2,9 @@
 
 Each step computes at most `step_tokens_max` tokens: one per decoding request, the rest prompt
 chunks in order of arrival. Memory for prompt and output is reserved at admission; a prompt's blocks
-can be shared once its prefill has ended. Nothing is done per token: stretches of steps that only
-decode are one event. `sim.engine` is the small engine that serves token ids to fault tests; this
-one serves lengths, fast.
+can be shared once its prefill has ended. No work is done per token: a series of steps that only
+decode is one event, called a stretch. `sim.engine` is the small engine that emits token ids for
+fault tests. The engine here only counts tokens, and is fast.
 """
 
 from collections import deque
@@ -20,12 +20,12 @@ from sim.workload import TraceRequest
 from sluice.hashing import BLOCK_TOKENS
 
 STRETCH_STEPS_MAX = 64
-_RESUMED_BLOCK = 1 << 62  # ids of blocks that hold answers: larger than any trace's
+_RESUMED_BLOCK = 1 << 62  # least id of blocks with answers; ids of a trace are smaller
 _STARVED_TOKENS = 64  # prompt tokens per step when decodes alone fill the budget
 
 
 class Job:
-    """A request on its way through a run; times are those of the timeline.
+    """A request and its progress in a run; times are virtual seconds of the timeline.
 
     Attributes:
         request: The request of the trace.
@@ -35,15 +35,15 @@ class Job:
         output_tokens: Tokens still to emit in the current attempt.
         blocks: Blocks of the current attempt's prompt.
         sequence: Id of the current attempt on its engine.
-        replica: Number of the engine that has it, or had it last; -1 before the first.
+        replica: Number of the job's present or last engine; -1 before the first dispatch.
         hit_tokens: Prompt tokens that the last engine found in its cache.
-        emitted: Tokens of earlier attempts, which ended with their replica.
-        dispatched_at: Time at which the last engine got it.
-        admitted_at: Time at which that engine scheduled it.
-        first_at: Time of the first token; None before.
-        ended_at: Time of the last token; None before, and for refused jobs.
-        computed: Prompt tokens that the engine has, cached ones included.
-        owed: Prompt tokens that the engine still owes it; an estimate until admission.
+        emitted: Tokens of earlier attempts, which ended when their replica died.
+        dispatched_at: Time of the last dispatch to an engine.
+        admitted_at: Time at which the last engine admitted the job to its batch.
+        first_at: Time of the first token; None until then.
+        ended_at: Time of the last token; None until then, and for refused jobs.
+        computed: Prompt tokens that are computed or cached in the engine.
+        owed: Prompt tokens that the engine still has to compute; an estimate until admission.
     """
 
     __slots__ = (
@@ -83,7 +83,7 @@ class Job:
         self.dispatched_at = self.admitted_at = arrived_at
         self.first_at: float | None = None
         self.ended_at: float | None = None
-        # The engine's own.
+        # Fields for the engine only.
         self.computed = 0
         self.owed = 0
         self.matched = 0
@@ -117,11 +117,11 @@ class Listener(Protocol):
         ...
 
     def on_stored(self, replica: int, block: int) -> None:
-        """Note a block that can be matched from now on."""
+        """Note a block that other prompts can reuse from now on."""
         ...
 
     def on_removed(self, replica: int, block: int) -> None:
-        """Note a removed block."""
+        """Note a block that a replica has evicted."""
         ...
 
 
@@ -130,8 +130,8 @@ class StepRecord:
     """An engine's report of one step, or of a stretch of steps that only decoded.
 
     Attributes:
-        steps: Steps covered.
-        step_s: Duration of each.
+        steps: Number of steps in the record.
+        step_s: Duration of each of these steps.
         prompt_tokens: Prompt tokens computed in the last step.
         decoded: Sequences that got `steps` tokens each.
         admitted: Jobs that were scheduled for the first time since the last record.
@@ -154,23 +154,23 @@ Recorder = Callable[["Engine", StepRecord], None]
 
 
 class Engine:
-    """A replica.
+    """A simulated replica: its batch, its KV memory and its step loop.
 
     Attributes:
         number: Index among the replicas.
-        cost: Time of its steps at speed 1.
+        cost: Cost model of the steps at speed 1.
         cache: KV memory.
         waiting: Jobs that are not admitted, oldest first.
         owed_tokens: Uncached prompt tokens of waiting jobs and of those in prefill.
         decoding: Jobs that have their first token, by sequence.
         context_tokens: Tokens that the next step's decodes attend to.
-        held: Number of jobs.
+        held: Number of jobs in the engine, waiting or running.
         steps: Steps since the start.
         busy_s: Time spent in steps.
         prefilled_tokens: Prompt tokens computed.
         decoded_tokens: Tokens emitted, without the first of each request.
-        recorder: Gets a `StepRecord` at the end of each step, or stretch.
-        stretch_max_s: Longest stretch; a recorder wants it short.
+        recorder: Called with a `StepRecord` at the end of each step, or stretch.
+        stretch_max_s: Longest stretch, in seconds; short if a recorder needs frequent reports.
     """
 
     def __init__(
@@ -207,9 +207,9 @@ class Engine:
         self._shared = shared
         self._prefilling: deque[Job] = deque()
         self._endings: list[tuple[int, int]] = []  # heap of (last step, sequence)
-        self._chunks: list[tuple[Job, int]] = []  # of the step that runs
+        self._chunks: list[tuple[Job, int]] = []  # prompt chunks of the running step
         self._is_stepping = False
-        self._plan = 0  # number of the planned step end; older ones are void
+        self._plan = 0  # number of the planned step end; events of older plans are ignored
         self._began_at = self._step_s = 0.0
         self._steps_planned = 0
         self._admitted: list[Job] = []
@@ -220,26 +220,26 @@ class Engine:
 
     @property
     def running(self) -> int:
-        """Jobs admitted and not finished."""
+        """The number of admitted jobs that are not finished."""
         return len(self.decoding) + len(self._prefilling)
 
     @property
     def prefilling(self) -> int:
-        """Jobs admitted whose prompt is not computed."""
+        """The number of admitted jobs whose prompt is not fully computed."""
         return len(self._prefilling)
 
     @property
     def is_idle(self) -> bool:
-        """Whether it has nothing to do."""
+        """Whether the engine has no job."""
         return not self._is_stepping
 
     def uncached(self, job: Job) -> int:
-        """Return the prompt tokens it would compute for a job now, at least 1."""
+        """Return the prompt tokens that the engine would compute for a job now, at least 1."""
         matched = self.cache.match(job.blocks) * self.block_tokens
         return job.prompt_tokens - min(matched, job.prompt_tokens - 1)
 
     def has_room(self, job: Job) -> bool:
-        """Return whether a job would be admitted at once, if nothing waits."""
+        """Return whether a job would be admitted at once if no other job waited."""
         matched = self._matched(job)
         return self.running < self.cost.size.sequences_max and self.cache.has_room(
             job.blocks[:matched], self._new_blocks(job, matched)
@@ -248,7 +248,7 @@ class Engine:
     # --- from outside -----------------------------------------------------------------------
 
     def submit(self, job: Job) -> None:
-        """Take a job; its first step begins at once, or after the running one."""
+        """Queue a job; its first step begins at once, or after the running step."""
         now = self._timeline.now
         job.replica = self.number
         job.dispatched_at = now
@@ -259,13 +259,13 @@ class Engine:
         self._wake(now)
 
     def cancel(self, job: Job) -> None:
-        """End a job of this engine before its time; its memory is free after the running step."""
+        """Cancel a job of this engine; its memory is released after the running step."""
         job.is_cancelled = True
         self._cancelling.append(job)
         self._wake(self._timeline.now)
 
     def kill(self) -> list[Job]:
-        """Lose everything; return the jobs, each with its emitted tokens."""
+        """Stop as a killed process does; return all jobs, each with its emitted tokens."""
         done = 0
         if self._is_stepping and not self._chunks and self.recorder is None:
             done = int((self._timeline.now - self._began_at) / self._step_s)
@@ -366,7 +366,7 @@ class Engine:
         endings = self._endings
         while endings and endings[0][0] <= self.steps:
             job = self.decoding.get(heappop(endings)[1])
-            if job is not None:  # else it was cancelled
+            if job is not None:  # None: the job was cancelled
                 self._finish(job, now)
         self._reap()
         self._record(steps, prompt_tokens, decoded)
@@ -391,7 +391,7 @@ class Engine:
     # --- jobs -------------------------------------------------------------------------------
 
     def _matched(self, job: Job) -> int:
-        """Return the leading blocks to reuse: the last token is always computed."""
+        """Return the number of leading blocks to reuse; the last token is always computed."""
         longest = (job.prompt_tokens - 1) // self.block_tokens
         return min(self.cache.match(job.blocks), longest)
 
@@ -420,7 +420,7 @@ class Engine:
             self._admitted.append(job)
 
     def _prefilled(self, job: Job, now: float) -> None:
-        """Note the first token; from now on others can reuse the prompt's blocks."""
+        """Note the first token; from now on other jobs can reuse the prompt's blocks."""
         self._prefilling.remove(job)
         job.first_at = now if job.first_at is None else job.first_at
         job.first_step = self.steps
@@ -445,7 +445,7 @@ class Engine:
         self._listener.on_done(job)
 
     def _drop(self, job: Job) -> None:
-        """Forget a job that decodes."""
+        """Remove a decoding job from the batch."""
         del self.decoding[job.sequence]
         self.context_tokens -= job.prompt_tokens + self.steps - job.first_step
         self.cache.release(job.blocks, job.reserved)
@@ -465,7 +465,7 @@ class Engine:
                 self.waiting.remove(job)
                 self._unowe(job)
             else:
-                continue  # it ended by itself
+                continue  # the job finished before its cancel took effect
             self._cancelled.append(job)
         self._cancelling.clear()
 

@@ -1,9 +1,10 @@
 """Measures the share of a tenant with several cells: `python -m sim.fair_cells --cells 2,4,8`.
 
-One replica per cell, a router core each. The tenant `wide` asks in all cells, one tenant `narrow-N`
-in cell N only; all of them ask for more than they can get. With one count per pool each tenant gets
-1 / (cells + 1) of all service. Cells tell one another of service as routers do, and know it so late
-as `--age-s` says; `own` stands for cells that count by themselves. See docs/fairness.md.
+Each cell has one replica and a router core of its own. The tenant `wide` sends requests to all
+cells, each tenant `narrow-N` only to cell N; every tenant sends more than can be served. With one
+count per pool, each tenant gets 1 / (cells + 1) of all service. Cells report service to one another
+as routers do, with the delay of `--age-s`. With `own`, each cell counts only its own service. See
+docs/fairness.md.
 """
 
 import argparse
@@ -23,19 +24,20 @@ from sim.pool import SimPool, SimPoolPlan
 
 WIDE = "wide"
 WARM_UP_S = 40.0
-_NARROW_RATE, _WIDE_RATE = 1.0, 0.6  # in each cell, per second; a replica serves 0.95
+# Requests per second of a tenant in each cell; a replica serves 0.95.
+_NARROW_RATE, _WIDE_RATE = 1.0, 0.6
 _PROMPT, _OUTPUT = 1500, 500
 _OWN = "own"
 
 
 @dataclass(frozen=True, slots=True)
 class FairCase:
-    """A run.
+    """The settings of one simulated run.
 
     Attributes:
         cells: Number of cells, with one replica each.
-        age_s: Age of the oldest service that cells know of one another; None: each counts by
-            itself.
+        age_s: Greatest age of a cell's data about the service of other cells; None if each cell
+            counts only its own service.
         seed: Seed of arrivals and lengths.
         duration_s: Seconds of arrivals; the share is measured from `WARM_UP_S` on.
     """
@@ -47,7 +49,7 @@ class FairCase:
 
 
 class PinnedSluice(Sluice):
-    """The router core whose gateways send a tenant `narrow-N` to cell N, and others anywhere."""
+    """The router core, with gateways that send `narrow-N` to cell N and `wide` to all cells."""
 
     def choose_cell(self, job: Job) -> int:
         """See `Sluice`; the wide tenant's requests go to all cells in turn."""
@@ -56,7 +58,7 @@ class PinnedSluice(Sluice):
 
 
 def loads(case: FairCase) -> tuple[Load, ...]:
-    """Return the tenants of a case."""
+    """Return the arrivals of the tenants of a case."""
     periods = ((0.0, case.duration_s),)
     names = (f"narrow-{cell}" for cell in range(case.cells))
     narrow = (Load(name, _NARROW_RATE, _PROMPT, _OUTPUT, periods) for name in names)
@@ -80,7 +82,7 @@ def _timed(case: FairCase) -> tuple[float, float]:
 
 
 def table(shares: dict[tuple[int, float | None], list[float]]) -> str:
-    """Return the mean shares as a table of the docs: a row per number of cells."""
+    """Return the mean shares as a table for the docs, with a row per number of cells."""
     ages = list(dict.fromkeys(age for _, age in shares))
     names = ["each by itself" if age is None else f"age {age:g} s" for age in ages]
     lines = [f"| cells | {' | '.join(names)} |", "| --- " * (len(ages) + 1) + "|"]

@@ -1,13 +1,13 @@
-"""Published fair schedulers at the queue of one engine, to compare the router with.
+"""Published fair schedulers at the queue of one engine, as a comparison for the router.
 
-Each engine decides by itself, at its step boundaries, with exact counters of its own and with the
-true size of every answer when it reserves memory: more than a router can know. Service of a
+Each engine decides by itself, at its step boundaries. It has exact counters of its own, and the
+true length of every answer when it reserves memory, which a router does not have. Service of a
 request = its prompt tokens + 2 x its output tokens.
 
 fcfs      arrival order
 lcf       the client with the least service so far
-vtc       the same, with the lift of returning clients (virtual token counters)
-vtc_pred  vtc charged with the client's mean output at admission, and with what is beyond it
+vtc       lcf, with counters of returning clients raised (virtual token counters)
+vtc_pred  vtc that charges the client's mean output at admission, and further output as generated
 sfq       start-time fair queueing on prompt + mean output
 """
 
@@ -23,17 +23,17 @@ _SMOOTHING = 0.1
 
 
 class FairScheduler:
-    """Chooses the client whose request an engine admits next; subclasses rank and charge."""
+    """Chooses the client whose request an engine admits next; subclasses define rank and charge."""
 
     def __init__(self, output_mean: float) -> None:
-        self.queues: dict[str, deque[Job]] = {}  # by client, by arrival
+        self.queues: dict[str, deque[Job]] = {}  # waiting jobs by client, in order of arrival
         self.counters: dict[str, float] = {}
         self.last_client = ""
         self._prior = output_mean
         self._means: dict[str, float] = {}
 
     def expected(self, client: str) -> float:
-        """Return the mean output of a client so far."""
+        """Return the mean output tokens of a client's finished jobs."""
         return self._means.get(client, self._prior)
 
     def push(self, job: Job) -> None:
@@ -44,36 +44,36 @@ class FairScheduler:
         self.queues.setdefault(client, deque()).append(job)
 
     def head(self) -> Job | None:
-        """Return the next job."""
+        """Return the job to admit next; None if no job waits."""
         heads = [queue[0] for queue in self.queues.values() if queue]
         return min(heads, key=lambda job: (self.rank(job), job.arrived_at), default=None)
 
     def pop(self, job: Job) -> None:
-        """Remove an admitted head, and charge its prompt."""
+        """Remove an admitted job from its queue, and charge its prompt."""
         client = job.request.tenant
         self.queues[client].popleft()
         self.last_client = client
         self.admitted(job)
 
     def done(self, job: Job) -> None:
-        """Learn from a finished job."""
+        """Update the client's mean output with a finished job."""
         client, output = job.request.tenant, job.request.output_tokens
         mean = self._means.get(client, output)
         self._means[client] = mean + _SMOOTHING * (output - mean)
 
     def charge(self, client: str, service: float) -> None:
-        """Add to a counter."""
+        """Add service to a client's counter."""
         self.counters[client] = self.counters.get(client, 0.0) + service
 
     def rank(self, job: Job) -> float:
-        """Return the place of a head; the least goes first."""
+        """Return the rank of a client's first job; the job with the least rank is admitted next."""
         return self.counters.get(job.request.tenant, 0.0)
 
     def returns(self, client: str) -> None:
         """Note that an idle client has a waiting job again."""
 
     def admitted(self, job: Job) -> None:
-        """Charge an admission."""
+        """Charge what a subclass charges when a job is admitted."""
         self.charge(job.request.tenant, job.request.prompt_tokens)
 
     def generated(self, job: Job, before: int, tokens: int) -> None:
@@ -90,7 +90,7 @@ class Fcfs(FairScheduler):
 
 
 class Vtc(FairScheduler):
-    """Least counter first; a returning client is lifted to the least counter among the waiting."""
+    """Least counter first; a returning client gets at least the least counter of those waiting."""
 
     def returns(self, client: str) -> None:
         """See `FairScheduler`."""
@@ -124,7 +124,7 @@ class Sfq(FairScheduler):
 
     def __init__(self, output_mean: float) -> None:
         super().__init__(output_mean)
-        self._now = 0.0  # virtual
+        self._now = 0.0  # virtual time
         self._starts: dict[int, float] = {}
         self._finishes: dict[str, float] = {}
 
@@ -159,14 +159,14 @@ SCHEDULERS: dict[str, Callable[[float], FairScheduler]] = {
 
 
 class FairEngine(Engine):
-    """An engine that admits in the order of a scheduler of its own."""
+    """An engine that admits jobs in the order of its own scheduler."""
 
     scheduler: FairScheduler
     _charged: dict[int, int]  # charged output tokens of decoding jobs
 
     @classmethod
     def instead_of(cls, engine: Engine, pool: SimPool, scheduler: FairScheduler) -> "FairEngine":
-        """Return an engine of this kind with the number and the size of another one."""
+        """Return a `FairEngine` with the number and the size of an existing engine."""
         made = cls(
             engine.number,
             engine.cost,
@@ -199,7 +199,7 @@ class FairEngine(Engine):
             assert not self.waiting, "there was room"
 
     def _charge(self) -> None:
-        """Bring the counters up to the last step."""
+        """Charge the output tokens of all decoding jobs up to the last step."""
         for job in self.decoding.values():
             self._generated(job, self.steps - job.first_step)
 
@@ -221,7 +221,7 @@ class PerEngine(ArrivalPolicy):
 
     Args:
         name: One of `SCHEDULERS`.
-        output_mean: Expected of a client that has no history.
+        output_mean: Expected output tokens of a client without finished jobs.
     """
 
     def __init__(self, name: str, output_mean: float) -> None:

@@ -1,9 +1,9 @@
 """Fairness between tenants: `python -m sim.fairness --scenario overload2 --scheduler sluice,vtc`.
 
-Replays made-up overloads, or a recorded one, on replicas with little memory, and reports the gap
-between tenants in 60-second windows, tokens per second and the TTFT of the lightest tenant, as
-means over seeds. `sluice` is the real router core with the queue in the router; the others decide
-inside of each engine, see `sim.fair_schedulers`. See docs/fairness.md.
+Replays generated or recorded overloads on replicas with little memory. Reports the gap between
+tenants in 60-second windows, tokens per second, and the TTFT of the tenant with the fewest
+requests, as means over seeds. `sluice` is the real router core with the queue in the router; the
+other schedulers decide inside each engine (`sim.fair_schedulers`). See docs/fairness.md.
 """
 
 import argparse
@@ -34,11 +34,11 @@ HALF_WINDOW_S = 30
 ARENA = "arena"
 ARENA_FASTER = 3.5
 ROUTER = "sluice"
-_SIGMA = 0.4  # of the logarithms of lengths
+_SIGMA = 0.4  # standard deviation of the logarithm of prompt and output lengths
 
 
 class SmallM8(M8Cost):
-    """The cost model m8 with so little memory that it is full under these loads."""
+    """The cost model m8 with little KV memory, so that memory is full under these loads."""
 
     _KV_TOKENS = KV_TOKENS
     size = EngineSize(blocks=KV_TOKENS // BLOCK)
@@ -49,7 +49,7 @@ class Load:
     """Poisson arrivals of one tenant; lengths are medians.
 
     Attributes:
-        periods: (start, end) in seconds; its arrivals lie in them.
+        periods: (start, end) of the time ranges with arrivals, in seconds.
     """
 
     tenant: str
@@ -88,7 +88,7 @@ SCENARIOS: dict[str, tuple[Load, ...]] = {
 
 
 def scenario(name: str, *, seed: int, replicas: int, arena: Path | None) -> Trace:
-    """Return the requests of a scenario, for this many replicas.
+    """Return the requests of a scenario for a number of replicas.
 
     Raises:
         OSError: The recorded trace cannot be read.
@@ -102,7 +102,7 @@ def scenario(name: str, *, seed: int, replicas: int, arena: Path | None) -> Trac
 
 
 def trace_of(name: str, loads: Sequence[Load], seed: int, replicas: int = 1) -> Trace:
-    """Return the requests of these loads for a number of replicas; no two share a prefix."""
+    """Return the requests of some loads for a number of replicas; no two share a prefix."""
     return _trace(name, _generated(loads, seed, replicas))
 
 
@@ -153,7 +153,7 @@ _Row = tuple[float, str, int, int, int]  # arrival, tenant, prompt, output, prio
 
 
 class TieredSluice(Sluice):
-    """The router core, with weights and tiers as sent by a gateway."""
+    """The router core, with weights and tiers of tenants as a gateway sends them."""
 
     def __init__(self, settings: RouterSettings, loads: Sequence[Load]) -> None:
         super().__init__(settings)
@@ -171,20 +171,20 @@ class TieredSluice(Sluice):
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Fairness figures of a run; NaN where one does not apply.
+    """Fairness figures of a run; a figure that does not apply to the run is NaN.
 
     Attributes:
         mean_gap: Over 60-s windows of the sum over tenants of min(best served - own, own unmet
             demand), in units of service: prompt tokens + 2 x output tokens.
         max_gap: Largest gap of these windows.
-        tokens_per_s: Prompt and output of what ended before the last arrival.
-        ttft_p50_s: Median TTFT of the watched tenant: the one that asks least, of many the median
-            one.
-        ttft_p99_s: 99th percentile of the same tenant's TTFT.
+        tokens_per_s: Prompt and output tokens of requests that ended before the last arrival.
+        ttft_p50_s: Median TTFT of the watched tenant: the tenant with the fewest requests, or of
+            many tenants the median one.
+        ttft_p99_s: 99th percentile of the watched tenant's TTFT.
         weight_error: Largest |share / (weight / sum of weights) - 1| in any 60 s with all
             tenants waiting.
-        behind_lower_s: Longest time that a request waited after one of a lower tier, or came
-            later than it, was dispatched.
+        behind_lower_s: Longest wait of a request after the dispatch of a later or waiting request
+            of a lower tier.
     """
 
     mean_gap: float
@@ -205,7 +205,7 @@ def play(
     arena: Path | None = None,
     report_age_s: float = 0.1,
 ) -> Figures:
-    """Run a scenario to the end and measure it.
+    """Run a scenario to its end and return its fairness figures.
 
     Raises:
         OSError: The recorded trace cannot be read.
@@ -252,9 +252,9 @@ def measure(
 
 
 class Services:
-    """Service asked for and delivered, by tenant and second.
+    """Requested and delivered service, by tenant and second.
 
-    A prompt is delivered when its engine admits it, output tokens as they come.
+    A prompt counts as delivered when its engine admits the request, output tokens when generated.
     """
 
     def __init__(self, jobs: Sequence[Job], end_s: float) -> None:
@@ -272,11 +272,11 @@ class Services:
         for table in (self._demand, self._served):
             for tenant, amounts in table.items():
                 table[tenant] = [0.0]
-                for amount in amounts:  # cumulated: up to the second, not with it
+                for amount in amounts:  # cumulative: the service before each second
                     table[tenant].append(table[tenant][-1] + amount)
 
     def demand(self) -> dict[str, float]:
-        """Return all service asked for."""
+        """Return the total requested service by tenant."""
         return {tenant: asked[-1] for tenant, asked in self._demand.items()}
 
     def served(self, start: int, end: int) -> dict[str, float]:
@@ -295,7 +295,7 @@ class Services:
         return out
 
     def weight_error(self, weights: dict[str, int], last: int) -> float:
-        """Return the worst relative error of a share in windows in which all tenants wait."""
+        """Return the largest relative error of a share in windows in which all tenants wait."""
         total_weight = sum(weights.values())
         waiting = {tenant: self._waits(tenant, last) for tenant in weights}
         worst = 0.0
@@ -313,7 +313,7 @@ class Services:
         return worst
 
     def _waits(self, tenant: str, last: int) -> list[bool]:
-        """Return, by second, whether something of a tenant waits all the time."""
+        """Return, for each second, whether a job of the tenant waits during the whole second."""
         spans = sorted(
             (job.arrived_at, job.admitted_at) for job in self._jobs if job.request.tenant == tenant
         )
@@ -364,7 +364,7 @@ def behind_lower_s(jobs: Sequence[Job]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class FairnessResult:
-    """One scheduler in one scenario over all seeds."""
+    """The figures of one scheduler in one scenario, for each seed."""
 
     scenario: str
     scheduler: str
@@ -373,11 +373,11 @@ class FairnessResult:
     by_seed: tuple[Figures, ...]
 
     def mean(self, name: str) -> float:
-        """Return the mean over seeds of a figure."""
+        """Return the mean of a figure over the seeds."""
         return sum(getattr(figures, name) for figures in self.by_seed) / len(self.by_seed)
 
     def as_json(self, settings: dict[str, Any]) -> dict[str, Any]:
-        """Return what goes into the output file."""
+        """Return the result as written into the output file."""
         figures = {f.name: _rounded(self.mean(f.name)) for f in fields(Figures)}
         by_seed = [
             {name: _rounded(value) for name, value in asdict(one).items()} for one in self.by_seed
@@ -397,7 +397,7 @@ def _rounded(value: float) -> float | None:
 
 
 def table(results: Sequence[FairnessResult]) -> str:
-    """Return the results as lines for people."""
+    """Return the results as a readable table."""
     lines = [
         f"{'scenario':15s} {'scheduler':10s} {'N':>2s} {'mean gap':>9s} {'max gap':>9s}"
         f" {'tokens/s':>9s} {'TTFT p50':>9s} {'p99':>9s} {'weights':>8s} {'behind':>7s}"
@@ -448,7 +448,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Compare schedulers as the command line says."""
+    """Compare the schedulers that the command line names, and print their figures."""
     parser = _parser()
     arguments = parser.parse_args(argv)
     if ARENA in arguments.scenario and arguments.trace is None:

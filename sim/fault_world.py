@@ -1,7 +1,7 @@
 """The router's real shell and core, before simulated hosts that break, under virtual time.
 
-A gateway submits a seeded workload and resumes what is lost, as the real one does; everything that
-its clients see is checked against what the engines must have said.
+A simulated gateway submits a seeded workload and resumes lost streams, as the real gateway does.
+All tokens that its clients receive are compared with the tokens that the engines must emit.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ SILENCE_S = 1.0
 LIMITS = EngineLimits(8192, 32, 512, 4096, 16)
 COST = StepCost()
 _LOOK_S = 0.001
-_FOLLOW_S = 60.0  # how long a fault's detection, or its end, is waited for
+_FOLLOW_S = 60.0  # longest wait for the detection of a fault, or for the recovery after it
 _SLOWNESS = 5.0
 _FLAPS = 6
 _FLAP_DOWN_S = 0.3
@@ -36,14 +36,14 @@ _FLAP_UP_S = 1.2
 
 @dataclass(frozen=True, slots=True)
 class FaultScenario:
-    """A run.
+    """The settings of a run with one fault.
 
     Attributes:
         fault: One of `FAULTS`, on the first replica.
         seed: Seed of the workload.
         replicas: Number of replicas in the cell.
-        rate_per_s: Arrivals, all over the run.
-        fault_at_s: Virtual seconds of the fault.
+        rate_per_s: Arrivals per second, constant over the run.
+        fault_at_s: Virtual seconds at which the fault begins.
         fault_s: Seconds that the fault lasts.
         run_s: Virtual seconds until the last arrival.
     """
@@ -72,7 +72,7 @@ class FaultClient:
     final: wire.Outcome | None = None
 
     def expected(self) -> list[int]:
-        """Return the tokens that it should have seen so far."""
+        """Return the tokens that the client should have received so far."""
         start = len(self.prompt)
         return [token_at(self.prompt[0], start + number) for number in range(len(self.tokens))]
 
@@ -82,18 +82,19 @@ class FaultReport:
     """The effects of a fault on clients, and the times until the router noticed it.
 
     Attributes:
-        requests: Submitted by clients.
+        requests: Number of requests that clients submitted.
         lost: Requests that did not end with all of their tokens.
-        duplicated: Requests with more tokens than they asked for.
-        wrong_tokens: Wrong tokens told to clients; only of a lying replica, before it was found
-            out.
+        duplicated: Requests that received more tokens than requested.
+        wrong_tokens: Number of wrong tokens sent to clients; a lying replica may send wrong tokens
+            before its detection.
         wrong_later: Wrong tokens sent more than a step after the detection.
         resumed: Number of resumes after some tokens.
         pause_s: Longest time between two tokens of one stream.
         ttft_p99_s: 99th percentile of TTFT over all requests.
-        detect_s: Seconds from the fault until the router sent nothing there any more; None: it was
-            not seen.
-        back_s: Seconds from its end until the replica was healthy again; None: it always was.
+        detect_s: Seconds from the fault until the router sent no more requests to the replica; None
+            if the router did not detect the fault.
+        back_s: Seconds from the end of the fault until the replica was healthy again; None if the
+            replica was healthy throughout.
         ejected: Reasons of the ejections.
     """
 
@@ -111,7 +112,7 @@ class FaultReport:
 
 
 class FaultWorld:
-    """Hosts, the router's shell, one gateway; `run` does a scenario."""
+    """Simulated hosts, the router's real shell and one gateway; `run` plays a scenario."""
 
     def __init__(self, scenario: FaultScenario, tasks: asyncio.TaskGroup) -> None:
         self.scenario = scenario
@@ -138,7 +139,7 @@ class FaultWorld:
         self._broken_at = self._seen_at = self._healed_at = 0.0
 
     async def run(self) -> FaultReport:
-        """Submit, break, heal, and wait for the end of everything."""
+        """Submit requests, break and heal the replica, and wait for the end of all requests."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._arrive())
             fault = tasks.create_task(self._break())
@@ -246,7 +247,7 @@ class FaultWorld:
         return book.limits is not None and not book.is_broken and state is HealthState.HEALTHY
 
     async def _until(self, condition: Callable[[], bool], limit_s: float) -> float | None:
-        """Return the time until a condition held; None: too long."""
+        """Return the seconds until a condition was true; None if that took more than `limit_s`."""
         begin_at = self._loop.time()
         while not condition():
             if self._loop.time() - begin_at >= limit_s:
@@ -287,13 +288,13 @@ class FaultWorld:
 
 
 def quantile(values: Iterable[float], share: float) -> float:
-    """Return the value that `share` of the values do not exceed; 0.0 of none."""
+    """Return the value that a share of the values do not exceed; 0.0 if there are no values."""
     ordered = sorted(values)
     return ordered[min(int(share * len(ordered)), len(ordered) - 1)] if ordered else 0.0
 
 
 def heal(host: SimHost) -> None:
-    """End every fault."""
+    """End every fault of a host."""
     host.engine.is_busy_fault = host.engine.is_lying = False
     host.engine.slowness = 1.0
     host.revive()
@@ -323,7 +324,7 @@ FAULTS: dict[str, Callable[[SimHost], None]] = {
 
 
 def simulate(scenario: FaultScenario) -> FaultReport:
-    """Run a scenario under virtual time; it is the same every time."""
+    """Run a scenario under virtual time; equal scenarios give equal reports."""
 
     async def main() -> FaultReport:
         async with asyncio.TaskGroup() as tasks:

@@ -18,14 +18,14 @@ PROBE_TOKENS = 8
 
 
 class SimHost:
-    """A replica: an engine whose step loop runs on the event loop; faults are switches.
+    """A simulated replica whose step loop runs on the event loop; its faults are attributes.
 
     Attributes:
         is_down: Whether connections are refused and open ones break.
         is_frozen: Whether connections stay open and silent, without steps.
-        stream: Stream of the one router, while it is attached.
+        stream: Stream of the router, while the router is attached.
         frames_sent: Number of sent frames.
-        merges: Steps that found no credit.
+        merges: Number of steps that were merged into a later frame because credit was missing.
     """
 
     def __init__(self, limits: EngineLimits, cost: StepCost) -> None:
@@ -33,13 +33,14 @@ class SimHost:
         self.engine = SimEngine(limits, cost)
         self.is_down = False
         self.is_frozen = False
-        self._moving = asyncio.Event()  # neither frozen nor down
+        self._moving = asyncio.Event()  # set while the host is neither frozen nor down
         self._moving.set()
         self._is_up = asyncio.Event()
         self._is_up.set()
         self.stream: SimHostStream | None = None
         self._orphan: tuple[int, float] | None = None  # epoch whose stream broke, and when
-        self._ended: list[engine.Finished] = []  # of the orphan: its router may not know
+        # Ends of orphaned sequences that the router may not have received.
+        self._ended: list[engine.Finished] = []
         self.frames_sent = 0
         self.merges = 0
         self._woken = asyncio.Event()
@@ -51,7 +52,7 @@ class SimHost:
         return SimHostStream(self)
 
     async def answers(self, timeout_s: float) -> bool:
-        """Return whether the host accepts a connection, now or within a time."""
+        """Return whether the host accepts a connection within a time."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._is_up.wait()
@@ -79,7 +80,7 @@ class SimHost:
             raise FailedError(ErrorCode.REPLICA_LOST, "no answer") from None
 
     def kill(self) -> None:
-        """End like a killed process: streams break, the engine's state is gone."""
+        """Stop like a killed process: the stream breaks and the engine's state is lost."""
         self.is_down = True
         self._is_up.clear()
         self._moving.clear()
@@ -92,32 +93,32 @@ class SimHost:
             self.stream = None
 
     def freeze(self) -> None:
-        """Stop like a stopped process."""
+        """Freeze like a suspended process: connections stay open, and no step runs."""
         self.is_frozen = True
         self._moving.clear()
 
     def revive(self) -> None:
-        """Run again."""
+        """Run again after a kill or a freeze."""
         self.is_down = self.is_frozen = False
         self._is_up.set()
         self._moving.set()
         self._woken.set()
 
     def cut(self) -> None:
-        """Break the stream, as a lost connection does; the engine goes on."""
+        """Break the stream, as a lost connection does; the engine keeps running."""
         if self.stream is not None:
             self.stream.break_off()
             self.forsake(self.stream)
 
     def forsake(self, stream: "SimHostStream") -> None:
-        """Keep the sequences of a broken stream, whose router may come back."""
+        """Keep the sequences of a broken stream for a time, because the router may re-attach."""
         if stream is self.stream:
             self.stream = None
             self._orphan = stream.epoch, asyncio.get_running_loop().time()
             self._ended = stream.unconfirmed()
 
     def handle(self, stream: "SimHostStream", request: engine.HostRequest) -> None:
-        """Take a request as the engine host does: what concerns the engine waits for the step."""
+        """Handle a request as the engine host does: requests to the engine wait for its step."""
         if request.HasField("credit"):
             self.engine.confirm(stream.grant(request.credit.frames))
         else:
@@ -173,13 +174,13 @@ class SimHost:
             stream.post(first)
 
     def _clear(self) -> None:
-        """End the sequences of the last attachment, without a report."""
+        """Cancel the sequences of the last attachment, without reporting their end."""
         self.engine.cancel(self.engine.held)
         self.engine.confirm(list(self.engine.outputs()))
         self.engine.forget_finished()
 
     async def run(self) -> None:
-        """Do steps, forever; belongs into a TaskGroup."""
+        """Run the step loop for ever; call this in a task of a TaskGroup."""
         loop = asyncio.get_running_loop()
         while True:
             await self._moving.wait()
@@ -217,7 +218,8 @@ class SimHostStream:
         self._host = host
         self._frames: asyncio.Queue[engine.HostFrame | None | FailedError] = asyncio.Queue()
         self._pending: engine.StepFrame | None = None
-        self._sent: list[list[engine.Finished]] = []  # ends in frames that are not confirmed
+        # Ends of sequences in each frame that the router has not confirmed.
+        self._sent: list[list[engine.Finished]] = []
         self.is_open = False
 
     async def __aenter__(self) -> Self:
@@ -241,14 +243,14 @@ class SimHostStream:
         self.is_open = True
 
     async def send(self, request: engine.HostRequest) -> None:
-        """Hand the request to the host after the link's delay; a frozen one sees it later."""
+        """Deliver a request after the link's delay, or when a frozen host runs again."""
         await asyncio.sleep(0.0005)
         if self._host.is_down:
             raise FailedError(ErrorCode.REPLICA_LOST, "broken")
         self._host.handle(self, request)
 
     async def receive(self, timeout_s: float | None) -> engine.HostFrame | None:
-        """Return the next frame; None at the end."""
+        """Return the next frame; None at the end of the stream."""
         try:
             async with asyncio.timeout(timeout_s):
                 item = await self._frames.get()
@@ -273,7 +275,7 @@ class SimHostStream:
         self._frames.put_nowait(frame)
 
     def post(self, frame: engine.StepFrame) -> None:
-        """Send a step's frame, or merge it into what waits for credit."""
+        """Send a step's frame, or merge it into the frame that waits for credit."""
         if self._pending is None:
             self._pending = frame
         else:
@@ -282,7 +284,7 @@ class SimHostStream:
         self._flush()
 
     def grant(self, frames: int) -> list[int]:
-        """Take credit; return the sequences whose end is confirmed by it."""
+        """Add credit for frames; return the sequences whose end this credit confirms."""
         self.credit += frames
         confirmed = [end.sequence for ends in self._sent[:frames] for end in ends]
         del self._sent[:frames]
@@ -290,7 +292,7 @@ class SimHostStream:
         return confirmed
 
     def unconfirmed(self) -> list[engine.Finished]:
-        """Return the ends that the router may not know."""
+        """Return the ends of sequences that the router has not confirmed."""
         ends = [end for sent in self._sent for end in sent]
         return ends + (list(self._pending.finished) if self._pending is not None else [])
 

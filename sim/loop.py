@@ -1,11 +1,9 @@
 """An asyncio event loop on virtual time: `asyncio.sleep(3600)` takes no time at all.
 
-The selector polls without waiting; when nothing is ready, the time the loop would have waited is
-added to its clock. Code that takes its time from the loop obeys: `asyncio.sleep`,
-`asyncio.timeout`,
-third-party code. Code that waits elsewhere (threads, gRPC's own poller) does not belong here;
-threads
-are refused, because nothing would advance the clock for them in order.
+The selector polls without waiting. When no event is ready, the time that the loop would have waited
+is added to its clock. All code that uses the loop's clock runs on virtual time: `asyncio.sleep`,
+`asyncio.timeout`, and libraries built on them. Code that waits outside the loop (threads, gRPC's
+own poller) cannot run here. Threads are refused, because the clock would not wait for them.
 """
 
 import asyncio
@@ -17,7 +15,7 @@ _T = TypeVar("_T")
 
 
 class DeadlockError(RuntimeError):
-    """Every task waits, and no timer is set: no event can ever come."""
+    """Raised when every task waits and no timer is set, so that no event can ever occur."""
 
 
 class _VirtualSelector(selectors.DefaultSelector):
@@ -38,7 +36,7 @@ class _VirtualSelector(selectors.DefaultSelector):
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """The loop. Time starts at 0 and moves only when nothing is ready to run."""
+    """An event loop whose time starts at 0 and advances only when no callback is ready."""
 
     def __init__(self) -> None:
         self._virtual = _VirtualSelector()
@@ -49,11 +47,11 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return self._virtual.now_s
 
     def stand_still(self, seconds: float) -> None:
-        """Let time pass while nothing runs, as when the process is stopped."""
+        """Advance the clock without running callbacks, as if the process were suspended."""
         self._virtual.now_s += seconds
 
     def run_in_executor(self, executor: Any, func: Any, *args: Any) -> NoReturn:  # noqa: ARG002
-        """Refuse: threads run in real time."""
+        """Raise an error, because threads run in real time."""
         raise RuntimeError("no threads under virtual time")
 
 

@@ -1,8 +1,8 @@
 """Figures of a run: goodput, TTFT, TPOT, hit ratio.
 
-TTFT and TPOT are taken at the engine, for every policy alike. A request is good if its TTFT is at
-most 0.5 s + twice the time of its whole prompt alone on an idle replica of speed 1, and its mean
-TPOT at most 100 ms. A request that was never served is not good; it has no TTFT.
+TTFT and TPOT are measured at the engine, in the same way for every policy. A request is good if its
+TTFT is at most 0.5 s + twice the time of its whole prompt alone on an idle replica of speed 1, and
+its mean TPOT is at most 100 ms. A request that was never served has no TTFT and is not good.
 """
 
 from dataclasses import dataclass
@@ -20,13 +20,13 @@ TPOT_MAX_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Metrics:
-    """Figures of one run; seconds unless said.
+    """The figures of one run.
 
     Attributes:
         goodput: Share of requests that met the objective.
-        ttft_missed: Share that missed the objective of TTFT, or got no first token.
-        tpot_missed: Share that met TTFT and missed TPOT.
-        unserved: Share that was refused or never ended.
+        ttft_missed: Share of requests that missed the TTFT objective, or got no first token.
+        tpot_missed: Share of requests that met the TTFT objective and missed the TPOT objective.
+        unserved: Share of requests that were refused or never ended.
         ttft_p50_s: Median of TTFT.
         ttft_p90_s: 90th percentile of TTFT.
         ttft_p99_s: 99th percentile of TTFT.
@@ -34,7 +34,7 @@ class Metrics:
         ttft_worst_ratio: Largest TTFT as a multiple of the request's own objective.
         tpot_p99_s: 99th percentile of TPOT.
         hit_ratio: Share of prompt tokens found in a cache.
-        busy: Share of time that replicas spent in steps.
+        busy: Share of the run's time that replicas spent in steps.
         makespan_s: Seconds until the last token.
     """
 
@@ -54,7 +54,7 @@ class Metrics:
 
 
 def prefill_s(cost: CostModel, prompt_tokens: int, cached: int = 0) -> float:
-    """Return the time of a prefill alone on a replica, in full steps."""
+    """Return the time of a prefill in full steps on an otherwise idle replica."""
     budget = cost.size.step_tokens_max
     total_s, done = 0.0, cached
     while done < prompt_tokens:
@@ -66,17 +66,17 @@ def prefill_s(cost: CostModel, prompt_tokens: int, cached: int = 0) -> float:
 
 @cache
 def ttft_objective_s(cost: CostModel, prompt_tokens: int) -> float:
-    """Return the TTFT that a prompt of this length should have at most."""
+    """Return the TTFT objective of a prompt of a given length."""
     return TTFT_SLACK_S + TTFT_ALONE * prefill_s(cost, prompt_tokens)
 
 
 def ttft_s(job: Job) -> float | None:
-    """Return the time from arrival to the first token, None if there was none."""
+    """Return the time from a job's arrival to its first token; None without a first token."""
     return None if job.first_at is None else job.first_at - job.arrived_at
 
 
 def tpot_s(job: Job) -> float | None:
-    """Return the mean time per token after the first, 0 for one token, None if it did not end."""
+    """Return a job's mean time per token after the first; 0 for one token, None if unfinished."""
     if job.first_at is None or job.ended_at is None:
         return None
     tokens = job.request.output_tokens - 1

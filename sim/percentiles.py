@@ -1,10 +1,10 @@
-"""Percentiles of what a simulation measured."""
+"""Percentiles of measured values."""
 
 from collections.abc import Sequence
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """Return a percentile, interpolated between the two nearest values; 0 of nothing."""
+    """Return a percentile, interpolated between the two nearest values; 0 without values."""
     ordered = sorted(values)
     if not ordered:
         return 0.0

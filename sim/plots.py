@@ -1,20 +1,20 @@
-"""Pictures of comparisons; matplotlib is a development tool and imported only here, when used."""
+"""Plots of comparisons; matplotlib is a development dependency and imported only when used."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-Record = dict[str, Any]  # as `sim.routing` writes it
+Record = dict[str, Any]  # one result, as `sim.routing` writes it
 _OURS = "sluice"
 _OURS_COLOUR, _BOUND_COLOUR = "#c0392b", "#7f8c8d"
 
 
 def compare(records: Sequence[Record], path: Path) -> None:
-    """Draw goodput and TTFT of results: over load if there are several loads, else as bars.
+    """Draw goodput and TTFT of results: over the load if there are several loads, else as bars.
 
     Args:
         records: Records in the form of `sim.routing`.
-        path: Path of the picture; its ending says the kind.
+        path: Path of the picture; its suffix decides the file format.
     """
     import matplotlib as mpl
 

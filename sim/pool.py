@@ -1,7 +1,7 @@
 """A pool of simulated replicas behind one policy: arrivals, the KV index, loss and growth.
 
-The index maps a block to a bit mask of the replicas that hold it; it is exact and instant. A policy
-that may only know old state keeps its own view (see `sim.policies.sluice`).
+The index maps a block to a bit mask of the replicas that have the block cached; it is exact and
+always current. A policy that must decide on old state keeps its own copy (`sim.policies.sluice`).
 """
 
 import random
@@ -19,18 +19,18 @@ from sim.workload import Trace
 class Policy(Protocol):
     """Decides which replica serves which job, and when.
 
-    A policy may hold jobs and call `Pool.dispatch` later, from any of these methods or from an
-    action on `Pool.timeline`.
+    A policy may queue jobs and call `SimPool.dispatch` later, from any method of this protocol or
+    from an action on `SimPool.timeline`.
     """
 
     name: str
 
     def bind(self, pool: "SimPool") -> None:
-        """Begin a run, before any arrival."""
+        """Prepare the policy for a run on a pool, before any arrival."""
         ...
 
     def arrive(self, job: Job) -> None:
-        """Take a job: dispatch it now or hold it."""
+        """Dispatch an arriving job now, or queue it."""
         ...
 
     def first(self, job: Job) -> None:
@@ -42,7 +42,7 @@ class Policy(Protocol):
         ...
 
     def lost(self, replica: int, jobs: Sequence[Job]) -> None:
-        """Serve the jobs of a dead replica elsewhere; the longest there come first."""
+        """Dispatch the jobs of a dead replica to others; `jobs` has the oldest dispatch first."""
         ...
 
     def added(self, replica: int) -> None:
@@ -50,22 +50,23 @@ class Policy(Protocol):
         ...
 
     def block_changed(self, replica: int, block: int, *, is_stored: bool) -> None:
-        """Note that a replica stored or removed a block; -1 is the cache that all share."""
+        """Note that a replica stored or evicted a block; replica -1 is the shared cache."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class SimPoolPlan:
-    """The make-up of a simulated pool, and its faults and growth.
+    """The replicas of a simulated pool, and its faults and growth.
 
     Attributes:
         replicas: Number of replicas at the start.
         speed_spread: Speeds are drawn uniformly from 1 - spread to 1 + spread.
         seed: Seed of speeds and of the policy's draws.
-        lose_at_s: Virtual seconds at which replica 0 dies; None: it does not.
-        add_at_s: Virtual seconds at which one more replica with an empty cache joins.
-        kv_tokens: KV memory of a replica in tokens; None: by the cost model.
-        is_shared: Whether all replicas share one infinite cache: the upper bound.
+        lose_at_s: Virtual seconds at which replica 0 dies; None if it stays alive.
+        add_at_s: Virtual seconds at which one more replica with an empty cache joins; None if no
+            replica joins.
+        kv_tokens: KV memory of a replica in tokens; None for the size of the cost model.
+        is_shared: Whether all replicas share one infinite cache, the upper bound of any routing.
     """
 
     replicas: int
@@ -78,12 +79,12 @@ class SimPoolPlan:
 
 
 class SimPool:
-    """Replicas, index and jobs of one run.
+    """The replicas, index and jobs of one run.
 
     Attributes:
         timeline: Virtual time.
-        engines: All replicas that ever live in this run, by number.
-        alive: Numbers of those that live now.
+        engines: All replicas that exist at any time of this run, by number.
+        alive: Numbers of the replicas that are alive now.
         replicas_max: Length of `engines`.
         index: Block -> bit mask of replicas.
         jobs: All arrivals so far and to come, by number.
@@ -141,7 +142,7 @@ class SimPool:
         return self.cost.step_s(work) / tokens
 
     def run(self, trace: Trace, time_factor: float = 1.0) -> float:
-        """Replay a trace with arrival times multiplied; return when everything has ended."""
+        """Replay a trace with its arrival times multiplied; return the time at which all ended."""
         assert trace.block_tokens == self.block_tokens
         for number, request in enumerate(trace.requests):
             job = Job(request, number, request.arrived_s * time_factor)
@@ -153,12 +154,12 @@ class SimPool:
     # --- for policies -----------------------------------------------------------------------
 
     def dispatch(self, job: Job, replica: int) -> None:
-        """Give a job to a living replica, now."""
+        """Submit a job to a replica that is alive, at the present time."""
         assert replica in self.alive
         self.engines[replica].submit(job)
 
     def hits(self, blocks: Sequence[int], index: Mapping[int, int] | None = None) -> list[int]:
-        """Return how many leading blocks each replica holds, by the exact index or another one."""
+        """Return how many leading blocks each replica has cached, by the exact or a given index."""
         if self._shared is not None:
             return [self._shared.match(blocks)] * self.replicas_max
         get = (self.index if index is None else index).get
@@ -177,7 +178,7 @@ class SimPool:
         return depths
 
     def hit_best(self, blocks: Sequence[int]) -> int:
-        """Return how many leading blocks the replica with the longest match holds."""
+        """Return the number of leading blocks that the best replica has cached."""
         if self._shared is not None:
             return self._shared.match(blocks)
         left = -1
@@ -197,18 +198,18 @@ class SimPool:
     # --- faults -----------------------------------------------------------------------------
 
     def lose(self, replica: int) -> None:
-        """Kill a replica: its cache is gone, and the policy serves its jobs elsewhere."""
+        """Kill a replica: its cache is lost, and the policy dispatches its jobs again."""
         self.alive.remove(replica)
         jobs = self.engines[replica].kill()
         self.policy.lost(replica, jobs)
 
     def add(self, replica: int) -> None:
-        """Let a replica join."""
+        """Add a replica with an empty cache to the pool."""
         assert replica not in self.alive
         self.alive.append(replica)
         self.policy.added(replica)
 
-    # --- what engines tell ------------------------------------------------------------------
+    # --- events of engines ------------------------------------------------------------------
 
     def on_first(self, job: Job) -> None:
         """See `Listener`."""

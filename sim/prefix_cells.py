@@ -1,10 +1,10 @@
-"""Measures what prompts without a session find cached, with several cells: hit ratio and TTFT.
+"""Measures cache hits and TTFT of prompts without a session in a pool with several cells.
 
-`python -m sim.prefix_cells --cells 2,4,8` plays conversations with common system prompts, none of
-them with a session, over replicas that are dealt out to cells. `sketches` is the product; `exact`
-gives gateways one exact index over all cells, `affinity` none at all, `one` is a single cell. With
-`--mooncake FILE` the prompts of that trace are played, cut into blocks of 32 tokens. See
-docs/routing.md.
+`python -m sim.prefix_cells --cells 2,4,8` plays conversations with common system prompts. No
+conversation has a session, and the replicas are divided among the cells. `sketches` is the product;
+`exact` gives gateways one exact index over all cells, `affinity` gives them no index, and `one` is
+a single cell. `--mooncake FILE` plays the prompts of that trace instead, cut into blocks of 32
+tokens. See docs/routing.md.
 """
 
 import argparse
@@ -37,17 +37,17 @@ _CHAT = synthetic.Synthetic(
 
 @dataclass(frozen=True, slots=True)
 class PrefixCase:
-    """A run.
+    """The settings of one simulated run.
 
     Attributes:
-        knowledge: Gateways' knowledge of cells: a `CellKnowledge`, or `one` for a single cell.
+        knowledge: Data of gateways about cells: a `CellKnowledge`, or `one` for a single cell.
         cells: Number of cells.
-        replicas: Number of replicas of all cells.
+        replicas: Number of replicas of all cells together.
         load: Requests per second and replica.
         seed: Seed of the conversations.
         requests: Number of requests.
-        marks_max: Marks of a generation of a sketch.
-        mooncake: Trace file; empty: synthetic conversations.
+        marks_max: Greatest number of marks in one generation of a sketch.
+        mooncake: Path of a trace file; empty for synthetic conversations.
     """
 
     knowledge: str
@@ -67,7 +67,7 @@ class PrefixFigures:
     Attributes:
         hit_ratio: Share of prompt tokens that were cached.
         ttft_p50_s: Median of the time to the first token, in seconds.
-        ttft_p99_s: Its 99th percentile.
+        ttft_p99_s: 99th percentile of the time to the first token, in seconds.
         goodput: Share of requests within the objectives.
         took_s: Processor seconds of the run.
     """

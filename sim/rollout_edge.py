@@ -1,8 +1,9 @@
-"""False alarms of a release that is exactly as much worse as is tolerated, in every gate at once.
+"""False alarms of a release that is worse by exactly the tolerance, in every gate at once.
 
-That is the worst case for the stated rate: an identical release is well within the tolerance, and
-hardly ever accused. Rates are given and not made from requests, because the edge is a matter of
-rates; the tests, the gates and the division of alpha are the real ones.
+This release is the worst case for the stated false-alarm rate. An identical release is well within
+the tolerance and hardly ever accused. The rates of bad requests are given directly, without
+simulated requests, because only rates define the edge of the tolerance. The tests, the gates and
+the division of alpha are the real code.
 """
 
 from math import sin
@@ -14,7 +15,7 @@ from control_plane.rollouts.plan import Plan, Stage
 from control_plane.rollouts.sequential import Count, SequentialTest, observe
 from sluice.split import SHARE_MAX
 
-# Rates of control; they rise and fall by half.
+# Rates of bad requests in control; each rate varies by half of its value.
 _RATES = {
     Metric.ERRORS: 0.01,
     Metric.SLOW_FIRST_TOKEN: 0.05,
@@ -32,11 +33,11 @@ _RATES = {
     Metric.GOLDEN: 0.02,
 }
 _SWING_WINDOWS = 40
-_PAST = 2_000  # control requests that are known of before a stage
+_PAST = 2_000  # requests of control that are counted before a stage
 
 
 def is_accused(plan: Plan, requests_per_window: float, seed: int) -> bool:
-    """Return whether any gate raises an alarm in any stage; each lasts for its minimum sample."""
+    """Return whether a gate is breached in any stage; a stage ends with its minimum sample."""
     draw = np.random.default_rng(seed)
     return any(_in_stage(plan, s, requests_per_window, draw) for s in plan.stages if s.is_compared)
 

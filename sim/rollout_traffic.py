@@ -1,7 +1,8 @@
-"""Made-up traffic of a model in rollout: tenants, sessions, a day's drift, incidents, two releases.
+"""Generated traffic of a model in rollout: tenants, sessions, daily drift, incidents, two releases.
 
 Requests of a session are alike, tenants differ, load and errors change with the hour, and sometimes
-all requests fail for a while: none of that may be taken for a difference of the releases.
+all requests fail for a while. The gates must not mistake any of this for a difference between the
+releases.
 """
 
 from dataclasses import dataclass
@@ -19,17 +20,17 @@ _DAY_S = 86_400.0
 _TENANTS = 40
 _SESSIONLESS = 0.1  # share of requests that name no session
 _TURNS_MEAN = 8.0
-_SESSION_S = 180.0  # how long a session lasts, roughly
+_SESSION_S = 180.0  # mean duration of a session, approximately
 _TENANT_SPREAD = 0.5  # sigmas of logarithms: of tenants' lengths, TTFT, TPOT and length
 _TTFT_SPREAD = 0.9
 _TPOT_SPREAD = 0.3
 _LENGTH_SPREAD = 0.7
 _SURPRISAL_SPREAD = 0.5
 _ENTROPY_SPREAD = 0.5
-_SCORES_MAX = 10  # per window and arm: one a second, of one gateway's worker
-_GOLDEN_RUNS = 2  # per window and arm
+_SCORES_MAX = 10  # scores per window and arm: one gateway worker makes one per second
+_GOLDEN_RUNS = 2  # answers to golden prompts per window and arm
 _DEADLINE_MS = 30_000.0
-_OVERLOADED = 0.02  # share of requests that are refused by policy, and that clients give up
+_OVERLOADED = 0.02  # share of requests that policy refuses, and of requests that clients abandon
 _CLOSED = 0.01
 _INCIDENT_EVERY_S = 3_600.0
 _INCIDENT_S = 30.0
@@ -40,7 +41,7 @@ _Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class SimRelease:
-    """The behaviour of a release; the medians are of lognormal distributions."""
+    """The behaviour of a release; latencies and lengths are medians of lognormal distributions."""
 
     ttft_ms: float = 300.0
     tpot_us: float = 20_000.0
@@ -66,8 +67,8 @@ class TrafficProfile:
     Attributes:
         rate: Requests per second, mean over the day.
         session_spread: Sigma of the logarithm of a session's median length.
-        counts_every_turn: Whether every request of a session is counted, not its first in a window,
-            and every answer for what it is like.
+        counts_every_turn: Whether every request and every answer of a session is counted, instead
+            of the first request in a window and the first answer of the session.
     """
 
     rate: float = 60.0
@@ -77,13 +78,13 @@ class TrafficProfile:
 
 @dataclass(slots=True)
 class _Callers:
-    """Requests or sessions by index: their properties and their releases.
+    """The properties and releases of requests or sessions, as arrays by index.
 
     Attributes:
-        style: Factor of their answers' lengths.
-        is_canary: Requests that canary answers.
-        is_pinned: Requests of pinned tenants.
-        is_new: Requests of sessions without an earlier answer of that release.
+        style: Factor on the lengths of answers.
+        is_canary: Whether canary answers the request.
+        is_pinned: Whether the tenant of the request is pinned.
+        is_new: Whether the session has no earlier answer of the same release.
     """
 
     style: _Floats
@@ -93,7 +94,7 @@ class _Callers:
 
 
 class Traffic:
-    """Requests of one seed, window by window."""
+    """Generates the requests of one seed, window by window."""
 
     def __init__(self, profile: TrafficProfile, seed: int) -> None:
         self._profile = profile
@@ -120,9 +121,9 @@ class Traffic:
         """Return the outcomes of ten seconds: canary, control, and the number sent to canary.
 
         Args:
-            split: Split that requests are sent with.
-            mirrored: Basis points of the requests of which canary gets a copy.
-            canary: Behaviour of the new release; that of the old one is `CONTROL`.
+            split: Split between the releases by which requests are sent.
+            mirrored: Share of the requests of which canary gets a copy, in basis points.
+            canary: Behaviour of the new release; the old release behaves as `CONTROL`.
         """
         self._time_s += WINDOW_S
         day = float(np.sin(self._time_s / _DAY_S * 2 * np.pi))
@@ -144,7 +145,7 @@ class Traffic:
         return _INCIDENT_ERRORS if self._incident_left_s > 0 else 0.0
 
     def _callers(self, split: ReleaseSplit, count: int) -> tuple[_Callers, int]:
-        """Return the compared requests, and the number of unpinned ones that went to canary."""
+        """Return the compared requests, and the number of unpinned requests sent to canary."""
         draw = self._draw
         alone = int(draw.binomial(count, _SESSIONLESS))
         turns = draw.integers(len(self._names), size=count - alone)
@@ -168,7 +169,7 @@ class Traffic:
         return together, int(exposed)
 
     def _renew(self, split: ReleaseSplit, ended: NDArray[np.int64]) -> None:
-        """Replace sessions by new ones, and assign all anew if the split has changed."""
+        """Replace ended sessions by new ones; reassign all sessions if the split has changed."""
         self._tenants[ended] = self._some_tenants(len(ended))
         self._styles[ended] = self._draw.lognormal(0, self._profile.session_spread, len(ended))
         for slot in ended:
@@ -254,13 +255,13 @@ class Traffic:
 
 
 def histogram(values: _Floats) -> Histogram:
-    """Return the histogram of values; the same buckets as `bucket_of`."""
+    """Return the histogram of values, with the buckets of `bucket_of`."""
     places = np.minimum(np.log2(np.maximum(values, 1.0)) * 4, BUCKETS - 1).astype(np.int64)
     return Histogram(tuple(np.bincount(places, minlength=BUCKETS).tolist()))
 
 
 def tenant_id(number: int) -> str:
-    """Return the id of a tenant, of which 0 has the most requests."""
+    """Return the id of a tenant; tenant 0 has the most requests."""
     return f"tenant-{number}"
 
 
@@ -281,7 +282,7 @@ def _sent(
 
 
 def _joined(single: _Callers, sessions: _Callers, turns: NDArray[np.int64]) -> _Callers:
-    """Return the requests of both kinds, without pinned ones."""
+    """Return the requests with and without a session together, except those of pinned tenants."""
     style = np.concatenate((single.style, sessions.style[turns]))
     is_canary = np.concatenate((single.is_canary, sessions.is_canary[turns]))
     is_new = np.concatenate((single.is_new, sessions.is_new[turns]))

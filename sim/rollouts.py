@@ -1,9 +1,9 @@
 """Rollouts in simulation: `python -m sim.rollouts`, or `--scenario slow --seeds 50 --rate 100`.
 
-Made-up traffic goes through the real split (`sluice.split`), is counted in windows of ten seconds,
-and steps the real state machine (`control_plane.rollouts`) until it has promoted the release or
-sent it back, without a person. Reported: how often that was wrong, how long it took, and how many
-requests were served by the release. Times are virtual. See docs/rollouts.md.
+Generated traffic is split by the real code (`sluice.split`) and counted in windows of ten seconds.
+These windows step the real state machine (`control_plane.rollouts`) until it has promoted the
+release or rolled it back, without an operator. The figures are how often the decision was wrong,
+how long it took, and how many requests the release served. Times are virtual. See docs/rollouts.md.
 """
 
 import argparse
@@ -59,11 +59,11 @@ GOOD = ("identical", "better")
 SEEDS = 20
 SEEDS_IDENTICAL = 200  # enough to see whether the stated false-alarm rate is kept
 _WINDOW_MS = round(WINDOW_S * 1000)
-_WARM_WINDOWS = 30  # of control alone, before the start
-_LAG_WINDOWS = 1  # requests of a window have ended so much later
-_RESTART_WINDOWS = 50  # the control plane is killed this often
+_WARM_WINDOWS = 30  # windows with only control's requests, before the rollout starts
+_LAG_WINDOWS = 1  # windows after which all requests of a window have ended
+_RESTART_WINDOWS = 50  # windows between two restarts of the control plane
 _WINDOWS_MAX = 20_000
-_PINNED_OLD, _PINNED_NEW = 5, 9  # tenants
+_PINNED_OLD, _PINNED_NEW = 5, 9  # numbers of the tenants pinned to the old and the new release
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +72,10 @@ class RolloutOutcome:
 
     Attributes:
         seed: Seed of traffic and salt.
-        phase: `DONE` or `ROLLED_BACK`; another one if it had not ended after `_WINDOWS_MAX`.
+        phase: `DONE` or `ROLLED_BACK`; another phase if it had not ended after `_WINDOWS_MAX`.
         stage: Number of the last stage.
         metric: Metric of the breached gate.
-        lasted_s: Seconds from the first stage's share to the end.
+        lasted_s: Seconds from the start of the first stage to the end.
         exposed: Requests of unpinned tenants that canary served.
         judged: Canary's requests that the breached gate counts.
     """
@@ -90,14 +90,14 @@ class RolloutOutcome:
 
 
 class _Loop:
-    """Replaces the control plane's loop: stores the state, carries out actions at once."""
+    """Replaces the control plane's loop: stores the state and completes actions at once."""
 
     def __init__(self, plan: Plan) -> None:
         self.rollout = Rollout(plan)
         self.now_ms = 0
 
     def tell(self, event: Event) -> None:
-        """Step, and answer actions until there are none."""
+        """Step the state machine with an event, and complete the actions that it returns."""
         result = step(self.rollout, event, self.now_ms)
         self.rollout = result.rollout
         for action in result.actions:
@@ -107,13 +107,13 @@ class _Loop:
                 self.tell(SentBack())
 
     def restart(self) -> None:
-        """Lose everything but what is stored."""
+        """Restart the loop from the stored state."""
         self.rollout = STATE.validate_json(STATE.dump_json(self.rollout))
         self.tell(Restarted())
 
 
 def simulate(plan: Plan, release: SimRelease, profile: TrafficProfile, seed: int) -> RolloutOutcome:
-    """Return the outcome of a release's rollout without operators."""
+    """Play the rollout of a release without operators, and return its outcome."""
     traffic, loop = Traffic(profile, seed), _Loop(plan)
     pins = {tenant_id(_PINNED_OLD): "old", tenant_id(_PINNED_NEW): "new"}
     split = ReleaseSplit("model", "old", "new", 0, f"salt-{seed}", pins)
@@ -144,9 +144,9 @@ def simulate(plan: Plan, release: SimRelease, profile: TrafficProfile, seed: int
 
 
 def plan_for(alpha: float, *, is_full: bool = False, has_shadow: bool = False) -> Plan:
-    """Return the default plan at a false-alarm rate; unless it is full, with half of the waiting.
+    """Return the default plan with a false-alarm rate; its stages are half as long unless full.
 
-    A shadow stage comes first if wanted.
+    With `has_shadow`, the plan begins with a shadow stage.
     """
     stages = Plan().stages
     if not is_full:
@@ -166,7 +166,7 @@ def plan_for(alpha: float, *, is_full: bool = False, has_shadow: bool = False) -
 def run(
     names: Sequence[str], plan: Plan, profile: TrafficProfile, seeds: int | None, jobs: int
 ) -> list[dict[str, Any]]:
-    """Return the figures of some scenarios, each from seed 0 on; None: as many as it takes."""
+    """Return the figures of scenarios, each from seed 0 on; `seeds` None: the usual number."""
     counts = [seeds or (SEEDS_IDENTICAL if name == "identical" else SEEDS) for name in names]
     cases = [
         (name, seed) for name, count in zip(names, counts, strict=True) for seed in range(count)
@@ -213,7 +213,7 @@ def summary(name: str, outcomes: Sequence[RolloutOutcome]) -> dict[str, Any]:
 
 
 def table(figures: Sequence[dict[str, Any]]) -> str:
-    """Return the figures for people; the times and counts are medians and 95 % quantiles."""
+    """Return the figures as a readable table; times and counts are medians and 95 % quantiles."""
     rows = [["scenario", "rollouts", "sent back", "by", "in stage", "s to the end", "exposed"]]
     for figure in figures:
         ends = [figure["lasted_s"], figure["exposed"]]
@@ -257,7 +257,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Simulate as the command line says."""
+    """Simulate the scenarios that the command line names, and print their figures."""
     parser = _parser()
     arguments = parser.parse_args(argv)
     names = [name.strip() for name in arguments.scenario.split(",")]

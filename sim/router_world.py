@@ -1,7 +1,8 @@
 """A discrete-event world around the real router core: gateways, engines, links and faults.
 
-Everything follows from the seed. After every event the core's invariants are checked; at the end
-`World.verify` checks what was promised to clients: one outcome each, no token lost or doubled.
+A run is determined by its seed. After every event the world checks the core's invariants. At the
+end `RouterWorld.verify` checks the promises to clients: one outcome per request, and no token lost
+or doubled.
 """
 
 import random
@@ -28,7 +29,7 @@ _PROBE_PROMPT = list(range(1, 13))
 _PROBE_TOKENS = 8
 _PROBE_TIMEOUT_S = 5.0
 _RESUME_S = 0.005
-_CONFIRM_S = 0.05  # credit comes by halves
+_CONFIRM_S = 0.05  # delay of a credit message after the frames that it confirms
 _SLOWNESS = 5.0
 CELL = "cell-0"
 GATEWAY = 1
@@ -36,7 +37,7 @@ GATEWAY = 1
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Seeded requests: Poisson arrivals, lognormal lengths; some of them are batch work."""
+    """The parameters of seeded requests: Poisson arrivals, lognormal lengths, a batch share."""
 
     requests: int = 200
     rate_per_s: float = 50.0
@@ -52,7 +53,7 @@ class Workload:
 class Fault:
     """A fault of a replica, which ends after `for_s`.
 
-    Kinds: die, freeze, cut (its stream breaks, it lives), busy, fail, slow, lie.
+    Kinds: die, freeze, cut (the stream breaks but the engine lives), busy, fail, slow, lie.
     """
 
     at_s: float
@@ -75,13 +76,13 @@ class WorldClient:
 
 @dataclass(slots=True)
 class _Node:
-    """A replica and the router's way to it.
+    """A replica and the router's stream to it.
 
     Attributes:
-        is_cut: Whether the stream is gone and is being resumed.
-        is_back: Whether the stream is resumed when the present step is over.
-        cancels: Cancels to be sent when it is attached.
-        ends: Ends that the router may not know, by sequence.
+        is_cut: Whether the stream is broken and is being resumed.
+        is_back: Whether the stream will be resumed when the present step ends.
+        cancels: Cancels to be sent when the replica is attached again.
+        ends: Ends of sequences that the router has not confirmed, by sequence.
     """
 
     replica_id: str
@@ -97,9 +98,9 @@ class _Node:
 
 
 class RouterWorld:
-    """A run: `load` and `plan` its events, then `run`, then `verify`.
+    """One simulated run: call `load` and `plan` for its events, then `run`, then `verify`.
 
-    `trace` is the list of all dispatches and messages, for comparing runs.
+    `trace` lists all dispatches and messages, so that tests can compare runs.
     """
 
     def __init__(
@@ -120,8 +121,9 @@ class RouterWorld:
         self.clients: list[WorldClient] = []
         self.trace: list[tuple[object, ...]] = []
         self.queue_max = 0
-        self.preemptions = 0  # known after `verify`
-        self._by_handle: dict[int, WorldClient] = {}  # live handles only: each ends once
+        self.preemptions = 0  # number of preemptions, set by `verify`
+        # Clients whose request has no outcome yet, so that a second outcome is an error.
+        self._by_handle: dict[int, WorldClient] = {}
         self._handles = 0
         self._link_s = link_s
         self._silence_s = silence_s
@@ -140,10 +142,10 @@ class RouterWorld:
         for replica_id in self._nodes:
             self._attach(replica_id)
 
-    # --- what is to happen ------------------------------------------------------------------
+    # --- planned events ---------------------------------------------------------------------
 
     def load(self, workload: Workload, begin_s: float = 0.0) -> None:
-        """Plan the arrivals, and the cancels, of a workload from a time on."""
+        """Plan the arrivals and cancels of a workload that begins at `begin_s`."""
         at_s = begin_s
         for _ in range(workload.requests):
             at_s += self.random.expovariate(workload.rate_per_s)
@@ -175,7 +177,7 @@ class RouterWorld:
         self._plan(fault.at_s + fault.for_s, partial(self._heal, replica_id))
 
     def _plan(self, time_s: float, action: Callable[[], None]) -> None:
-        """Plan an event that the world has to wait for."""
+        """Plan an event for whose execution `run` waits."""
         self._to_come += 1
 
         def happen() -> None:
@@ -190,12 +192,12 @@ class RouterWorld:
     # --- time -------------------------------------------------------------------------------
 
     def at(self, time_s: float, action: Callable[[], None]) -> None:
-        """Do `action` at a time; events of one time happen in the order they were made."""
+        """Call `action` at a time; events of the same time run in the order of their planning."""
         self._events_made += 1
         heappush(self._events, (time_s, self._events_made, action))
 
     def run(self, *, until_s: float = 600.0) -> None:
-        """Handle every event; afterwards nothing runs anywhere but canary probes, for ever."""
+        """Handle all events; afterwards only canary probes, which never end, are planned."""
         while self._events and not self._is_at_rest():
             self.now, _, action = heappop(self._events)
             assert self.now < until_s, "the world does not come to rest"
@@ -211,7 +213,7 @@ class RouterWorld:
         return is_idle and not any(book.dispatches for book in self.core.replicas.values())
 
     def verify(self) -> None:
-        """Assert the promises to clients, and that nothing is left behind."""
+        """Assert the promises to clients, and that no request or sequence is left over."""
         assert not self._by_handle, "every request ends"
         for client in self.clients:
             final = client.final
@@ -220,7 +222,7 @@ class RouterWorld:
             start = len(prompt)
             expected = [token_at(prompt[0], start + n) for n in range(len(client.tokens))]
             wrong = sum(map(ne, client.tokens, expected))
-            if self._has_lied:  # a liar's tokens are recognised; all others must be right
+            if self._has_lied:  # a liar's tokens are recognisable; all others must be right
                 wrong -= sum(map(_is_lie, client.tokens, expected))
             assert not wrong, "no token is lost, doubled or from elsewhere"
             if final.kind in (wire.OUTCOME_KIND_STOP, wire.OUTCOME_KIND_LENGTH):
@@ -263,7 +265,7 @@ class RouterWorld:
     def _receive(self, batch: GatewayBatch) -> None:
         start = 0
         for handle, number in zip(batch.handles, batch.counts, strict=True):
-            client = self._by_handle[handle]  # nothing follows an outcome
+            client = self._by_handle[handle]  # raises KeyError if a message follows the outcome
             client.first_at = self.now if client.first_at is None else client.first_at
             client.tokens += batch.tokens[start : start + number]
             start += number
@@ -339,7 +341,7 @@ class RouterWorld:
 
         def done() -> None:
             if node.engine is not engine:
-                return  # died meanwhile
+                return  # the replica died meanwhile
             if node.is_frozen:
                 self.at(self.now + 0.05, done)
                 return
@@ -353,7 +355,7 @@ class RouterWorld:
         self.at(self.now + step_s, done)
 
     def _post(self, node: _Node, frame: engine_wire.StepFrame) -> None:
-        """Send a frame; its ends are repeated after a resume until they are confirmed."""
+        """Send a frame; the frame's ends are sent again after a resume until confirmed."""
         epoch = node.epoch
         for end in frame.finished:
             node.ends[end.sequence] = end
@@ -378,7 +380,7 @@ class RouterWorld:
         node.is_cut = False
         node.cancels.clear()
         node.ends.clear()
-        node.engine.cancel(node.engine.held)  # a newer epoch ends what the older one ran
+        node.engine.cancel(node.engine.held)  # a newer epoch cancels the sequences of the older one
         node.engine.confirm(list(node.engine.outputs()))
         self.core.on_attached(replica_id, node.epoch, self.limits, self.now)
 

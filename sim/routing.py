@@ -1,8 +1,8 @@
 """Routing policies on real traces: `python -m sim.routing --trace FILE --format mooncake ...`.
 
 Replays a trace through one or several policies over simulated replicas and reports goodput, TTFT,
-TPOT and hit ratio, as means over seeds. `sluice` is the real router core; everything else is a
-peer's decision, which sees exact and instant state. See docs/routing-study.md.
+TPOT and hit ratio, as means over seeds. `sluice` is the real router core. Every other policy
+decides as another platform does, on exact and current state. See docs/routing-study.md.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from sim.policies import registry
 from sim.runs import FORMATS, Run, RunSource, capacity, metrics_of, trace_of
 from sim.traces import TraceError
 
-_FINALISTS = 3  # of a group run on all seeds; the others only on the first
+_FINALISTS = 3  # policies of a group that run on all seeds; the others run only on the first seed
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +32,10 @@ class RoutingResult:
 
     Attributes:
         policy: Name of the policy, or of its group.
-        winner: Policy that the figures belong to: of a group, its best one.
-        run: Run of the first seed.
+        winner: Policy to which the figures belong; for a group, the best policy of the group.
+        run: Settings of the run with the first seed.
         seeds: Seeds of all runs.
-        by_seed: Figures, one per seed.
+        by_seed: Figures of the winner, one entry per seed.
         candidates: Goodput of a group's policies on the first seed.
     """
 
@@ -47,11 +47,11 @@ class RoutingResult:
     candidates: dict[str, float]
 
     def mean(self, name: str) -> float:
-        """Return the mean over seeds of a figure."""
+        """Return the mean of a figure over the seeds."""
         return sum(getattr(metrics, name) for metrics in self.by_seed) / len(self.by_seed)
 
     def as_json(self, trace: str) -> dict[str, Any]:
-        """Return what goes into the output file; percentiles are means over seeds."""
+        """Return the result as written into the output file; percentiles are means over seeds."""
         mean = {field.name: round(self.mean(field.name), 5) for field in fields(Metrics)}
         settings = asdict(self.run)
         source = settings.pop("source")
@@ -92,7 +92,7 @@ def _timed(run: Run, requests_per_s: float) -> tuple[Metrics, float]:
 def _play_all(
     runs: Sequence[Run], requests_per_s: float, executor: Executor | None
 ) -> list[Metrics]:
-    """Run all, in processes if there is an executor; the order is that of `runs`."""
+    """Play all runs, in processes if there is an executor; return figures in order of `runs`."""
     futures: list[Future[tuple[Metrics, float]]] = []
     if executor is not None:
         futures = [executor.submit(_timed, run, requests_per_s) for run in runs]
@@ -117,18 +117,18 @@ def compare(
 ) -> list[RoutingResult]:
     """Run every policy at every load on every seed.
 
-    A group runs all its policies on the first seed and the best three on all.
+    All policies of a group run on the first seed, the best three of them on all seeds.
 
     Args:
         base: Run with all other settings; its policy, load and seed are ignored.
         policies: Names of policies or groups.
         loads: Shares of capacity.
         seeds: Seeds, at least one.
-        executor: Executor of processes; None: run here.
+        executor: Executor of processes; None to run in this process.
 
     Raises:
         TraceError: The trace cannot be read.
-        PolicyError: There is no such policy.
+        PolicyError: A name is no policy and no group.
     """
     rate = capacity(base.source, base.replicas, base.cost)
     _note(f"load 1.0 is {rate:.4g} requests/s")
@@ -161,7 +161,7 @@ def compare(
 
 
 def table(results: Sequence[RoutingResult]) -> str:
-    """Return the results as lines for people."""
+    """Return the results as a readable table."""
     lines = [
         f"{'policy':30s} {'load':>5s} {'goodput':>8s} {'min..max':>13s} {'TTFT p50':>9s}"
         f" {'p90':>7s} {'p99':>7s} {'long p99':>9s} {'TPOT p99':>9s} {'hit':>6s} {'worst':>6s}"
@@ -282,7 +282,7 @@ def _base(arguments: argparse.Namespace) -> Run:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Compare policies as the command line says."""
+    """Compare the policies that the command line names, and print their figures."""
     parser = _parser()
     arguments = parser.parse_args(argv)
     policies = [name.strip() for name in arguments.policy.split(",")]

@@ -14,7 +14,7 @@ from sim.workload import Trace
 
 SYNTHETIC = "synthetic"
 FORMATS = (*traces.FORMATS, SYNTHETIC)
-_ALL_AT_ONCE = 1e-6  # factor on arrival times
+_ALL_AT_ONCE = 1e-6  # factor on arrival times, so that all requests are present at the start
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,9 +22,9 @@ class RunSource:
     """The source of a run's requests.
 
     Attributes:
-        path: A file, or the settings of a generated workload.
+        path: Path of a file, or the settings of a generated workload.
         format_name: One of `FORMATS`.
-        requests_max: Number of requests from the beginning; None: all.
+        requests_max: Number of requests to read from the beginning; None for all.
     """
 
     path: str
@@ -44,9 +44,9 @@ class Run:
         policy: Name of a policy, not of a group.
         seed: Seed of trace, speeds and policy.
         speed_spread: See `SimPoolPlan`.
-        report_age_s: Age in seconds of the router's knowledge of an engine.
+        report_age_s: Age in seconds of the engine reports on which the router decides.
         index_delay_s: Age in seconds of the router's prefix index.
-        cells: Number of cells of the router; peers route the whole pool.
+        cells: Number of cells for the policy `sluice`; other policies route the whole pool.
         lose_at_s: See `SimPoolPlan`.
         add_at_s: See `SimPoolPlan`.
     """
@@ -70,7 +70,7 @@ def trace_of(source: RunSource, seed: int) -> Trace:
     """Return the requests of a source.
 
     Raises:
-        traces.TraceError: They cannot be read, or generated.
+        traces.TraceError: The requests cannot be read or generated.
     """
     if source.format_name == SYNTHETIC:
         workload = synthetic.parse(source.path)
@@ -86,8 +86,8 @@ def trace_of(source: RunSource, seed: int) -> Trace:
 def capacity(source: RunSource, replicas: int, cost: str) -> float:
     """Return requests per second at load 1.0.
 
-    That is the throughput of least-tokens routing over replicas of speed 1 when all requests are
-    there at time 0.
+    The capacity is the throughput of least-tokens routing over replicas of speed 1 when all
+    requests are present at time 0.
     """
     trace = trace_of(source, 0)
     policy = entry("least_tokens").make()
@@ -97,14 +97,14 @@ def capacity(source: RunSource, replicas: int, cost: str) -> float:
 
 
 def play(run: Run, requests_per_s: float) -> SimPool:
-    """Run to the end.
+    """Play a run to its end and return the pool with all its jobs.
 
     Args:
-        run: The run.
+        run: Settings of the run.
         requests_per_s: The pool's `capacity`.
 
     Raises:
-        PolicyError: There is no such policy.
+        PolicyError: The run's policy does not exist.
     """
     trace = trace_of(run.source, run.seed)
     policy, is_shared = _policy(run)
@@ -123,7 +123,7 @@ def play(run: Run, requests_per_s: float) -> SimPool:
 
 
 def metrics_of(run: Run, requests_per_s: float) -> Metrics:
-    """Run to the end and return the figures."""
+    """Play a run to its end and return the figures."""
     return measure(play(run, requests_per_s))
 
 

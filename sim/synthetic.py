@@ -11,7 +11,7 @@ from heapq import heappop, heappush
 from sim.traces import BLOCK_TOKENS, SessionChains, TraceError
 from sim.workload import Trace, TraceRequest
 
-_BURST_S = 20.0  # mean length of a burst, and of what lies between
+_BURST_S = 20.0  # mean duration of a burst, and of the time between two bursts
 _THINK_S = 30.0  # mean time of a user between two turns
 
 
@@ -22,15 +22,15 @@ class Synthetic:
     Attributes:
         requests: Number of requests.
         rate: Sessions begun per second; a load rescales all times.
-        burst: Rate inside of bursts by rate outside; 1 is Poisson.
+        burst: Rate inside bursts divided by the rate outside; 1 is a plain Poisson process.
         prompt: Median tokens that a turn adds to its history.
         prompt_sigma: Standard deviation of the prompt length's logarithm.
         output: Median tokens of an answer.
         output_sigma: Standard deviation of the output length's logarithm.
         turns: Mean turns of a conversation; the history grows by prompt and answer.
-        systems: Distinct system prompts; 0: none.
+        systems: Number of distinct system prompts; 0 for none.
         system_tokens: Tokens of each system prompt, rounded down to blocks.
-        tenants: Number of tenants of conversations, the first being the busiest.
+        tenants: Number of tenants; the first tenant has the most conversations.
     """
 
     requests: int = 2000
@@ -114,7 +114,7 @@ class _Generator:
         return Trace("synthetic", self._block_tokens, tuple(requests))
 
     def _arrival(self) -> float:
-        """Return when the next conversation begins: a Poisson process with two rates."""
+        """Return the time of the next conversation, by a Poisson process with two rates."""
         burst = self._workload.burst
         low = 2 * self._workload.rate / (1 + burst)  # the mean over both is the rate
         while True:

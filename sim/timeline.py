@@ -6,10 +6,10 @@ from typing import Any
 
 
 class Timeline:
-    """Runs actions at their times; those of one time run in the order they were planned.
+    """Runs actions at their times; actions of the same time run in the order of their planning.
 
     Attributes:
-        now: Virtual seconds; the time of the action that runs.
+        now: Time of the running action, in virtual seconds.
     """
 
     def __init__(self) -> None:
@@ -18,12 +18,12 @@ class Timeline:
         self._planned = 0
 
     def at(self, time_s: float, action: Callable[..., None], *args: Any) -> None:
-        """Plan `action(*args)` at a time that has not passed."""
+        """Plan a call of `action(*args)` at a time that has not passed."""
         self._planned += 1
         heappush(self._events, (time_s, self._planned, action, args))
 
     def run(self, *, until_s: float = float("inf")) -> None:
-        """Handle events until none is left, or the next one lies after `until_s`."""
+        """Run the planned actions until none is left, or the next one is later than `until_s`."""
         events = self._events
         while events and events[0][0] <= until_s:
             time_s, _, action, args = heappop(events)

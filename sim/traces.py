@@ -1,15 +1,15 @@
-"""Traces of real traffic: published ones, and what our own ClickHouse table `requests` exports.
+"""Readers of real traffic: published traces, and exports of the ClickHouse table `requests`.
 
-Lengths and times only; no format has any text. A file may be gzipped (`.gz`).
+A trace has only lengths and times; no format contains text. A file may be gzipped (`.gz`).
 
 * `mooncake`: JSON lines with `timestamp` (ms), `input_length`, `output_length` and `hash_ids`, the
-  chained ids of 512-token blocks. Time stamps are 3-second buckets: each request is moved by a
-  seeded draw from them. Sessions are inferred: two known leading blocks belong to a conversation.
-* `azure`: CSV with `TIMESTAMP`, `ContextTokens` and `GeneratedTokens`. Nothing is known to be
-  shared: every prompt has blocks of its own.
+  chained ids of 512-token blocks. Time stamps are rounded to 3 seconds, so each request is moved by
+  a seeded random offset. Sessions are inferred from two or more leading blocks seen before.
+* `azure`: CSV with `TIMESTAMP`, `ContextTokens` and `GeneratedTokens`. The trace has no data about
+  shared prefixes, so every prompt has blocks of its own.
 * `sluice`: JSON lines with fields of `RequestEvent` (`SELECT ... FORMAT JSONEachRow`):
   `received_at_unix_ms`, `prompt_tokens`, `output_tokens`, `session_hash`, `tenant_id`. A later turn
-  of a session is taken to begin with the prompt before it; session 0 is none.
+  of a session is assumed to begin with the session's previous prompt; 0 means no session.
 """
 
 import csv
@@ -25,7 +25,7 @@ from typing import IO, Any
 
 from sim.workload import Trace, TraceRequest
 
-BLOCK_TOKENS = 512  # the published hashes' block; engines have smaller ones
+BLOCK_TOKENS = 512  # tokens per block of the published hashes; engines have smaller blocks
 BUCKET_S = 3.0
 _AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 _SLUICE_FIELDS = ("received_at_unix_ms", "prompt_tokens", "output_tokens")
@@ -41,7 +41,7 @@ def load(path: Path, format_name: str, *, seed: int = 0, requests_max: int | Non
     Args:
         path: The file.
         format_name: One of `FORMATS`.
-        seed: Seed of the draws inside of time buckets.
+        seed: Seed of the random offsets of arrival times.
         requests_max: Read only this many requests from the beginning of the file.
 
     Raises:
@@ -113,7 +113,7 @@ def _json_rows(path: Path, file: IO[str]) -> Iterator[tuple[_Place, dict[str, An
 
 
 def _mooncake(path: Path, file: IO[str], draw: random.Random) -> Iterator[TraceRequest]:
-    owners: dict[int, int] = {}  # block -> session that had it first
+    owners: dict[int, int] = {}  # block -> first session whose prompt contained it
     sessions = 0
     for place, row in _json_rows(path, file):
         blocks = row.get("hash_ids")
@@ -199,7 +199,7 @@ class SessionChains:
         self._chains: dict[int, tuple[tuple[int, ...], int]] = {}
 
     def fresh(self, tokens: int) -> tuple[int, ...]:
-        """Return new blocks for this many tokens."""
+        """Return new blocks for a number of tokens, shared with no other prompt."""
         return tuple(islice(self._ids, -(-tokens // self._block_tokens)))
 
     def blocks(
@@ -208,9 +208,9 @@ class SessionChains:
         """Return the blocks of a session's next prompt.
 
         Args:
-            session: Session of the request; 0 shares with no other.
+            session: Session of the request; 0 for a request that shares no prefix.
             prompt_tokens: Tokens of the whole prompt.
-            system: Full blocks that the session begins with.
+            system: Full blocks of the system prompt with which the session begins.
         """
         blocks, tokens = self._chains.get(session, (system, len(system) * self._block_tokens))
         full = min(tokens, prompt_tokens) // self._block_tokens

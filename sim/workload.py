@@ -10,9 +10,9 @@ class TraceRequest:
     Attributes:
         arrived_s: Seconds since the first request of the trace.
         prompt_tokens: Number of prompt tokens; at least 1.
-        output_tokens: Length of the model's answer, which no router knows; at least 1.
-        blocks: Chained ids of the prompt's blocks: equal ids mean equal prefixes. The last one may
-            be partly filled.
+        output_tokens: Length of the model's answer, hidden from routers; at least 1.
+        blocks: Chained ids of the prompt's blocks; equal ids mean equal prefixes. The last block
+            may be partly filled.
         session: Requests of one conversation have one number; a negative one stands for a request
             whose conversation, if any, the trace does not name.
         tenant: Tenant of the request; empty if the trace does not say.
@@ -30,7 +30,7 @@ class TraceRequest:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Requests in order of arrival, the first at 0.
+    """Requests in order of arrival; the first one arrives at time 0.
 
     Attributes:
         name: Name in results.

@@ -1,4 +1,4 @@
-"""How soon the node agent sees what is wrong with an engine, and how soon the replica serves again.
+"""Time until the node agent detects a fault of an engine, and until the replica serves again.
 
 One operation: a fault in an idle replica that is ready, at a random moment between two probes.
 *Detected* is the first report to the control plane that says something other than ready, *ready*
@@ -45,12 +45,12 @@ _DEADLINE_S = 60.0
 _REPLICA = "r-1"
 _PROBE_PERIOD_S = 0.4
 _STREAM_TOKENS = 1500
-# Slow enough that the stream outlives the restart of the agent, and fast enough to be over soon.
+# The stream must last longer than the restart of the agent, but not prolong the benchmark.
 _OPTIONS = {"sim": {"speed": "0.5"}, "openvino": {}}
 
 
 class ControlPlane(agent_pb2_grpc.AgentServiceServicer):
-    """A control plane that wants one replica, and notes the times of reports."""
+    """A control plane that wants one replica, and records the times of the agent's reports."""
 
     def __init__(self, wish: agent.DesiredReplica) -> None:
         self._desired = agent.SyncResponse(version=1, replicas=[wish])
@@ -62,7 +62,7 @@ class ControlPlane(agent_pb2_grpc.AgentServiceServicer):
         request_iterator: AsyncIterator[agent.SyncRequest],
         context: "grpc.aio.ServicerContext[agent.SyncRequest, agent.SyncResponse]",
     ) -> None:
-        """Serve one agent until it leaves."""
+        """Serve one agent until the agent closes its stream."""
         await context.write(self._desired)
         async for request in request_iterator:
             async with self._changes:
@@ -73,7 +73,7 @@ class ControlPlane(agent_pb2_grpc.AgentServiceServicer):
     async def first(
         self, since_s: float, is_meant: Callable[[agent.ObservedReplica], bool]
     ) -> tuple[float, agent.ObservedReplica]:
-        """Return the first wanted report after a time, and the delay."""
+        """Return the first report after a time that meets a condition, and its delay."""
         async with asyncio.timeout(_DEADLINE_S), self._changes:
             while True:
                 for at_s, seen in self.reports:
@@ -105,7 +105,7 @@ class FaultyNode:
         self.process: ChildProcess | None = None
 
     async def start_agent(self) -> None:
-        """Start the agent; returns before it has done anything."""
+        """Start the agent's process, without waiting for its first report."""
         folder, http_port = self._folder, free_port()
         settings = {
             "NODE_ID": "node",
@@ -130,7 +130,7 @@ class FaultyNode:
         self.process = await ChildProcess.start(spec)
 
     async def kill_agent(self) -> None:
-        """End the agent as a crash does."""
+        """Kill the agent with SIGKILL."""
         assert self.process is not None
         os.kill(self.process.pid, signal.SIGKILL)
         await self.process.wait()
@@ -212,7 +212,7 @@ async def _longest_wait_s(address: str, epoch: int) -> float:
 
 
 async def _restart(node: FaultyNode, epoch: int) -> tuple[float, float]:
-    """Kill the agent under a stream; return when the next one reported, and the longest wait."""
+    """Kill the agent during a stream; return the new agent's first report and the longest wait."""
     _, seen = await node.plane.first(0.0, _is_ready)
     seen = node.plane.reports[-1][1]
     loop = asyncio.get_running_loop()

@@ -1,4 +1,4 @@
-"""Chains of stored responses while servers are killed: no response that was told as stored is lost.
+"""Chains of responses while servers are killed: no response reported as stored may be lost.
 
 One operation: a turn of a chain of responses, over the gateway of a whole stack on the `sim`
 driver. Gateway, control plane, Valkey and PostgreSQL get a SIGKILL, one after the other. Each
@@ -40,7 +40,7 @@ class ChurnLoad:
 
     Attributes:
         counts: Outcomes of turns, by name.
-        stored: Ids of responses that were told as stored.
+        stored: Ids of responses that answers reported as stored.
     """
 
     def __init__(self, http: aiohttp.ClientSession, url: str, *, turns_per_s: float) -> None:
@@ -51,7 +51,7 @@ class ChurnLoad:
         self.stored: list[str] = []
 
     async def run(self, seconds: float) -> None:
-        """Begin a chain whenever the rate of turns has room for one; return when all have ended."""
+        """Begin a chain whenever the rate of turns permits; return when all chains have ended."""
         end_s = time.monotonic() + seconds
         next_s = time.monotonic()
         async with asyncio.TaskGroup() as tasks:
@@ -73,7 +73,7 @@ class ChurnLoad:
                 self.stored.append(response["id"])
 
     async def _turn(self, previous: str | None) -> dict[str, Any] | None:
-        """Return the answer of a turn; None: none came, and the chain stays where it was."""
+        """Return the answer of a turn; None without an answer, so that the turn is repeated."""
         body = _BODY if previous is None else _BODY | {"previous_response_id": previous}
         try:
             async with asyncio.timeout(_TURN_S), self._http.post(self._url, json=body) as answer:
@@ -88,7 +88,7 @@ class ChurnLoad:
         return told
 
     async def lost(self) -> int:
-        """Return how many stored responses cannot be read."""
+        """Return the number of stored responses that cannot be read."""
         left, lost = list(self.stored), 0
 
         async def read() -> None:

@@ -1,4 +1,4 @@
-"""The console's pages over 50 million requests, and its live feed: what they take of the servers.
+"""The cost of the console's pages over 50 million requests, and of its live feed.
 
 One operation of `pages` is what one page asks for, one request after another, of a real control
 plane: 10,000 tenants, 1,000 models, 200 replicas in PostgreSQL, 50 million requests of 2,000
@@ -243,7 +243,7 @@ async def _page(http: httpx.AsyncClient, asked: Sequence[str], pids: list[int]) 
 
 
 async def _live(url: str, child: ChildProcess, database: asyncpg.Connection) -> dict[str, float]:
-    """Return what 20 viewers of the feed cost the control plane, in percent of a core."""
+    """Return the control plane's CPU time for 20 viewers of the feed, in percent of a core."""
     events = 0
 
     async def change() -> None:
@@ -278,7 +278,7 @@ async def _live(url: str, child: ChildProcess, database: asyncpg.Connection) -> 
                 task.cancel()
         return spent_s / _LIVE_S * 100, told
 
-    # The first minute of a process is dearer than all others: it is measured twice.
+    # The first minute of a process costs more than later ones, so its measurement is discarded.
     await measured(0)
     without, _ = await measured(0)
     one, _ = await measured(1)
@@ -336,7 +336,7 @@ async def _run(home: Path, requests: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure all; what 50 million requests took is `benchmarks/results/console.json`."""
+    """Measure pages and feed; with 50 million requests, write `benchmarks/results/console.json`."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--requests", type=int, default=_REQUESTS)
     requests = parser.parse_args().requests

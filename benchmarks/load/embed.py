@@ -52,7 +52,7 @@ class Server:
     pid: int
 
     def batches(self) -> tuple[float, float]:
-        """Return how many batches were computed, and how many texts they held."""
+        """Return the number of computed batches, and the number of texts in these batches."""
         with urllib.request.urlopen(self.metrics_url, timeout=5) as answer:
             text = answer.read().decode()
         return _metric(text, "embed_batch_texts_count"), _metric(text, "embed_batch_texts_sum")

@@ -46,16 +46,16 @@ FREE_TOKENS = {
     "cost_context_token_s": "0",
 }
 _ROUNDS = 3
-_JITTER_STREAMS = (50, 200, 500)  # of which the last take about 60 % of two cores
+_JITTER_STREAMS = (50, 200, 500)  # numbers of streams; 500 use about 60 % of two cores
 _JITTER_FIGURES = ("requests", "errors", "problems", "tokens", "ttft_ms", "cpu_us_per_token")
 _PARKED = 10_000
 _SOAK_MIN = 60
 _CHURN_PER_S = 50
-_SOAK_STEP_S = 0.2  # the router looks at all open streams at each of its steps
+_SOAK_STEP_S = 0.2  # a longer step, because each step costs the router work for all open streams
 
 
 def configure(stack: BenchmarkStack, **options: str) -> None:
-    """Give the engine other options, and wait until it serves with them."""
+    """Change the engine's options, and wait until the engine serves with them."""
     headers = {"authorization": f"Bearer {stack.env['SLUICE_ADMIN_KEY']}"}
     with httpx.Client(base_url=stack.env["SLUICE_ADMIN_URL"], headers=headers, timeout=10) as admin:
         pool = next(it for it in admin.get("/v1/pools").json()["data"] if it["engine"] == "sim")
@@ -73,7 +73,7 @@ def configure(stack: BenchmarkStack, **options: str) -> None:
 
 
 def _lengthen_context(stack: BenchmarkStack, tokens: int) -> None:
-    """Let the gateway take longer prompts than the base was made for; `sim` does not mind."""
+    """Raise the context limit of the base; `sim` has no limit of its own."""
     headers = {"authorization": f"Bearer {stack.env['SLUICE_ADMIN_KEY']}"}
     with httpx.Client(base_url=stack.env["SLUICE_ADMIN_URL"], headers=headers, timeout=10) as admin:
         pool = next(it for it in admin.get("/v1/pools").json()["data"] if it["engine"] == "sim")
@@ -116,7 +116,7 @@ def measure_ttft(stack: BenchmarkStack) -> dict[str, Any]:
 
 
 async def _engine_ttft(stack: BenchmarkStack, requests: int) -> dict[str, float]:
-    """Return milliseconds to the first token straight from Triton, one sequence after the other."""
+    """Return the TTFT of sequences sent directly to Triton, one after another, in milliseconds."""
     replica = await replica_of(stack)
     address, model = replica["grpc_address"], replica["triton_model"]
     async with HostStream(address, model, silence_s=10.0) as stream:
@@ -177,7 +177,7 @@ def measure_jitter(stack: BenchmarkStack) -> dict[str, Any]:
 
 
 def _busy(before: Any, after: Any) -> float:
-    """Return the share of the machine's cores in use between two looks at its times."""
+    """Return the share of the machine's cores in use between two readings of its CPU times."""
     total = sum(after) - sum(before)
     idle = after.idle - before.idle + after.iowait - before.iowait
     return round(1 - idle / total, 2)
@@ -285,7 +285,7 @@ def measure_unary(stack: BenchmarkStack) -> dict[str, Any]:
 
 
 async def measure_streams() -> dict[str, Any]:
-    """Memory of one worker per open stream, and again after all of them have left.
+    """Measure the memory of one worker per open stream, and after all streams have ended.
 
     A gateway process, Valkey, a router with a script: see `benchmarks.load.parked`.
     """
@@ -306,7 +306,7 @@ async def measure_streams() -> dict[str, Any]:
 
 
 async def measure_soak(minutes: int) -> dict[str, Any]:
-    """Memory of one worker with 10,000 open streams, of which 50 come and go in each second.
+    """Measure the memory of one worker with 10,000 open streams, 50 of them replaced per second.
 
     A gateway process, Valkey, a router with a script: see `benchmarks.load.parked`. There is no
     broker: events go to the spool. Read whether `mib` still grows after the first minutes.
@@ -333,7 +333,7 @@ _MEASURES = {
 
 
 def main() -> None:
-    """Run the measures that are named, or all but the soak; each has a result file of its own."""
+    """Run the named measurements, by default all but the soak; write one result file for each."""
     named = sys.argv[1:] or [*_MEASURES, "streams"]
     minutes = int(named.pop()) if named[-2:-1] == ["soak"] else _SOAK_MIN
     for name in named:

@@ -1,4 +1,4 @@
-"""CPU of streams over a few connections of HTTP/2 beside that of as many connections of HTTP/1.1.
+"""CPU time of streams over a few HTTP/2 connections, compared with one HTTP/1.1 connection each.
 
 One operation: one streamed token of a chat through router and gateway, keys, limits and tokenizing
 on, from the `sim` driver (steps of 20 ms) inside a real Triton. `http1`: each stream has a
@@ -32,7 +32,7 @@ _BODY: dict[str, Any] = {
 }
 _PATH = "/v1/chat/completions"
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-_LARGE = 2**31 - 1  # bytes that the client lets come unasked: a stream has no window to wait for
+_LARGE = 2**31 - 1  # flow-control window in bytes, so large that no stream ever waits for it
 _WINDOW = b"\x00\x04" + _LARGE.to_bytes(4, "big")
 _DATA, _HEADERS, _SETTINGS, _WINDOW_UPDATE = 0, 1, 4, 8
 _END_STREAM, _END_HEADERS = 1, 4
@@ -43,7 +43,7 @@ def _frame(kind: int, flags: int, stream: int, body: bytes = b"") -> bytes:
 
 
 class _Counter(asyncio.Protocol):
-    """A client that knows frames by their heads alone, and counts the streams that end."""
+    """A client that parses only the headers of frames, and counts the streams that end."""
 
     def __init__(self, streams: int, key: str) -> None:
         self._left, self._key, self._rest = streams, key, b""

@@ -28,7 +28,7 @@ _TOKEN = _framed({"index": 0, "delta": {"content": " hello"}, "finish_reason": N
 _DONE = b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n"
 _LAST = _framed({"index": 0, "delta": {}, "finish_reason": "length"}) + _DONE
 
-_left: dict["_Connection", int] = {}  # tokens that each open stream still gets
+_left: dict["_Connection", int] = {}  # number of tokens still to be sent on each open stream
 
 
 class _Connection(asyncio.Protocol):

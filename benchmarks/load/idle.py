@@ -23,7 +23,7 @@ MEASURED_S = 60.0
 
 
 def sleeps(pid: int) -> int:
-    """Return how often the threads of a process have gone to sleep; 0 when it is gone."""
+    """Return the voluntary context switches of a process' threads; 0 if the process has ended."""
     count = 0
     try:
         for thread in Path(f"/proc/{pid}/task").iterdir():
@@ -36,7 +36,7 @@ def sleeps(pid: int) -> int:
 
 
 def groups(home: Path) -> dict[str, list[int]]:
-    """Return the processes of a stack by the name of the one that leads their group."""
+    """Return the processes of a stack, by the name of their process group's leader."""
     state = read_state(Home(home))
     assert state is not None, "the stack runs"
     names = {process.pid: process.name for process in state.processes}

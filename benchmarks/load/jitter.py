@@ -14,11 +14,11 @@ from benchmarks.load.sse_client import percentile_ms
 
 
 def delays_s(arrivals_s: Sequence[float], steps_s: Sequence[float]) -> list[float]:
-    """Return how long after its step each token of one answer came; nothing if none fits.
+    """Return the delay of each token of one answer after its step; empty if no first step fits.
 
-    The first step is the latest for which no token came before its own step had ended. An answer
-    whose every token took longer than a step is therefore taken for a faster one: what is found is
-    a lower bound, and differences from token to token are exact.
+    The first step is the latest step for which no token arrived before its own step had ended. If
+    every token of an answer took longer than a step, the delays are too small by whole steps. So
+    the delays are a lower bound, while differences between tokens are exact.
     """
     firsts = [
         bisect_right(steps_s, arrived_s) - 1 - index for index, arrived_s in enumerate(arrivals_s)
@@ -30,7 +30,7 @@ def delays_s(arrivals_s: Sequence[float], steps_s: Sequence[float]) -> list[floa
 
 
 def added(answers_s: Sequence[Sequence[float]], steps_s: Sequence[float]) -> dict[str, Any]:
-    """Return what everything behind the engine has added to its tokens and to their gaps.
+    """Return the delays that tokens, and gaps between tokens, got on the way from the engine.
 
     `delay_ms`: from the step's end to the client. `added_gap_ms`: by how much a gap between two
     tokens was longer at the client than in the engine; as many gaps are shorter.

@@ -33,11 +33,11 @@ KINDS = ("gateway", "engine", "tokenizer")
 
 @contextmanager
 def sent(kind: str, load: StreamLoad, engine: tuple[str, str]) -> Generator[list[float]]:
-    """Send while the block runs; the list has milliseconds of each prompt when it has ended.
+    """Send prompts while the block runs; the list has each prompt's milliseconds after its end.
 
     Args:
         kind: One of `KINDS`.
-        load: Load of the other clients; says where the gateway is.
+        load: Load of the other clients; its address is the gateway's.
         engine: Address and model of the Triton.
 
     Raises:
@@ -81,7 +81,7 @@ def _texts() -> list[str]:
 
 
 def _through_gateway(load: StreamLoad) -> Callable[[int], object]:
-    # Made before the first is sent: it takes a millisecond each.
+    # All texts are generated before the first one is sent, because each takes a millisecond.
     bodies = [
         json.dumps(
             {
@@ -105,7 +105,7 @@ def _tokenized(_load: StreamLoad) -> Callable[[int], object]:
 
 
 def _in_threads(work: Callable[[int], object], begun: Event, ended: Event) -> list[float]:
-    """Do the work again and again, however long each takes; return the seconds of each."""
+    """Repeat the work for a time; return the seconds of each repetition."""
     took_s: list[float] = []
 
     def one(index: int) -> None:

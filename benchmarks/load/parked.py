@@ -1,8 +1,8 @@
 """Measures the gateway's cost of open streams: one worker, a scripted router, real sockets.
 
-No engine takes part. Ten thousand sequences need very long steps, and an agent takes such an engine
-for frozen and replaces it; also, a router lets only 4,096 requests wait. The router here gives
-each request one token and then stays silent, so that the streams stand open.
+No engine is involved. Ten thousand sequences need very long steps, and an agent would treat an
+engine with very long steps as frozen. Also, a real router lets only 4,096 requests wait. The router
+here sends each request one token and then nothing more, so that the streams stay open.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ _SAMPLE_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class ParkedSite:
-    """A gateway process with its servers; `load` is a request to it."""
+    """A gateway process with its servers; `load` describes the requests to this gateway."""
 
     load: StreamLoad
     process: psutil.Process
@@ -48,7 +48,7 @@ class ParkedSite:
 
     @property
     def rss_bytes(self) -> int:
-        """Memory of the process now."""
+        """The resident memory of the gateway now, in bytes."""
         return self.process.memory_info().rss
 
 
@@ -140,7 +140,11 @@ class _Count:
     why: bytes = b""
 
     async def begins(self, least: int) -> None:
-        """Return when this many streams have begun; RuntimeError when one was refused."""
+        """Wait until a number of streams have begun.
+
+        Raises:
+            RuntimeError: A stream was refused.
+        """
         while self.begun < least:  # noqa: ASYNC110 - counted by the protocols
             await asyncio.sleep(0.01)
         if self.refused:
@@ -160,7 +164,7 @@ class _Stream(asyncio.Protocol):
 
     @classmethod
     async def open(cls, site: ParkedSite, request: bytes, count: _Count) -> "_Stream":
-        """Return a new one, which has not begun."""
+        """Return a new stream, which has not begun."""
         _, stream = await asyncio.get_running_loop().create_connection(
             lambda: cls(request, count), site.load.host, site.load.port
         )
@@ -194,8 +198,8 @@ async def parked(site: ParkedSite, streams: int) -> int:
     """Open streams, never many at once; return the memory while all stand open, then leave.
 
     Raises:
-        RuntimeError: One was refused; the text says why.
-        TimeoutError: They did not begin.
+        RuntimeError: A stream was refused; the message has the reason.
+        TimeoutError: The streams did not begin in time.
     """
     opened: deque[_Stream] = deque()
     try:
@@ -212,7 +216,7 @@ class Churn:
     Attributes:
         begun: Number of requests.
         refused: Number of refused requests; some may be on a busy machine, where a router that is
-            silent for 0.9 s is taken for lost.
+            silent for 0.9 s counts as lost.
         cut: Number of other requests that the gateway ended.
         seconds: Duration in seconds; longer than asked for where the machine could not keep up.
         rss_bytes: Memory of the gateway after every minute.
@@ -226,11 +230,11 @@ class Churn:
 
 
 async def churned(site: ParkedSite, streams: int, per_s: int, minutes: int) -> Churn:
-    """Hold streams open; each second this many new ones replace the oldest.
+    """Hold streams open; each second, a number of new streams replace the oldest ones.
 
     Raises:
-        RuntimeError: One of the first was refused; the text says why.
-        TimeoutError: They did not begin, or the gateway takes no connections any more.
+        RuntimeError: One of the first streams was refused; the message has the reason.
+        TimeoutError: Streams did not begin, or the gateway accepts no more connections.
     """
     opened: deque[_Stream] = deque()
     count, request, sizes = _Count(), site.load.request(), list[int]()

@@ -56,7 +56,7 @@ def _loads(load: StreamLoad) -> dict[str, StreamLoad]:
 
 @contextmanager
 def _running(*command: str) -> Generator[int]:
-    """Run a process in the background; its pid."""
+    """Run a process in the background; yield its pid."""
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         yield process.pid
@@ -71,7 +71,7 @@ def _running(*command: str) -> Generator[int]:
 
 @contextmanager
 def _peer(command: Sequence[str], engine_port: int) -> Generator[tuple[StreamLoad, int]]:
-    """Run a peer before the engine; where it listens, and its pid."""
+    """Run a peer's proxy in front of the engine; yield its address and its pid."""
     port, metrics_port = free_port(), free_port()
     options = {
         "--host": "127.0.0.1",
@@ -99,7 +99,7 @@ def _serves(load: StreamLoad) -> bool:
 
 
 def _summed_up(rounds: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the medians of a proxy's rounds, and the rounds."""
+    """Return the medians of a proxy's figures, and the figures of each round."""
 
     def us(load: str, count: str) -> float:
         each = [sum(one[load]["cpu_s"].values()) / one[load][count] * 1e6 for one in rounds]
@@ -136,7 +136,7 @@ def measure(programs: Sequence[Path]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure beside the peers that are named on the command line, or found on PATH."""
+    """Measure Sluice and the peers that are named on the command line, or found on PATH."""
     found = [path for name in _PEERS if (path := shutil.which(name)) is not None]
     programs = [Path(it) for it in sys.argv[1:] or found]
     if unknown := [str(it) for it in programs if it.name not in _PEERS or not it.exists()]:

@@ -39,11 +39,11 @@ _ADAPTER = SHIPPED_BASE.parent / "adapters" / "pirate"
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """Seconds since the command began.
+    """The times of one publication, in seconds since the command began.
 
     Attributes:
         published_s: Seconds until the command has ended.
-        known_s: Seconds until the first accepted request: the gateway knows the name by then.
+        known_s: Seconds until the first accepted request, when the gateway has the name.
         first_token_s: Seconds until the first token.
         command_cpu_s: CPU time of the command alone, which a busy machine stretches.
     """
@@ -104,7 +104,7 @@ def _content(line: str) -> str:
 def _publish(
     stack: BenchmarkStack, client: httpx.Client, folder: Path, version: int, option: str
 ) -> Round:
-    """Publish one version and ask for it."""
+    """Publish one version, request it, and return the times of both."""
     directory = folder / str(version)
     shutil.copytree(_ADAPTER, directory)
     (directory / "README.md").write_text(f"version {version}\n")  # another digest
@@ -131,7 +131,7 @@ def _figures(rounds: Sequence[Round]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Publish some versions both ways."""
+    """Publish versions with and without promotion, and write the figures."""
     with tempfile.TemporaryDirectory() as folder, started("openvino", "--no-embeddings") as stack:
         _sluice(stack, "artifacts", "push", str(SHIPPED_BASE))
         with httpx.Client(

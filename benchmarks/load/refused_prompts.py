@@ -95,7 +95,7 @@ def _beside(address: tuple[str, int], key: str) -> Generator[Counter[str]]:
     ended, found, codes = spawning.Event(), spawning.SimpleQueue(), Counter[str]()
     process = spawning.Process(target=_attack, args=(address, key, ended, found))
     process.start()
-    time.sleep(2.0)  # its three requests of the minute are used up
+    time.sleep(2.0)  # wait until the tenant's three requests of the minute are used up
     try:
         yield codes
     finally:
@@ -123,7 +123,7 @@ def main() -> None:
     with started("sim", "--no-embeddings") as stack:
         host, _, port = stack.env["OPENAI_BASE_URL"].split("/")[2].partition(":")
         other, key = stack.tenant_key(_TENANT, "--rpm", "3"), stack.env["OPENAI_API_KEY"]
-        time.sleep(2.0)  # until the gateway has the key
+        time.sleep(2.0)  # wait until the gateway has the key
         headers = {"authorization": f"Bearer {key}"}
         url = f"http://{host}:{port}"
         with httpx.Client(base_url=url, headers=headers, timeout=_TIMEOUT_S) as client:

@@ -50,7 +50,7 @@ _CREDIT_FRAMES = 64
 
 
 class Attached:
-    """One attachment to a served engine, as a router has it."""
+    """One attachment to a served engine, like a router's."""
 
     def __init__(self, stream: HostStream) -> None:
         self._stream = stream
@@ -105,7 +105,7 @@ class Attached:
         await self._stream.send(wire.HostRequest(submit=submit))
 
     async def next_step(self) -> wire.StepFrame:
-        """Return the next step frame, and allow further ones now and then."""
+        """Return the next step frame, and regularly grant credit for further frames."""
         frame = await self._stream.receive(_DEADLINE_S)
         assert frame is not None
         self._frames += 1

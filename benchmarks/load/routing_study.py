@@ -66,8 +66,8 @@ class StudyCase:
         trace: File name and format, or settings of a generated workload.
         loads: Shares of capacity; empty where there is a rate.
         options: Further options of `Run`.
-        has_picture: Drawn for the docs.
-        rate_per_s: Requests per second, instead of loads; 0: none.
+        has_picture: Whether a picture is drawn for the docs.
+        rate_per_s: Requests per second, instead of loads; 0 if loads are given.
         seeds: Seeds of the runs.
     """
 
@@ -163,7 +163,7 @@ def run_case(
 def merge(
     known: Sequence[dict[str, Any]], new: Sequence[dict[str, Any]], case: StudyCase
 ) -> list[dict[str, Any]]:
-    """Return the records of a case in its order, new ones in the place of older ones."""
+    """Return the records of a case in order; new records replace older ones."""
     records = {(record["load"], record["policy"]): record for record in (*known, *new)}
     loads = case.loads or sorted({record["load"] for record in new or known})
     wanted = ((load, policy) for load in loads for policy in case.policies)

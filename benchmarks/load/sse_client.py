@@ -27,8 +27,8 @@ class StreamLoad:
     Attributes:
         ramp_s: Seconds over which connections begin evenly. Connections that begin at once also
             end at once, and then the load measures a burst of requests.
-        is_stamped: Whether arrival times are the kernel's. This client's are later, because it
-            shares the cores and reads one connection after the other.
+        is_stamped: Whether arrival times are the kernel's. The client's own times are later,
+            because it shares the cores and reads one connection after the other.
     """
 
     host: str
@@ -81,7 +81,7 @@ class StreamTally:
 
 
 class _Stream(asyncio.Protocol):
-    """One connection, one request after the other."""
+    """One connection that sends one request after another."""
 
     def __init__(self, load: StreamLoad, tally: StreamTally, done: asyncio.Event) -> None:
         self._load, self._tally, self._done = load, tally, done
@@ -142,7 +142,7 @@ class _Stream(asyncio.Protocol):
 
 
 class _StampedTransport(asyncio.Transport):
-    """Reads a connection itself, to get the kernel's times."""
+    """Reads a connection with `recvmsg`, to get the kernel's arrival times."""
 
     def __init__(self, load: StreamLoad, stream: _Stream) -> None:
         super().__init__()
@@ -173,7 +173,7 @@ class _StampedTransport(asyncio.Transport):
 
 
 def percentile_ms(values: list[float], share: float) -> float | None:
-    """Return a percentile in ms, or None of nothing."""
+    """Return a percentile in ms; None if there are no values."""
     if not values:
         return None
     ordered = sorted(values)

@@ -59,13 +59,13 @@ class BenchmarkStack:
         return StreamLoad(host, int(port), self.env["OPENAI_API_KEY"], streams, requests, **options)
 
     def tenant_key(self, tenant: str, *options: str) -> str:
-        """Create a tenant with options of `sluice tenants create`, and return a key of it."""
+        """Create a tenant with options of `sluice tenants create`; return a key of this tenant."""
         _sluice(self.home, "tenants", "create", tenant, *options)
         shown = _sluice(self.home, "keys", "create", tenant, "--json", capture=True)
         return json.loads(shown.stdout)["key"]
 
     def limit(self) -> None:
-        """Give the tenant limits out of reach, so that each request checks them.
+        """Give the tenant limits that it cannot reach, so that each request checks limits.
 
         Its tier refuses none either, because the benchmark measures streams, not admission.
         """

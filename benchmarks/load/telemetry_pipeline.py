@@ -47,7 +47,7 @@ _OUTAGE_RATE = 2_000
 _OUTAGE_S = 600.0
 _PRODUCERS = 2
 _TICK_S = 0.005
-_QUEUED_MAX = 50_000  # half of what a producer holds in memory: the burst waits for the disk
+_QUEUED_MAX = 50_000  # half of a producer's memory bound, so that the burst waits for the disk
 _DRAIN_S = 300.0
 _SAMPLE_S = 1.0
 _DATABASE = "sluice"
@@ -137,14 +137,14 @@ class _Producers:
         return sum(one[name] for one in self.said.values())
 
     async def read(self, number: int) -> None:
-        """Keep the reports of a process, until it ends."""
+        """Store the reports of a process until the process ends."""
         stdout = self.children[number].stdout
         assert stdout is not None
         while line := await stdout.readline():
             self.said[number] = json.loads(line)
 
     async def end(self) -> None:
-        """Ask all to stop emitting; they flush and end."""
+        """Stop the emission of all processes, which then flush and end."""
         for child in self.children:
             assert child.stdin is not None
             child.stdin.close()
@@ -166,7 +166,7 @@ class PipelineSite:
 
     @property
     def pids(self) -> dict[str, int]:
-        """Name -> process."""
+        """The processes behind the producers, by name."""
         return {
             "broker": self.broker.pid,
             "telemetry": self.telemetry.pid,
@@ -204,7 +204,7 @@ def _telemetry_spec(home: Path, broker_port: int, store_port: int, port: int) ->
 
 @asynccontextmanager
 async def running_site(home: Path) -> AsyncGenerator[PipelineSite]:
-    """Start broker, trace store and telemetry; ends them again."""
+    """Start broker, trace store and telemetry; stop them when the context ends."""
     ports = free_port(), free_port(), free_port()
     environment = {"PATH": os.environ["PATH"]}
     specs = (
@@ -263,7 +263,7 @@ async def _until(is_so: Callable[[], Awaitable[bool]]) -> None:
 
 
 async def _written(site: PipelineSite) -> int:
-    """Return how many different events the store holds."""
+    """Return the number of different events in the store."""
     return (await site.query("SELECT uniqExact(event_id) FROM requests"))[0]
 
 

@@ -46,7 +46,7 @@ class Watchers:
     async def running(
         cls, address: str, count: int, known_version: int, *, is_reading: bool = True
     ) -> "AsyncGenerator[Watchers]":
-        """Open `count` streams; those that do not read take nothing, not even a first message."""
+        """Open `count` streams; streams that do not read receive no message at all."""
         processes: list[asyncio.subprocess.Process] = []
         try:
             for share in range(_PROCESSES):
@@ -78,7 +78,7 @@ class Watchers:
             return [at_s for answer in await self._answers() for at_s in answer]
 
     async def comes_back(self, known_version: int) -> list[str]:
-        """Return the kinds of the first messages to one that knows all but the last changes."""
+        """Return the kinds of the first messages to a watcher that lacks only the last changes."""
         found: list[str] = []
         async with channel_to(
             self._address, CertificateRole.CONTROL_PLANE, options=_OPTIONS
@@ -111,7 +111,7 @@ class _SeenVersions:
         self.heard = asyncio.Event()
 
     def note(self, number: int, version: int) -> None:
-        """Note a message; a version is forgotten once its question is answered."""
+        """Record a message; a version is dropped once its times were reported."""
         self.versions[number] = version
         self.arrivals[number].append((version, time.monotonic()))
         self.heard.set()
@@ -163,5 +163,5 @@ async def _main(address: str, count: int, known_version: int, is_reading: bool) 
 
 
 def main() -> None:
-    """Be one of the processes."""
+    """Run one of the watching processes."""
     asyncio.run(_main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4] == "1"))

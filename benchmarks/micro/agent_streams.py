@@ -55,7 +55,7 @@ def replica(number: int, state: int) -> wire.Replica:
 
 
 def large_state() -> ControlState:
-    """Return the fleet."""
+    """Return the simulated fleet of pools and replicas."""
     objects = wire.Objects(
         pools=[pool(number, number) for number in range(POOLS)],
         replicas=[replica(number, wire.REPLICA_STATE_READY) for number in range(REPLICAS)],

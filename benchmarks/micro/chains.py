@@ -79,7 +79,7 @@ class _Site:
         while not (  # noqa: ASYNC110
             self._client.is_connected and self._store.is_hot
         ):
-            await asyncio.sleep(0.01)  # they have no event
+            await asyncio.sleep(0.01)  # poll, because writes to the store have no event
 
     async def keep(self, ancestors: list[str], text: str, record: bytes = b"") -> str:
         """Store a turn, with what it has brought of its prompt; return its id."""
@@ -137,7 +137,7 @@ def _user_text(name: str) -> str:
 
 
 async def _measured(site: _Site, turns: int, per_chain: int) -> dict[str, float]:
-    """Return the figures of a turn: medians over the turns around it, in this many per chain."""
+    """Return the figures of a turn: medians over `per_chain` turns around it in each chain."""
     found = list[_Prepared]()
     chain = list[str]()
     for number in range(_ROUNDS):

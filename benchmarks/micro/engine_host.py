@@ -42,10 +42,10 @@ class FrameReader:
             self.over.set()
 
     def finish(self) -> None:
-        """Do nothing: it has no stream."""
+        """Do nothing, because this responder has no stream."""
 
     def is_cancelled(self) -> bool:
-        """Return False: it never hangs up."""
+        """Return False, because this reader never disconnects."""
         return False
 
 
@@ -60,7 +60,7 @@ def prompt(number: int) -> list[int]:
 
 
 def run_driver() -> None:
-    """Let the engine generate all sequences."""
+    """Generate all sequences with the engine alone."""
     driver = engine()
     for key in range(_SEQUENCES):
         driver.add(SequenceRequest(key, prompt(key), _NEW_TOKENS, ignore_eos=True))
@@ -69,7 +69,7 @@ def run_driver() -> None:
 
 
 def run_host() -> None:
-    """Let the engine generate all sequences behind a host."""
+    """Generate all sequences with the engine behind an engine host."""
     host = EngineHost(engine(), "benchmark")
     host.start()
     reader = FrameReader()

@@ -38,7 +38,7 @@ def rss_mb() -> int:
 
 
 def put_adapters(driver: Driver, directory: Path) -> list[str]:
-    """Write, read and put the adapters; return their digests."""
+    """Write adapters to disk and load them into the engine; return the adapters' digests."""
     digests = [f"adapter-{index}" for index in range(_ADAPTERS)]
     for index, digest in enumerate(digests):
         write_random_adapter(directory / digest, SHIPPED_BASE, index, rank=_RANK)
@@ -47,7 +47,7 @@ def put_adapters(driver: Driver, directory: Path) -> list[str]:
 
 
 def requests(digests: list[str]) -> Iterator[SequenceRequest]:
-    """Make requests for ever."""
+    """Yield random requests without end."""
     key = 0
     while True:
         digest = _random.choice(["", *_random.sample(digests, 2)])

@@ -39,7 +39,8 @@ _TOGETHER = (1, 16, 64, 256)
 _CHECKS = 20_000
 _CHECKS_ALONE = 2_000
 _RATE = 5_000
-_OPEN_ROUNDS, _OPEN_S = 24, 0.5  # the quietest half second counts
+# Rounds, and seconds per round; the figures are of the round with the least CPU time.
+_OPEN_ROUNDS, _OPEN_S = 24, 0.5
 _WAIT_S = 0.002
 _GC_THRESHOLDS = (10_000, 20, 100)  # of `gateway.__main__`
 _TENANTS = 100
@@ -63,7 +64,7 @@ def callers() -> Iterator[Principal]:
 
 
 class Cpu:
-    """CPU time of this process and of the server since the last `take`."""
+    """Measures the CPU time of this process and of the server between two calls of `take`."""
 
     def __init__(self, server: ChildProcess) -> None:
         self._server_clock = (~server.pid << 3) | 2  # Linux: CPU clock of another process
@@ -151,7 +152,7 @@ async def nothing(_who: Principal) -> None:
 
 
 def shared_wait() -> Check:
-    """Wait as long as any check must that needs the server."""
+    """Wait for the time that every check needs for the server's answer."""
     loop = asyncio.get_running_loop()
     waiting: list[asyncio.Future[None]] = []
 

@@ -24,7 +24,7 @@ from sluice.wire.router.v1 import router_pb2 as wire
 
 ROUTERS = 8
 TENANTS = 1000
-ACCOUNTS = ACCOUNTS_MAX // ROUTERS  # of one report
+ACCOUNTS = ACCOUNTS_MAX // ROUTERS  # accounts in one report
 ROUNDS = 200
 MESSAGES = 2000
 _METHOD = "/benchmark/Follow"
@@ -38,7 +38,7 @@ class BenchCell:
         self.queue = FairQueue()
         self.now = 0.0
         self._orders = count(1)
-        for _ in range(2):  # so that each tenant always has one that waits
+        for _ in range(2):  # two requests each, so that every tenant always has a waiting request
             self._push()
 
     def _push(self) -> None:
@@ -51,7 +51,7 @@ class BenchCell:
             self.queue.push(request, self.now)
 
     def serve(self) -> None:
-        """Serve each tenant once; as many wait afterwards as before."""
+        """Serve each tenant once, and queue another request of each tenant."""
         self.now += INTERVAL_S
         self._push()
         for _ in range(TENANTS):

@@ -34,7 +34,7 @@ LIMITS = EngineLimits(131_072, 256, 2048, 65_536, 32)
 GATEWAYS = 4
 PROMPT_TOKENS = 1000
 LONG_TOKENS = 55_000
-SHORT_TOKENS = 20  # less than a block: cached nowhere
+SHORT_TOKENS = 20  # tokens of a prompt shorter than a block, which is never cached
 ROOT = bytes(16)
 STEP_S = 0.02
 REQUESTS = 4096
@@ -42,7 +42,7 @@ FRAMES = 2048
 
 
 class CoreBench:
-    """A core with engines that take everything in one step of `STEP_S`."""
+    """A router core with engines that compute all submitted work in one step of `STEP_S`."""
 
     def __init__(self, replicas: int, limits: EngineLimits = LIMITS) -> None:
         self.core = RouterCore(CoreConfig())
@@ -59,7 +59,7 @@ class CoreBench:
     def message(self, tokens: int = PROMPT_TOKENS) -> wire.Submit:
         """Return the next request as it comes from a gateway."""
         self.handles += 1
-        start = self.handles - self.handles % 4  # of four, the first makes what three find
+        start = self.handles - self.handles % 4  # the first of four fills the cache
         prompt = [start % 30_000, *range(1, tokens)]
         hashes = block_hashes(prompt, ROOT, tokens // BLOCK_TOKENS)
         return wire.Submit(
@@ -129,7 +129,7 @@ class CoreBench:
         return spent_s
 
     def step(self, *, kept: int) -> None:
-        """Let all engines do a step."""
+        """Do one step of all engines."""
         for name, data in self.frames(kept=kept):
             self.frame(name, data)
 
@@ -184,7 +184,7 @@ def long_prompt_us() -> dict[str, Any]:
 
 def per_token_us(sequences: int, tokens: int) -> dict[str, Any]:
     """Return the CPU of frames with `sequences` rows of `tokens` tokens."""
-    bench = CoreBench(64, replace(LIMITS, sequences_max=sequences))  # full, so all have as many
+    bench = CoreBench(64, replace(LIMITS, sequences_max=sequences))  # full engines
     for _ in range(sequences):
         for _ in bench.dispatches:
             bench.submit(bench.message(SHORT_TOKENS))

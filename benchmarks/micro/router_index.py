@@ -23,7 +23,7 @@ from sluice.hashing import BLOCK_TOKENS, HASH_BYTES
 
 REPLICAS = 64
 KV_BLOCKS = 33_000
-SYSTEM_BLOCKS = 8  # that all prompts share
+SYSTEM_BLOCKS = 8  # blocks of the system prompt that all prompts share
 PROMPTS_TOKENS = (1000, 12_000, 55_000)
 ROUNDS = 400
 
@@ -65,7 +65,7 @@ class IndexBench:
         return self.times[-1]
 
     def match(self, data: bytes) -> float:
-        """Look a prompt up; return the CPU seconds."""
+        """Find the cached blocks of a prompt; return the CPU seconds."""
         started_s = time.process_time()
         self.index.matches(BlockHashes(data))
         return time.process_time() - started_s
@@ -114,7 +114,7 @@ def per_event_us(bench: IndexBench) -> dict[str, float]:
     reports = (
         ("stored_as_dispatched_us", index.stored, prompts[:ROUNDS], 1),
         ("stored_unknown_us", index.stored, prompts[ROUNDS:], 1),
-        ("removed_us", index.removed, prompts, -1),  # tails first
+        ("removed_us", index.removed, prompts, -1),  # a prompt's last blocks first
     )
     figures: dict[str, float] = {}
     for what, call, blocks, step in reports:

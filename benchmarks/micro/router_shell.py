@@ -36,7 +36,7 @@ CELL, REPLICA, EPOCH = "cell", "replica", 1
 LIMITS = EngineLimits(1 << 20, 512, 8192, 1 << 20, 32)
 FRAMES = 6000
 PARTS = 30
-STEPS = 20  # of a part
+STEPS = 20  # steps in one part of the run
 _PAUSE_S = outgoing.PAUSE_S
 
 
@@ -141,7 +141,7 @@ async def per_step(replicas: int, rows: int = 8) -> dict[str, Any]:
             for name, outbox in outboxes.items():
                 running = sequences[name]
                 hub.frame(name, outbox.epoch, _frame(running, step))
-                await asyncio.sleep(0)  # each comes over a socket of its own
+                await asyncio.sleep(0)  # each frame arrives on a socket of its own
             await asyncio.sleep(2 * _PAUSE_S)
             while link.take() is None:  # noqa: ASYNC110 - it tells nobody
                 await asyncio.sleep(_PAUSE_S)  # a busy machine is late

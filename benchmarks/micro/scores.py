@@ -22,7 +22,7 @@ from sluice.hashing import cache_root
 
 _REPOSITORY = Path(__file__).parents[2] / "model_repo"
 _ADAPTER = "butler"
-_SHAPES = ((64, 48), (512, 256), (3072, 256))  # tokens of prompt, of answer
+_SHAPES = ((64, 48), (512, 256), (3072, 256))  # pairs of prompt tokens and answer tokens
 _ROUNDS = 9
 
 
@@ -38,7 +38,7 @@ def _cpu_ms(engine: ScheduledEngine, adapter: str, request: SequenceRequest) -> 
 
 def measure(prompt_tokens: int, answer_tokens: int) -> dict[str, float]:
     """Return medians for one shape, in milliseconds of CPU."""
-    # An engine that earlier shapes have not warmed, nor filled.
+    # A new engine, whose kernels and cache are not affected by earlier shapes.
     engine = load_openvino(_REPOSITORY / "default", "base", {})
     engine.put_adapter(_ADAPTER, engine.read_adapter(_ADAPTER, _REPOSITORY / "adapters" / _ADAPTER))
     draw = random.Random(0)
@@ -53,7 +53,7 @@ def measure(prompt_tokens: int, answer_tokens: int) -> dict[str, float]:
         score = SequenceRequest(1, tokens, 1, prompt_logprobs=0, scored_tokens=answer_tokens)
         answer_ms = _cpu_ms(engine, _ADAPTER, asked)
         own_ms, base_ms = _cpu_ms(engine, _ADAPTER, score), _cpu_ms(engine, "", score)
-        if number:  # the first round warms
+        if number:  # the first round is a warm-up
             answers.append(answer_ms)
             by_adapter.append(own_ms)
             by_base.append(base_ms)

@@ -45,9 +45,9 @@ _TENANTS = 2_000
 _ROUNDS = 100
 _WINDOW_MS = 10_000
 _MERGES_S = 60
-_ROWS_AT_ONCE = 300_000  # seconds of the store, also on a busy machine
+_ROWS_AT_ONCE = 300_000  # rows per insert, which takes seconds even on a busy machine
 MARKS_VIEW = "rollup_marks_of_requests"
-# Tenants by the cube of a random number: few tenants have most requests.
+# A tenant's number is the cube of a random number, so that few tenants have most requests.
 FILL = """
 INSERT INTO requests (event_id, received_at, ingested_at, tenant_id, key_id, session_hash, model,
     release, pool_id, replica_id, rollout_id, arm, outcome, status, choices, endpoint,
@@ -73,7 +73,7 @@ SELECT
 FROM numbers({first:UInt64}, {count:UInt64})
 SETTINGS max_insert_threads = 2, max_partitions_per_insert_block = 0, optimize_on_insert = 0
 """
-# As the view of the migration does it, for hours alone.
+# The same statement as the view of the migration, but only for hours.
 _MARK = """
 INSERT INTO rollup_marks (marked_at, tenant_id, minute)
 SELECT DISTINCT

@@ -1,10 +1,11 @@
 """A day of a whole fleet: `python -m sim.fleet --json OUT --plot OUT.png`.
 
-The day of all pools is a fluid of work under the product's `plan`, with flash crowds, a lost zone
-and replicas that become slow; the control plane's functions deal replicas to cells and cells to
-routers. Minutes that are alike, by kind of base, utilisation and faults, are a stratum. One cell
-of each stratum is played in full by the real router core, with tenants and adapters; its figures
-weigh as much as the stratum has requests. See docs/scaling.md.
+All pools are played for a day in a fluid model, which has amounts of work instead of single
+requests. The product's `plan` scales the pools, and the control plane's functions assign replicas
+to cells and cells to routers. The day has flash crowds, a lost zone and replicas that become slow.
+Minutes with the same kind of base, utilisation and faults are a stratum. One cell of each stratum
+is simulated request by request with the real router core, with tenants and adapters. Its figures
+are weighted by the stratum's requests. See docs/scaling.md.
 """
 
 import argparse
@@ -29,7 +30,7 @@ def _note(text: str) -> None:
 
 
 def day_of_pools(day: FleetDay) -> FleetOfPools:
-    """Play the pools of a day."""
+    """Play the fluid model of a day's pools to its end."""
     rates = {
         kind.name: capacity_rps(kind, day.adapters // day.bases, day.tenants // day.bases)
         for kind in KINDS

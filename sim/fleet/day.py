@@ -1,4 +1,4 @@
-"""The fleet of the simulation, and a day of its demand and faults; pure."""
+"""The simulated fleet, and a day of its demand and faults, as pure functions of the seed."""
 
 import random
 from bisect import bisect_right
@@ -13,13 +13,13 @@ ZONES = 3
 
 @dataclass(frozen=True, slots=True)
 class BaseKind:
-    """A kind of base.
+    """A kind of base, whose replicas have the same cost and boot times.
 
     Attributes:
         name: Name of the kind.
         cost: Cost model of a replica.
-        accelerators: Accelerators of a replica.
-        boot_s: Least and greatest seconds of a boot.
+        accelerators: Number of accelerators per replica.
+        boot_s: Shortest and longest time of a boot, in seconds.
     """
 
     name: str
@@ -36,17 +36,17 @@ KINDS = (
 
 @dataclass(frozen=True, slots=True)
 class FleetDay:
-    """The size of the fleet, and its day.
+    """The size of the fleet, and the parameters of its day.
 
     Attributes:
-        accelerators: Accelerators of the fleet.
-        bases: Bases, each with a pool; every fifth is a large one.
-        adapters: Adapters of all bases.
-        tenants: Tenants of all bases.
-        peak_rps: Requests per second of all pools at the busiest time, without crowds.
-        crowds: Flash crowds of the day.
-        bad_per_hour: Replicas per hour and thousand that become slow.
-        seed: Seed of everything.
+        accelerators: Number of accelerators of the fleet.
+        bases: Number of bases, each with a pool; every fifth base is large.
+        adapters: Number of adapters of all bases together.
+        tenants: Number of tenants of all bases together.
+        peak_rps: Requests per second of all pools at the busiest time, without flash crowds.
+        crowds: Number of flash crowds of the day.
+        bad_per_hour: Number of replicas that become slow, per hour and thousand replicas.
+        seed: Seed of demand, faults and boot times.
         hours: Hours to simulate.
     """
 
@@ -71,8 +71,8 @@ class Crowd:
 
     Attributes:
         base: Number of the base.
-        from_s: Begin.
-        until_s: End.
+        from_s: Begin of the crowd, in seconds of the day.
+        until_s: End of the crowd, in seconds of the day.
         factor: Factor on the demand.
     """
 
@@ -84,12 +84,12 @@ class Crowd:
 
 @dataclass(frozen=True, slots=True)
 class ZoneLoss:
-    """A zone that is lost with its replicas and routers, and comes back.
+    """The loss of a zone with its replicas and routers, and the zone's return.
 
     Attributes:
         zone: Number of the zone.
-        from_s: Begin.
-        until_s: End.
+        from_s: Time of the loss, in seconds of the day.
+        until_s: Time of the return, in seconds of the day.
     """
 
     zone: int
@@ -98,7 +98,7 @@ class ZoneLoss:
 
 
 class DemandOfDay:
-    """Requests per second of each base, at each time.
+    """The demand of each base over the day, in requests per second.
 
     Attributes:
         crowds: Flash crowds.
@@ -131,7 +131,7 @@ class DemandOfDay:
         return tuple(sorted(found, key=lambda crowd: crowd.from_s))
 
     def rps(self, base: int, at_s: float) -> float:
-        """Return a base's requests per second; call for ascending times."""
+        """Return a base's requests per second; calls must be in order of time."""
         phase = (at_s + self._offsets_s[base]) / DAY_S
         daily = 0.65 - 0.35 * cos(2 * pi * (phase - 0.125))  # quietest at three, busiest at fifteen
         level = self._levels[base] = 0.97 * self._levels[base] + self._noise[base].gauss(0.0, 0.012)
@@ -145,12 +145,12 @@ class DemandOfDay:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """A minute of one pool, for the strata.
+    """A minute of one pool, to be grouped into strata.
 
     Attributes:
-        kind: Name of the base's kind.
-        utilisation: Demand over what its ready replicas serve.
-        requests: Requests of the minute.
+        kind: Name of the kind of the pool's base.
+        utilisation: Demand divided by the capacity of the pool's ready replicas.
+        requests: Number of requests in the minute.
         has_bad: Whether a replica has just become slow.
     """
 
@@ -162,11 +162,11 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class Stratum:
-    """Moments that are alike.
+    """Moments with the same kind of base, similar utilisation and the same faults.
 
     Attributes:
-        kind: Name of the kind of their bases.
-        utilisation: Mean over their requests.
+        kind: Name of the kind of base.
+        utilisation: Mean utilisation of the moments, weighted by requests.
         share: Share of all requests of the day.
         has_bad: Whether a replica is slow.
     """

@@ -1,7 +1,8 @@
-"""The pools of a fleet over a day: the product's `plan` and cells over a fluid of work.
+"""The pools of a fleet over a day: the product's `plan` and cells over a fluid model of work.
 
-A ready replica does one work-second per second. `plan` sees all pools under one budget, as in the
-control plane; replicas are dealt to cells, and cells to routers, by the control plane's functions.
+The fluid model has amounts of work (work-seconds) instead of single requests; a ready replica does
+one work-second per second. `plan` decides for all pools under one budget, as in the control plane.
+The control plane's functions assign replicas to cells, and cells to routers.
 """
 
 import random
@@ -17,12 +18,12 @@ from control_plane.scaling.plan import plan, remember, urgent
 from sim.fleet.day import STEP_S, ZONES, BaseKind, DemandOfDay, FleetDay, Moment
 
 OBJECTIVE_S = 1.5
-_IDLE_S, _BUSY, _BUSY_S = 0.15, 0.9, 3.0  # as in the fluid of one pool
+_IDLE_S, _BUSY, _BUSY_S = 0.15, 0.9, 3.0  # the TTFT model of `control_plane.scaling.fluid`
 _BATCH_SHARE, _BATCH_S = 0.3, 900.0
 _WAKE_S = 6.0
 _FIRST_UTILISATION = 0.75
 _SLOW = 0.25  # speed of a bad replica
-_EJECTED_S = 15.0  # until its router gives it nothing more
+_EJECTED_S = 15.0  # time until the router sends a bad replica no more requests
 _ROUTERS = 30
 _CELLS_EVERY_S = 60.0
 _SLEEPERS = 0.05
@@ -34,9 +35,9 @@ class FleetReplica:
 
     Attributes:
         number: Number in its pool.
-        zone: Its zone.
-        ready_at_s: Time from which it serves.
-        bad_at_s: Time at which it became slow; infinite: it is not.
+        zone: Zone of the replica.
+        ready_at_s: Time from which the replica serves.
+        bad_at_s: Time at which the replica became slow; infinite if it is not slow.
     """
 
     number: int
@@ -47,20 +48,20 @@ class FleetReplica:
 
 @dataclass(slots=True)
 class FleetPool:
-    """A pool with its replicas, its queue and its figures.
+    """A pool of the simulated fleet with its replicas, its queue and its figures.
 
     Attributes:
         base: Number of the base.
         kind: Kind of the base.
         capacity_rps: Requests per second of a full replica.
-        state: The pool as `plan` sees it.
+        state: State of the pool that `plan` reads.
         replicas: Replicas that serve or boot.
-        sleepers: Numbers of replicas that sleep, by zone.
-        waiting: Work-seconds that wait: urgent ones, and batch.
-        violated_minutes: Minutes with such a step.
-        work: Urgent work-seconds that came.
-        late_work: Urgent work-seconds that came while first tokens missed the objective.
-        gpu_s: Accelerator-seconds paid for.
+        sleepers: Number of sleeping replicas by zone.
+        waiting: Work-seconds in the queue: urgent work, and batch work.
+        violated_minutes: Minutes with a step in which first tokens missed the objective.
+        work: Urgent work-seconds that arrived.
+        late_work: Urgent work-seconds that arrived while first tokens missed the objective.
+        gpu_s: Paid accelerator-seconds.
     """
 
     base: int
@@ -92,14 +93,14 @@ class FleetOfPools:
 
     Attributes:
         pools: The pools.
-        moments: A minute of a pool each, for the strata.
-        replica_moves: Replicas that changed their cell.
-        cell_moves: Cells that changed their router.
-        timeline: By minute: demand, ready and paid accelerators, violated pools.
+        moments: One entry per minute and pool, to be grouped into strata.
+        replica_moves: Number of moves of a replica to another cell.
+        cell_moves: Number of moves of a cell to another router.
+        timeline: Demand, ready and paid accelerators, and violated pools of each minute.
     """
 
     def __init__(self, day: FleetDay, capacity_rps: Mapping[str, float]) -> None:
-        """Begin with the replicas that the first minute's demand takes.
+        """Begin with the replicas that the demand of the first minute needs.
 
         Args:
             day: The day.
@@ -164,7 +165,8 @@ class FleetOfPools:
             pool.waiting[tier] -= done
             left -= done
         used = (room - left) / room if room else 1.0
-        # Batch gives way in the router, so only a queue of urgent work delays first tokens.
+        # The router serves urgent work before batch work, so only queued urgent work delays first
+        # tokens.
         ttft_s = _IDLE_S + pool.waiting[0] / max(capacity, 0.25)
         if urgent_work > 0.9 * room:
             ttft_s += _BUSY_S * max(0.0, used - _BUSY)
@@ -178,7 +180,7 @@ class FleetOfPools:
         self._observe(pool, len(ready))
 
     def _break(self, pool: FleetPool, ready: list[FleetReplica], at_s: float) -> None:
-        """Let replicas become slow, and replace those that their routers have given up."""
+        """Make replicas slow by chance, and replace the slow ones that routers have ejected."""
         rate = self._day.bad_per_hour / 1000 / 3600 * STEP_S * len(ready)
         if self._draw.random() < rate:
             victim = self._draw.choice(ready)
@@ -239,7 +241,7 @@ class FleetOfPools:
         return woken
 
     def _start(self, pool: FleetPool, at_s: float) -> None:
-        """Boot a replica in the zone with the fewest of the pool; at time 0 it serves at once."""
+        """Boot a replica in the zone with the pool's fewest replicas; at time 0 without delay."""
         zones = [zone for zone in range(ZONES) if not self._is_gone(zone)]
         held = [sum(it.zone == zone for it in pool.replicas) for zone in zones]
         zone = zones[held.index(min(held))]
@@ -266,7 +268,7 @@ class FleetOfPools:
     # --- cells ------------------------------------------------------------------------------
 
     def _deal(self, at_s: float) -> None:
-        """Deal replicas to cells and cells to routers, as the control plane does."""
+        """Assign replicas to cells and cells to routers, as the control plane does."""
         pools = [Pool(pool.name, "sim", max(1, len(pool.replicas))) for pool in self.pools]
         replicas = [
             Replica(

@@ -1,4 +1,4 @@
-"""Cells played in full, request by request, by the real router core: one for each stratum."""
+"""Simulates one cell of each stratum, request by request, with the real router core."""
 
 import random
 import time
@@ -19,22 +19,24 @@ from sim.pool import SimPool, SimPoolPlan
 from sim.workload import Trace, TraceRequest
 from sluice.hashing import BLOCK_TOKENS
 
-_PROMPT, _OUTPUT, _SIGMA = 200.0, 60.0, 0.8  # medians in tokens, behind the adapter's own beginning
+# Medians in tokens of the prompt after the adapter's common prefix and of the answer, and the
+# standard deviation of the logarithm of both.
+_PROMPT, _OUTPUT, _SIGMA = 200.0, 60.0, 0.8
 _SYSTEM_BLOCKS = 8
 _ADAPTER_ZIPF, _TENANT_ZIPF = 1.0, 0.8
 _SLOTS, _MEMORY = 32, 256
-_SATURATED = 3000  # requests at once; the last ones run nearly alone
-_WARM = 1 / 3  # of a window: not counted
+_SATURATED = 3000  # requests sent at once to measure a replica's capacity
+_WARM = 1 / 3  # share of a window at its start that is not counted
 _SLOW = 0.25  # speed of a bad replica
-_TENANT_REQUESTS = 5  # below that a tenant's share says nothing
+_TENANT_REQUESTS = 5  # least requests of a tenant for a meaningful share
 
 
 @dataclass(frozen=True, slots=True)
 class CellWindow:
-    """A cell to play.
+    """The settings of a simulated cell.
 
     Attributes:
-        stratum: The moments that it stands for.
+        stratum: The stratum that the cell represents.
         replicas: Replicas of the cell.
         duration_s: Seconds of arrivals.
         rps: Requests per second.
@@ -54,17 +56,17 @@ class CellWindow:
 
 @dataclass(frozen=True, slots=True)
 class WindowFigures:
-    """The figures of a window, without its beginning.
+    """The figures of a window, without its warm-up.
 
     Attributes:
-        requests: Requests counted.
-        goodput: Share of them within the objectives of TTFT and TPOT.
+        requests: Number of requests after the warm-up.
+        goodput: Share of these requests within the objectives of TTFT and TPOT.
         ttft_p50_s: Median of the time to the first token.
-        ttft_p99_s: Its 99th percentile.
+        ttft_p99_s: 99th percentile of the time to the first token.
         hit_ratio: Share of prompt tokens that were cached.
-        adapter_read_share: Share that waited for an adapter's read from a disk.
+        adapter_read_share: Share of requests that waited for an adapter's read from a disk.
         fairness: Jain's index of the tenants' shares of requests within the objectives.
-        tenant_least: The least of these shares among the tenants in the tenth percentile.
+        tenant_least: Tenth percentile of the tenants' shares of requests within the objectives.
         took_s: Processor seconds.
     """
 
@@ -80,14 +82,14 @@ class WindowFigures:
 
 
 def kind_of(name: str) -> BaseKind:
-    """Return the kind of a name."""
+    """Return the kind of base with a given name."""
     return next(kind for kind in KINDS if kind.name == name)
 
 
 def window_of(
     day: FleetDay, stratum: Stratum, *, capacity_rps: float, replicas: int, duration_s: float
 ) -> CellWindow:
-    """Return the cell that stands for a stratum."""
+    """Return the settings of the cell that represents a stratum."""
     return CellWindow(
         stratum,
         replicas,
@@ -104,7 +106,7 @@ def _zipf(count: int, exponent: float) -> list[float]:
 
 
 def requests_of(window: CellWindow) -> tuple[Trace, list[str]]:
-    """Return the requests of a window, and their adapters; infinite rates come all at once."""
+    """Return the requests of a window, and the adapter of each request."""
     draw = random.Random(f"window {window}")  # noqa: S311 - repeatable on purpose
     adapters = _zipf(window.adapters, _ADAPTER_ZIPF)
     tenants = _zipf(window.tenants, _TENANT_ZIPF)

@@ -8,13 +8,14 @@ from sim.pool import SimPool
 
 
 class AibrixPrefixCache(ArrivalPolicy):
-    """Uneven: least requests. Else the longest match among replicas with at most the mean load
-    plus one standard deviation, ties to fewer requests; else least requests.
+    """If loads are uneven, chooses the replica with the fewest requests. Otherwise chooses the
+    longest match among replicas with at most the mean load plus one standard deviation (ties go
+    to fewer requests), and without a match the replica with the fewest requests.
 
-    The match is against own decisions; their limit of 200,000 blocks is left out.
+    Matches are against the policy's own decisions; AIBrix' limit of 200,000 blocks is left out.
 
     Args:
-        spread_max: Most less fewest requests in flight up to which loads count as even.
+        spread_max: Largest difference of requests in flight at which loads count as even.
     """  # noqa: D205
 
     name = "aibrix_prefix_cache"

@@ -1,7 +1,7 @@
-"""Holds the state that every peer's policy keeps: requests in flight per replica.
+"""The base class of peers' policies, which keeps the requests in flight per replica.
 
-Peers are other platforms' decisions in our own code, written from what they document and publish.
-Where they need state that they could not have at once, they get it exact and instant.
+Peers are other platforms' decisions in our own code, written from their documentation and published
+sources. State that a real peer would get late is exact and current here.
 """
 
 import random
@@ -15,10 +15,10 @@ _TIE = 1e-12
 
 
 class ArrivalPolicy:
-    """A policy that binds at arrival: `pick` decides. Lost jobs are picked for again at once.
+    """A policy that dispatches jobs at arrival; `pick` chooses the replica, again after a loss.
 
     Attributes:
-        in_flight: Jobs dispatched and not ended, by replica.
+        in_flight: Number of dispatched jobs that have not ended, by replica.
     """
 
     name = "peer"
@@ -27,7 +27,7 @@ class ArrivalPolicy:
         """Begin a run."""
         self.pool = pool
         self.in_flight = [0] * pool.replicas_max
-        # Drawn once more, so that its numbers are not those of a trace with the same seed.
+        # A seed drawn from the seed, so that the numbers differ from a trace's with the same seed.
         seed = random.Random(pool.seed).random()  # noqa: S311 - repeatable on purpose
         self.random = random.Random(seed)  # noqa: S311
 
@@ -64,7 +64,7 @@ class ArrivalPolicy:
             self.arrive(job)
 
     def forget(self, replica: int) -> None:
-        """Drop the known cache content of a dead replica."""
+        """Drop the policy's record of a dead replica's cache."""
 
     def added(self, replica: int) -> None:
         """See `Policy`."""
@@ -73,10 +73,10 @@ class ArrivalPolicy:
         """See `Policy`."""
 
     def smallest(self, costs: Sequence[float]) -> int:
-        """Return the living replica with the smallest cost; ties are drawn.
+        """Return the replica with the smallest cost among those alive; ties are drawn by lot.
 
         Args:
-            costs: One per replica, dead ones included.
+            costs: One cost per replica, dead replicas included.
         """
         alive = self.pool.alive
         least = min(costs[replica] for replica in alive) + _TIE

@@ -1,4 +1,4 @@
-"""The knowledge of simulated gateways of the blocks that cells have cached."""
+"""The data of simulated gateways about the blocks that cells have cached."""
 
 from collections.abc import Sequence
 from enum import StrEnum
@@ -8,11 +8,11 @@ from sim.pool import SimPool
 
 
 class CellKnowledge(StrEnum):
-    """The gateways' knowledge of what cells have cached."""
+    """The kind of data that gateways have about the cached blocks of cells."""
 
-    SKETCHES = "sketches"  # the product's
-    EXACT = "exact"  # one index over all cells, exact and instant
-    AFFINITY = "affinity"  # none: long prompts are placed by their beginning
+    SKETCHES = "sketches"  # the sketches of the product
+    EXACT = "exact"  # one index over all cells, exact and always current
+    AFFINITY = "affinity"  # no data: long prompts are placed by a hash of their prefix
 
 
 class ExactBoard(PrefixBoard):
@@ -39,7 +39,7 @@ class ExactBoard(PrefixBoard):
 
 
 def board_of(knowledge: CellKnowledge, pool: SimPool, cells: Sequence[str]) -> PrefixBoard | None:
-    """Return the board of gateways with some knowledge of cells; None: they have none."""
+    """Return the prefix board of gateways; None for gateways without data about cells."""
     match knowledge:
         case CellKnowledge.SKETCHES:
             return PrefixBoard()

@@ -9,10 +9,10 @@ from sim.pool import SimPool
 
 
 class Dynamo(ArrivalPolicy):
-    """Smallest `scale * prefill blocks + decode blocks`; ties are drawn.
+    """Chooses the smallest `scale * prefill blocks + decode blocks`; ties are drawn by lot.
 
-    Prefill blocks: what is dispatched and not prefilled, and this prompt, less what the replica
-    has cached of it. Decode blocks: the distinct ones of requests in flight, this one included.
+    Prefill blocks are the uncached blocks of dispatched jobs without prefill, and of the new
+    prompt. Decode blocks are the distinct blocks of jobs in flight, with the new job.
 
     Args:
         scale: `prefill_load_scale`.
@@ -38,7 +38,7 @@ class Dynamo(ArrivalPolicy):
             owed = (self.prefill_tokens[replica] + job.prompt_tokens) / pool.block_tokens
             prefill = max(0.0, owed - depths[replica])
             active = self._active[replica]
-            known = 0  # active blocks are whole chains: the first unknown one ends the match
+            known = 0  # active blocks are whole chains, so the first unknown block ends the match
             for block in job.blocks:
                 if block not in active:
                     break
@@ -70,7 +70,7 @@ class Dynamo(ArrivalPolicy):
 
 
 class DynamoQueue(Dynamo):
-    """Holds requests while every replica owes more than a threshold of prefill.
+    """Queues requests while the outstanding prefill of every replica exceeds a threshold.
 
     Args:
         scale: `prefill_load_scale`.

@@ -9,17 +9,17 @@ from sim.engines import Job
 class HoldQueue:
     """Jobs by key, smallest first; ties in order of `push`.
 
-    A key is computed anew only when a block of its job was stored or removed somewhere.
+    A key is computed again only when a replica stored or removed a block of the job.
 
     Args:
-        key: Depends only on the job, and on the replicas that cache its blocks.
+        key: Returns the key of a job, from the job and the replicas that cache its blocks.
     """
 
     def __init__(self, key: Callable[[Job], float]) -> None:
         self._key = key
         self._jobs: dict[int, tuple[int, Job]] = {}  # number -> (order of push, job)
         self._keys: dict[int, float] = {}
-        self._heap: list[tuple[float, int, int]] = []  # (key, order, number); stale ones remain
+        self._heap: list[tuple[float, int, int]] = []  # (key, order, number); old entries stay
         self._watchers: dict[int, dict[int, None]] = {}  # block -> numbers
         self._dirty: dict[int, None] = {}
         self._pushed = 0
@@ -37,7 +37,7 @@ class HoldQueue:
         self._dirty[job.number] = None
 
     def changed(self, block: int) -> None:
-        """Note that a block was stored or removed somewhere."""
+        """Note that a replica stored or removed a block."""
         watchers = self._watchers.get(block)
         if watchers:
             self._dirty.update(watchers)

@@ -8,14 +8,15 @@ from sim.pool import SimPool
 _WINDOW_S = 0.1
 _POLL_S = 0.02
 _CONTEXT_TOKENS = 4e5  # prefill at this mean of cached and whole prompt costs twice as much
-_INTERFERENCE = 0.002  # by which a job in flight slows a prefill
+_INTERFERENCE = 0.002  # share by which each job in flight slows a prefill
 
 
 class Oracle(ArrivalPolicy):
-    """Shortest first, less `ageing` times the wait; a job goes out while some replica owes less
-    than 100 ms of prefill, to the one with the smallest predicted end of prefill.
+    """Serves the shortest prefill less `ageing` times the wait first. A job is dispatched while
+    some replica has less than 100 ms of outstanding prefill, to the replica with the smallest
+    predicted end of prefill.
 
-    Where nothing is shared this is a strong reference rather than a proof.
+    On traces without shared prefixes the oracle is a strong reference, but no proven bound.
     """  # noqa: D205
 
     def __init__(self, name: str, *, ageing: float) -> None:
@@ -27,8 +28,8 @@ class Oracle(ArrivalPolicy):
         assert pool.plan.is_shared
         super().bind(pool)
         self._token_s = pool.token_s
-        # All replicas hold the same, so a key depends on the job alone; and as all waits grow
-        # alike, the order by `prefill - ageing * wait` is that of `prefill + ageing * arrival`.
+        # All replicas share one cache, so a key depends on the job alone. All waits grow equally,
+        # so `prefill - ageing * wait` and `prefill + ageing * arrival` give the same order.
         self._queue = HoldQueue(lambda job: self._prefill_s(job) + self._ageing * job.arrived_at)
         self._wakes = 0
 

@@ -26,16 +26,16 @@ from sim.pool import Policy
 
 
 class PolicyError(ValueError):
-    """There is no policy of that name."""
+    """Raised for a name that is no policy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """The maker of a policy, and its needs.
+    """The maker of a policy, and the cache that the policy needs.
 
     Attributes:
-        make: Returns a new one.
-        is_shared: Whether it is the upper bound: replicas share one infinite cache.
+        make: Returns a new instance of the policy.
+        is_shared: Whether all replicas share one infinite cache, as for the upper bound.
     """
 
     make: Callable[[], Policy]
@@ -147,10 +147,10 @@ ROUTER = "sluice"  # the real router core; made by `sim.runs`, which knows its s
 
 
 def entry(name: str) -> Entry:
-    """Return how to make the policy of that name.
+    """Return the entry of a policy by its name.
 
     Raises:
-        PolicyError: There is none.
+        PolicyError: No policy has this name.
     """
     if name in TABLE:
         return TABLE[name]
@@ -161,5 +161,5 @@ def entry(name: str) -> Entry:
 
 
 def names() -> list[str]:
-    """Return all names, those with parameters as patterns."""
+    """Return the names of all policies; names with parameters are patterns."""
     return [ROUTER, *TABLE, *_PATTERNS, *GROUPS]

@@ -8,12 +8,12 @@ from sim.engines import Job
 from sim.policies.base import ArrivalPolicy
 from sim.pool import SimPool
 
-_RING_POINTS = 100  # per replica
+_RING_POINTS = 100  # points of each replica on the hash ring
 _BOUND = 1.25
 
 
 class RoundRobin(ArrivalPolicy):
-    """Replicas in turn."""
+    """Chooses the replicas in turn."""
 
     name = "round_robin"
     _turn = -1
@@ -25,7 +25,7 @@ class RoundRobin(ArrivalPolicy):
 
 
 class Random(ArrivalPolicy):
-    """A random replica."""
+    """Chooses a random replica."""
 
     name = "random"
 
@@ -35,7 +35,7 @@ class Random(ArrivalPolicy):
 
 
 class LeastRequests(ArrivalPolicy):
-    """The replica with the fewest requests in flight."""
+    """Chooses the replica with the fewest requests in flight."""
 
     name = "least_requests"
 
@@ -45,7 +45,7 @@ class LeastRequests(ArrivalPolicy):
 
 
 class PowerOfTwo(ArrivalPolicy):
-    """The one of two drawn replicas with fewer requests in flight."""
+    """Draws two replicas and chooses the one with fewer requests in flight."""
 
     name = "power_of_two"
 
@@ -57,7 +57,7 @@ class PowerOfTwo(ArrivalPolicy):
 
 
 class LeastTokens(ArrivalPolicy):
-    """The fewest prompt tokens of requests in flight; its throughput defines load 1.0."""
+    """Chooses the fewest prompt tokens in flight; its throughput defines load 1.0."""
 
     name = "least_tokens"
 
@@ -79,7 +79,7 @@ class LeastTokens(ArrivalPolicy):
 
 
 class SessionSticky(ArrivalPolicy):
-    """A conversation stays where its first turn went: to the fewest requests in flight."""
+    """Keeps a conversation on the replica of its first turn, chosen by fewest requests."""
 
     name = "session_sticky"
 

@@ -1,8 +1,8 @@
 """The policy `sluice`: the real router core, with the production's inputs.
 
-It knows an engine only from frames, which arrive `report_age_s` after the end of their step; KV
-events ride on the first frame that arrives `index_delay_s` after they happened. It does not know
-the lengths of answers. Dispatches take 1 ms. Everything else is the product's own code.
+The policy sees an engine only through frames, which arrive `report_age_s` after the end of their
+step. KV events are sent with the first frame that arrives `index_delay_s` after the event. The
+lengths of answers are hidden. Dispatches take 1 ms. Everything else is the product's own code.
 """
 
 from array import array
@@ -28,17 +28,17 @@ from sluice.detector.consensus import Text
 from sluice.wire.engine.v1 import engine_pb2 as engine
 from sluice.wire.router.v1 import router_pb2 as wire
 
-LINK_S = 0.001  # from a decision to the engine
-FRAME_S = 0.1  # steps that only decode are told of this often, at least
-HEARTBEAT_S = 0.25  # between two frames of an idle engine
-ACCOUNTS_TOLD = 1024  # in one round of reports, of all cells together
+LINK_S = 0.001  # delay of a message from the router to the engine
+FRAME_S = 0.1  # longest time between two frames while an engine only decodes
+HEARTBEAT_S = 0.25  # time between two frames of an idle engine
+ACCOUNTS_TOLD = 1024  # accounts in one round of reports, of all cells together
 _GATEWAY = 1
 _EPOCH = 1
-_TICK_MIN_S = 1e-6  # so that time moves
+_TICK_MIN_S = 1e-6  # least delay of a tick, so that virtual time advances
 _CANARY = CanaryAnswer(Text((1, 2, 3, 4)))
 _PROBE_S = 0.1
 _NO_DEADLINE_S = 1e6  # peers serve everything, however late: so does the core here
-# Nothing is refused for want of room in a queue: every request is to be compared.
+# No request is refused for a full queue, so that all requests of all policies are compared.
 STUDY_CONFIG = CoreConfig(
     queue_requests_max=1 << 30,
     queue_tokens_max=1 << 50,
@@ -54,14 +54,14 @@ class RouterSettings:
 
     Attributes:
         report_age_s: Seconds from the end of a step to its frame at the router.
-        index_delay_s: Seconds from a cache's change to the router's knowledge of it.
+        index_delay_s: Seconds from a change of a cache to the update of the router's index.
         cells: Number of cells; each has a core of its own and every n-th replica.
         config: Configuration of the core.
-        output_max: Tokens that clients allow; None: twice the longest answer of the trace.
-        service_age_s: Age of the oldest service that cells know of one another, at most; None: each
-            counts by itself.
-        knowledge: How gateways know what cells have cached.
-        marks_max: Marks of a generation of a cell's sketch.
+        output_max: `max_tokens` of clients; None for twice the longest answer of the trace.
+        service_age_s: Greatest age of a cell's data about the service of other cells; None if each
+            cell counts only its own service.
+        knowledge: Data of gateways about the cached blocks of cells.
+        marks_max: Greatest number of marks in one generation of a cell's sketch.
     """
 
     report_age_s: float = 0.1
@@ -75,11 +75,11 @@ class RouterSettings:
 
 
 class SluiceLink:
-    """A replica as the router is attached to it.
+    """The router's attachment to a simulated replica.
 
     Attributes:
-        number: Number of its engine.
-        jobs: Jobs that run there or are on the way, by sequence.
+        number: Number of the engine.
+        jobs: Jobs that run on the engine or are being sent to it, by sequence.
         events: Unsent events: time, block, and whether it was stored.
         frames: Number of sent frames.
     """
@@ -107,7 +107,7 @@ class SluiceLink:
 
 
 class _Cell:
-    """A cell with its core; `view` is the gateway's knowledge of it."""
+    """A cell with its router core; `view` is the state of the cell that gateways have received."""
 
     __slots__ = ("cell_id", "core", "members", "tick_at", "view")
 
@@ -126,7 +126,7 @@ class Sluice:
         name: "sluice".
         cores: Router cores, one per cell, for inspection.
         refusals: Requests that were not served, by outcome code.
-        resumes: Times that a request went on after its replica was lost.
+        resumes: Number of resumes after the loss of a replica.
     """
 
     def __init__(self, settings: RouterSettings, *, name: str = "sluice") -> None:
@@ -141,7 +141,7 @@ class Sluice:
         """See `Policy`."""
         self.pool = pool
         self._handles = 0
-        self._jobs: dict[int, Job] = {}  # live requests by handle
+        self._jobs: dict[int, Job] = {}  # unfinished jobs by handle
         self._cells = [
             _Cell(f"cell-{number}", RouterCore(self.settings.config))
             for number in range(self.settings.cells)
@@ -178,7 +178,7 @@ class Sluice:
                 cell.core.on_service_elsewhere(cell.cell_id, report, self.pool.now)
 
     def engine_limits(self, replica: Engine) -> EngineLimits:
-        """Return what an engine tells of itself."""
+        """Return the limits that an engine reports to the router."""
         cache = replica.cache.capacity
         return EngineLimits(
             context_tokens_max=cache * replica.block_tokens,
@@ -253,7 +253,7 @@ class Sluice:
         )
 
     def adapter_of(self, job: Job) -> str:  # noqa: ARG002 - for those that have some
-        """Return the digest of the adapter that a job asks for; empty: the base."""
+        """Return the digest of the adapter that a job requests; empty for the base."""
         return ""
 
     def _output_max(self) -> int:
@@ -264,7 +264,7 @@ class Sluice:
         return 2 * self._longest
 
     def choose_cell(self, job: Job) -> int:
-        """Return the number of the cell that gateways choose."""
+        """Return the number of the cell that a gateway chooses for a job."""
         if len(self._cells) == 1:
             return 0
         wish = Wish(
@@ -292,7 +292,7 @@ class Sluice:
                 self.pool.timeline.at(due, self._tick_due, cell, due)
 
     def _tick_due(self, cell: _Cell, due: float) -> None:
-        if cell.tick_at == due:  # an earlier one was planned meanwhile
+        if cell.tick_at == due:  # otherwise an earlier tick was planned meanwhile
             self._tick(cell)
 
     def _perform(self, cell: _Cell, actions: Actions) -> None:
@@ -324,7 +324,7 @@ class Sluice:
             self._board.learn(part.cell_id, part.epoch, part.generation, part.marks[:])
 
     def deliver_job(self, link: SluiceLink, sequence: int, job: Job) -> None:
-        """Give an engine a job that is still wanted there."""
+        """Submit a job to its engine, unless it was cancelled meanwhile."""
         if link.is_up and link.jobs.get(sequence) is job:
             job.restart(self.pool.block_tokens)
             job.sequence = sequence
@@ -355,7 +355,7 @@ class Sluice:
         elif outcome.kind not in _OUTCOMES_GOOD:
             self.refusals[outcome.code] = self.refusals.get(outcome.code, 0) + 1
 
-    # --- what engines tell ------------------------------------------------------------------
+    # --- frames of engines ------------------------------------------------------------------
 
     def first(self, job: Job) -> None:
         """See `Policy`; the router learns it from a frame."""
@@ -441,7 +441,7 @@ def frame_of(serving: Engine, record: StepRecord) -> engine.StepFrame:
 
 
 def state_of(serving: Engine, step_s: float, prompt_tokens: int) -> engine.EngineState:
-    """Return the counts of every frame."""
+    """Return the engine state that every frame contains."""
     return engine.EngineState(
         running=serving.running,
         waiting=len(serving.waiting),
@@ -455,7 +455,7 @@ def state_of(serving: Engine, step_s: float, prompt_tokens: int) -> engine.Engin
 
 
 def hashes_of(blocks: Sequence[int]) -> BlockHashes:
-    """Return block ids as hashes: eight bytes of the id, eight of nothing."""
+    """Return block ids as 16-byte hashes: eight bytes of the id and eight zero bytes."""
     data = array("Q", bytes(16 * len(blocks)))
     data[::2] = array("Q", blocks)
     return BlockHashes(data.tobytes())

@@ -1,7 +1,8 @@
 """Scaling policies on curves of demand: `python -m sim.scaling --demand FILE ...`.
 
-A curve has one number per line: work-seconds demanded in that second, where one ready replica does
-one. `sluice` is the product's `plan`; the others are rules of the field. See docs/scaling.md.
+A curve has one number per line: the work-seconds demanded in that second. A ready replica does one
+work-second per second. `sluice` is the product's `plan`; the other policies are published rules.
+See docs/scaling.md.
 """
 
 import argparse
@@ -22,10 +23,10 @@ _LADDER_SLEEPERS = 0.05
 
 
 def read_curve(path: Path) -> list[float]:
-    """Return a curve; a name that ends in .gz is unpacked.
+    """Return the curve in a file; a file whose name ends in .gz is decompressed.
 
     Raises:
-        ValueError: A line is no number, is negative, or there is none.
+        ValueError: A line is not a number or is negative, or the file has no line.
     """
     with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as lines:
         curve = [float(line) for line in lines if line.strip()]
@@ -50,7 +51,7 @@ def _record(name: str, policy: str, seed: int, outcome: ScalingOutcome) -> dict[
 
 
 def _plot(path: Path, demand: Sequence[float], outcomes: dict[str, ScalingOutcome]) -> None:
-    """Draw a day: demand, replicas paid for and ready, violated minutes."""
+    """Draw a day: demand, paid and ready replicas, violated minutes."""
     import matplotlib as mpl  # a development tool, imported when used
 
     mpl.use("Agg")

@@ -1,26 +1,26 @@
-"""The staircase of requests that llm-d publishes figures of, as a curve of work-seconds.
+"""The stepped load for which llm-d publishes figures, as a curve of work-seconds.
 
-Prompts of about 4,000 tokens, answers of about 1,000, Qwen3-32B on two H100s per replica, 3 to 8
-replicas that are ready after 100 s. Published: 95.8 % of requests within 3 s to the first token and
-0.1 s per token, with 5.93 replicas on average.
+Prompts have about 4,000 tokens and answers about 1,000. A replica is Qwen3-32B on two H100s, and 3
+to 8 replicas are ready 100 s after their start. The published result is 95.8 % of requests within
+3 s to the first token and 0.1 s per token, with 5.93 replicas on average.
 """
 
 import random
 
 from control_plane.scaling.fluid import ScalingOutcome, Terms
 
-# Requests per second, for seconds.
+# Requests per second, and the seconds for which this rate lasts.
 STAGES = ((2, 330), (4, 360), (6, 360), (8, 360), (10, 360), (4, 360), (1, 300))
 PROMPT_TOKENS, ANSWER_TOKENS = 4000, 1000
-_DRAINED_S = 600  # after the last request, in which the pool goes down to its minimum
-_LENGTHS_SIGMA = 0.05  # of the work of a second: lengths are "about"
+_DRAINED_S = 600  # seconds after the last request in which the pool shrinks to its minimum
+_LENGTHS_SIGMA = 0.05  # sigma of the work per second, because lengths are published as "about"
 
 # One replica. Prefill as published. A step reads the weights (32 GB per GPU at 3.35 TB/s, with
 # launches) and the KV memory of each sequence (64 layers, 8 heads of 128, 2 bytes, over 2 GPUs).
 _PREFILL_TOKENS_S = 15_928.0
 _STEP_S = 0.015
 _STEP_PER_SEQUENCE_S = 0.0002
-_KV_TOKENS = 305_000  # of 160 GB, 90 % used, less 64 GB of weights
+_KV_TOKENS = 305_000  # tokens that fit into 90 % of 160 GB less 64 GB of weights
 TERMS = Terms(boot_s=(100.0, 100.0), replicas_min=3, replicas_max=8, objective_s=3.0)
 
 
@@ -40,7 +40,7 @@ def token_s() -> float:
 
 
 def curve(seed: int = 0) -> list[float]:
-    """Return the work-seconds per second, with the time in which the pool goes down."""
+    """Return the work-seconds of each second, including the time in which the pool shrinks."""
     drawn = random.Random(seed)  # noqa: S311 - a simulation is to be repeatable
     each_s = 1 / requests_s()
     rates = [rate for rate, for_s in STAGES for _ in range(for_s)]
@@ -51,7 +51,7 @@ def curve(seed: int = 0) -> list[float]:
 def replicas_mean(outcome: ScalingOutcome) -> float:
     """Return the mean replicas from the first request until the pool is at its minimum again.
 
-    Replicas that sleep count.
+    Sleeping replicas are included.
     """
     minutes = outcome.provisioned
     end = sum(for_s for _, for_s in STAGES) // 60

@@ -32,14 +32,14 @@ def _sluice(terms: Terms) -> PlanRule:
 
 @dataclass(slots=True)
 class StaticRule:
-    """The same number all day: the mean demand at 70 % utilisation."""
+    """Keeps one number of replicas all day: the mean demand at 70 % utilisation."""
 
     terms: Terms
     replicas: int = 1
     every_s: int = _EVERY_S
 
     def target(self, t: int, sight: Sight) -> float:
-        """Return the number."""
+        """Return the constant number of replicas."""
         del t, sight
         return self.replicas
 
@@ -80,13 +80,13 @@ class StepRule:
 
 @dataclass(slots=True)
 class _RecentAsk:
-    """Greatest ask of the last seconds."""
+    """Keeps the greatest target number of the last seconds."""
 
     hold_s: float
     asks: list[tuple[int, float]] = field(default_factory=list[tuple[int, float]])
 
     def most(self, t: int, ask: float) -> float:
-        """Add an ask, and return the greatest one within the hold."""
+        """Add a target number, and return the greatest one within the hold time."""
         self.asks = [(at, value) for at, value in self.asks if at > t - self.hold_s]
         self.asks.append((t, ask))
         return max(value for _, value in self.asks)
@@ -176,7 +176,7 @@ class SloRule:
 
 @dataclass(slots=True)
 class OracleRule:
-    """Knows the demand of the next boot."""
+    """Reads the true demand until a replica that boots now would be ready."""
 
     terms: Terms
     every_s: int = _EVERY_S
@@ -204,10 +204,10 @@ RULES: dict[str, Callable[[Terms], ScalingRule]] = {
 
 
 def rule_of(name: str, terms: Terms, demand: Sequence[float]) -> ScalingRule:
-    """Return a policy by its name.
+    """Return the rule of a policy by its name.
 
     Raises:
-        KeyError: There is no such policy.
+        KeyError: No policy has this name.
     """
     rule = RULES[name](terms)
     if isinstance(rule, StaticRule):
