@@ -342,11 +342,11 @@ class Gateway:
         self._changed.set()
 
     async def preload(self) -> None:
-        """Load the bases of all models before their first requests; runs until cancelled."""
+        """Load the bases of all models before their first requests, until cancelled."""
         missing: set[tuple[bool, str]] = set()
         while True:
             wanted = missing
-            with suppress(TimeoutError):  # no event reports a directory copied by hand
+            with suppress(TimeoutError):  # polling finds a directory that was copied by hand
                 async with asyncio.timeout(_RELOAD_S if missing else None):
                     await self._changed.wait()
                     self._changed.clear()
@@ -363,7 +363,7 @@ class Gateway:
     async def _load(self, is_chat: bool, digest: str) -> bool:
         try:
             await (self.assets if is_chat else self.embedding_bases).get(digest)
-        except RejectedError:  # it is logged
+        except RejectedError:  # the callee has logged the reason
             return False
         return True
 
@@ -405,7 +405,7 @@ class Gateway:
 
 
 def _text_shipping(settings: GatewaySettings, events: EventProducer) -> TextShipping:
-    """Return the shipping of kept texts; on disk they give way to usage."""
+    """Return the shipping of kept texts, which spools no texts while usage needs the disk."""
     directory = settings.state_dir / "texts"
     make = partial(
         EventProducer,
@@ -428,15 +428,15 @@ async def running_gateway(
     ready_wait_s: float = 0.0,
     stop: asyncio.Event | None = None,
 ) -> AsyncGenerator[Gateway]:
-    """Run a worker: listens when this yields; drains, flushes and closes when the block ends.
+    """Run a worker, which accepts connections inside the block and stops when the block ends.
 
     Args:
         settings: Settings of this worker.
-        sock: Bound socket, to listen on instead of `http_address`.
-        ready_wait_s: Seconds to wait until requests can be served; then connections are accepted
-            all the same.
-        stop: Event that ends the wait: a worker that cannot serve yet then accepts no connection,
-            and leaves the waiting ones to the other holders of the socket.
+        sock: Bound socket to listen on instead of `http_address`.
+        ready_wait_s: Seconds to wait until requests can be served; afterwards connections are
+            accepted in any case.
+        stop: Event that ends the wait. A worker that cannot serve by then accepts no connection
+            and leaves the waiting connections to the other processes that share the socket.
     """
     settings.state_dir.mkdir(parents=True, exist_ok=True)
     events = EventProducer(

@@ -281,7 +281,7 @@ class GatewayMetrics:
         self.registry.register(self.tenants)
 
     def pool_chosen(self, pool_id: str, reason: PoolReason) -> None:
-        """Count the choice of a pool where several serve a model."""
+        """Count the choice of a pool for a model that several pools serve."""
         self.pool_choices.labels(pool_id, reason.value).inc()
 
     def ended(
@@ -296,7 +296,7 @@ class GatewayMetrics:
         output_tokens: int,
         answers: int,
     ) -> None:
-        """Count an accepted request of text that ended.
+        """Count an accepted text request that has ended.
 
         Args:
             tenant_id: Tenant of the request.
@@ -331,7 +331,7 @@ class GatewayMetrics:
         return generate_latest(self.registry)
 
     def public_page(self) -> bytes:
-        """Return the text without tenants' names, for readers without a key."""
+        """Return the exposition text without the tenants' names, for readers without a key."""
         return generate_latest(Without(self.tenants, self.registry))
 
     def _counter(self, name: str, text: str, labels: Sequence[str]) -> FastCounter:

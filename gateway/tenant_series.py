@@ -1,4 +1,4 @@
-"""Counters by tenant with a bounded number of series: the busiest tenants, and a sum of the rest."""
+"""Counters by tenant with a bounded number of series: the busiest tenants, and all others."""
 
 import time
 from collections.abc import Callable, Iterable

@@ -1,8 +1,8 @@
 """One answer to an accepted request while it is generated: its fields, tokens and ending.
 
 A router link calls `push`, `place` and `end` synchronously while it reads a message. The
-generation calls its listener only at the first tokens of an attempt, at the end and at nudges: the
-times at which a client has waited long enough for a keep-alive. This module does no I/O.
+generation calls its listener at first tokens, at the end, and when a keep-alive is due (a nudge).
+This module does no I/O.
 """
 
 import zlib
@@ -40,7 +40,7 @@ class GenerationSpec(NamedTuple):
     Sampling values have the engine's form.
 
     Attributes:
-        deadline_ms: Deadline of the request itself, in milliseconds; 0: the router's default.
+        deadline_ms: The request's deadline in milliseconds; 0: the router's default.
         new_pipe: Makes the pipe from tokens to text.
         new_logprobs: Makes the writer of log probabilities; None if none were requested.
         new_guard: Makes the guard that applies the tenant's rules; None without rules.
@@ -55,10 +55,8 @@ class GenerationSpec(NamedTuple):
         absence_ms: Longest wait in milliseconds for a pool without replicas; 0: until the deadline.
         traceparent: W3C trace context of the request; empty: the router gets no trace context.
         tracestate: W3C trace state that belongs to `traceparent`.
-        prompt_logprobs: Requested alternatives per token of the prompt; None: the prompt's log
-            probabilities were not requested.
-        is_echo_alone: Whether only the echoed prompt was requested, so that the one computed token
-            is not shown.
+        prompt_logprobs: Requested alternatives per token of the prompt; None if not requested.
+        is_echo_alone: Whether only the echoed prompt is shown, without the one computed token.
         prediction: Expected token ids of the answer; empty without a prediction.
         dropped_turns: Number of the chat's oldest turns that did not fit into the prompt.
     """
@@ -106,9 +104,7 @@ class GenerationSpec(NamedTuple):
 
 
 class Generation(ABC):
-    """A running answer.
-
-    `WholeGeneration` collects the answer; `StreamedGeneration` sends each piece to the client.
+    """A running answer: `WholeGeneration` collects its text, `StreamedGeneration` streams it.
 
     Attributes:
         emitted: All token ids so far, over all attempts; an array uses a ninth of a list's memory.
@@ -123,8 +119,7 @@ class Generation(ABC):
         resumes: Number of attempts that continued an answer already begun.
         ending: The end of the current attempt; None while the attempt runs.
         is_fresh: Whether the current attempt has produced no token yet.
-        closing: Part of the request's event that the router completes and reports if this process
-            is killed; empty if the router reports nothing.
+        closing: Part of the event that the router reports if this process is killed; may be empty.
         attempts: Attempts of the answer so far.
         attempt_from: Number of emitted tokens when the current attempt was submitted.
         was_nudged: Whether the client has waited so long that a keep-alive was due.
@@ -196,11 +191,7 @@ class Generation(ABC):
 
     @abstractmethod
     def push(self, tokens: Sequence[int], now_s: float) -> None:
-        """Process the tokens of one engine step.
-
-        Raises:
-            IndexError: A token id that the model does not have.
-        """
+        """Process one engine step's tokens; IndexError if the model lacks a token id."""
 
     def learn_logprobs(self, logprob: float, top: Sequence[tuple[int, float]]) -> None:
         """Record the log probabilities of a token that a later `push` will bring."""
@@ -208,13 +199,10 @@ class Generation(ABC):
             self._line.learn(logprob, top)
 
     def taken(self, tokens: Sequence[int]) -> tuple[AnswerDelta, list[TokenLogprob]]:
-        """Run the tokens emitted last through the pipe.
+        """Run the tokens emitted last through the pipe; return the delta and log probabilities.
 
         Tokens after the end of the answer in the same message are dropped and not counted, because
         their number depends only on how the engine groups tokens.
-
-        Returns:
-            The delta to show, and its log probabilities.
         """
         pipe, line = self.pipe, self._line
         if line is None and (len(tokens) == 1 or not pipe.may_stop):
@@ -330,7 +318,7 @@ class Generation(ABC):
             self._notify()
 
     def nudge(self) -> None:
-        """Tell the listener that a keep-alive is due: no token has come for long."""
+        """Call the listener, because no token has come for so long that a keep-alive is due."""
         self.was_nudged = True
         self._notify()
 
@@ -341,11 +329,11 @@ class Generation(ABC):
 
     @property
     def output_tokens_left(self) -> int:
-        """Number of tokens that may still come."""
+        """Number of tokens that may still be generated."""
         return self.spec.output_tokens_max - len(self.emitted)
 
     def begin_attempt(self) -> GenerationEnd | None:
-        """Begin an attempt; return the ending at once when the answer is complete already."""
+        """Begin an attempt; return the ending if the answer is already complete."""
         self.ending = None
         self.is_fresh = True
         if self._line is not None:
@@ -357,13 +345,13 @@ class Generation(ABC):
         return self.ending
 
     def begin_submission(self, cell_id: str, router_id: str, now_s: float) -> None:
-        """Note the cell of the attempt; call before `submit_message`."""
+        """Record the cell of the attempt; call before `submit_message`."""
         number = self.attempts[-1].number + 1 if self.attempts else 0
         self.prefill_us = 0
         begun(self.attempts, Attempt(number, cell_id, router_id, now_s, len(self.emitted)))
 
     def end_submission(self, now_s: float) -> None:
-        """Note the end of the attempt; without an ending the request was cancelled."""
+        """Record the end of the attempt; an attempt without an ending was cancelled."""
         attempt = self.attempts[-1]
         attempt.ended_at_s = now_s
         if (ending := self.ending) is not None:
@@ -379,9 +367,9 @@ class Generation(ABC):
         admission_ms: int = 0,
         make: Callable[..., wire.Submit] = wire.Submit,
     ) -> wire.Submit:
-        """Return the message to a router for the rest of the answer.
+        """Return the message that submits the rest of the answer to a router.
 
-        `make` gets the fields; with the `add` of a message it puts the submit there.
+        `make` constructs the message; a batch's `submits.add` constructs it inside the batch.
         """
         spec = self.spec
         self.attempt_from = len(self.emitted)
@@ -426,7 +414,7 @@ class Generation(ABC):
         line = self.prompt_logprobs
         if line is not None and spec.prompt_logprobs is not None and not line.is_whole:
             message.prompt_logprobs = spec.prompt_logprobs
-            message.block_hashes = b""  # all of the prompt is computed, whatever is cached
+            message.block_hashes = b""  # log probabilities need the whole prompt computed
         if spec.prediction:
             message.prediction.extend(spec.prediction)
         return message
@@ -448,7 +436,7 @@ class Generation(ABC):
 
 
 def summed(before: engine.Drafts | None, later: engine.Drafts | None) -> engine.Drafts | None:
-    """Return the sum as a message of its own: a field of another message would keep all of it."""
+    """Return the sum as a new message; a reference to a field would keep its whole message."""
     if later is None:
         return before
     before = before or engine.Drafts()
@@ -476,7 +464,7 @@ class WholeGeneration(Generation):
 
     @property
     def logprobs(self) -> dict[str, object] | None:
-        """Log probabilities of the visible text so far, in the clients' form; None: none."""
+        """Log probabilities of the visible text so far, in the form for clients, if requested."""
         form, prompt = self._format_logprobs, self.prompt_logprobs
         if form is None:
             return None
@@ -502,8 +490,8 @@ class WholeGeneration(Generation):
         self.answer.add(delta, entries)
 
     def expect_end(self) -> None:
-        """See `Generation`: a collected answer sends nothing."""
+        """Do nothing, because a collected answer has no pending write."""
 
     def finish(self) -> None:
-        """End the answer: take the text that was held back."""
+        """Add the text that was held back until the end of the answer."""
         self.answer.add(*self.held_back())

@@ -1,7 +1,8 @@
-"""The connection of this worker to one router: submits and cancels out, step columns in.
+"""The connection of this worker to one router: sends submits and cancels, receives tokens.
 
-All requests to a router share one gRPC stream. A message in carries the new tokens of all of them;
-they are handed out in one synchronous loop, with no task switch per request or token.
+All requests to a router share one gRPC stream. A received message carries the new tokens of many
+requests in columns. One synchronous loop passes the tokens to the generations, without a task
+switch per request or token.
 """
 
 import asyncio
@@ -31,14 +32,14 @@ if TYPE_CHECKING:  # the class takes no arguments at run time
     _Call = grpc.aio.StreamStreamCall[wire.ConnectRequest, wire.ConnectResponse]
 
 _WELCOME_TIMEOUT_S = 2.0
-# Routers say something every 0.25 s, if only that they live: one that does not is frozen. Silence
-# is counted in naps of our own, so that a pause of this process is not taken for one of the router.
-_NAP_S = 0.1
-_SILENT_NAPS_MAX = 9
-_STUCK_NAPS_MAX = 50  # per write
-_UNSENT_MAX = 20_000  # submits and cancels waiting for the socket
-# A message ends behind the submit that brings it to this many tokens, of up to five bytes: routers
-# take 64 MiB. The rest of a submit, a grammar of 64 KiB perhaps, counts as some tokens.
+# A router sends a message at least every 0.25 s; a silent router is frozen. Silence is counted in
+# sleeps of this process, so that a pause of this process is not mistaken for a silent router.
+_NAP_S = 0.1  # seconds of one sleep
+_SILENT_NAPS_MAX = 9  # sleeps without a message after which the router is given up
+_STUCK_NAPS_MAX = 50  # sleeps during one write after which the router is given up
+_UNSENT_MAX = 20_000  # submits that may wait for the socket
+# Tokens at which a message is full. A token has up to five bytes, and routers accept messages of
+# 64 MiB. The other fields of a submit (a grammar may have 64 KiB) count as `_SUBMIT_TOKENS`.
 _BATCH_TOKENS = 1 << 19
 _SUBMIT_TOKENS = 4096
 _CHANNEL_OPTIONS = (
@@ -53,7 +54,7 @@ _CHANNEL_OPTIONS = (
 
 _SUCCESSES = (wire.OUTCOME_KIND_STOP, wire.OUTCOME_KIND_LENGTH)
 
-# InvalidStateError: writing to a call that the router has just ended.
+# Errors of a lost connection. InvalidStateError: a write to a call that the router has just ended.
 _EXPECTED = (
     grpc.aio.AioRpcError,
     TimeoutError,
@@ -64,15 +65,16 @@ _EXPECTED = (
 
 
 class RouterLink:
-    """Connects to one router, and again when the connection ends; `run` belongs into a TaskGroup.
+    """Connects to one router and reconnects whenever the connection ends.
+
+    `run` belongs into a TaskGroup.
 
     Attributes:
         router_id: Id that the router reports; empty before the first connection.
         is_up: Whether requests can be submitted.
-        cells: Router's last report on each of its cells. A router reports at once which cells it
-            owns: a cell that moves may have a new owner already, which would refuse requests for it
-            until then.
-        is_gated: Whether any of these reports has a gate of a tier.
+        cells: The router's last report on each of its cells, by cell id. Requests are sent only
+            for cells in this table, because a router refuses a moved cell until it owns the cell.
+        is_gated: Whether any report in `cells` has a gate of a tier.
     """
 
     def __init__(
@@ -221,7 +223,7 @@ class RouterLink:
             message = await call.read()
             if not isinstance(message, wire.ConnectResponse):  # grpc.aio.EOF
                 raise EOFError("the router ended the stream")  # noqa: TRY004 - not about a type
-            self._received_at_s = time.monotonic()  # the loop's own clock resolves milliseconds only
+            self._received_at_s = time.monotonic()  # the loop's own clock counts milliseconds only
             self.deliver(message, self._received_at_s)
 
     async def _write(self, call: "_Call") -> None:

@@ -1,4 +1,4 @@
-"""Errors in OpenAI's form: one JSON body for all, with status and headers. Pure."""
+"""Errors as HTTP answers in OpenAI's form: JSON body, status and headers. Pure."""
 
 import math
 from collections.abc import Mapping
@@ -9,13 +9,13 @@ import orjson
 
 from sluice.errors import BadRequestError, ErrorCode, PlatformError
 
-# Overload without a better idea: long enough to matter, short enough not to idle.
+# Seconds in Retry-After for overload errors that set no time themselves.
 _RETRY_AFTER_S = 1.0
 
 
 @runtime_checkable
 class BringsHeaders(Protocol):
-    """An error with headers of its own, such as those of a limit."""
+    """An error with headers of its own, for example the headers of a rate limit."""
 
     @property
     def headers(self) -> Mapping[str, str]:
@@ -39,7 +39,7 @@ class AnsweredError(PlatformError):
 
 
 class HttpError(BadRequestError):
-    """The request is not the HTTP that this server accepts; the status is one of HTTP's own.
+    """The request is no HTTP that this server accepts; has a status that only HTTP defines.
 
     Attributes:
         ends_connection: Whether no further bytes of the connection can be trusted.
@@ -87,7 +87,7 @@ def headers_of(error: PlatformError) -> dict[str, str]:
 
 
 def raw_response(error: PlatformError, request_id: str, server: str) -> bytes:
-    """Return a whole answer for a connection that is closed after it; `server` is our name."""
+    """Return a complete error answer that closes the connection; `server` names this server."""
     body = body_of(error)
     reason = HTTPStatus(error.status).phrase
     retry = "Retry-After: 1\r\n" if error.status == 503 else ""
