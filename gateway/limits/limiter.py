@@ -1,8 +1,8 @@
 """Limits per account, key and model, shared by all gateways.
 
-Tokens are reserved before a request and settled after its end. The levels are in Valkey. When Valkey
-does not answer in time, this process grants a share of each limit by itself, so that an outage of
-Valkey is no outage of the gateway.
+Tokens are reserved before a request and settled after its end. The levels are in Valkey. When
+Valkey does not answer in time, this process grants a share of each limit by itself, so that an
+outage of Valkey is no outage of the gateway.
 """
 
 import asyncio
@@ -238,7 +238,7 @@ class Limiter:
         self._shared.send_changes(reservation.scopes)
 
     async def flush(self) -> None:
-        """Send the last settlements to Valkey before this process ends, if Valkey answers in time."""
+        """Send the last settlements before this process ends, if Valkey answers in time."""
         await self._shared.flush()
 
     def _reserve_locally(self, binding: Binding, tokens: int, answers: int) -> Reservation:

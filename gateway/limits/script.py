@@ -28,9 +28,9 @@ _STORED_BYTES = LIMIT_BYTES + 8  # per limit: its fields and its remaining amoun
 _LEAST = ", ".join(f"least[{kind.number}]" for kind in SHOWN)
 _PLACES = ", ".join(f"at[{kind.number}]" for kind in SHOWN)
 
-# The stored value of a scope has these parts: the time in ms and the number of limits; the limits in
-# the format of a row, each with its remaining amount; and, for each process with open requests, the
-# process's tag, the number of its open requests, and the time at which that number expires.
+# The stored value of a scope has these parts: the time in ms and the number of limits; the limits
+# in the format of a row, each with its remaining amount; and, for each process with open requests,
+# the process's tag, the number of its open requests, and the time at which that number expires.
 # - Times are those of Valkey's clock, so that gateways' clocks do not matter. A stored time in the
 #   future (the clock was set back) is replaced by the present time.
 # - A value in any other format counts as absent.

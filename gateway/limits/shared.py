@@ -90,7 +90,7 @@ class SharedBuckets:
         """Reserve tokens in all scopes or in none; return a future of the verdict.
 
         The result is None, at once or after the deadline, if the caller has to decide without
-        Valkey. `caps` are the scopes' present maximums of tokens, which may change before the reply.
+        Valkey. `caps` are the scopes' present maximums of tokens; they may change before the reply.
         """
         if not self.is_up or len(self._calls) >= _CALLS_MAX:
             return None

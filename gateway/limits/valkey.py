@@ -36,7 +36,7 @@ _NO_URL = (
 _PLAIN, _TLS = ("redis", "valkey"), ("rediss", "valkeys")
 _SENTINEL = "+sentinel"
 
-# redis-py must neither retry commands nor decode replies, because the gateway handles errors itself.
+# redis-py must neither retry commands nor decode replies, since the gateway handles errors itself.
 _OPTIONS: dict[str, Any] = {
     "protocol": 2,
     "driver_info": None,

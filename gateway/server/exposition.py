@@ -1,7 +1,7 @@
 """Merges several workers' metrics in one page, in which each sample has the label `worker`. Pure.
 
-The samples are not added up here, because sums of counters would fall when a worker is replaced, and
-sums of gauges may have no meaning. Queries aggregate over workers as they do over replicas.
+The samples are not added up here, because sums of counters would fall when a worker is replaced,
+and sums of gauges may have no meaning. Queries aggregate over workers as they do over replicas.
 """
 
 from collections.abc import Iterable, Mapping

@@ -33,7 +33,7 @@ class LoopLag:
     Attributes:
         lag_s: Seconds of lag at the last measurement.
         interval_s: Seconds until the next measurement.
-        is_lagging: Whether the loop has more work than it can do. This is a plain attribute, because
+        is_lagging: Whether the loop has more work than it can do. This is a plain attribute, since
             the hot path reads it.
     """
 
@@ -69,7 +69,7 @@ class LoopLag:
             ended.set()
 
     def note(self, lag_s: float, busy_share: float) -> None:
-        """Record a measurement: the timer's delay, and the loop thread's share of processor time."""
+        """Record a measurement: the timer's delay, and the loop thread's processor share."""
         is_late = lag_s > LAGGING_S and busy_share >= BUSY_SHARE
         self._late_in_a_row = self._late_in_a_row + 1 if is_late else 0
         self.is_lagging = self._late_in_a_row >= LATE_IN_A_ROW

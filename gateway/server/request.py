@@ -1,4 +1,4 @@
-"""A request that frees its memory early, since an answer may take an hour and needs little of it."""
+"""A request that frees its memory early, since an answer may take an hour and needs little."""
 
 from typing import Any, Protocol, cast
 

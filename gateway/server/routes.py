@@ -1,6 +1,6 @@
 """The handlers of requests by path: exact paths, and prefixes whose rest is an argument. Pure.
 
-A dict replaces aiohttp's router, because its look-up is ten times faster and saves 20 us per request.
+A dict replaces aiohttp's router, because a dict is ten times faster and saves 20 us per request.
 """
 
 from collections.abc import Awaitable, Callable

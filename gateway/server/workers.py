@@ -1,4 +1,4 @@
-"""The parent of several workers: keeps one worker per slot; replaces workers without losing requests.
+"""The parent of several workers: keeps one per slot and replaces them without losing requests.
 
 Each slot has a listening socket that belongs to the parent; SO_REUSEPORT spreads connections over
 the slots. A worker inherits the socket of its slot. When the worker ends, the slot's next worker
