@@ -70,7 +70,7 @@ def with_seams(tree: nodes.Template) -> nodes.Template:
 
 
 def going_on(tree: nodes.Template) -> nodes.Template:
-    """Return a template with seams that renders the messages in `_new`, except the first `_kept`."""
+    """Return a template with seams that renders the messages in `_new` after the first `_kept`."""
     loop = _main_loop(tree)
     assert loop is not None, "it was looked for"
     shifted = _ShiftedLoop()

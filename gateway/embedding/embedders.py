@@ -33,8 +33,8 @@ ANSWER_S = 30.0  # longest wait for one text
 ATTEMPTS_MAX = 2
 # Seconds of one sleep of the silence check. A busy replica answers a batch at least every second,
 # but may first compute the texts of other gateways; so a silent replica is ejected only if another
-# replica is available. Silence is counted in sleeps of this process, so that a pause of this process
-# is not mistaken for a silent replica.
+# replica is available. Silence is counted in sleeps of this process, so that a pause of this
+# process is not mistaken for a silent replica.
 NAP_S = 0.25
 SILENT_NAPS_MAX = 12
 _PROBE = (1, 2, 3, 4)  # token ids that every model's vocabulary has
@@ -169,7 +169,7 @@ class Embedders:
             replica.release()
 
     async def drain(self, timeout_s: float) -> int:
-        """Refuse new texts and wait for the open texts; return how many are left at the deadline."""
+        """Refuse new texts and wait for open texts; return how many are left at the deadline."""
         self._is_draining = True
         if self.open:
             self._idle.clear()

@@ -55,7 +55,7 @@ class TokenTable:
     pieces: Sequence[bytes] | None
     tokenizer: Tokenizer
     hidden: frozenset[int]
-    # Cache by id of a token's bytes inside a text, since decoding is slow; bounded by the vocabulary.
+    # Cache by id of a token's bytes inside a text, since decoding is slow; at most the vocabulary.
     _inner: dict[int, bytes] = field(
         default_factory=dict[int, bytes], init=False, repr=False, compare=False
     )
