@@ -236,7 +236,7 @@ def _error_of(refusal: GenerationEnd, exchange: HttpExchange) -> PlatformError:
         error.message = (
             f"No first token within 'deadline_ms', {body.deadline_ms} ms; allow more time."
         )
-        headers["x-should-retry"] = "false"  # official SDKs would retry without a useful pause
+        headers["x-should-retry"] = "false"  # official SDKs would retry with the same deadline
     return AnsweredError(error, headers)
 
 

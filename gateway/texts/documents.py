@@ -1,7 +1,7 @@
 """A kept request and its answer, as redacted JSON of a bounded size. Pure.
 
 The work is done in small steps, so that the caller can let other tasks run in between. Text that
-does not fit is cut within its string: the JSON stays valid.
+does not fit is cut within its string, so that the JSON stays valid.
 """
 
 import json

@@ -13,11 +13,11 @@ from typing import NamedTuple
 from gateway.texts.patterns import LOOKS, Class, Look, Span
 
 SLICE_CHARACTERS = 1024
-OVERLAP = 768  # no pattern needs more to see that it matches
+OVERLAP = 768  # characters by which slices overlap; no pattern needs more to match
 FINDS_AT_ONCE = 32
 _WORDS_AT_ONCE = 16
 
-# Taken out whatever the tenant says.
+# Classes that are removed regardless of the tenant's policy.
 ALWAYS = frozenset({Class.SECRET, Class.CARD})
 
 _KEY_BEGIN = re.compile(r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY[A-Z ]{0,10}-----")
@@ -66,9 +66,9 @@ class Redacted:
 
 
 def redacted(text: str, rules: RedactionRules, most: int) -> Generator[None, None, Redacted]:
-    """Apply the rules, one small step at a time; text behind `most` characters is cut.
+    """Apply the rules, one small step at a time; text after `most` characters is cut.
 
-    A number that lies across the cut is taken out, too.
+    A sensitive number that lies across the cut is removed, too.
     """
     seen = text[: most + OVERLAP]
     scans = [Scan(seen, it) for it in LOOKS if it.kind in rules.classes | ALWAYS]

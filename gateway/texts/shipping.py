@@ -1,6 +1,6 @@
-"""Sends kept texts to the broker, by a producer of their own that is made for the first text.
+"""Sends kept texts to the broker through a separate producer, which is created for the first text.
 
-Most workers never have a text, and spend no thread and no connection on it.
+Most workers never have a kept text, so they need no thread and no connection for it.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from sluice.wire.telemetry.v1.text_pb2 import TextEvent
 
 log = structlog.get_logger(__name__)
 
-_EARLY_MAX = 64  # that wait until the producer is there
+_EARLY_MAX = 64  # texts that wait until the producer is created
 _RETRY_S = 5.0
 
 
