@@ -26,7 +26,7 @@ _GRAMMAR_BYTES_MAX = 16_384 + 65_536
 _ANSWER_CHARACTERS_MAX = 16_000  # within what encloses it; the rest is for the reasoning
 CALLS_MAX = 16  # calls per forced answer; without a bound a weak model might never end the answer
 
-# White space of JSON as in models' training; with free white space a weak model may write only that.
+# White space of JSON as in models' training; with free white space a weak model may not stop.
 JSON_OPTIONS = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
 _NO_PARAMETERS: Mapping[str, Any] = {"properties": {}, "additionalProperties": False}
 # Keywords of a schema whose properties can be written one by one.

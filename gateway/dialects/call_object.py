@@ -1,7 +1,7 @@
 """Parses a call as one JSON object, `{"name": ..., "arguments": {...}}`, incrementally. Pure.
 
-The keys may have any order; `parameters` is a synonym of `arguments`. The name is emitted when it is
-complete, the arguments piece by piece.
+The keys may have any order; `parameters` is a synonym of `arguments`. The name is emitted when it
+is complete, the arguments piece by piece.
 """
 
 from collections.abc import Collection

@@ -52,7 +52,7 @@ class CallScanner(ABC):
 
         Args:
             new_call_id: Returns the id of each call.
-            is_parallel: Whether several calls are allowed; otherwise one whole call ends the answer.
+            is_parallel: Whether several calls are allowed; otherwise one call ends the answer.
             is_forced: Whether the engine allows only calls, so that an incomplete call is not shown
                 as text.
         """
