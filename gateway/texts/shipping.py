@@ -43,7 +43,7 @@ class TextShipping:
 
     @property
     def dropped(self) -> int:
-        """Number of lost texts: no room on disk or in memory, or usage needed it."""
+        """Number of texts lost because disk or memory was full, or usage needed the disk."""
         return self._early_drops + (self._producer.stats.dropped if self._producer else 0)
 
     @property
@@ -63,7 +63,7 @@ class TextShipping:
             self._early_drops += 1
 
     async def run(self) -> None:
-        """Make the producer when it is needed, once."""
+        """Create the producer once, when it is first needed."""
         if not await asyncio.to_thread(self._has_some):
             await self._is_wanted.wait()
         while self._producer is None:
