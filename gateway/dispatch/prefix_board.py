@@ -29,7 +29,7 @@ class SketchSlot:
 
     Attributes:
         shift: First column of the cell.
-        epoch: Epoch of the router's record of the cell, which reported the sketch.
+        epoch: Epoch of the cell's owner, whose record the sketch describes.
         generation: Number of the younger generation of marks.
         turns: Number of new generations so far; determines the column of the younger generation.
         marks: Number of marks added to the younger generation.

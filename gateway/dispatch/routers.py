@@ -32,7 +32,7 @@ class CellHome:
 
 
 class RouterLinks:
-    """The links to all routers that own a cell; `run` belongs into the service's TaskGroup.
+    """The links to all routers that own a cell; `run` must run in the service's TaskGroup.
 
     Attributes:
         is_stopping: Whether the process is about to exit.

@@ -39,7 +39,7 @@ class AnsweredError(PlatformError):
 
 
 class HttpError(BadRequestError):
-    """The request is no HTTP that this server accepts; has a status that only HTTP defines.
+    """The error for requests that are not HTTP as this server accepts it; has any HTTP status.
 
     Attributes:
         ends_connection: Whether no further bytes of the connection can be trusted.
@@ -48,7 +48,7 @@ class HttpError(BadRequestError):
     ends_connection = True
 
     def __init__(self, status: int, message: str, *, headers: dict[str, str] | None = None) -> None:
-        """Describe; the code is `invalid_request` whatever the status."""
+        """Describe the error, whose code is `invalid_request` for every status."""
         super().__init__(ErrorCode.INVALID_REQUEST, message)
         self._status = status
         self.headers = headers or {}

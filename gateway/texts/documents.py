@@ -41,7 +41,8 @@ _KNOWN = frozenset(
     }
 )
 
-# JSON schema types; a tool's parameter that is named like a secret has such a type, no secret.
+# Types and keywords of JSON schemas. A tool's parameter may be named like a secret, but its schema
+# contains no secret.
 _SCHEMA_TYPES = frozenset({"string", "number", "integer", "boolean", "array", "object", "null"})
 _SCHEMA_KEYS = frozenset(
     {
