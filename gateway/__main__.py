@@ -27,8 +27,9 @@ from sluice.logs import configure_logs
 log = structlog.get_logger(__name__)
 
 _GC_THRESHOLDS = (10_000, 20, 100)
-# Threads that prepare large prompts give the interpreter back to the event loop after this long at
-# most. With Python's own 5 ms, a prompt of 220 KB held the loop up for 6 to 9 ms, now for 3.
+# Seconds after which a thread that prepares a large prompt releases the interpreter lock to the
+# event loop. At Python's default of 5 ms, a prompt of 220 KB delayed the loop by 6 to 9 ms; at this
+# interval the delay is 3 ms.
 _SWITCH_INTERVAL_S = 0.001
 
 
@@ -46,11 +47,14 @@ async def _serve_alone(settings: GatewaySettings) -> None:
 async def _serve_slot(
     settings: GatewaySettings, listener: int, link: int, ready_wait_s: float
 ) -> None:
-    """Run as a worker of a parent, which passes a socket to listen on and one to talk to it."""
+    """Run as a worker of a parent process.
+
+    The parent passes two sockets: `listener` accepts clients, `link` connects to the parent.
+    """
     from gateway.app import running_gateway
 
     stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):  # the parent may get the signal, too
+    for number in (signal.SIGTERM, signal.SIGINT):  # a terminal sends SIGINT to parent and workers
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with asyncio.TaskGroup() as tasks:
         parent = WorkerEnd(socket.socket(fileno=link), stop)
@@ -81,9 +85,10 @@ async def _supervise(settings: GatewaySettings) -> None:
 
 
 def _settle() -> None:
-    """Freeze present objects for the garbage collector, since they live as long as the process.
+    """Exclude all present objects from garbage collection, since they live until the process ends.
 
-    Requests make few cycles, so that it may run less often than every 700 allocations.
+    Requests create few reference cycles, so that the collector may run less often than after
+    every 700 allocations, Python's default.
     """
     gc.collect()
     gc.freeze()
@@ -92,14 +97,14 @@ def _settle() -> None:
 
 
 def main() -> None:
-    """Run until SIGTERM or SIGINT; status 2 when the settings cannot work."""
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until workers and certificate are ready
+    """Run until SIGTERM or SIGINT; exit with status 2 if the settings cannot work."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the handler is installed at the end of startup
     settings = GatewaySettings.from_environment()
     configure_logs("gateway")
     poll_in_place()
     certificates.use(CertificateRole.GATEWAY)
     shared_secret.use()
-    # A prompt is one short text: spreading it over threads costs more than it brings.
+    # A prompt is one short text, so that tokenizing it in several threads costs more than it saves.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     is_worker = sys.argv[1:2] == ["worker"]
     if not is_worker and (found := list(problems(settings))):
@@ -108,7 +113,7 @@ def main() -> None:
     allow_open_files(settings)
     if is_worker:
         listener, link, ready_wait_s = sys.argv[2:]
-        # All workers write into the log of their parent.
+        # All workers write to their parent's log, so each line names its worker.
         structlog.contextvars.bind_contextvars(worker=settings.instance_id)
         uvloop.run(_serve_slot(settings, int(listener), int(link), float(ready_wait_s)))
     elif settings.workers == 1:

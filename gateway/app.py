@@ -65,10 +65,10 @@ log = structlog.get_logger(__name__)
 
 _CERTIFICATE_POLL_S = 5.0
 _READY_POLL_S = 0.02
-_TEXTS_S = 2.0  # how long texts may take at the end, before usage has its time
-_RESPONSES_S = 3.0  # how long the control plane may take for the last responses
-_TEXTS_MAX = 128  # that wait in memory for the broker; one may have a few hundred kilobytes
-_RELOAD_S = 2.0  # for bases that could not be loaded
+_TEXTS_S = 2.0  # seconds to flush redacted texts at shutdown, before usage events are flushed
+_RESPONSES_S = 3.0  # seconds to write the last stored responses to the control plane at shutdown
+_TEXTS_MAX = 128  # redacted texts in memory for the broker; each may have some hundred kilobytes
+_RELOAD_S = 2.0  # seconds between attempts to load bases that could not be loaded
 _AZURE_TAILS = ("chat/completions", "completions", "embeddings", "responses")
 
 
@@ -76,7 +76,7 @@ class Gateway:
     """A running worker. Use `running_gateway` to get one."""
 
     def __init__(self, settings: GatewaySettings, events: EventProducer) -> None:
-        """Compose all parts; none is opened yet, except by `events`."""
+        """Compose all parts without opening them; only the producer `events` is already open."""
         self.settings = settings
         self.metrics = GatewayMetrics(objectives_of(settings))
         self.counts = AnswerCounts(self.metrics, log_every=settings.log_every)
@@ -206,7 +206,7 @@ class Gateway:
         return routes
 
     def _add_feedback(self, routes: Routes) -> None:
-        """Add the path of feedback."""
+        """Add the path that receives feedback on answers."""
         emit, gateway_id = self.events.emit, self.settings.instance_id
         feedback = FeedbackIntake(self.directory, self.limiter, emit, gateway_id)
         routes.add("POST", "/v1/feedback", feedback.take)
@@ -231,7 +231,7 @@ class Gateway:
         return Probes(read_metrics=read_metrics, not_ready_because=self.not_ready_because)
 
     async def start(self, sock: socket.socket | None) -> None:
-        """Accept connections, on a bound socket or at `http_address`."""
+        """Begin to accept connections, on the given bound socket or else at `http_address`."""
         settings = self.settings
         await self.http.start(
             sock or bound_socket(settings.host, settings.port),
@@ -240,12 +240,12 @@ class Gateway:
         log.info("gateway_started", address=settings.http_address)
 
     def reload_certificate(self) -> None:
-        """Use a newer certificate for new connections, if there is one."""
+        """Use a newer certificate for new connections, if the certificate's files have changed."""
         if self._tls is not None:
             self._tls.reload_changed()
 
     async def follow_certificate(self) -> None:
-        """Use newer certificates as they come; runs until cancelled."""
+        """Reload the certificate whenever its files change, until cancelled."""
         await run_every(
             _CERTIFICATE_POLL_S,
             self._reload,
@@ -255,7 +255,11 @@ class Gateway:
         )
 
     async def wait_ready(self, timeout_s: float, stop: asyncio.Event) -> bool:
-        """Wait until requests can be served, or the time is over; False when `stop` came before."""
+        """Wait until requests can be served, `timeout_s` has passed, or `stop` is set.
+
+        Returns:
+            False if `stop` was set before requests could be served.
+        """
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 while self.not_ready_because() and not stop.is_set():  # noqa: ASYNC110 - many
@@ -263,16 +267,16 @@ class Gateway:
         return not (stop.is_set() and self.not_ready_because())
 
     async def stop(self, *, is_replaced: bool = False) -> None:
-        """Stop without losing a request or a stream that can end in time. Safe to call again.
+        """Stop the worker; requests and streams that can end in time are completed.
 
-        Until the socket is closed, and for `idle_grace_s` longer on open connections, requests are
-        served, and each answer ends its connection. Then running requests have `drain_s`; the rest
-        ends with an error event.
+        Requests are still served until the socket is closed, and on open connections for another
+        `idle_grace_s`; each answer closes its connection. After that, running requests may take
+        `drain_s`; requests that still run end with an error event. A second call does nothing.
 
         Args:
-            is_replaced: Whether another worker accepts at the same socket. Then no probe has to
-                notice, and open connections are served as long as this worker has requests, at most
-                for another `drain_s`.
+            is_replaced: Whether another worker accepts at the same socket. If so, /readyz needs
+                not report the stop, and open connections are served as long as this worker has
+                requests, at most for another `drain_s`.
         """
         if self._is_stopped:
             return
@@ -281,7 +285,7 @@ class Gateway:
         self.spare.stop()
         if not is_replaced:
             self.is_draining = True
-            if self.http.is_accepting:  # else no client is sent here
+            if self.http.is_accepting:  # otherwise no load balancer sends clients to this worker
                 await asyncio.sleep(self.settings.unready_s)
         self.http.stop_accepting()
         self.stateful.sockets.drain()
@@ -293,7 +297,7 @@ class Gateway:
         *left, _ = await asyncio.gather(
             self.dispatcher.drain(drain_s),
             self.embedders.drain(drain_s),
-            self.http.wait_idle(drain_s),  # bodies may be on their way: they are to be answered
+            self.http.wait_idle(drain_s),  # requests whose body is still arriving get an answer
         )
         if any(left):
             log.warning("drain_cut", open=sum(left))
@@ -338,11 +342,11 @@ class Gateway:
         self._changed.set()
 
     async def preload(self) -> None:
-        """Load the bases of all models before their first requests; runs until cancelled."""
+        """Load the bases of all models before their first requests, until cancelled."""
         missing: set[tuple[bool, str]] = set()
         while True:
             wanted = missing
-            with suppress(TimeoutError):  # no event reports a directory copied by hand
+            with suppress(TimeoutError):  # polling finds a directory that was copied by hand
                 async with asyncio.timeout(_RELOAD_S if missing else None):
                     await self._changed.wait()
                     self._changed.clear()
@@ -359,7 +363,7 @@ class Gateway:
     async def _load(self, is_chat: bool, digest: str) -> bool:
         try:
             await (self.assets if is_chat else self.embedding_bases).get(digest)
-        except RejectedError:  # it is logged
+        except RejectedError:  # the callee has logged the reason
             return False
         return True
 
@@ -401,7 +405,7 @@ class Gateway:
 
 
 def _text_shipping(settings: GatewaySettings, events: EventProducer) -> TextShipping:
-    """Return the shipping of kept texts; on disk they give way to usage."""
+    """Return the shipping of kept texts, which spools no texts while usage needs the disk."""
     directory = settings.state_dir / "texts"
     make = partial(
         EventProducer,
@@ -424,15 +428,15 @@ async def running_gateway(
     ready_wait_s: float = 0.0,
     stop: asyncio.Event | None = None,
 ) -> AsyncGenerator[Gateway]:
-    """Run a worker: listens when this yields; drains, flushes and closes when the block ends.
+    """Run a worker, which accepts connections inside the block and stops when the block ends.
 
     Args:
         settings: Settings of this worker.
-        sock: Bound socket, to listen on instead of `http_address`.
-        ready_wait_s: Seconds to wait until requests can be served; then connections are accepted
-            all the same.
-        stop: Event that ends the wait: a worker that cannot serve yet then accepts no connection,
-            and leaves the waiting ones to the other holders of the socket.
+        sock: Bound socket to listen on instead of `http_address`.
+        ready_wait_s: Seconds to wait until requests can be served; afterwards connections are
+            accepted in any case.
+        stop: Event that ends the wait. A worker that cannot serve by then accepts no connection
+            and leaves the waiting connections to the other processes that share the socket.
     """
     settings.state_dir.mkdir(parents=True, exist_ok=True)
     events = EventProducer(

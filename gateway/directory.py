@@ -1,4 +1,4 @@
-"""Callers and the models that they may use, from the control plane's snapshot. Pure."""
+"""Looks up callers and the models that each may use in the control plane's snapshot. Pure."""
 
 import hashlib
 import hmac
@@ -24,22 +24,22 @@ from sluice.watch import STEP_OBJECTS, ControlState
 from sluice.wire.control.v1 import control_pb2 as wire
 from sluice.wire.telemetry.v1 import telemetry_pb2 as telemetry
 
-# Answers are kept until the state changes; of those for (caller, name), at most this many.
+# Look-up results are cached until the state changes; for (caller, name), at most this many.
 _RESOLVED_MAX = 16_384
-# Kinds of which none is behind an answer that is kept.
+# Kinds of objects that no cached result depends on, so that their changes keep the cache.
 _UNREMEMBERED = frozenset({"cells", "replicas", "budget_stops", "content_keys"})
 _NUMBERS = count(1)
-_BATCH_DEADLINE_MS = 600_000  # as long as any request may say that it waits
+_BATCH_DEADLINE_MS = 600_000  # the longest deadline that a request may set
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Principal:
-    """An authenticated caller; compared by identity, because it is one state's answer.
+    """An authenticated caller; compared by identity, because each state has its own principals.
 
-    Keep a principal no longer than a request: it keeps the whole message of its state in memory.
+    Do not keep a principal longer than a request, because it keeps its state's message in memory.
 
     Attributes:
-        text_policy: Policy on redacted texts; None: no text of its requests is kept.
+        text_policy: Policy on redacted texts; None: no text of the caller's requests is kept.
         guard_sets: Tenant's rules on texts, by their ids.
         server_tools: Tenant's server tools, by their ids.
         auto_policy: Policy of the tenant's model `auto`; None: `auto` is a name like any other.
@@ -54,14 +54,14 @@ class Principal:
     server_tools: Sequence[wire.ServerTool] = ()
     auto_policy: wire.AutoPolicy | None = None
     number: int = field(default_factory=_NUMBERS.__next__, init=False, repr=False)
-    # Of `dispatch.event_head`, with the model that each is of.
+    # Cache of `endpoints.event_head`: the encoded head and its model.
     event_heads: dict[tuple[object, ...], tuple[bytes, wire.Model]] = field(
         default_factory=dict, init=False, repr=False
     )
 
 
 class _NameMeaning(NamedTuple):
-    """The meaning of a name; its split is set when the split, and no pin, is to decide."""
+    """The model behind a name; `split` is set if a rollout, not a pin, chooses the release."""
 
     model: wire.Model
     decision: ReleaseDecision | None = None
@@ -75,7 +75,7 @@ _NO_PRINCIPAL = Principal(
 
 
 class Directory:
-    """Looks up callers and models in a `ControlState`; call `update` after each change of it."""
+    """Looks up callers and models in a `ControlState`; call `update` after each state change."""
 
     def __init__(
         self, state: ControlState, has_base: Callable[[str], bool] = lambda _: True
@@ -84,7 +84,7 @@ class Directory:
 
         Args:
             state: The control plane's snapshot.
-            has_base: Whether requests to a base, by its digest, can be tokenized now.
+            has_base: Returns whether the tokenizer of a base, given by its digest, is loaded.
         """
         self._state = state
         self._has_base = has_base
@@ -100,15 +100,15 @@ class Directory:
         self._reindex()
 
     def prepare(self, coming: ControlState) -> Iterator[None]:
-        """Index a new snapshot step by step, before it replaces the state; `update` follows.
+        """Index a new snapshot step by step before the snapshot replaces the state.
 
-        Until then, look-ups see the old state.
+        Look-ups see the old state until the following `update`.
         """
         yield from self._names.prepare(coming)
         yield from self._prepare_keys(coming)
 
     def update(self, response: wire.WatchResponse) -> None:
-        """Follow a change that the state has already taken."""
+        """Update the indexes after a change that the state already contains."""
         self._names.update(response)
         if response.is_snapshot:
             self._reindex()
@@ -127,13 +127,13 @@ class Directory:
 
     @property
     def is_blank(self) -> bool:
-        """Whether no snapshot has come yet."""
+        """Whether no snapshot has been received yet."""
         return not self._state.revisions["keys"]
 
     def authenticate(self, secret: str, now_unix_ms: int) -> Principal:
-        """Return the caller whose key text is `secret`; PlatformError 401 otherwise.
+        """Return the caller whose key has the text `secret`; PlatformError 401 otherwise.
 
-        All refusals are alike, after the same work: they do not reveal whether the key exists.
+        All refusals look alike and cost equal time, so that none reveals whether the key exists.
         """
         digest = hashlib.sha256(secret.encode(errors="surrogateescape")).digest()
         principal = self._principals.get(digest) or self._principal(digest)
@@ -149,9 +149,10 @@ class Directory:
         return principal
 
     def batch_principal(self, key_id: str) -> Principal | None:
-        """Return a key's caller for batch work; None: no key may do that.
+        """Return a key's caller for batch work; None if the key is unknown, disabled or expired.
 
-        Its tier is the lowest preemptible one, or its own, made preemptible.
+        The caller's tier is the lowest preemptible tier. If no tier is preemptible, it is a
+        preemptible copy of the tenant's tier with the lowest priority.
         """
         principal = self._principal(self._hashes.get(key_id, b""))
         is_over = 0 < principal.key.expires_at_unix_ms <= time.time_ns() // 1_000_000
@@ -191,12 +192,12 @@ class Directory:
         return [PublicModel(it.name, self._as_pinned(tenant, it.model).model) for it in allowed]
 
     def model(self, principal: Principal, name: str) -> wire.Model:
-        """Return the model that a public name stands for, with the model's own id.
+        """Return the model that a public name resolves to, with the model's own id.
 
-        That is the release that the caller is pinned to, and in a rollout its fork.
+        The model has the release to which the caller is pinned, if there is a pin.
 
         Raises:
-            BadRequestError: 404; a model that the caller may not use looks as if it did not exist.
+            BadRequestError: 404 if there is no such model or the caller may not use it.
         """
         return self._require(principal, name).model
 
@@ -211,7 +212,7 @@ class Directory:
         return found
 
     def canaries(self) -> Iterator[wire.Model]:
-        """Yield the models in rollout as they would be with the new release."""
+        """Yield each model in rollout in the form of its new release."""
         for split in self._state.splits.values():
             model = self._state.models.get(split.id)
             canary = None if model is None else self._names.at(model, split.canary)
@@ -219,7 +220,7 @@ class Directory:
                 yield canary
 
     def served(self) -> Iterator[wire.Model]:
-        """Yield all models, also in the form of a new release, and of each further pool."""
+        """Yield all models, also in the form of each new release and of each further pool."""
         yield from self._state.models.values()
         yield from self.canaries()
         for told in self._state.model_pools.values():
@@ -228,7 +229,7 @@ class Directory:
                 yield from (it for _, it in served_by(told, model, self._state.pools)[1:])
 
     def pool_ids(self, model: wire.Model) -> list[str]:
-        """Return the ids of the pools that serve a model, its own first."""
+        """Return the ids of the pools that serve a model, the model's own pool first."""
         found = served_by(self._state.model_pools.get(model.id), model, self._state.pools)
         return [it.pool_id for it, _ in found] or [model.pool_id]
 
@@ -238,7 +239,7 @@ class Directory:
         return pool is None or profile_of(pool.engine) is FRAMES
 
     def context_tokens_max(self, principal: Principal, model: wire.Model) -> int:
-        """Return the most tokens of prompt and output together; 0 when it is not known."""
+        """Return the maximum of prompt and output tokens together; 0 if it is not known."""
         base = self._state.bases.get(model.base_digest)
         of_base = 0 if base is None else base.context_tokens_max
         limits = narrowest(
@@ -256,8 +257,8 @@ class Directory:
         Args:
             principal: The caller.
             name: Model name in the request.
-            session: Key of requests that go to one release; empty: the request has none.
-            request_id: Id that decides where there is no session.
+            session: Key of requests that get the same release; empty without a session.
+            request_id: Id that chooses the release of a request without a session.
         """
         resolved = self._resolved.get((principal, name)) or self.resolve_any(principal, name)
         if resolved.fork is not None:
@@ -273,9 +274,9 @@ class Directory:
         return resolved
 
     def resolve_any(self, principal: Principal, name: str) -> ResolvedModel:
-        """Return the model of a public name, whatever kind it is; 404 as for `model`.
+        """Return the model of a public name, for text or embeddings; 404 as for `model`.
 
-        No split decides: splits are for requests that generate text, and for `resolve`.
+        The release is not chosen by a rollout's split; only `resolve` applies splits.
         """
         resolved = self._resolved.get((principal, name))
         if resolved is None:
@@ -289,10 +290,12 @@ class Directory:
         return resolved
 
     def fallback(self, principal: Principal, name: str) -> str | None:
-        """Return the name of the tenant's fallback for `name`.
+        """Return the name of the tenant's fallback model for `name`.
 
-        None when there is none, when the caller may not use it, or when it is the same model or of
-        another kind. A fallback has no fallback of its own.
+        Returns:
+            None if there is no fallback, if the caller may not use the fallback, if it is the same
+            model, or if only one of the two models generates text. A fallback's own fallback is
+            ignored.
         """
         wanted = principal.tenant.fallbacks
         found = self._find(principal, name) if wanted else None
@@ -309,11 +312,11 @@ class Directory:
         return instead if self.generates_text(other) == self.generates_text(model) else None
 
     def cells(self, pool_id: str) -> Sequence[wire.Cell]:
-        """Return the cells of a pool that have an owner now."""
+        """Return the cells of a pool that a router owns now."""
         return self._cells.get(pool_id, ())
 
     def celled_pools(self) -> Sequence[str]:
-        """Return the pools with cells that have an owner now."""
+        """Return the pools with cells that a router owns now."""
         return tuple(self._cells)
 
     def router_addresses(self) -> set[str]:
@@ -321,7 +324,7 @@ class Directory:
         return {cell.router_address for cells in self._cells.values() for cell in cells}
 
     def _principal(self, digest: bytes) -> Principal:
-        """Return the principal of the key with this SHA-256, valid or not; None: unknown."""
+        """Return the principal of the key with this SHA-256, `_NO_PRINCIPAL` if it is unknown."""
         key = self._state.keys.get(self._key_ids.get(digest, ""))
         tenant = None if key is None else self._state.tenants.get(key.tenant_id)
         if key is None or tenant is None:
@@ -348,7 +351,10 @@ class Directory:
         return self._as_pinned(principal.tenant, model)
 
     def _as_pinned(self, tenant: wire.Tenant, model: wire.Model) -> _NameMeaning:
-        """Return a tenant's pinned form of a model; a named release stays as it is."""
+        """Return a model in the release that the tenant has pinned.
+
+        A model that was requested by `model@release` is returned unchanged.
+        """
         if self._state.models.get(model.id) is not model:
             return _NameMeaning(model)
         release = tenant.pins.get(model.id)
@@ -386,7 +392,10 @@ class Directory:
     def _forked(
         self, principal: Principal, resolved: ResolvedModel, told: wire.Split
     ) -> ResolvedModel:
-        """Return the model with the fork that decides each request, if both releases are served."""
+        """Return the model with a fork that chooses the release of each request.
+
+        Without a fork if a release of the rollout is not served.
+        """
         arms: list[ResolvedModel] = []
         for release, arm in (
             (told.control, telemetry.ARM_CONTROL),
@@ -455,7 +464,7 @@ class Directory:
 
 
 def _is_allowed(principal: Principal, name: str, model: wire.Model) -> bool:
-    """Return whether the key's list, if it has one, has the name or the model behind it."""
+    """Return whether the key's list of models, if any, matches the name or its model's id."""
     patterns = principal.key.models
     return not patterns or any(matches(p, name) or matches(p, model.id) for p in patterns)
 

@@ -1,4 +1,4 @@
-"""The server of one worker's public address: both versions of HTTP, and TLS."""
+"""The server of one worker's public address: HTTP/1.1, HTTP/2 and TLS."""
 
 from gateway.http2.server import Http2Server
 from gateway.server.answer_counts import AnswerCounts
@@ -15,13 +15,13 @@ class PublicServer:
     """The server for clients and probes.
 
     Attributes:
-        runner: Runs it.
-        http2: Its connections over HTTP/2; None: they are not served.
-        tls: Its certificate; None: it speaks no TLS.
+        runner: Runs the server.
+        http2: The server's HTTP/2 connections; None if HTTP/2 is off.
+        tls: The server's certificate; None without TLS.
     """
 
     def __init__(self, settings: GatewaySettings, routes: Routes, counts: AnswerCounts) -> None:
-        """Prepare."""
+        """Compose the server without listening."""
         envelope = Envelope(
             routes, counts, trace_share=settings.trace_share, cors=Cors(settings.origins)
         )
@@ -39,7 +39,7 @@ class PublicServer:
 
     @property
     def parts(self) -> tuple[HttpRunner, TlsFiles | None, Http2Server | None]:
-        """Its runner, its certificate and its connections over HTTP/2."""
+        """The server's runner, certificate and HTTP/2 connections."""
         return self.runner, self.tls, self.http2
 
 

@@ -1,7 +1,7 @@
-"""The pools of a model that several pools serve, and the choice of one for each request. Pure.
+"""The pools of a model that several pools serve, and the choice of a pool per request. Pure.
 
-A list names the pools of a model. It counts for a release whose own pool is in it. So a release
-that is rolled out in a pool outside the list stays there.
+A model may have a list of pools. The list applies to a release only if the release's own pool is in
+the list. So a release that is rolled out in a pool outside the list is served by that pool alone.
 """
 
 import zlib
@@ -17,14 +17,15 @@ from sluice.wire.control.v1 import control_pb2 as wire
 def served_by(
     told: wire.ModelPools | None, model: wire.Model, pools: Mapping[str, wire.Pool]
 ) -> list[tuple[ServingPool, wire.Model]]:
-    """Return the pools that serve a model, its own first, each with the model as it serves it.
+    """Return the pools that serve a model, each with the model in the form that the pool serves.
 
-    A pool of another base serves a model without an adapter, and only if the list allows that. An
-    entry whose pool is gone, or is of an embedding engine, counts for nothing.
+    The model's own pool is the first. A pool of another base serves only models without an adapter,
+    and only if the list allows other bases. Entries whose pool does not exist or runs an embedding
+    engine are ignored. The result is empty if only one pool serves the model.
 
     Args:
-        told: The list of the model; None: there is none.
-        model: Model, as it or one of its releases stands.
+        told: The model's list of pools; None without a list.
+        model: The model, in the form of its current release or of another release.
         pools: All pools.
     """
     entries = {} if told is None else {it.pool_id: it for it in told.pools}
@@ -61,7 +62,7 @@ def options_of(
     cache_root_of: Callable[[wire.Model], bytes],
     context_of: Callable[[wire.Model], int],
 ) -> PoolOptions | None:
-    """Return the pools to choose from; None: one pool serves the model.
+    """Return the pools to choose from; None if only one pool serves the model.
 
     Args:
         told: See `served_by`.
@@ -94,24 +95,24 @@ class PoolChooser:
         """Prepare.
 
         Args:
-            wait_ms: Returns the predicted wait in a pool; None: it does not serve now.
-            has_base: Returns whether requests to a base, by its digest, can be tokenized now.
-            count: Takes the pool and the reason of each choice.
+            wait_ms: Returns the predicted wait in a pool; None if the pool does not serve now.
+            has_base: Returns whether the tokenizer of a base, given by its digest, is loaded.
+            count: Counts a choice by pool and reason.
         """
         self._wait_ms = wait_ms
         self._has_base = has_base
         self._count = count
 
     def place(self, resolved: ResolvedModel, session: str, request_id: str) -> ResolvedModel:
-        """Return the model as the chosen pool serves it.
+        """Choose a pool; return the model in the form that the pool serves.
 
         Args:
             resolved: Model that answers.
-            session: Key of requests that stay together; empty: the request has none.
+            session: Key of requests that share a pool; empty without a session.
             request_id: Id that spreads requests without a session.
         """
         options = resolved.options
-        if options is None:  # as nearly always
+        if options is None:  # the usual case
             return resolved
         waits_ms = [
             self._wait_ms(pool.pool_id)

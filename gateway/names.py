@@ -1,6 +1,6 @@
-"""Public names: models, their releases and aliases, looked up for a tenant. Pure.
+"""Looks up public names (models, releases and aliases) for a tenant. Pure.
 
-Another tenant's name looks like a name that does not exist, and so does an alias of it.
+A model of another tenant, or an alias of such a model, looks as if it did not exist.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,7 +12,7 @@ from sluice.wire.control.v1 import control_pb2 as wire
 
 @dataclass(frozen=True, slots=True)
 class PublicModel:
-    """A name that a tenant may ask for.
+    """A name that a tenant may use in requests.
 
     Attributes:
         model: Model that the name points at now, with the model's own id.
@@ -23,18 +23,18 @@ class PublicModel:
 
 
 class Names:
-    """Looks names up in a `ControlState`; call `update` after each change of it."""
+    """Looks up names in a `ControlState`; call `update` after each state change."""
 
     def __init__(self, state: ControlState) -> None:
-        """Index what is known so far."""
+        """Index the present state."""
         self._state = state
-        self._owners: dict[str, str] = {}  # of models and aliases, by name; "": all tenants
+        self._owners: dict[str, str] = {}  # model or alias name to owning tenant; "": all tenants
         self._by_owner: dict[str, set[str]] = {}
         self._prepared: tuple[dict[str, str], dict[str, set[str]]] | None = None
         self._reindex()
 
     def prepare(self, coming: ControlState) -> Iterator[None]:
-        """Index a new snapshot step by step, before it replaces the state."""
+        """Index a new snapshot step by step before the snapshot replaces the state."""
         self._prepared = None
         owners: dict[str, str] = {}
         by_owner: dict[str, set[str]] = {}
@@ -47,7 +47,7 @@ class Names:
         self._prepared = owners, by_owner
 
     def update(self, response: wire.WatchResponse) -> None:
-        """Follow a change that the state has already taken."""
+        """Update the index after a change that the state already contains."""
         if response.is_snapshot:
             self._reindex()
             return
@@ -58,10 +58,12 @@ class Names:
             self._look_at(named.id)
 
     def find(self, name: str, tenant_id: str) -> wire.Model | None:
-        """Return the model of a name: a model's, `model@release`, or an alias of either.
+        """Return the model of a name: a model name, `model@release`, or an alias of either.
 
-        A release is returned as its model would be if it pointed at this release. None: there is no
-        such name for this tenant, or no pool serves the release.
+        A release is returned in the form of its model, as if the model pointed at the release.
+
+        Returns:
+            None if the tenant sees no such name, or if no pool serves the release.
         """
         alias = self._state.aliases.get(name)
         if alias is not None:
@@ -78,11 +80,11 @@ class Names:
         return model if release is None else _released(model, release)
 
     def at(self, model: wire.Model, release: str) -> wire.Model | None:
-        """Return a model as it would be if it pointed at a release; None: no pool serves that.
+        """Return a model as if it pointed at a release; None if no pool serves that release.
 
         Args:
             model: Model from `find`.
-            release: Name of the release, without the model's.
+            release: Name of the release, without the name of the model.
         """
         if model.release == release:
             return model
@@ -103,7 +105,7 @@ class Names:
         (self._owners, self._by_owner), self._prepared = self._prepared, None
 
     def _look_at(self, name: str) -> None:
-        """Index a name's owner: for a while it may be both a model's and an alias, see `find`."""
+        """Index a name's owner; if the name is both a model and an alias, the alias counts."""
         self._forget(name)
         named = self._state.aliases.get(name) or self._state.models.get(name)
         if named is not None:
@@ -119,7 +121,7 @@ class Names:
 
 
 def matches(pattern: str, name: str) -> bool:
-    """Return whether a name is the pattern, or begins with what comes before its trailing `*`."""
+    """Return whether a name equals the pattern, or matches a pattern that ends in `*`."""
     return name.startswith(pattern[:-1]) if pattern.endswith("*") else name == pattern
 
 

@@ -1,4 +1,4 @@
-"""Objects of the control plane by the tenant that owns them. Pure."""
+"""Indexes objects of the control plane by the tenant that owns them. Pure."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Generic, Protocol, TypeVar
@@ -13,10 +13,10 @@ T = TypeVar("T", bound=_OwnedObject)
 
 
 class OwnedObjects(Generic[T]):
-    """Objects of one kind, by owner; indexed at the first look-up."""
+    """Objects of one kind, by owning tenant; the index is built at the first look-up."""
 
     def __init__(self, objects: Callable[[], Mapping[str, T]]) -> None:
-        """Follow the objects of a state; `objects` returns them by their ids."""
+        """Prepare; `objects` returns the state's present objects by their ids."""
         self._objects = objects
         self._by_owner: dict[str, list[T]] | None = None
 
@@ -29,5 +29,5 @@ class OwnedObjects(Generic[T]):
         return self._by_owner.get(tenant_id, ())
 
     def forget(self) -> None:
-        """Drop the index: the objects have changed."""
+        """Drop the index, because the objects have changed."""
         self._by_owner = None

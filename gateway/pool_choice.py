@@ -1,9 +1,10 @@
-"""Chooses the pool for a request, where several pools serve its model; pure.
+"""Chooses the pool for a request whose model is served by several pools; pure.
 
-A session has a home among the pools and stays there, where its conversation is cached, unless
-another pool would begin its answer much sooner. Other requests are spread by weight; a pool that
-waits longer, or costs more, gets fewer of them. Both are placed by weighted rendezvous hashing, so
-all gateways agree, and a pool that comes or goes moves its own sessions only.
+A session has a home pool and stays there, because its conversation is cached in that pool. The
+session leaves its home only if another pool would begin the answer much sooner. Requests without a
+session are spread by weight; a pool with a longer wait or a higher price gets fewer requests.
+Sessions and other requests are placed by weighted rendezvous hashing. So all gateways agree, and a
+pool that is added or removed moves only its own sessions.
 """
 
 import hashlib
@@ -13,12 +14,13 @@ from enum import StrEnum
 from functools import lru_cache
 from typing import NamedTuple
 
-# An unnoticeable wait: below it, price and weight decide rather than the wait.
+# Milliseconds added to each pool's wait. Users do not notice a wait below this time, so that price
+# and weight decide there rather than the wait.
 USUAL_MS = 250.0
-# A pool whose cost is this many times the least one gets nothing that is free to choose.
+# A pool whose cost exceeds this multiple of the lowest cost gets no request without a session.
 COST_FACTOR = 2.0
-# A session leaves its home when that makes it wait more than so many times as long as the best
-# pool, plus the time to compute a conversation of some thousand tokens anew.
+# A session leaves its home if the wait there exceeds the shortest wait times this factor, plus
+# this slack: the time to compute a conversation of some thousand tokens anew.
 HOME_FACTOR = 2.0
 HOME_SLACK_MS = 1000.0
 _MASK = (1 << 64) - 1
@@ -29,9 +31,9 @@ class ServingPool(NamedTuple):
 
     Attributes:
         pool_id: Id of the pool.
-        weight: Share of the requests, relative to the other pools, while none of them waits.
-        price: Price of a request, relative to the other pools; a pool of twice the price is chosen
-            like one that makes a request wait twice as long.
+        weight: Share of the requests, relative to the other pools, while no pool has a queue.
+        price: Price of a request, relative to the other pools. A pool at twice the price gets as
+            many requests as a pool with twice the wait.
     """
 
     pool_id: str
@@ -40,11 +42,11 @@ class ServingPool(NamedTuple):
 
 
 class PoolReason(StrEnum):
-    """Reasons for a pool."""
+    """Reasons why a pool was chosen."""
 
-    HOME = "home"  # of the session
-    AWAY = "away"  # another pool than the session's home
-    WAIT = "wait"  # no session; by wait, price and weight
+    HOME = "home"  # the pool is the session's home
+    AWAY = "away"  # the session's home is too slow or serves nothing; another pool was chosen
+    WAIT = "wait"  # the request has no session; wait, price and weight decided
     NONE = "none"  # no pool serves now
 
 
@@ -54,10 +56,11 @@ def choose_pool(
     """Return the index of the pool for a request, and the reason.
 
     Args:
-        pools: Pools that serve the model, at least one; the first one is the model's own.
-        waits_ms: Predicted milliseconds to the first token in each; None: it does not serve now.
-        session: Hash of the session; 0 without one.
-        salt: Number of the request; spreads those without a session.
+        pools: Pools that serve the model, at least one; the first pool is the model's own.
+        waits_ms: Predicted milliseconds to the first token in each pool; None for a pool that
+            does not serve now.
+        session: Hash of the session; 0 without a session.
+        salt: Number derived from the request; spreads the requests without a session.
     """
     serving = [number for number, wait_ms in enumerate(waits_ms) if wait_ms is not None]
     if not serving:
@@ -78,7 +81,7 @@ def choose_pool(
 def _session_pool(
     pools: Sequence[ServingPool], serving: Sequence[int], waits: Sequence[float], session: int
 ) -> tuple[int, PoolReason]:
-    """Return the session's home, or the next pool in its order that does not wait too long."""
+    """Return the session's home, or its next choice among the pools whose wait is short enough."""
     shares = {it: pool.weight / pool.price**2 for it, pool in enumerate(pools)}
     home = _heaviest(pools, shares, session)
     limit_ms = min([waits[it] for it in serving]) * HOME_FACTOR + HOME_SLACK_MS
@@ -89,12 +92,12 @@ def _session_pool(
 
 
 def _heaviest(pools: Sequence[ServingPool], shares: dict[int, float], key: int) -> int:
-    """Return the pool that a key falls to, each with a probability in proportion to its share."""
+    """Return the pool for a key; a pool's probability is proportional to its share."""
     return max(shares, key=lambda it: shares[it] / -math.log(_lot(pools[it].pool_id, key)))
 
 
 def _lot(pool_id: str, key: int) -> float:
-    """Return a number in (0, 1) that is the same for a pool and a key everywhere."""
+    """Return a pseudo-random number in (0, 1) for a pool and a key, equal in all gateways."""
     mixed = (_seed(pool_id) ^ key) * 0xBF58476D1CE4E5B9 & _MASK
     mixed = (mixed ^ mixed >> 32) * 0x94D049BB133111EB & _MASK
     return ((mixed ^ mixed >> 29) >> 12 | 1) / (1 << 52)

@@ -1,8 +1,8 @@
-"""The status of a model's pool, in the form for callers; pure.
+"""The status of a model's pool as shown to API callers; pure.
 
-Tenants share pools, so no tenant may read from them the present work of others. Counts are reported
-as lower bounds, powers of two from eight on, and waits as upper bounds, in steps of 100 ms. A
-caller's own latencies reveal about as much.
+Tenants share pools, so the status must not reveal the current load of other tenants in detail.
+Counts are rounded down to powers of two, and to 0 below eight. Waits are rounded up to steps of
+100 ms. A caller's own latencies reveal about as much.
 """
 
 from collections.abc import Iterable, Sequence
@@ -25,14 +25,14 @@ class PoolReadiness(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PoolStatus:
-    """The status of a pool, as this gateway knows it.
+    """The status of a pool, as reported to this gateway.
 
     Attributes:
-        replicas_ready: Number of replicas that take requests.
+        replicas_ready: Number of replicas that accept requests.
         replicas_starting: Number of replicas that are starting.
         queued: Number of waiting requests.
-        running: Number of requests, or texts, under computation.
-        wait_ms: Predicted wait of a new, short request in milliseconds; None: not known.
+        running: Number of requests (or texts to embed) that are being computed.
+        wait_ms: Predicted wait of a new, short request in milliseconds; None if not known.
     """
 
     replicas_ready: int = 0
@@ -50,7 +50,7 @@ class PoolStatus:
 
     @property
     def figures(self) -> dict[str, int | None]:
-        """The figures for callers."""
+        """The rounded figures for API callers."""
         return {
             "replicas_ready": self.replicas_ready,
             "queued": _at_least(self.queued),
@@ -60,7 +60,7 @@ class PoolStatus:
 
 
 def status_of_cells(cells: Iterable[CellView], replicas_starting: int) -> PoolStatus:
-    """Return the status of a pool behind routers; `cells` are the reachable ones."""
+    """Return the status of a pool that routers serve; `cells` have a connected router."""
     serving = [cell for cell in cells if cell.replicas_ready and not cell.is_refusing]
     return PoolStatus(
         replicas_ready=sum([cell.replicas_ready for cell in serving]),
@@ -72,7 +72,7 @@ def status_of_cells(cells: Iterable[CellView], replicas_starting: int) -> PoolSt
 
 
 def joined(statuses: Sequence[PoolStatus]) -> PoolStatus:
-    """Return the status of several pools together, any of which may answer."""
+    """Return the combined status of several pools, each of which may answer a request."""
     if len(statuses) == 1:
         return statuses[0]
     waits = [it.wait_ms for it in statuses if it.wait_ms is not None]

@@ -1,4 +1,4 @@
-"""The model that answers a request, as a public name stands for it. Pure."""
+"""The model that a public name resolves to for a request. Pure."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -11,13 +11,15 @@ from sluice.wire.control.v1 import control_pb2 as wire
 
 @dataclass(frozen=True, slots=True)
 class PoolOptions:
-    """The pools that serve a model, for one caller; in all rows the model's own pool is the first.
+    """The pools that serve a model, for one caller.
+
+    All attributes have one entry per pool, in the same order; the model's own pool is the first.
 
     Attributes:
         pools: Pools with their weights and prices.
-        models: Model as each of them serves it.
-        cache_roots: Roots of the prefix cache's hash chain.
-        contexts: Most tokens of prompt and output together; 0: not known.
+        models: The model in the form that each pool serves.
+        cache_roots: Root of the prefix cache's hash chain in each pool.
+        contexts: Maximum of prompt and output tokens together in each pool; 0: not known.
     """
 
     pools: tuple[ServingPool, ...]
@@ -26,7 +28,7 @@ class PoolOptions:
     contexts: tuple[int, ...]
 
     def at(self, resolved: "ResolvedModel", number: int) -> "ResolvedModel":
-        """Return a model as one of its pools serves it."""
+        """Return a model in the form that the pool with this number serves."""
         if not number:
             return resolved
         return replace(
@@ -39,21 +41,21 @@ class PoolOptions:
 
 @dataclass(frozen=True, slots=True)
 class ResolvedModel:
-    """The model that a public name stands for, for one caller.
+    """The model that a public name resolves to, for one caller.
 
     Attributes:
         name: Requested name: a model, `model@release` or an alias.
         model: Model with its own id, and the release that the name points at.
-        context_tokens_max: Most tokens of prompt and output together; 0: not known.
+        context_tokens_max: Maximum of prompt and output tokens together; 0: not known.
         tenant_id: Tenant of the caller.
         cache_root: Root of the prefix cache's hash chain.
         generates_text: Whether the model generates text, rather than embeddings.
-        decision: Reason for the release; None: the name points at it.
-        fork: Chooses the release for each request; None: no fork.
-        shadow: Release that gets a copy of the request; None: none.
-        instead: Release that answers when no engine can load this one; None: none.
-        warm_prompts: System prompts whose blocks stay in caches; None: there are none.
-        options: Pools to choose from; None: one pool serves the model.
+        decision: Reason why this release answers; None if the name points at it.
+        fork: Chooses the release for each request; None without a rollout.
+        shadow: Release that gets a copy of the request; None without a copy.
+        instead: Release that answers if no engine can load this release; None without one.
+        warm_prompts: System prompts whose blocks are kept in caches; None without any.
+        options: Pools to choose from; None if one pool serves the model.
     """
 
     name: str
@@ -81,11 +83,11 @@ class ReleaseFork:
     """The releases of a model in rollout, for one caller.
 
     Attributes:
-        split: Split, which decides which requests are in canary; pins come before it.
-        mirror: Decides which requests outside canary are copied; None: no request.
-        control: Release for requests that are not in canary.
-        instead: Control, for canary requests while canary's base is not here.
-        copied: Control, with canary as `shadow`.
+        split: Decides which requests the canary answers; tenants with a pin have no fork.
+        mirror: Decides which requests to control are also copied to the canary; None: none.
+        control: Release for requests that the canary does not answer.
+        instead: Control, for canary requests while this gateway lacks the canary's base.
+        copied: Control, with the canary as `shadow`.
         canary: Release that is rolled out.
     """
 

@@ -17,7 +17,7 @@ from sluice.shared_secret import SharedSecret
 
 
 class ServerTools:
-    """The tools of one worker.
+    """The server tools of one worker.
 
     Attributes:
         catalog: Finds the server tools of a request.
@@ -26,7 +26,7 @@ class ServerTools:
     def __init__(
         self, settings: GatewaySettings, secret: SharedSecret, emit: Callable[[bytes], None]
     ) -> None:
-        """Compose; nothing is opened yet. `emit` takes one event per call and never blocks."""
+        """Compose without opening connections; `emit` queues one event and never blocks."""
         self._emit, self._gateway_id = emit, settings.instance_id
         self._outgoing = Outgoing(settings.tool_hosts.lower().split(","))
         mcp = McpClient(self._outgoing)
@@ -41,7 +41,7 @@ class ServerTools:
         )
 
     def answering(self, completer: Completer, leases: ApprovalLeases) -> ToolAnswering:
-        """Return an answering of requests, with and without server tools."""
+        """Return the part that answers requests and runs their server tools."""
         return ToolAnswering(
             completer,
             self._runner,

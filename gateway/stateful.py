@@ -1,4 +1,4 @@
-"""The APIs that store objects of tenants: their shared parts, and all their paths."""
+"""The APIs that store objects of tenants: responses, conversations, files, batches, chats."""
 
 import asyncio
 from collections.abc import Callable, Iterable
@@ -55,7 +55,7 @@ class StatefulApis:
         tools: Parts that run server tools.
         records: Store of all other objects.
         batches: Batches whose lines are answered here.
-        background: Maker of background responses; set by `add_to`.
+        background: Task that generates background responses; set by `add_to`.
         lines: Worker that answers lines of batches; set by `add_to`.
         completions: Stored chat completions; set by `add_to`.
         sockets: WebSockets of the Responses API; set by `add_to`.
@@ -73,13 +73,13 @@ class StatefulApis:
         emit: Callable[[bytes], None],
         state: ControlState,
     ) -> None:
-        """Compose; nothing is opened yet.
+        """Compose the parts without opening connections.
 
         Args:
             settings: Settings of the worker.
             counts: Counters of ended requests.
-            emit: Takes one event and never blocks.
-            state: Objects from the control plane, with the keys of contents.
+            emit: Queues one event for the broker; never blocks.
+            state: Objects from the control plane, with the keys that encrypt stored contents.
         """
         self._counts = counts
         self._secret = secret = shared_secret()
@@ -99,7 +99,10 @@ class StatefulApis:
     def auto_board(
         self, directory: Directory, views: Callable[[str], Iterable[CellView]]
     ) -> AutoBoard:
-        """Return the choices of `auto`, which know what the other workers have answered."""
+        """Return the board that chooses a model for requests to `auto`.
+
+        The board shares the conversations of all workers through Valkey.
+        """
         hasher = PromptHasher(self._secret.mac("auto prefixes", b""))
         return AutoBoard(directory, views, hasher, SharedConversations(self.responses.commands))
 
@@ -111,7 +114,7 @@ class StatefulApis:
         assets: AssetCache,
         limiter: Limiter,
     ) -> None:
-        """Add all paths; see `Responses` for the parts."""
+        """Add the paths of all stateful APIs; `Responses` describes the arguments."""
         store, self._assets = self.responses, assets
         leases = ApprovalLeases(store.commands, self._seals)
         answering = self.tools.answering(completer, leases)
@@ -156,7 +159,7 @@ class StatefulApis:
         Batches(directory, self.batches, files, self.lines.look_soon).add_to(routes)
 
     async def run(self) -> None:
-        """Work until cancelled."""
+        """Run the background tasks of all stateful APIs until cancelled."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self.responses.run())
@@ -183,11 +186,11 @@ class StatefulApis:
             base.forget_idle()
 
     async def stop(self) -> None:
-        """Begin no more, and drop running work once its generations have ended."""
+        """Begin no more background work; drop running work once its generations have ended."""
         await self.lines.stop()
         await self.background.stop()
 
     async def flush(self, timeout_s: float) -> None:
-        """Write waiting objects to PostgreSQL, at most for this long."""
+        """Write waiting objects to PostgreSQL, for at most `timeout_s`."""
         await self.responses.flush(timeout_s)
         await self.completions.keeper.settled(timeout_s)

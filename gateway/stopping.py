@@ -1,4 +1,4 @@
-"""The error for requests to a process that is about to end, and for requests cut by its end."""
+"""The error for requests to a process that is stopping, and for requests that its stop cuts."""
 
 from sluice.errors import ErrorCode, RejectedError
 
@@ -7,5 +7,5 @@ STOPPING_RETRY_S = 1.0
 
 
 def stopping() -> RejectedError:
-    """Return the refusal."""
+    """Return the refusal of a request because the process is stopping."""
     return RejectedError(ErrorCode.DRAINING, STOPPING_TEXT, retry_after_s=STOPPING_RETRY_S)

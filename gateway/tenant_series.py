@@ -1,4 +1,4 @@
-"""Counters by tenant with a bounded number of series: the busiest tenants, and the rest as one."""
+"""Counters by tenant with a bounded number of series: the busiest tenants, and all others."""
 
 import time
 from collections.abc import Callable, Iterable
@@ -13,13 +13,15 @@ from gateway.objectives import ObjectiveResult
 OTHER = "other"
 NAMED_MAX = 20
 _KINDS = ("prompt", "output")
-_KNOWN_MAX = 5_000  # tenants whose use is remembered; each choice of names scans all of them
-_CHOOSE_S = 15.0  # between choices, by whomever and how often this is read
-_FADE = 0.5  # of what was used before, per choice
-_EDGE = 2.0  # a tenant takes another's series when it uses this many times as much
-# A reader that scrapes at least this often sees where a series begins.
+_KNOWN_MAX = 5_000  # tenants whose usage is remembered; each choice of series scans all of them
+_CHOOSE_S = 15.0  # seconds between choices of series, however often the metrics are scraped
+_FADE = 0.5  # factor on each tenant's earlier usage at each choice
+_EDGE = 2.0  # a tenant replaces another tenant's series if its usage is at least this multiple
+# Seconds for which a new series is shown at 0; a reader that scrapes at least this often sees the
+# begin of each series.
 _ANNOUNCED_S = 30.0
-# A reader that scrapes at least this often sees where a series ends.
+# Seconds for which an ended series is shown unchanged; a reader that scrapes at least this often
+# sees the last value of each series.
 _LEAVING_S = 300.0
 
 
@@ -34,9 +36,10 @@ class _Series:
 class TenantSeries(Collector):
     """Requests and tokens of the busiest tenants.
 
-    A tenant that becomes busy gets a series, which is shown at 0 for a while before it counts. A
-    tenant that loses its series goes on in `other`, and its series is shown unchanged for some
-    minutes. So the sum of `increase` over all series is exact for every reader.
+    A tenant that becomes busy gets a series. The series is shown at 0 for a while before it counts
+    requests. A tenant that loses its series is counted in `other` from then on, and its old series
+    is shown unchanged for some minutes. So the sum of `increase` over all series is exact for
+    every reader that scrapes often enough.
     """
 
     def __init__(
@@ -46,9 +49,10 @@ class TenantSeries(Collector):
         self._named_max = named_max
         self._clock = clock
         self._choice_at_s = clock()
-        self._announced: dict[str, float] = {}  # until when
+        self._announced: dict[str, float] = {}  # tenant to the time at which its series begins
         self._named: dict[str, _Series] = {}
-        self._leaving: dict[str, tuple[_Series, float]] = {}  # and until when; `named_max` at most
+        # Tenant to its ended series and the time until which it is shown; at most `named_max`.
+        self._leaving: dict[str, tuple[_Series, float]] = {}
         self._other = _Series()
         self._recent: dict[str, float] = {}
 
@@ -66,7 +70,7 @@ class TenantSeries(Collector):
             recent[tenant_id] = recent.get(tenant_id, 0.0) + prompt_tokens + output_tokens + 1.0
 
     def _advance(self) -> None:
-        """Choose series or show waiting ones, if it is time."""
+        """Start announced series, remove ended series and choose new series, each when due."""
         now_s = self._clock()
         for tenant_id in [it for it, until_s in self._announced.items() if until_s <= now_s]:
             del self._announced[tenant_id]
@@ -94,7 +98,7 @@ class TenantSeries(Collector):
                 leaving[least] = named.pop(least), now_s + _LEAVING_S
             if back is None:
                 self._announced[tenant_id] = now_s + _ANNOUNCED_S
-            else:  # all readers have seen it until now
+            else:  # the old series is still shown, so it goes on without an announcement
                 del leaving[tenant_id]
                 named[tenant_id] = back
         self._recent = {it: used * _FADE for it, used in recent.items() if used >= 1.0}
@@ -104,7 +108,7 @@ class TenantSeries(Collector):
         return self._families()
 
     def collect(self) -> Iterable[Metric]:
-        """Yield both families; from time to time, choose the tenants with a series again."""
+        """Return both families; every 15 s, first choose again which tenants have a series."""
         self._advance()
         shown = {_label(it): series for it, (series, _) in self._leaving.items()}
         shown |= {_label(it): _Series() for it in self._announced}
@@ -136,15 +140,15 @@ class TenantSeries(Collector):
 
 
 class Without(Collector):
-    """A registry without its families by tenant."""
+    """A view of a registry without the metric families that are labelled by tenant."""
 
     def __init__(self, tenants: TenantSeries, registry: Collector) -> None:
-        """Prepare; `registry` has `tenants`."""
+        """Prepare a view of `registry`, in which `tenants` is registered."""
         self._named = {family.name for family in tenants.describe()}
         self._registry = registry
 
     def collect(self) -> Iterable[Metric]:
-        """Yield the families without tenants' names."""
+        """Return the families that are not labelled by tenant."""
         return (it for it in self._registry.collect() if it.name not in self._named)
 
 

@@ -1,6 +1,7 @@
-"""Chat bases in the gateway: they turn messages into token ids, and token ids into text.
+"""Tokenizers and chat templates of bases: messages to token ids, and token ids to text.
 
-A base is loaded once from its artifact directory, in a thread: a large tokenizer takes a second.
+A base is loaded once from its artifact directory. Loading runs in a thread, because a large
+tokenizer takes a second.
 """
 
 import asyncio
@@ -51,17 +52,17 @@ from gateway.text.detokenizer import TokenTable, token_table
 from gateway.text.packed_prompt import PackedPrompt
 from sluice.hashing import chained_hashes, shared_blocks
 
-# Rendering and encoding take about 1 ms per 10 KB; above this they would be felt by other streams.
+# Rendering and encoding take about 1 ms per 10 KB; larger prompts would delay other streams.
 _INLINE_CHARACTERS_MAX = 16 << 10
 _CHARACTERS_PER_MESSAGE = 256  # fixed cost of rendering a message, in characters
 _INLINE_TOKENS_MAX = 8 << 10  # hashing takes 30 ms per million
 _INLINE_CPU_S = 0.003
-_FORM = 1  # of stored prompts; a change in the way to them takes the next number
+_FORM = 1  # version of stored prompts; increased if rendering or tokenizing changes
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingDefaults:
-    """Sampling values that the base's authors recommend for silent requests; top_k 0 is off."""
+    """Sampling values that the base's authors recommend as defaults; top_k 0 is off."""
 
     temperature: float
     top_p: float
@@ -72,13 +73,13 @@ class EncodedPrompt(NamedTuple):
     """A prompt's token ids, and the hashes of its full blocks, 16 bytes each.
 
     Attributes:
-        ids: Array of ids: a list would take nine times the memory until the answer ends.
+        ids: Token ids; an array, because a list would use nine times the memory.
         is_reasoning: Whether the prompt ends in an open block of reasoning, which the answer
             continues.
-        packed: Packed form of a long prompt that a thread made.
-        dropped_turns: Oldest turns that were left out for want of room.
+        packed: Packed form of a long prompt, made in a thread.
+        dropped_turns: Number of the oldest turns that were dropped to fit the context.
         pinned_blocks: Leading full blocks that hold a warm prompt.
-        record: Part of the prompt that its turn stores, see `PromptTrail`; empty: none.
+        record: Part of the prompt that the turn stores, see `PromptTrail`; empty if none.
     """
 
     ids: "array[int]"
@@ -98,7 +99,7 @@ class _ContextBound(NamedTuple):
     """The bound on a prompt's characters.
 
     Attributes:
-        characters_per_token: Characters that one token stands for at most; 0: no bound.
+        characters_per_token: Maximum of characters in one token; 0: no bound.
         context_tokens: Context of the model; 0: not known.
         param: Field of the body that the prompt came in.
     """
@@ -108,7 +109,7 @@ class _ContextBound(NamedTuple):
     param: str
 
     def check(self, characters: int) -> None:
-        """Refuse a prompt that cannot fit; BadRequestError."""
+        """Raise BadRequestError if a prompt of this many characters cannot fit."""
         require_fit(characters, self.characters_per_token, self.context_tokens, self.param)
 
 
@@ -118,10 +119,10 @@ class BaseAssets:
 
     Attributes:
         template: Template for requests without tools.
-        calling_template: Template for requests with tools; the same, unless the base has two.
+        calling_template: Template for requests with tools; equals `template` in most bases.
         table: Texts of the tokens; special tokens are not shown.
         dialect: The base's form of calls and reasoning.
-        characters_per_token_max: Characters that one token stands for at most; 0: no bound.
+        characters_per_token_max: Maximum of characters in one token; 0: no bound.
         threads: Threads for large prompts; None: the executor of the event loop.
     """
 
@@ -141,14 +142,14 @@ class BaseAssets:
     threads: PromptThreads | None = None
 
     def forget_idle(self) -> None:
-        """Drop what is kept of prompts that no request has had for an hour."""
+        """Drop cached prompts that no request has used for an hour."""
         self._grown.forget_idle()
         self._spans.forget_idle()
 
     def heeds_effort(self, effort: str) -> bool:
-        """Return whether the base's template follows such an effort of reasoning.
+        """Return whether the base's template supports a reasoning effort.
 
-        A base without reasoning follows `none`.
+        A base without reasoning supports `none`.
         """
         never = self.dialect.reasoning is ReasoningForm.NONE
         return self.template.heeds_effort or (never and effort == "none")
@@ -157,7 +158,7 @@ class BaseAssets:
         """Return the table for answers that are parsed: the dialect's marks are text in it.
 
         Args:
-            tools: Whether calls are looked for, too.
+            tools: Whether tool calls are parsed, too.
         """
         return self._tools_table if tools else self._reasoning_table
 
@@ -174,21 +175,22 @@ class BaseAssets:
         param: str = "messages",
         trail: PromptTrail | None = None,
     ) -> EncodedPrompt:
-        """Return the prompt as ids and block hashes; large ones are worked on in a thread.
+        """Return the prompt as ids and block hashes; large prompts are processed in a thread.
 
         Args:
             messages: The conversation.
             tools: Tools that the model sees.
             cache_root: Root of the chain of hashes.
-            owner: Owner of the prompt: owners take turns at the threads.
-            session: Session of the owner's, whose turns begin with the turns before; empty: none.
+            owner: Owner of the prompt; the threads serve owners in turn.
+            session: The owner's session, in which each prompt extends the previous prompt; empty
+                without a session.
             options: Options for the template, e.g. `enable_thinking`.
             context_tokens_max: Context of the model, in tokens; 0: no bound is checked here.
             param: Field of the body that the conversation came in.
-            trail: Prompt that the turns before have stored; None: this one stores nothing.
+            trail: Prompt that earlier turns have stored; None if this turn stores nothing.
 
         Raises:
-            BadRequestError: CONTEXT_LENGTH_EXCEEDED, for a text that has too many characters.
+            BadRequestError: CONTEXT_LENGTH_EXCEEDED if a text has too many characters.
         """
         place = PromptPlace(owner, cache_root, session)
         known = self._grown.find(place, messages)
@@ -199,7 +201,7 @@ class BaseAssets:
             try:
                 return finished(encode(_INLINE_CPU_S, None))
             except OutOfTimeError:
-                pass  # a slow template: a thread has more time
+                pass  # the template is slow; it is rendered again in a thread with more time
         return await self._in_thread(owner, encode(CPU_S, self._tokenizing))
 
     async def encode_text(
@@ -208,10 +210,10 @@ class BaseAssets:
         """Return a text as ids and block hashes.
 
         Args:
-            text: The whole prompt, which may hold special tokens.
+            text: The whole prompt, which may contain special tokens.
             cache_root: Root of the chain of hashes.
             owner: Owner of the prompt, see `encode_chat`.
-            add_special_tokens: Whether the tokenizer adds its own, e.g. one that begins a text.
+            add_special_tokens: Whether the tokenizer adds special tokens, e.g. a text's begin.
         """
         if len(text) <= _INLINE_CHARACTERS_MAX:
             return finished(self._encode_text(text, cache_root, add_special_tokens, None))
@@ -227,7 +229,7 @@ class BaseAssets:
         return await self._in_thread(owner, self._hashing(ids, cache_root))
 
     def require_fit(self, characters: int, context_tokens_max: int, param: str) -> None:
-        """Refuse a text that has more characters than the tokens of a context can stand for.
+        """Refuse a text that has more characters than a whole context of tokens can contain.
 
         Args:
             characters: Characters of the text.
@@ -286,7 +288,7 @@ class BaseAssets:
         tools: Sequence[Tool],
         options: Mapping[str, object],
     ) -> GrownPrompt | None:
-        """Return the prompt that earlier turns have stored, if messages begin with theirs."""
+        """Return the prompt that earlier turns have stored, if `messages` extend its messages."""
         latest = None if trail is None else trail.latest
         if trail is None or latest is None or not 0 < latest.messages <= len(messages):
             return None
@@ -309,7 +311,7 @@ class BaseAssets:
         trail: PromptTrail | None,
         tokenizing: Executor | None,
     ) -> Steps[EncodedPrompt]:
-        """Return a conversation that goes on behind a known one."""
+        """Return the prompt of a conversation that extends a known prompt."""
         new = "".join([*chat.texts, chat.behind])
         bound.check(known.characters + len(new))
         ending = (known.ending + new)[-ENDING_CHARACTERS:]
@@ -328,7 +330,7 @@ class BaseAssets:
     def _with_hashes(
         self, ids: Sequence[int], cache_root: bytes, *, is_reasoning: bool = False
     ) -> EncodedPrompt:
-        """Return a prompt with its hashes; packed as well, if it is long."""
+        """Return a prompt with its hashes and, if the prompt is long, its packed form."""
         kept = ids if isinstance(ids, array) else array("I", ids)
         if len(kept) <= _INLINE_TOKENS_MAX:
             return EncodedPrompt(kept, chained_hashes(kept, cache_root), is_reasoning)
@@ -362,12 +364,12 @@ def load_base(directory: Path, threads: PromptThreads | None = None) -> BaseAsse
     """Read a base's files; blocks.
 
     Args:
-        directory: Holds them.
-        threads: Threads that work on large prompts.
+        directory: Directory of the base's files.
+        threads: Threads for large prompts.
 
     Raises:
         OSError: A file is missing.
-        ValueError: A file is not what it should be; the message names it.
+        ValueError: A file has invalid content; the message names the file.
     """
     tokenizer = read_tokenizer(directory / "tokenizer.json")
     config = read_json(directory / "tokenizer_config.json")
@@ -410,7 +412,7 @@ def load_base(directory: Path, threads: PromptThreads | None = None) -> BaseAsse
 
 
 def _fingerprint(directory: Path, sources: Sequence[str], config: Mapping[str, object]) -> bytes:
-    """Return a digest of all that turns messages into ids, the library among it."""
+    """Return a digest of template, tokenizer and library, which together determine token ids."""
     digest = hashlib.blake2b(digest_size=16)
     tokenizer = (directory / "tokenizer.json").read_bytes()
     written = orjson.dumps([_FORM, version("tokenizers"), *sources, config])

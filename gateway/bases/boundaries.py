@@ -1,7 +1,7 @@
-"""Finds the places of a text at which its tokenizer provably begins anew.
+"""Finds positions of a text at which the tokenizer provably does not depend on the text before.
 
-A pre-tokenizer that does not look back finds, from the beginning of a word on, the same words with
-or without the text before it. The words themselves are found by tokenizing.
+A pre-tokenizer without look-behind finds, from the beginning of a word on, the same words with or
+without the text before that word. The words themselves are found by tokenizing.
 """
 
 import json
@@ -16,20 +16,20 @@ from typing import Any
 
 from tokenizers import AddedToken, Encoding, Tokenizer
 
-# Characters behind a cut that the tokenizer has seen: they may decide where the last words end.
+# Characters after a cut that the tokenizer must see, because they may change the last words' ends.
 _MARGIN_CHARACTERS = 256
-# Tokens of a usual word, at most.
+# Maximum of tokens in a usual word.
 _WORD_TOKENS = 64
-# Parts of a regular expression that look at text before a match.
+# Parts of a regular expression that depend on the text before a match.
 _LOOKS_BACK = re.compile(r"\(\?<[=!]|\\[bBAGzZ]|(?<![\[\\])[\^$]")
-# Each changes a character, or one with its accents, and no other text.
+# Normalizers that change only single characters, or a character together with its accents.
 _LOCAL = frozenset({"NFC", "NFD", "NFKC", "NFKD", "Lowercase", "StripAccents", "BertNormalizer"})
-# Vowels and final consonants of Hangul, which the character before them may take in.
+# Vowels and final consonants of Hangul, which normalizers may compose with the character before.
 _JAMO = ((0x1160, 0x11FF), (0xD7B0, 0xD7FF))
 
 
 class _Cuts(Enum):
-    """The words of a tokenizer that it finds alone: none, those behind blanks, or all."""
+    """The words before which a text may be cut: no words, words after blanks, or all words."""
 
     NOWHERE = 0
     BLANKS = 1
@@ -53,16 +53,18 @@ class Boundaries:
         return self._cuts is not _Cuts.NOWHERE
 
     def first_words(self, part: str) -> "tuple[array[int], int]":
-        """Return the tokens of all words but the last ones, and those ones' index; 0: no cut.
+        """Return the tokens of all words but the last words, and the index where the latter begin.
+
+        The index is 0 if the text cannot be cut.
 
         Args:
-            part: A text that begins where the tokenizer begins anew, and that goes on.
+            part: A text that begins at a boundary and continues after its end.
         """
         (encoding,) = self._bare.encode_batch([part], add_special_tokens=False)
         for index in _word_starts(encoding, len(part) - _MARGIN_CHARACTERS):
             start, end = _start(encoding, index), _end(encoding, index - 1)
             if self._cuts is _Cuts.BLANKS and end < start:
-                start -= 1  # blanks are no part of words: the last one stays with its word
+                start -= 1  # blanks are no part of words; the last blank stays with its word
             if end <= start and self._is_cut(part, start):
                 return array("I", encoding.ids[:index]), start
         return array("I"), 0
@@ -112,7 +114,7 @@ def _end(encoding: Encoding, index: int) -> int:
 
 
 def _begins_alone(character: str) -> bool:
-    """Return whether no normalizer joins a character with the one before it."""
+    """Return whether no normalizer joins a character with the character before it."""
     code = ord(character)
     if any(first <= code <= last for first, last in _JAMO):
         return False
@@ -121,10 +123,10 @@ def _begins_alone(character: str) -> bool:
 
 
 def _bare(tokenizer: Tokenizer) -> Tokenizer:
-    """Return a tokenizer whose tokens tell their exact places: some post-processors trim them."""
+    """Return a tokenizer with exact offsets of tokens; some post-processors trim the offsets."""
     if tokenizer.post_processor is None:
         return tokenizer
-    bare = Tokenizer(tokenizer.model)  # which both share
+    bare = Tokenizer(tokenizer.model)  # both tokenizers share the model
     bare.normalizer, bare.pre_tokenizer = tokenizer.normalizer, tokenizer.pre_tokenizer
     added = tokenizer.get_added_tokens_decoder()
     for _, token in sorted(added.items()):
@@ -148,7 +150,7 @@ def _cuts(described: Mapping[str, Any]) -> _Cuts:
     if described.get("truncation") or not is_local or not splitting:
         return _Cuts.NOWHERE
     found = min((_cuts_of(it) for it in stages), key=lambda it: it.value)
-    # A word of a later stage may begin inside an earlier one's, which would then begin elsewhere.
+    # A later stage may split a word of an earlier stage, so only one splitting stage is supported.
     is_one = len(splitting) == 1 and splitting[0] is stages[0]
     return found if is_one or found is _Cuts.NOWHERE else _Cuts.BLANKS
 
@@ -166,16 +168,16 @@ def _splits(stage: Mapping[str, Any]) -> bool:
 
 
 def _cuts_of(stage: Mapping[str, Any]) -> _Cuts:
-    """Return the words of one stage that it finds with or without the text before them."""
+    """Return the words that one stage finds independently of the text before them."""
     kind = stage["type"]
     if stage.get("behavior", "Isolated") != "Isolated":
         return _Cuts.NOWHERE
     if kind == "Split":
         pattern = stage["pattern"].get("Regex", "")
         return _Cuts.NOWHERE if _LOOKS_BACK.search(pattern) else _Cuts.WORDS
-    if kind == "ByteLevel":  # it puts a space before a text that begins with none
+    if kind == "ByteLevel":  # it may add a space before a text that begins without a space
         return _Cuts.BLANKS if stage.get("add_prefix_space") else _Cuts.WORDS
-    if kind == "Metaspace":  # the same
+    if kind == "Metaspace":  # it may add a space, too
         return _Cuts.BLANKS if stage.get("split", True) else _Cuts.NOWHERE
     if kind in {"Digits", "BertPreTokenizer", "Whitespace", "WhitespaceSplit"}:
         return _Cuts.WORDS

@@ -1,4 +1,4 @@
-"""The loaded bases of this process: each is loaded once, and kept only while it exists."""
+"""The loaded bases of this process: each base is loaded once and dropped when it is deleted."""
 
 import asyncio
 import time
@@ -30,21 +30,22 @@ class BaseCache(Generic[_Loaded]):
         """Prepare; nothing is read yet.
 
         Args:
-            find: Returns where a base lies, in a thread; FileNotFoundError when it is not here.
-            load: Reads a base's directory, in a thread; OSError or ValueError when it cannot.
-            on_missing: Called with the digest of a needed base that is not here.
+            find: Returns the directory of a base; FileNotFoundError if this machine lacks the base.
+                Runs in a thread.
+            load: Reads a base's directory; OSError or ValueError on failure. Runs in a thread.
+            on_missing: Called with the digest of a needed base that this machine lacks.
         """
         self._find = find
         self._read = load
         self._on_missing = on_missing
         self._loaded: dict[str, _Loaded] = {}
         self._lock = asyncio.Lock()
-        self._not_before_s: dict[str, float] = {}  # bases that were not loaded: when to look again
-        self._arrivals = 0  # number of announced arrivals of files
+        self._not_before_s: dict[str, float] = {}  # failed bases to the time of the next attempt
+        self._arrivals = 0  # number of reports that files have arrived
         self._logged: dict[str, str] = {}  # logged messages, by digest
 
     async def get(self, digest: str) -> _Loaded:
-        """Return the parts of a base; RejectedError when this gateway does not have its files."""
+        """Return a loaded base; RejectedError if this gateway does not have its files."""
         found = self._loaded.get(digest)
         return found if found is not None else await self._load(digest)
 
@@ -58,12 +59,12 @@ class BaseCache(Generic[_Loaded]):
         return digest in self._loaded
 
     def refresh(self, digest: str) -> None:
-        """Read a base anew at its next use: its files may have arrived."""
+        """Load a base at its next use without delay, because its files may have arrived."""
         self._not_before_s.pop(digest, None)
         self._arrivals += 1
 
     def keep_only(self, digests: set[str]) -> None:
-        """Forget the bases that no longer exist."""
+        """Drop all other bases, which no longer exist."""
         for digest in self._loaded.keys() - digests:
             del self._loaded[digest]
         for digest in self._not_before_s.keys() - digests:
@@ -87,7 +88,7 @@ class BaseCache(Generic[_Loaded]):
             if not is_begun:
                 self._lock.release()
         try:
-            return await asyncio.shield(load)  # goes on for others when this asker goes
+            return await asyncio.shield(load)  # the load continues if this request is cancelled
         except (_MissingError, OSError, ValueError) as error:
             raise _not_ready() from error
 
@@ -99,7 +100,7 @@ class BaseCache(Generic[_Loaded]):
         return self._read(directory)
 
     def _finish_load(self, digest: str, arrivals: int, load: "asyncio.Future[_Loaded]") -> None:
-        """Note the result of a load, then let the next one begin."""
+        """Record the result of a load, then let the next load begin."""
         try:
             if not load.cancelled():
                 self._note(digest, arrivals, load)
@@ -112,7 +113,7 @@ class BaseCache(Generic[_Loaded]):
             log.info("base_loaded", digest=digest)
             self._loaded[digest] = load.result()
             return
-        if arrivals == self._arrivals:  # else it may have come after the look
+        if arrivals == self._arrivals:  # otherwise the files may have arrived during the load
             self._not_before_s[digest] = time.monotonic() + _RETRY_LOAD_S
         if isinstance(error, _MissingError):
             self._on_missing(digest)

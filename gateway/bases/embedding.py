@@ -1,4 +1,4 @@
-"""A base that embeds or classifies, in the gateway: its tokenizer and sizes; no chat template."""
+"""Tokenizer and sizes of a base that embeds or classifies; such a base has no chat template."""
 
 import asyncio
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ from gateway.bases.slices import (
 from gateway.bases.text_bound import characters_per_token_max, require_fit
 from gateway.bases.threads import PromptThreads
 
-# Encoding takes about 1 ms per 10 KB, and some of it per text; above this streams would feel it.
+# Encoding takes about 1 ms per 10 KB, plus some time per text; larger texts would delay streams.
 _INLINE_CHARACTERS_MAX = 16 << 10
 _CHARACTERS_PER_TEXT = 64
 
@@ -36,9 +36,9 @@ class EmbeddingBase:
         dimensions: Length of a vector: of an embedding, or the number of labels.
         vocabulary: Number of token ids that the model has.
         slicing: The tokenizer, for long texts.
-        characters_per_token_max: Characters that one token stands for at most; 0: no bound.
-        threads: Threads that work on large texts; None: one of the loop's own.
-        labels: Labels of a base that classifies; None: it makes embeddings.
+        characters_per_token_max: Maximum of characters in one token; 0: no bound.
+        threads: Threads for large texts; None: the executor of the event loop.
+        labels: Labels of a base that classifies; None if the base makes embeddings.
     """
 
     tokenizer: Tokenizer
@@ -85,7 +85,7 @@ class EmbeddingBase:
         return [form.joined(one, other) for one in ones for other in others]
 
     def truncated(self, ids: list[int], tokens_max: int) -> list[int]:
-        """Return the first tokens of a text, and the special ones at its end if it has them."""
+        """Return the first tokens of a text, and its trailing special tokens if it has any."""
         if len(ids) <= tokens_max:
             return ids
         behind = list((self.slicing.around or ((), ()))[1])
@@ -102,15 +102,15 @@ class EmbeddingBase:
         tokens_max: int = 0,
         total_max: int = 0,
     ) -> list[list[int]]:
-        """Return the token ids of each text; large ones are worked on in a thread, in slices.
+        """Return the token ids of each text; large texts are tokenized in a thread, in slices.
 
         Args:
             texts: Texts.
-            owner: Owner of the texts: owners take turns at the threads.
-            add_special_tokens: Whether the tokenizer adds its own.
-            tokens_max: Tokens of a text that the caller needs. A long text ends some tokens
-                behind them. 0: all.
-            total_max: Most tokens of all texts together; 0: no bound.
+            owner: Owner of the texts; the threads serve owners in turn.
+            add_special_tokens: Whether the tokenizer adds special tokens.
+            tokens_max: Number of tokens per text that the caller needs; some more may be returned.
+                0: all.
+            total_max: Maximum of tokens of all texts together; 0: no bound.
 
         Raises:
             TooManyTokensError: There are more than `total_max`.
@@ -132,7 +132,7 @@ class EmbeddingBase:
         tokenizing: Executor | None,
     ) -> Steps[list[list[int]]]:
         around = self.slicing.around if add_special_tokens else ((), ())
-        if around is None:  # it is not known where they go
+        if around is None:  # the positions of special tokens are not known
             made = encode_batch(self.tokenizer, texts, tokenizing, add_special_tokens=True)
             return [encoding.ids for encoding in made]
         before, behind = map(list, around)
@@ -146,12 +146,12 @@ def load_embedding_base(directory: Path, threads: PromptThreads | None = None) -
     """Read a base's files; blocks.
 
     Args:
-        directory: Holds them.
-        threads: Threads that work on large texts.
+        directory: Directory of the base's files.
+        threads: Threads for large texts.
 
     Raises:
         OSError: A file is missing.
-        ValueError: A file is not what it should be; the message names it.
+        ValueError: A file has invalid content; the message names the file.
     """
     tokenizer = read_tokenizer(directory / "tokenizer.json")
     tokenizer.no_truncation()  # a text that is too long is refused, never cut

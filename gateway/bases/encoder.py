@@ -1,9 +1,9 @@
-"""Prompts to token ids; text that a conversation repeats in every turn is tokenized once.
+"""Encodes prompts to token ids; text that a conversation repeats in every turn is tokenized once.
 
-Special tokens cut a prompt into segments that a tokenizer works on independently: a system prompt,
-one turn, its role. The ids of segments are cached, so that a turn costs only its new text. The
-cache is apart for each tenant and model: the time of a prompt must not reveal the prompts of
-others.
+Special tokens cut a prompt into segments (a system prompt, a role, a turn) that the tokenizer
+processes independently. The ids of segments are cached, so that a turn costs only its new text.
+Each tenant and model has a separate cache, because the time to encode a prompt must not reveal the
+prompts of other tenants.
 """
 
 import json
@@ -19,10 +19,10 @@ from tokenizers import AddedToken, Tokenizer
 
 from gateway.bases.slices import SlicingTokenizer, Steps
 
-_CHARACTERS_MAX = 8 << 20  # of all segments kept; two bytes each, ids included
+_CHARACTERS_MAX = 8 << 20  # characters of all cached segments; two bytes each, ids included
 _SEGMENT_MAX = 1 << 20
 
-# With these, what stands before a segment does not change its ids.
+# Components of tokenizers with which the text before a segment does not change the segment's ids.
 _INDEPENDENT = frozenset(
     {
         *("Sequence", "ByteLevel", "Split", "Digits"),
@@ -56,8 +56,8 @@ class PromptEncoder:
         """Return the ids of a prompt, in steps.
 
         Args:
-            pieces: Pieces of its text; no token spans two of them.
-            owner: Owner of the prompt: each owner has a cache of its own.
+            pieces: Pieces of the prompt's text; no token spans two pieces.
+            owner: Owner of the prompt; each owner has a separate cache.
             tokenizing: Threads for segments that are not cached; None: the caller's thread.
         """
         if self._cuts:
@@ -69,7 +69,7 @@ class PromptEncoder:
 
     @property
     def can_cut(self) -> bool:
-        """Whether prompts come in segments at all."""
+        """Whether prompts of this tokenizer can be cut into segments."""
         return bool(self._cuts)
 
     def segments(self, pieces: Sequence[str]) -> list[str]:
@@ -77,9 +77,9 @@ class PromptEncoder:
         return [segment for piece in pieces for segment in self._split(piece) if segment]
 
     def cut(self, text: str) -> tuple[list[str], str]:
-        """Return the segments before the last special token of a text, and the text from it on.
+        """Return the segments before a text's last special token, and the text from that token on.
 
-        More text behind this one changes no ids of these segments.
+        Text appended to `text` does not change the ids of the returned segments.
         """
         segments = self.segments([text])
         last = max((at for at, it in enumerate(segments) if it in self._cuts), default=0)
@@ -130,7 +130,7 @@ class PromptEncoder:
 
 
 def cuts_of(tokenizer: Tokenizer) -> dict[str, int]:
-    """Return the special tokens, with their ids, at which a text may be cut; empty: none.
+    """Return the special tokens, with their ids, at which a text may be cut.
 
     The ids between two cuts do not depend on text outside them.
     """
@@ -146,7 +146,7 @@ def cuts_of(tokenizer: Tokenizer) -> dict[str, int]:
 
 
 def is_independent(tokenizer: Tokenizer) -> bool:
-    """Return whether a text has the same tokens at any place in a prompt."""
+    """Return whether a text has the same tokens at any position in a prompt."""
     described = json.loads(tokenizer.to_str())
     stages = (described.get("normalizer"), described.get("pre_tokenizer"))
     return all(map(_is_independent, stages)) and not described.get("truncation")

@@ -1,6 +1,7 @@
-"""Fetches the small files of bases that this gateway lacks; one base at a time, the oldest first.
+"""Fetches the small files of bases that this gateway lacks, one base at a time.
 
-All workers of a machine share the shelf: one of them fetches, the others find the files there.
+All workers of a machine share the shelf. One worker fetches a base; the other workers find the
+files on the shelf.
 """
 
 import asyncio
@@ -19,11 +20,11 @@ from sluice.lifecycle import backoff_s
 
 log = structlog.get_logger(__name__)
 
-_FIRST_SPREAD_S = 0.5  # all gateways hear of a base at once
+_FIRST_SPREAD_S = 0.5  # random delay in seconds, because all gateways need a new base at once
 _BACKOFF_FIRST_S, _BACKOFF_MAX_S = 0.5, 30.0
-_BUSY_PAUSE_S = 0.25  # before the shelf is looked at again that another worker holds
+_BUSY_PAUSE_S = 0.25  # seconds until the next check of a shelf that another worker has locked
 
-# Takes a digest and returns files by name; FetchError when they cannot be had now.
+# Returns the files of a digest by name; FetchError if they cannot be fetched now.
 Fetch = Callable[[str], Awaitable[dict[str, bytes]]]
 
 
@@ -51,7 +52,7 @@ class BaseFetcher:
             artifacts: Whole artifacts of this machine, by digest; None: this machine has no agent.
             shelf: Shelf for fetched bases.
             fetch: Gets the files of a base.
-            on_arrival: Called with the digest of a base that has come.
+            on_arrival: Called with the digest of a base whose files have arrived.
             count: Called with `fetched` or `failed` after each try.
         """
         self._artifacts = artifacts
@@ -63,7 +64,7 @@ class BaseFetcher:
         self._has_wanted = asyncio.Event()
 
     def find(self, digest: str) -> Path:
-        """Return the directory of a base; blocks; FileNotFoundError when the base is not here."""
+        """Return the directory of a base; FileNotFoundError if the base is missing. Blocks."""
         if self._artifacts is not None:
             try:
                 return artifact_path(self._artifacts, digest)
@@ -79,7 +80,7 @@ class BaseFetcher:
             self._has_wanted.set()
 
     def keep_only(self, digests: Collection[str]) -> None:
-        """Give up the bases that no longer exist."""
+        """Stop fetching bases that no longer exist."""
         for digest in self._wanted.keys() - set(digests):
             del self._wanted[digest]
 
@@ -120,7 +121,7 @@ class BaseFetcher:
         wanted.not_before_s = time.monotonic() + pause_s * random.uniform(0.5, 1.0)  # noqa: S311 - spreads
 
     async def _bring(self, digest: str) -> bool:
-        """Return whether the base is here now; False while another worker is at work."""
+        """Return whether the base is available now; False while another worker fetches."""
         try:
             await asyncio.to_thread(self.find, digest)
         except FileNotFoundError:

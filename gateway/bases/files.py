@@ -10,7 +10,10 @@ from sluice.base_files import CHAT_TEMPLATE, TOOLS_TEMPLATE
 
 
 def read_json(file: Path, *, is_optional: bool = False) -> dict[str, Any]:
-    """Return the object in a file, empty when an optional one is missing; OSError, ValueError."""
+    """Return a file's JSON object, empty if an optional file is missing.
+
+    Raises OSError if the file cannot be read, ValueError if it contains no object.
+    """
     if is_optional and not file.exists():
         return {}
     try:
@@ -23,7 +26,7 @@ def read_json(file: Path, *, is_optional: bool = False) -> dict[str, Any]:
 
 
 def read_tokenizer(file: Path) -> Tokenizer:
-    """Return the tokenizer in a `tokenizer.json`; OSError, ValueError."""
+    """Return the tokenizer in a `tokenizer.json`; ValueError if the file has no tokenizer."""
     text = file.read_text()
     try:
         return Tokenizer.from_str(text)
@@ -32,9 +35,9 @@ def read_tokenizer(file: Path) -> Tokenizer:
 
 
 def template_sources(directory: Path, config: dict[str, Any]) -> tuple[str, str]:
-    """Return the sources of the chat template, and of that for requests with tools.
+    """Return the sources of the chat template and of the template for requests with tools.
 
-    They are one and the same unless the files name several. ValueError when there is none.
+    Both are equal unless the files name several templates. Raises ValueError if there is none.
     """
     separate, for_tools = directory / CHAT_TEMPLATE, directory / TOOLS_TEMPLATE
     source = separate.read_text() if separate.exists() else config.get("chat_template")
@@ -83,5 +86,5 @@ def end_ids(tokenizer: Tokenizer, *configs: dict[str, Any]) -> frozenset[int]:
 
 
 def added_tokens(tokenizer: Tokenizer) -> dict[str, int]:
-    """Return the tokens that stand for marks, not for pieces of text, by their text."""
+    """Return the ids of the tokens that are marks rather than pieces of text, by their text."""
     return {token.content: i for i, token in tokenizer.get_added_tokens_decoder().items()}

@@ -1,11 +1,12 @@
-"""Tells whether a chat template writes each message by itself, and makes one that goes on. Pure.
+"""Analyses whether a chat template can render only the new messages of a conversation. Pure.
 
-The template then has one loop over all messages. A message's text depends on this message and its
-neighbours, on the first messages, and on nothing that a longer conversation changes. So the text of
-a conversation is the text that is known, and the text of its last messages anew.
+Such a template has one loop over all messages, and a message's text depends only on the message
+itself, its neighbours and the first messages. So the text of a longer conversation is the known
+text plus the newly rendered text of the last messages. `going_on` makes a template that renders
+only these messages.
 
-The analysis knows what is allowed, and refuses everything else: a template that counts messages,
-looks for the last of them, or carries a value from one to the next is rendered as a whole.
+The analysis accepts only constructs that are known to be harmless. A template that counts messages,
+searches for the last message, or carries a value from one message to the next is rendered whole.
 """
 
 from enum import Enum, auto
@@ -15,8 +16,8 @@ from jinja2 import nodes
 from jinja2.visitor import NodeTransformer
 
 MESSAGES, NEW, KEPT = "messages", "_new", "_kept"
-# Stands in the output before each message, and behind the last one; known by its identity, since a
-# message may hold the same text.
+# Marker in the output before each message and after the last message; recognised by object
+# identity, because a message may contain the same text.
 SEAM = "".join(("\ufdd0", "seam"))  # noqa: FLY002 - an object of its own
 _LOOP = "loop"
 _STATEFUL = frozenset({"joiner", "cycler", "strftime_now", "self", "caller", NEW, KEPT})
@@ -33,21 +34,21 @@ _PURE = (
 
 
 class _Place(Enum):
-    """Where a node stands."""
+    """The position of a node in the template."""
 
-    BEFORE = auto()  # the loop over messages
+    BEFORE = auto()  # before the loop over messages
     MACRO = auto()
-    LOOP = auto()  # in the loop over messages, whose `loop` it sees
-    INNER = auto()  # in a loop in that one
-    NOWHERE = auto()  # in that one, where it is not clear which `loop` is seen
+    LOOP = auto()  # in the loop over messages, so that `loop` is that loop's variable
+    INNER = auto()  # in a loop inside the loop over messages
+    NOWHERE = auto()  # in the loop over messages, where `loop` is ambiguous
 
 
 class _NotGrowingError(Exception):
-    """The template has something that is not known to be harmless."""
+    """The template has a construct that is not known to be harmless."""
 
 
 def head_messages(tree: nodes.Template) -> int | None:
-    """Return how many of the first messages others look at; None: it has to be rendered whole."""
+    """Return how many first messages other messages' text depends on; None: render whole."""
     loop = _main_loop(tree)
     if loop is None:
         return None
@@ -62,14 +63,14 @@ def head_messages(tree: nodes.Template) -> int | None:
 
 
 def with_seams(tree: nodes.Template) -> nodes.Template:
-    """Return the template with seams in its output; `head_messages` knows that it has the loop."""
+    """Return the template with seams in its output; `head_messages` must have accepted it."""
     loop = _main_loop(tree)
     assert loop is not None, "it was looked for"
     return _with_seams(tree, loop)
 
 
 def going_on(tree: nodes.Template) -> nodes.Template:
-    """Return a template with seams that writes the messages in `_new`, the first `_kept` not."""
+    """Return a template with seams that renders the messages in `_new` after the first `_kept`."""
     loop = _main_loop(tree)
     assert loop is not None, "it was looked for"
     shifted = _ShiftedLoop()
@@ -101,22 +102,22 @@ def _main_loop(tree: nodes.Template) -> nodes.For | None:
 
 
 class _Check:
-    """Looks at all that comes before the loop's end.
+    """Checks all nodes up to the end of the loop over messages.
 
     Attributes:
-        head: How many of the first messages are looked at by their number.
+        head: Number of first messages that the template accesses by index.
     """
 
     def __init__(self) -> None:
         self.head = 1
 
     def all(self, found: list[nodes.Node], place: _Place) -> None:
-        """Look at several nodes."""
+        """Check several nodes."""
         for node in found:
             self.visit(node, place)
 
     def visit(self, node: nodes.Node, place: _Place, *, is_behind_first: bool = False) -> None:
-        """Look at a node; `is_behind_first`: it is not reached for the first message."""
+        """Check a node; `is_behind_first` means that it is not reached for the first message."""
         if not isinstance(node, _PURE) or _is_refused(node, place):
             raise _NotGrowingError
         match node:
@@ -152,14 +153,14 @@ class _Check:
         self.all(node.body, _Place.INNER if is_within else place)
 
     def _message(self, at: nodes.Expr, place: _Place, *, is_behind_first: bool) -> None:
-        """Look at one of the messages: the first ones, or a neighbour of the loop's."""
+        """Check an access to a message by index: a first message or a neighbour in the loop."""
         match at:
             case nodes.Const(value=int(index)) if index >= 0:
                 self.head = max(self.head, index + 1)
             case nodes.Sub(left=left, right=nodes.Const(value=1)) if (
                 place is _Place.LOOP and is_behind_first and _of_loop(left) == "index0"
             ):
-                return  # never the last one, which is number -1
+                return  # never index -1, the last message
             case nodes.Add(left=left, right=nodes.Const(value=1)) if (
                 place is _Place.LOOP and _of_loop(left) == "index0"
             ):
@@ -169,7 +170,7 @@ class _Check:
 
     def _either(self, node: nodes.And | nodes.Or, place: _Place, *, is_behind_first: bool) -> None:
         left = node.left
-        if not _is_name(left, MESSAGES):  # there are some, always
+        if not _is_name(left, MESSAGES):  # the list of messages itself is never empty
             self.visit(left, place, is_behind_first=is_behind_first)
         if place is _Place.LOOP:
             is_first = isinstance(node, nodes.Or) and _is_first_flag(left)
@@ -179,7 +180,7 @@ class _Check:
 
 
 def _is_refused(node: nodes.Node, place: _Place) -> bool:
-    """Return whether a node is not allowed where it stands."""
+    """Return whether a node is not allowed at its position."""
     match node:
         case nodes.Name(name="loop"):
             return place in (_Place.LOOP, _Place.NOWHERE)
@@ -228,7 +229,7 @@ def _is_name(node: nodes.Node | None, name: str) -> bool:
 
 
 def _of_loop(node: nodes.Node) -> str:
-    """Return the attribute of `loop` that a node is; empty: it is none."""
+    """Return the attribute of `loop` that a node reads; empty if it reads none."""
     match node:
         case nodes.Getattr(node=nodes.Name(name="loop"), attr=name):
             return name

@@ -1,9 +1,9 @@
-"""Prompts of conversations that go on: what was rendered, tokenized, hashed and packed is kept.
+"""Caches the rendered, tokenized, hashed and packed prompts of conversations that continue.
 
-A session's next turn begins with all of the last one. Where the template writes each message by
-itself, only what is new is worked on; everything else takes the way of every other prompt. A kept
-prompt is known by its tenant, its model and its session, and used for messages that begin with its
-own alone.
+A session's next prompt begins with the whole previous prompt. If the template renders each message
+by itself, only the new messages are processed; otherwise the prompt is processed like any other. A
+cached prompt is identified by tenant, model and session, and used only if the new messages begin
+with the messages of the cached prompt.
 """
 
 import time
@@ -25,15 +25,15 @@ from sluice.hashing import BLOCK_TOKENS, HASH_BYTES, chained_hashes
 if TYPE_CHECKING:
     from array import array
 
-_BYTES_MAX = 64 << 20  # of all prompts kept: two hundred of 50,000 tokens
-_SHARE_MAX = 4  # a prompt that takes more than this part of it is not kept
-IDLE_S = 3600.0  # a prompt that no turn has continued for so long is dropped
+_BYTES_MAX = 64 << 20  # bytes of all cached prompts: two hundred prompts of 50,000 tokens
+_SHARE_MAX = 4  # a prompt larger than the cache divided by this number is not cached
+IDLE_S = 3600.0  # seconds after which a prompt that no turn has continued is dropped
 _MESSAGE_BYTES = 1024  # per message besides its text
 ENDING_CHARACTERS = 64
 
 
 class PromptPlace(NamedTuple):
-    """The tenant, the model's root and the session of a prompt; an empty session: none."""
+    """The key of a cached prompt: tenant, root of the model's hash chain, and session."""
 
     owner: str
     root: bytes
@@ -41,17 +41,17 @@ class PromptPlace(NamedTuple):
 
 
 class GrownPrompt(NamedTuple):
-    """All of a prompt but its last message.
+    """A cached prompt without its last message.
 
     Attributes:
         chat: The conversation, without texts.
         ids: Token ids of the text before `tail`.
-        tail: Text from the last special token on: more text may change its tokens.
+        tail: Text from the last special token on, whose tokens may change with appended text.
         ending: The last characters of the text.
         characters: Characters of the text.
         hashes: Hashes of the full blocks of `ids`.
-        packed: The ids of these blocks, as they go over the wire.
-        said: Digest of what was rendered; empty: none.
+        packed: The ids of these blocks in wire form.
+        said: Digest of the rendered messages; empty without a digest.
     """
 
     chat: WrittenChat
@@ -64,25 +64,25 @@ class GrownPrompt(NamedTuple):
     said: bytes = b""
 
     def begins(self, messages: Sequence[Message]) -> bool:
-        """Return whether messages begin with those of the prompt."""
+        """Return whether `messages` begin with the messages of this prompt."""
         own = self.chat.messages
         return list(messages[: len(own)]) == own
 
     @property
     def size(self) -> int:
-        """Bytes that it takes, about."""
+        """Approximate size in bytes."""
         made = 4 * len(self.ids) + len(self.hashes) + len(self.packed)
         return made + self.chat.given + _MESSAGE_BYTES * len(self.chat.messages)
 
 
 class PromptTokens(NamedTuple):
-    """A prompt.
+    """The tokens of a whole prompt.
 
     Attributes:
-        ids: All ids.
-        hashes: Hashes of its full blocks.
-        packed: Its ids as they go over the wire.
-        record: Part of it that its turn stores; empty: none.
+        ids: All token ids.
+        hashes: Hashes of the full blocks.
+        packed: All token ids in wire form.
+        record: Part of the prompt that the turn stores; empty if none.
     """
 
     ids: "array[int]"
@@ -102,16 +102,16 @@ class GrownPrompts:
         clock: Callable[[], float] = time.monotonic,
         fingerprint: bytes = b"",
     ) -> None:
-        """Prepare without kept prompts; `fingerprint` names template and tokenizer."""
+        """Prepare an empty cache; `fingerprint` identifies template and tokenizer."""
         self._encoder, self._spans, self._bytes_max = encoder, spans, bytes_max
         self._clock, self._digest = clock, SaidDigest(fingerprint)
-        # With the time of the last use; the oldest use is first.
+        # Each prompt with the time of its last use, in the order of these times.
         self._prompts: OrderedDict[PromptPlace, tuple[GrownPrompt, float]] = OrderedDict()
         self._lock = Lock()
         self.held_bytes = 0
 
     def find(self, place: PromptPlace, messages: Sequence[Message]) -> GrownPrompt | None:
-        """Return what is kept in a place, if messages begin with it."""
+        """Return the cached prompt of a key if `messages` begin with the prompt's messages."""
         if not place.session:
             return None
         with self._lock:
@@ -127,12 +127,12 @@ class GrownPrompts:
     def restored(
         self, place: PromptPlace, trail: PromptTrail, chat: WrittenChat
     ) -> GrownPrompt | None:
-        """Return a prompt that turns have stored; None: it is not the prompt of these messages.
+        """Return a prompt that earlier turns have stored; None if it has other messages.
 
         Args:
-            place: Place of the prompt.
+            place: Key of the prompt.
             trail: The stored prompt.
-            chat: As many messages as it stands for, without texts.
+            chat: The messages that the stored prompt should contain, without texts.
         """
         latest = trail.latest
         assert latest is not None, "there is a record"
@@ -158,7 +158,7 @@ class GrownPrompts:
                 self._drop_oldest()
 
     def can_keep(self, place: PromptPlace, chat: WrittenChat | None) -> bool:
-        """Return whether a further turn of a conversation may have less to do."""
+        """Return whether caching the prompt can save work for the conversation's next turn."""
         has_turns = chat is not None and len(chat.messages) > 1
         return has_turns and bool(place.session) and self._encoder.can_cut
 
@@ -170,9 +170,10 @@ class GrownPrompts:
         tokenizing: Executor | None,
         trail: PromptTrail | None = None,
     ) -> Steps[PromptTokens]:
-        """Return the tokens of a conversation that is behind a known one, and keep them.
+        """Return the tokens of a conversation that extends a known prompt, and cache them.
 
-        With a `trail`, which turns before have stored, also the record that continues it.
+        With a `trail`, the prompt stored by earlier turns, the result includes the record that
+        extends the trail.
         """
         encoder, root = self._encoder, place.root
         before = chat.before if known is None else known.tail
@@ -203,7 +204,7 @@ class GrownPrompts:
         return PromptTokens(whole, hashes, packed + packed_ids(behind), record)
 
     def _said(self, place: PromptPlace, known: GrownPrompt | None, chat: WrittenChat) -> bytes:
-        """Return the digest of all messages; those of a known prompt are in its digest."""
+        """Return the digest of all messages; extends the digest of a known prompt."""
         if known is None:
             begun = self._digest.begin(place.root, chat.tools, chat.options)
             return self._digest.go_on(begun, chat.rows)

@@ -27,7 +27,7 @@ class Labels:
     are_independent: bool = False
 
     def probabilities(self, scores: Sequence[float]) -> list[float]:
-        """Return the probability of each label; a single score stands for itself."""
+        """Return the probability of each label, by its own score if labels are independent."""
         if self.are_independent or len(self.names) == 1:
             return [sigmoid(it) for it in scores]
         return softmax(scores)
@@ -35,13 +35,13 @@ class Labels:
 
 @dataclass(frozen=True, slots=True)
 class PairForm:
-    """The special tokens of two texts that are read as one.
+    """The special tokens of two texts that the base reads as one row.
 
     Attributes:
         before: Tokens before the first text.
-        between: Tokens between both.
-        behind: Tokens behind the second text.
-        has_types: Whether the base tells tokens of the second text from those before.
+        between: Tokens between the two texts.
+        behind: Tokens after the second text.
+        has_types: Whether the base distinguishes tokens of the second text from tokens before it.
     """
 
     before: tuple[int, ...]
@@ -56,7 +56,7 @@ class PairForm:
 
 
 def read_labels(config: Mapping[str, Any]) -> Labels | None:
-    """Return the labels in a base's `config.json`; None: the base makes embeddings."""
+    """Return the labels in a base's `config.json`; None if the base makes embeddings."""
     if _CLASSIFIES not in (config.get("architectures") or ()):
         return None
     named = cast("dict[str, object]", config.get("id2label") or {})

@@ -1,9 +1,9 @@
-"""Prompts of a chain as its turns have stored them, so that a further turn appends anywhere. Pure.
+"""Prompts stored turn by turn, so that any gateway can extend a conversation's prompt. Pure.
 
-Each turn stores the ids and the block hashes that it has brought, behind the last block of the
-turns before it: hashes are chained, so an equal one has equal ids before it. A digest of
-template, tokenizer, model, tools, options and messages names the prompt. A prompt of other ones is
-rendered anew.
+Each turn stores the token ids and block hashes that it has added after the last block of the
+earlier turns. Hashes are chained, so that equal hashes imply equal ids before them. A digest of
+template, tokenizer, model, tools, options and messages identifies the prompt. If the digest
+differs, the prompt is rendered anew.
 """
 
 import hashlib
@@ -21,8 +21,8 @@ from sluice.wire.router.v1 import router_pb2 as router
 from sluice.wire.state.v1 import state_pb2 as wire
 
 _DIGEST_BYTES = 16
-_RECORD_BYTES_MAX = 1 << 20  # a turn that brings more is rendered anew elsewhere
-_TAIL_MAX = 4096  # characters
+_RECORD_BYTES_MAX = 1 << 20  # bytes stored per turn; a larger turn is rendered anew elsewhere
+_TAIL_MAX = 4096  # characters of a stored tail
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +30,10 @@ class PromptTrail:
     """The prompt that the turns of a chain have stored.
 
     Attributes:
-        latest: Record of the latest turn that has one; None: there is none.
+        latest: Record of the latest turn with a record; None if no turn has one.
         opening: Text before the first message.
         hashes: Hashes of all full blocks.
-        packed: Ids of these blocks, as they go over the wire.
+        packed: Ids of these blocks in wire form.
     """
 
     latest: wire.StoredPrompt | None = None
@@ -43,13 +43,14 @@ class PromptTrail:
 
     @property
     def size(self) -> int:
-        """Bytes that it takes, about."""
+        """Approximate size in bytes."""
         return len(self.hashes) + len(self.packed) + len(self.opening)
 
     def extended(self, records: Iterable[bytes]) -> "PromptTrail":
-        """Return the trail with the records of further turns, oldest first; empty: a turn has none.
+        """Return the trail extended by the records of further turns, the oldest first.
 
-        A record that does not continue the trail is passed over.
+        Empty records (a turn without a record) and records that do not continue the trail are
+        ignored.
         """
         latest, opening, last = self.latest, self.opening, self.hashes[-HASH_BYTES:]
         hashes, packed = [self.hashes], [self.packed]
@@ -79,21 +80,21 @@ NO_TRAIL = PromptTrail()
 
 
 class SaidDigest:
-    """A digest of what is rendered, message by message; empty bytes: there is none."""
+    """Computes a digest of the rendered messages, one by one; empty bytes mean no digest."""
 
     def __init__(self, fingerprint: bytes) -> None:
-        """Prepare; `fingerprint` names template and tokenizer."""
+        """Prepare; `fingerprint` identifies template and tokenizer."""
         self._fingerprint = fingerprint
 
     def begin(
         self, root: bytes, tools: Sequence[Mapping[str, Any]], options: Mapping[str, object]
     ) -> bytes:
-        """Return the digest without messages; `root` names the model and the tenant."""
+        """Return the digest before any message; `root` identifies the model and the tenant."""
         return _chained(self._fingerprint + root, [{"tools": tools, "options": dict(options)}])
 
     @staticmethod
     def go_on(digest: bytes, rows: Iterable[Mapping[str, Any]]) -> bytes:
-        """Return the digest with further messages, as templates take them."""
+        """Return the digest extended by further messages, in the form for templates."""
         return _chained(digest, rows) if digest else b""
 
 
@@ -110,10 +111,10 @@ def record_of(
     characters: int,
     given: int,
 ) -> bytes:
-    """Return what a turn stores of its prompt; empty: it stores nothing.
+    """Return the record that a turn stores of its prompt; empty if it stores nothing.
 
     Args:
-        trail: Prompt that the turns before have stored.
+        trail: Prompt that earlier turns have stored.
         said: Digest of all messages.
         messages: Number of messages.
         opening: Text before the first message.
@@ -152,12 +153,12 @@ def _read(data: bytes) -> wire.StoredPrompt | None:
         return None
     try:
         return wire.StoredPrompt.FromString(data)
-    except DecodeError:  # of another release
+    except DecodeError:  # another release of the gateway has stored the record
         return None
 
 
 def _chained(digest: bytes, parts: Iterable[Mapping[str, Any]]) -> bytes:
-    """Return a digest of a digest and further parts; empty: a part is no JSON of 64 bits."""
+    """Return a digest of a digest and further parts; empty if a part cannot be encoded as JSON."""
     for part in parts:
         try:
             text = orjson.dumps(part, option=orjson.OPT_SORT_KEYS)

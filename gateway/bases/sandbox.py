@@ -1,9 +1,9 @@
 """Runs templates of foreign origin with bounds on their reach, run time and memory.
 
-Jinja's sandbox keeps a template from Python's internals. It does not keep it from running for
-minutes, or from filling memory with one multiplication. So every turn of a loop, every call, filter
-and output is charged to the budget of the rendering. Operations whose result can be much larger
-than their operands are measured before they run.
+Jinja's sandbox denies a template access to Python's internals, but lets it run for minutes or fill
+the memory with one multiplication. So every loop iteration, call, filter and output is charged to
+the rendering's budget. Operations whose result can be much larger than their operands are checked
+before they run.
 """
 
 import re
@@ -26,15 +26,16 @@ from gateway.bases.growing import SEAM
 
 TreeChange = Callable[[nodes.Template], nodes.Template]
 
-# A template adds some marks per message; one that writes much more than it was given is broken.
+# Maximum ratio of output to input; a template adds only some marks per message.
 _OUTPUT_FACTOR = 4
 _OUTPUT_ALLOWANCE = 64 << 10
-_ALLOCATION_ALLOWANCE = 128 << 20  # characters and items: templates add text to text in loops
-_VALUE_ALLOWANCE = 1 << 20  # the same, in one value
-_ALLOCATION_FACTOR = 64  # to what they were given
-_COMPILE_CPU_S = 5.0  # for filters of constants, which run at once
+# Characters and items that a rendering may allocate, since templates concatenate text in loops.
+_ALLOCATION_ALLOWANCE = 128 << 20
+_VALUE_ALLOWANCE = 1 << 20  # characters and items of one value
+_ALLOCATION_FACTOR = 64  # further allocation per character of the template's input
+_COMPILE_CPU_S = 5.0  # seconds for filters on constants, which run at compile time
 _SOURCE_CHARACTERS_MAX = 512 << 10
-# The clock of a thread is a system call: half a microsecond, as much as a small step.
+# Small steps between readings of the thread's clock, a system call as costly as a small step.
 _STEPS_PER_LOOK, _SMALL = 16, 4096
 _INTEGER_BITS_MAX = 4096
 _INDENT_MAX = 64
@@ -60,7 +61,7 @@ _WIDE = re.compile(r"[0-9]{5}|\{[^}]*\{|%[^a-zA-Z%]*\*")
 
 
 class ExhaustedError(Exception):
-    """The template takes more time or memory than a chat template needs."""
+    """The template uses more time or memory than a chat template needs."""
 
 
 class OutOfTimeError(ExhaustedError):
@@ -87,7 +88,7 @@ class RenderBudget:
         self._weighed: dict[int, tuple[int, object]] = {}
 
     def spend(self, value: object = None) -> None:
-        """Charge one step, and what it made."""
+        """Charge one step and the size of its result."""
         self._steps += 1
         if isinstance(value, str):
             made = len(value)
@@ -103,9 +104,9 @@ class RenderBudget:
             self._look()
 
     def _look(self) -> None:
-        """Look at the clock; a short template never does, which saves a system call or two.
+        """Read the clock and check the time limit.
 
-        So the first steps are free.
+        The time counts from the first reading, so that short templates never read the clock.
         """
         self._steps = 0
         now_s = time.thread_time()
@@ -115,10 +116,10 @@ class RenderBudget:
             raise OutOfTimeError("it runs for too long")
 
     def _weight(self, value: object) -> int:
-        """Return the length of a value when it is written out.
+        """Return the length of a value's text.
 
-        Lists that hold one list twice, and so on for many levels, take little memory, but forever
-        to print or to compare.
+        A list that contains another list twice, nested so over many levels, uses little memory, but
+        printing or comparing it would take forever.
         """
         if isinstance(value, str):
             return 1 + len(value)

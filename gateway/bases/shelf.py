@@ -1,8 +1,8 @@
-"""Small files of bases on this machine's disk, shared by all workers; everything here blocks.
+"""Stores small files of bases on this machine's disk, for all workers; all functions block.
 
-A base is there whole or not at all: it is written beside its place, under a lock that ends with
-the process that holds it, and moved there by one rename. Its files are compared with their hashes
-before they are read.
+A base is stored whole or not at all: its files are written to a temporary directory, which one
+rename moves to the final place. Writers hold a lock that ends with the holding process. Files are
+compared with their hashes before they are read.
 """
 
 import errno
@@ -18,42 +18,42 @@ from sluice.ids import new_id
 
 _LOCK, _STAGING, _GONE = ".lock", ".staging", ".gone"
 _SUMS = "SHA256SUMS"  # `sha256  name`, a line for each file
-# A file is missing, or its name in the sums is damaged. Anything else may pass, and what is removed
-# is removed for all workers.
+# Errors that prove damage: a file is missing, or its name in the sums is damaged. Other errors may
+# be temporary, and a removal concerns all workers.
 _DAMAGE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG}
 
 
 class BaseShelf:
-    """The directory; the least recently used bases make room for new ones."""
+    """The directory of bases; the least recently used bases are removed for new bases."""
 
     def __init__(self, directory: Path, bytes_max: int) -> None:
-        """Prepare; the directory is made at its first use, and `bytes_max` bounds its files."""
+        """Prepare; the directory is created at its first use, and `bytes_max` bounds its size."""
         self._directory = directory
         self._bytes_max = bytes_max
 
     def find(self, digest: str) -> Path:
-        """Return where a base lies, undamaged.
+        """Return the directory of an undamaged base.
 
         Raises:
-            FileNotFoundError: The base is not here; a damaged one has been removed.
+            FileNotFoundError: The base is not stored here, or was damaged and has been removed.
             OSError: The base cannot be read now.
         """
         path = self._directory / digest
         if not _is_whole(path):
-            if path.exists():  # the disk has lost something of it
+            if path.exists():  # the stored base is damaged
                 self._remove(path)
             raise FileNotFoundError(f"base {digest} is not in {self._directory}")
-        with suppress(FileNotFoundError):  # another process made room
+        with suppress(FileNotFoundError):  # another process may have removed the base
             os.utime(path)
         return path
 
     def has(self, digest: str) -> bool:
-        """Return whether a base has its place, damaged or not."""
+        """Return whether a base is stored, damaged or not."""
         return (self._directory / digest).is_dir()
 
     @contextmanager
     def locked(self) -> Generator[bool]:
-        """Hold the directory's lock while the block runs; yields False when it is taken."""
+        """Hold the directory's lock while the block runs; yield False if another process has it."""
         self._directory.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(self._directory / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
         try:
@@ -67,7 +67,7 @@ class BaseShelf:
             os.close(descriptor)
 
     def put(self, digest: str, files: Mapping[str, bytes]) -> None:
-        """Add a base; the caller holds the lock, and has verified the files.
+        """Add a base; the caller must hold the lock and have verified the files.
 
         Raises:
             OSError: The disk refuses the base, or the base is larger than the shelf.
@@ -103,7 +103,7 @@ class BaseShelf:
             total -= size_bytes
 
     def _remove(self, path: Path) -> None:
-        """Remove a base at once: concurrent readers find all of its files, or none."""
+        """Remove a base atomically, so that concurrent readers find all of its files or none."""
         gone = self._directory / new_id(_GONE)
         with suppress(FileNotFoundError):  # another process was faster
             path.rename(gone)
@@ -111,7 +111,7 @@ class BaseShelf:
 
 
 def _is_whole(path: Path) -> bool:
-    """Return whether all files are as they were written; OSError: that cannot be checked now."""
+    """Return whether all files are undamaged; OSError if they cannot be checked now."""
     try:
         lines = (path / _SUMS).read_text().splitlines()
         for line in lines:
@@ -128,7 +128,7 @@ def _is_whole(path: Path) -> bool:
 
 
 def _used(path: Path) -> tuple[float, int]:
-    """Return the last use of a base, and its bytes; zeros when it is being removed."""
+    """Return the time of a base's last use and its bytes; zeros if it is being removed."""
     try:
         files = (file for file in path.rglob("*") if file.is_file())
         return path.stat().st_mtime, sum(file.stat().st_size for file in files)

@@ -1,7 +1,7 @@
-"""Tokenizes texts in slices of bounded work, so that other requests get turns in between.
+"""Tokenizes texts in slices of bounded work, so that other requests are served in between.
 
-A text may be cut where a word begins. A pre-tokenizer matches from left to right, so from there on
-it finds the same words with or without the text before. See `gateway.bases.boundaries`.
+A text may be cut where a word begins. A pre-tokenizer matches from left to right, so that after the
+cut it finds the same words with or without the text before. See `gateway.bases.boundaries`.
 """
 
 from array import array
@@ -14,21 +14,21 @@ from tokenizers import Encoding, Tokenizer
 
 from gateway.bases.boundaries import Boundaries
 
-# UTF-8 bytes that are tokenized in one go: at most as many tokens, which take some 60 ms.
+# UTF-8 bytes that are tokenized in one call: at most as many tokens, which take about 60 ms.
 SLICE_BYTES = 64 << 10
 
 _Made = TypeVar("_Made")
-# Work that pauses at each yield; its value is what comes of it. A step that yields a function waits
-# for its result, and needs no turn until then: it is long work that cannot be cut.
+# Work that pauses at each yield and returns its result. A step that yields a function waits for the
+# function's result and needs no turn meanwhile, because the function is long work without pauses.
 Steps = Generator[Callable[[], Any] | None, Any, _Made]
 
 
 class TooManyTokensError(ValueError):
-    """Texts have more tokens than their reader takes; the rest was not tokenized."""
+    """The texts have more tokens than the caller accepts; the rest was not tokenized."""
 
 
 def finished(steps: "Steps[_Made]") -> _Made:
-    """Do all steps at once, and return the result."""
+    """Run all steps without pauses and return the result."""
     made: object = None
     try:
         while True:
@@ -46,7 +46,7 @@ def encode_batch(
     add_special_tokens: bool,
 ) -> list[Encoding]:
     """Return the tokens of texts; made in a thread of `tokenizing`, if there is one."""
-    # The batch call lets go of the interpreter lock; the fast one computes no offsets.
+    # The batch call releases the interpreter lock; its fast variant computes no offsets.
     work = partial(tokenizer.encode_batch_fast, list(texts), add_special_tokens=add_special_tokens)
     return work() if tokenizing is None else tokenizing.submit(work).result()
 
@@ -54,10 +54,10 @@ def encode_batch(
 class SlicingTokenizer:
     """Tokenizes texts of one base in slices.
 
-    A text stays whole where the tokenizer's words depend on the text before them.
+    A text is not cut if the tokenizer's words depend on the text before them.
 
     Attributes:
-        around: Tokens before and behind a text; None: the tokenizer has no such fixed form.
+        around: Tokens that the tokenizer adds before and after a text; None if they vary.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, slice_bytes: int = SLICE_BYTES) -> None:
@@ -83,14 +83,15 @@ class SlicingTokenizer:
         """Return the ids of texts, each without the tokens that the tokenizer adds to a text.
 
         Args:
-            texts: Each is encoded by itself.
+            texts: Texts, each of which is encoded by itself.
             tokenizing: Threads that do the work; None: the caller's thread.
-            tokens_max: Tokens of a text that its reader needs. A long text ends some tokens behind
-                them. 0: all.
-            total_max: Most tokens of all texts, `tokens_max` of each at most; 0: no bound.
+            tokens_max: Number of tokens per text that the caller needs; some more may be returned.
+                0: all.
+            total_max: Maximum of tokens of all texts, at most `tokens_max` of each counted; 0: no
+                bound.
 
         Raises:
-            TooManyTokensError: There are more than `total_max`.
+            TooManyTokensError: The texts have more than `total_max` tokens.
         """
         made: list[array[int]] = []
         total = 0

@@ -24,7 +24,7 @@ _OPTIONS = (
 
 
 class BaseFetchError(Exception):
-    """The files cannot be had now; the message gives the reason."""
+    """The files cannot be fetched now; the message gives the reason."""
 
 
 async def fetch_base(address: str, digest: str) -> dict[str, bytes]:

@@ -1,8 +1,8 @@
-"""Block hashes and wire form of prompts; common beginnings of prompts are computed once.
+"""Computes block hashes and wire form of prompts; common prefixes are computed once.
 
 A conversation sends its whole history in every turn. Per token, hashing costs 50 ns, packing 60 ns,
-and finding a known span 4 ns. The key of a span is a digest of all ids up to its end, under the
-root of its hash chain. So no tenant or model finds the span of another.
+and finding a cached span of blocks 4 ns. The key of a span is a digest of all ids up to the span's
+end and of the root of the hash chain. So no tenant or model finds a span of another.
 """
 
 import hashlib
@@ -16,8 +16,8 @@ from gateway.text.packed_prompt import PACKED_AT_ONCE, packed_ids
 from sluice.hashing import HASH_BYTES, chained_hashes
 
 SPAN_TOKENS = PACKED_AT_ONCE
-_BYTES_MAX = 64 << 20  # of all spans kept: two thousand of 4,096 tokens
-IDLE_S = 3600.0  # a span that no prompt has had for so long is dropped
+_BYTES_MAX = 64 << 20  # bytes of all cached spans: two thousand spans of 4,096 tokens
+IDLE_S = 3600.0  # seconds after which a span that no prompt has used is dropped
 _DIGEST_BYTES = 16
 _OVERHEAD_BYTES = 256  # per kept span
 
@@ -41,7 +41,7 @@ class PromptSpans:
     ) -> None:
         """Prepare an empty cache."""
         self._bytes_max, self._clock = bytes_max, clock
-        # With the time of the last use; the oldest use is first.
+        # Each span with the time of its last use, in the order of these times.
         self._spans: OrderedDict[bytes, tuple[_Span, float]] = OrderedDict()
         self._lock = Lock()
         self.held_bytes = 0
@@ -80,7 +80,7 @@ class PromptSpans:
             return span
 
     def forget_idle(self) -> None:
-        """Drop spans that no prompt has had for `IDLE_S`."""
+        """Drop spans that no prompt has used for `IDLE_S`."""
         with self._lock:
             before_s = self._clock() - IDLE_S
             while self._spans and next(iter(self._spans.values()))[1] <= before_s:

@@ -1,11 +1,11 @@
-"""Chat templates: turn messages into the string that the model was trained to continue.
+"""Renders chat templates, which turn messages into the text that the model was trained to continue.
 
-Templates come with the weights, so they are foreign code: they run in a sandbox and on a budget.
+Templates come with the weights and are foreign code, so they run in a sandbox and under a budget.
 The environment is that of Hugging Face's `apply_chat_template`.
 
-Only the template may write special tokens. Where a caller's text contains the text of one, the
-prompt is cut inside that text. The tokenizer reads each piece by itself, so it sees nothing
-special.
+Only the template may write special tokens. If a caller's text contains the text of a special token,
+the prompt is cut inside that text. The tokenizer encodes each piece by itself, so it finds no
+special token there.
 """
 
 import hashlib
@@ -27,23 +27,23 @@ from sluice.errors import BadRequestError, ErrorCode
 # Rendering takes 3 ms per 100 messages.
 CPU_S = 1.0
 
-# Of tools and of arguments in the history: `tojson` and we ourselves descend on the stack. Schemas
-# of `gateway.bodies` have 120, and a tool some around them.
+# Nesting levels of tools, and of arguments in the history, since `tojson` and this module recurse.
+# Schemas of `gateway.bodies` may have 120 levels, and a tool adds some levels around its schema.
 _LEVELS_MAX = 128
 
-_PATTERN_CHARACTERS_MAX = 256  # per date
-_SEPARATOR_CHARACTERS_MAX = 8  # of JSON
+_PATTERN_CHARACTERS_MAX = 256  # characters of a date's pattern
+_SEPARATOR_CHARACTERS_MAX = 8  # characters of a separator in JSON
 
 # The templates of Mistral raise for identifiers of any other form.
 _SHORT_CALL_IDS = "length != 9"
 _SHORT_CALL_ID = re.compile("[a-zA-Z0-9]{9}")
 
-# Noncharacters of Unicode: one that the caller does not use marks where a prompt is cut.
+# Noncharacters of Unicode; a noncharacter that the caller does not use marks a prompt's cuts.
 _MARKS = tuple(map(chr, range(0xFDD0, 0xFDF0)))
 _BETWEEN = " " * 8  # about what JSON spends on a value beside its text
 
 
-# By these names templates are told whether, and how much, to reason.
+# Variables by which templates receive whether, and with which effort, the model shall reason.
 _EFFORT = re.compile(r"\b(reasoning_effort|enable_thinking)\b")
 
 
@@ -85,15 +85,15 @@ class WrittenChat(NamedTuple):
     """A rendered conversation, by messages.
 
     Attributes:
-        messages: All of them.
-        rows: The same as templates take them.
-        tools: Tools, likewise.
+        messages: All messages.
+        rows: The messages in the form for templates.
+        tools: The tools in the form for templates.
         options: Options for the template.
-        given: Characters of all texts that the template was given.
-        kept: How many of the first messages have no text here.
+        given: Characters of all texts that the template received.
+        kept: Number of first messages whose text is not in `texts`.
         before: Text before the first message.
-        texts: Texts of the others, one each.
-        behind: Text behind the last message.
+        texts: Texts of the other messages, one each.
+        behind: Text after the last message.
     """
 
     messages: Sequence[Message]
@@ -117,7 +117,7 @@ class ChatTemplate:
     def __init__(
         self, source: str, special_tokens: dict[str, str], reserved: Collection[str] = ()
     ) -> None:
-        """Compile; ValueError when `source` is not a template.
+        """Compile the template; ValueError if `source` is not a template.
 
         Args:
             source: Text of the template, in Jinja.
@@ -146,7 +146,7 @@ class ChatTemplate:
         return tree if self._head is None else with_seams(tree)
 
     def render(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> str:
-        """Return the prompt text; BadRequestError when these messages do not fit the template."""
+        """Return the prompt text; BadRequestError if the messages do not fit the template."""
         return "".join(self.pieces(messages, tools))
 
     def pieces(
@@ -170,21 +170,20 @@ class ChatTemplate:
         cpu_s: float = CPU_S,
         param: str = "messages",
     ) -> tuple[list[str], WrittenChat | None]:
-        """Return the prompt text cut for the tokenizer, nearly always in one piece.
+        """Return the prompt text cut for the tokenizer (usually one piece), and by messages.
 
-        And the same by messages; None where a longer conversation may change what is written of
-        these.
+        The second result is None if a longer conversation may change the text of these messages.
 
         Args:
             messages: The conversation.
             tools: Tools that the model may call.
             options: Further names for the template, e.g. `enable_thinking`.
-            cpu_s: Processor time that it may take; OutOfTimeError when less than `CPU_S` is not
-                enough.
+            cpu_s: Processor time in seconds that rendering may take; OutOfTimeError if a time below
+                `CPU_S` is not enough.
             param: Field of the body that the conversation came in.
 
         Raises:
-            BadRequestError: These messages do not fit the template.
+            BadRequestError: The messages do not fit the template.
         """
         listed = _template_tools(tools) if tools else []
         rows = [self._row(message) for message in messages]
@@ -220,7 +219,7 @@ class ChatTemplate:
         opening: str,
         given: int,
     ) -> WrittenChat | None:
-        """Return messages that were written elsewhere, for `continued`; None: it cannot go on.
+        """Return messages that another gateway has rendered, for `continued`; None if impossible.
 
         Args:
             messages: The messages.
@@ -245,10 +244,12 @@ class ChatTemplate:
         *,
         cpu_s: float = CPU_S,
     ) -> WrittenChat | None:
-        """Return a conversation, whose messages begin with known ones, without what is known of it.
+        """Render only the new part of a conversation that extends a known conversation.
 
-        None: it has to be written as a whole. The last message that is known is written anew, since
-        templates look at the next one.
+        The last known message is rendered again, since its text may depend on the next message.
+
+        Returns:
+            None if the conversation must be rendered as a whole.
         """
         kept = len(known.messages) - 1
         if self._going_on is None or kept < max(1, (self._head or 1) - 1):
@@ -334,7 +335,7 @@ class ChatTemplate:
 
 
 def _template_tools(tools: Sequence[Tool]) -> list[dict[str, Any]]:
-    """Return tools as templates take them; BadRequestError for one that is nested too deep."""
+    """Return tools in the form for templates; BadRequestError if a tool is nested too deep."""
     listed = [tool.model_dump(exclude_none=True) for tool in tools]
     if _levels(listed) > _LEVELS_MAX:
         raise BadRequestError(

@@ -1,7 +1,7 @@
-"""Bounds the characters that one token can stand for: texts too long are refused unread.
+"""Bounds the number of characters in one token, so that too long texts are refused untokenized.
 
-Tokenizing a text takes 0.5 ms per KB; counting its characters takes nothing. The bound holds for
-tokenizers that keep every character: others may make one token of any length of text.
+Tokenizing takes 0.5 ms per KB, while counting characters is free. The bound exists only for
+tokenizers that keep every character; other tokenizers may make one token of any length of text.
 """
 
 import json
@@ -19,11 +19,11 @@ _KEEPING = frozenset({"ByteLevel", "Digits", "Metaspace", "Sequence", "Split"})
 
 
 def require_fit(characters: int, per_token_max: int, context_tokens_max: int, param: str) -> None:
-    """Refuse a text that has more characters than the tokens of a context can stand for.
+    """Refuse a text that has more characters than a whole context of tokens can contain.
 
     Args:
         characters: Characters of the text.
-        per_token_max: Characters that one token stands for at most; 0: no bound.
+        per_token_max: Maximum of characters in one token; 0: no bound.
         context_tokens_max: Context of the model, in tokens; 0: not known.
         param: Field of the body that the text came in.
 
@@ -36,7 +36,7 @@ def require_fit(characters: int, per_token_max: int, context_tokens_max: int, pa
 
 
 def characters_per_token_max(tokenizer: Tokenizer) -> int:
-    """Return the most characters of a text that one of its tokens can stand for; 0: no bound."""
+    """Return the maximum of characters in one token of a tokenizer; 0: no bound."""
     described = json.loads(tokenizer.to_str())
     added = tokenizer.get_added_tokens_decoder().values()
     factor = _shrinking(described.get("normalizer"))

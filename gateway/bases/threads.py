@@ -1,13 +1,13 @@
 """Threads that tokenize large prompts, so that neither the event loop nor other owners wait long.
 
-Tokenizing takes 0.5 ms per KB and needs no interpreter lock: it has threads of its own at a low
-priority. All other work on a prompt needs the lock, and runs at the loop's own priority: a
-low-priority thread that holds the lock would make the loop wait as well.
+Tokenizing takes 0.5 ms per KB without the interpreter lock, so it runs in separate threads of low
+priority. All other work on a prompt needs the lock and runs at the event loop's own priority,
+because a low-priority thread that holds the lock would delay the event loop.
 
-Limits are checked once the tokens of a prompt are known, so they cannot keep a tenant from sending
-too many prompts. Hence owners of prompts take turns: an owner with many prompts delays only its
-own. A turn is a slice of a long prompt, some 60 ms. A word too long for a slice has a thread and
-turns aside, so that it delays other such words alone.
+Token limits are checked only after tokenizing, so they cannot prevent that a tenant sends too many
+prompts. Therefore the threads serve owners of prompts in turn, and an owner with many prompts
+delays only its own prompts. A turn is a slice of a long prompt, about 60 ms. A word that is longer
+than a slice has a separate thread and queue, so that it delays only other such words.
 """
 
 import asyncio
@@ -27,21 +27,21 @@ log = structlog.get_logger(__name__)
 
 _THREADS = 2
 _Made = TypeVar("_Made")
-_NICENESS = 10  # a tenth of a processor is left to it where the loop wants all of that
+_NICENESS = 10  # a tokenizing thread gets a tenth of a processor if the event loop needs it all
 
 
 def tokenizing_threads(processors: int) -> int:
-    """Return the number of prompts tokenized at once; one processor is left for other work."""
+    """Return the number of prompts to tokenize at once, which leaves one processor free."""
     return max(1, min(_THREADS, processors - 1))
 
 
 class Turns:
-    """A few places that owners get in turn; used on one event loop."""
+    """A semaphore that serves waiting owners in turn; used on one event loop."""
 
     def __init__(self, places: int) -> None:
         """Start without waiting owners."""
         self._free = places
-        # In the order of their turns, each with its own in the order of their coming.
+        # Owners in the order of their turns, each with its waiting prompts in order of arrival.
         self._waiting: dict[str, dict[asyncio.Future[None], None]] = {}
         self._is_stopping = False
 
@@ -51,7 +51,7 @@ class Turns:
         return sum(map(len, self._waiting.values()))
 
     async def take(self, owner: str) -> None:
-        """Wait for a place; call `give_back` afterwards, unless this call is cancelled.
+        """Acquire a place; release it by `give_back`, unless this call is cancelled.
 
         Raises:
             RejectedError: DRAINING, after `stop_all`.
@@ -73,13 +73,13 @@ class Turns:
             raise
 
     def give_back(self) -> None:
-        """Let the next one have the place."""
+        """Release a place to the next waiting owner."""
         while self._waiting:
             owner, places = next(iter(self._waiting.items()))
             place = next(iter(places))
             self._forget(owner, place)
             if place.done():
-                continue  # its client has left in this moment
+                continue  # the waiting request has just been cancelled
             if places:
                 self._waiting[owner] = self._waiting.pop(owner)
             place.set_result(None)
@@ -106,8 +106,8 @@ class PromptThreads:
     """Threads for the prompts of one process, and its event loop.
 
     Attributes:
-        usual: Threads for work under the interpreter lock; they may wait for `tokenizing`, never
-            the reverse.
+        usual: Threads for work under the interpreter lock; they may wait for `tokenizing`, but
+            `tokenizing` never waits for them.
         tokenizing: Threads for work without the interpreter lock.
     """
 
@@ -150,7 +150,7 @@ class PromptThreads:
         self._turns_aside.stop_all()
 
     def close(self) -> None:
-        """End the threads after their present prompts; blocks. Call no other method afterwards."""
+        """End the threads after their current prompts; blocks. No other method may follow."""
         self.usual.shutdown(cancel_futures=True)
         self.tokenizing.shutdown()
         self._aside.shutdown()
@@ -164,15 +164,17 @@ async def _run(turns: Turns, threads: Executor, owner: str, make: Callable[[], _
     except RuntimeError:
         turns.give_back()
         raise
-    # A caller that leaves now leaves the thread at work: its place is free when that ends.
+    # The thread continues if the caller is cancelled, so the place is released when the work ends.
     work.add_done_callback(lambda _: loop.call_soon_threadsafe(turns.give_back))
     return await asyncio.wrap_future(work)
 
 
 def _work_after_step(steps: Steps[Any], made: object) -> StopIteration | Callable[[], Any] | None:
-    """Take one step of a generator; return its result once it has ended.
+    """Run one step of a generator.
 
-    Otherwise the work that the next step waits for, and None if there is no such work.
+    Returns:
+        The generator's result once it has ended; otherwise the work that the next step waits for,
+        or None if the next step waits for no work.
     """
     try:
         return steps.send(made)
@@ -181,10 +183,10 @@ def _work_after_step(steps: Steps[Any], made: object) -> StopIteration | Callabl
 
 
 def _step_back() -> None:
-    """Lower the priority of this thread alone; for Linux a thread has a priority of its own."""
+    """Lower the priority of this thread only; Linux has a priority per thread."""
     thread = threading.get_native_id()
     try:
         usual = os.getpriority(os.PRIO_PROCESS, thread)
         os.setpriority(os.PRIO_PROCESS, thread, usual + _NICENESS)
-    except OSError as error:  # a sandbox that forbids it: prompts are answered all the same
+    except OSError as error:  # a sandbox may forbid it; prompts are tokenized at full priority
         log.warning("priority_not_lowered", error=str(error))

@@ -11,7 +11,7 @@ _UNKNOWN_CONTEXT_TOKENS = 1 << 20
 def output_budget(
     request: GenerationFields, prompt_tokens: int, context_tokens_max: int, index: int = 0
 ) -> int:
-    """Return the tokens that an answer may have; BadRequestError when prompt and bound do not fit.
+    """Return the tokens that an answer may have; BadRequestError if prompt and bound do not fit.
 
     A bound that does not fit beside the prompt is refused, as OpenAI does: an answer that is cut
     before the requested bound would look complete.

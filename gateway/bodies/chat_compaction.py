@@ -1,4 +1,4 @@
-"""Chats in fewer words: a summary, and the messages of the last turn. Pure.
+"""Compacts chats: a summary replaces all messages but those of the last turn. Pure.
 
 The assistant's message that has a `compaction` is the answer to what was summed up. So the summary
 stands for all messages before it, but for instructions.
@@ -25,7 +25,7 @@ class CompactedChat(NamedTuple):
 
 
 class SplitChat(NamedTuple):
-    """A chat that is to be summed up: what the summary stands for, and what stays behind it."""
+    """A chat to compact: the messages that the summary replaces, and the messages that stay."""
 
     said: Sequence[Message]
     kept: Sequence[Message]
@@ -49,7 +49,7 @@ def expanded_chat(
 
 
 def split_chat(messages: Sequence[Message]) -> SplitChat | None:
-    """Return what a summary would stand for; None: nothing was said before the last turn."""
+    """Split a chat into messages to summarise and the last turn; None if nothing precedes it."""
     start = last_turn_of(messages)
     if not any(it.role not in INSTRUCTIONS for it in messages[:start]):
         return None

@@ -1,4 +1,4 @@
-"""Items of a long conversation in fewer words: a summary, and what was said last. Pure.
+"""Compacts the items of a long conversation: a summary, and the last turn. Pure.
 
 A compaction item stands for all items before it. Instructions among them stay: they are no part of
 what was said.
@@ -51,7 +51,7 @@ def is_instruction(item: InputItem) -> bool:
 
 
 def has_compaction(items: Sequence[InputItem]) -> bool:
-    """Return whether one of the items stands for others."""
+    """Return whether one of the items is a compaction, which replaces other items."""
     return _last_compaction(items) is not None
 
 

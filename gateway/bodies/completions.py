@@ -11,7 +11,7 @@ from gateway.bodies.parsing import parse
 from gateway.bodies.prompts import TextOrIds, check_ids, listed
 
 PROMPTS_MAX = 64
-CHOICES_MAX = 64  # answers in one request: prompts times `n`
+CHOICES_MAX = 64  # answers in one request: the number of prompts times `n`
 LOGPROBS_MAX = 5
 _OUTPUT_TOKENS = 16  # OpenAI's default
 

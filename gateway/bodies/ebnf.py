@@ -14,8 +14,8 @@ from typing import NamedTuple
 from gateway.bodies.mistakes import bad_value
 from sluice.errors import BadRequestError
 
-GRAMMAR_BYTES_MAX = 16_000  # an engine takes 16 KiB; see replica/engine/grammar_source.py
-_RULES_MAX = 200  # terminals that double one another take a second to compile from there on
+GRAMMAR_BYTES_MAX = 16_000  # an engine accepts 16 KiB; see replica/engine/grammar_source.py
+_RULES_MAX = 200  # from this number on, terminals that double one another compile for a second
 _PARAM = "grammar"
 _ROOTS = {"gbnf": "root", "lark": "start"}
 _LARK_TOKEN = re.compile(
@@ -30,7 +30,7 @@ _LARK_TOKEN = re.compile(
     """,
     re.VERBOSE | re.ASCII,
 )
-# A definition: its name may have a priority, or attributes in brackets, in front of the colon.
+# A definition, whose name may have a priority or attributes in brackets before the colon.
 _LARK_RULE = re.compile(r"^[ \t]*[?!]*([A-Za-z_]\w*)(?=[ \t]*[:.\[])", re.MULTILINE | re.ASCII)
 _LARK_DIRECTIVES = frozenset({"%ignore", "%import"})
 _GBNF_TOKEN = re.compile(
@@ -88,7 +88,7 @@ def answer_rules(grammar: str) -> str:
 
 
 def _apart(name: str) -> str:
-    """Return a name that no rule of a dialect begins with; capitals stay capitals."""
+    """Return a rule name with a prefix that no rule of a dialect has; capitals stay capitals."""
     return f"G_{name}" if name.isupper() else f"g_{name}"
 
 
@@ -109,7 +109,7 @@ def _checked_lark(text: str) -> str:
 
 
 class _Part(NamedTuple):
-    """A piece of a rule; `name` is the rule that it refers to, else empty."""
+    """A piece of a rule; `name` is the rule that the piece refers to, if any."""
 
     text: str
     name: str = ""
@@ -117,7 +117,7 @@ class _Part(NamedTuple):
 
 @dataclass(slots=True)
 class _Rule:
-    """A rule of GBNF: its right side, and the rules that it refers to."""
+    """A rule of GBNF: its right side, and the rules to which the right side refers."""
 
     parts: list[_Part]
 
@@ -202,7 +202,7 @@ def _set(part: str, found: re.Match[str]) -> str:
 
 
 def _code(character: str) -> str:
-    """Return a character as it may stand in a set of a regular expression."""
+    """Return a character escaped for use in a set of a regular expression."""
     return character if character.isalnum() else f"\\x{{{ord(character):x}}}"
 
 
@@ -219,7 +219,7 @@ def _characters(text: str, found: re.Match[str]) -> Iterator[str]:
 
 
 def _lark_names(rules: Mapping[str, _Rule]) -> dict[str, str]:
-    """Return the names in Lark: in capitals for rules of characters alone, which a lexer reads."""
+    """Return the names in Lark; rules of characters alone get capitals, for the lexer."""
     names, taken = {_ROOTS["gbnf"]: _ROOTS["lark"]}, {_ROOTS["lark"]}
     terminals = _terminals(rules)
     for name in rules.keys() - names.keys():

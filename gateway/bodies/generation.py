@@ -40,10 +40,11 @@ STOPS_MAX = 4
 _STOP_CHARACTERS_MAX = 1024
 _BIASES_MAX = 300
 _DEADLINE_MS_MAX = 600_000
-# The engine reads 0 as "off". So little of the distribution is always the one best token.
+# Smallest value sent as `top_p`, because the engine reads 0 as "off". So small a share of the
+# distribution always contains only the best token.
 _TOP_P_LEAST = 1e-6
 _REPETITION_LEAST = 0.01
-_REPETITION_SENT_LEAST = 0.01 + 1e-9  # in the wire's 32 bits 0.01 is below the engine's bound
+_REPETITION_SENT_LEAST = 0.01 + 1e-9  # as a 32-bit float, 0.01 would be below the engine's bound
 
 Penalty = Annotated[Number, Field(ge=-2, le=2)]
 Share = Annotated[Number, Field(ge=0, le=1)]

@@ -20,12 +20,12 @@ from gateway.dialects.call_grammar import JSON_OPTIONS
 from sluice.errors import BadRequestError
 from sluice.wire.engine.v1 import engine_pb2 as engine
 
-# An engine takes no more of each; see replica/engine/grammar_source.py.
+# Bounds of the engine for each kind of guide; see replica/engine/grammar_source.py.
 _SCHEMA_BYTES_MAX = 65_536
 _CHOICES_BYTES_MAX = 65_536
 _REGEX_BYTES_MAX = 8_192
 _CHOICE_CHARACTERS_MAX = 4_096
-_SCHEMA_LEVELS_MAX = 120  # of objects and arrays; its reader gives up a little above
+_SCHEMA_LEVELS_MAX = 120  # nested objects and arrays; the engine's parser fails a little above
 
 
 class TextFormat(Strict):
@@ -65,8 +65,8 @@ ResponseFormat = Annotated[
     TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")
 ]
 Regex = Annotated[str, Field(min_length=1, max_length=_REGEX_BYTES_MAX)]
-_DIRECTIVE = r"%(?=\s*(?:json|regex|lark|llguidance))"  # refused, also where it is text
-# Of an expression, what Lark would read otherwise than the engine does where it stands alone.
+_DIRECTIVE = r"%(?=\s*(?:json|regex|lark|llguidance))"  # refused even where it would be text
+# Parts of an expression that have another meaning inside Lark than in an expression by itself.
 _UNLIKE = re.compile(rf"\\?{_DIRECTIVE}|\\(?:.|\n)|[/\n]")
 _LIKE = {
     **dict.fromkeys(("/", r"\/"), r"\/"),  # it would end the expression
@@ -93,7 +93,7 @@ def guide_of(
     choice: Sequence[str] | None,
     grammar: str | None = None,
 ) -> engine.Grammar | None:
-    """Return the grammar that these fields ask for, or None; BadRequestError names the field."""
+    """Return the grammar that these fields require, or None; BadRequestError names the field."""
     is_free = response_format is None or isinstance(response_format, TextFormat)
     wanted = [
         name
@@ -141,7 +141,7 @@ def lark_of(guide: engine.Grammar) -> str:
 
 
 def schema_text(schema: dict[str, Any], param: str) -> str:
-    """Return a schema as JSON text; BadRequestError when it is too large or too deep."""
+    """Return a schema as JSON text; BadRequestError if it is too large or too deep."""
     try:
         text = orjson.dumps(schema)
     except orjson.JSONEncodeError:  # by its own limit on depth: the schema itself came out of JSON

@@ -13,7 +13,7 @@ from gateway.bodies.mistakes import bad_value
 from gateway.bodies.parsing import Strict
 
 MESSAGES_MAX = 4096
-PARTS_MAX = 4096  # per message: texts, or tool calls
+PARTS_MAX = 4096  # texts, or tool calls, per message
 TOOLS_MAX = 128
 _NO_ID = ""
 

@@ -10,11 +10,11 @@ from pydantic_core import ErrorDetails
 from sluice.errors import BadRequestError, ErrorCode
 
 UNSUPPORTED: LiteralString = "unsupported_parameter"  # type of such a mistake, for pydantic
-_NAME_CHARACTERS_MAX = 100  # shown of what the caller chose
+_NAME_CHARACTERS_MAX = 100  # characters of a caller's name or value that an error shows
 _TEXT_CHARACTERS_MAX = 500
-_INTEGER_MAX = 2.0**63  # beyond 64 bits JSON's readers make a fraction of a number
+_INTEGER_MAX = 2.0**63  # JSON parsers turn integers of more than 64 bits into floats
 _PYDANTIC_S = re.compile(r"\b(?:Input|String|List|Dictionary|Data) should")
-# Kinds of content, of requests to other models than those of text.
+# Kinds of content that only models for other media than text accept.
 _MEDIA = {
     "image_url": "images",
     "input_image": "images",

@@ -16,14 +16,16 @@ from gateway.bodies.mistakes import first_mistake
 from sluice.errors import BadRequestError, ErrorCode
 
 BODY_BYTES_MAX = 4 << 20
-# Larger ones are to be parsed in a thread.
+# Bytes above which a body is parsed in a thread.
 INLINE_BYTES_MAX = 64 << 10
-# OpenAI takes 300,000 token ids in one request for embeddings; the rest is room for other fields.
+# Commas of a body at most, a bound on its values. OpenAI accepts 300,000 token ids in one request
+# for embeddings; the rest is room for other fields.
 COMMAS_MAX = 320_000
-# Objects, arrays and strings cost ten times what numbers do. 4,096 messages have 20,480.
+# Objects, arrays and strings of a body at most, since each costs as much as ten numbers. A chat of
+# 4,096 messages has 20,480.
 PARTS_MAX = 25_000
-_SLICE_BYTES = 512 << 10  # worked on without letting go of the interpreter: 2 ms
-_FIELDS_MAX = 64  # per object with known fields
+_SLICE_BYTES = 512 << 10  # bytes processed without releasing the interpreter lock, in 2 ms
+_FIELDS_MAX = 64  # fields per object with known fields
 _TOO_MANY_FIELDS: LiteralString = "an object has at most 64 fields"
 
 

@@ -8,7 +8,7 @@ from pydantic import Discriminator, Field, Tag
 from gateway.bodies.fields import Text, TokenId
 from gateway.bodies.mistakes import bad_value
 
-INPUTS_MAX = 2048  # OpenAI's, for embeddings
+INPUTS_MAX = 2048  # inputs of a request for embeddings, OpenAI's bound
 
 Ids = Annotated[list[TokenId], Field(fail_fast=True, min_length=1)]
 

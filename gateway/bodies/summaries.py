@@ -7,7 +7,7 @@ from pydantic import Field
 from gateway.bodies.fields import Integer, ModelName
 from gateway.bodies.parsing import Strict
 
-# Fixed, so that a summary says of a conversation what every other one says.
+# The prompt is fixed, so that all summaries have the same kinds of content.
 SUMMARY_PROMPT = (
     "Summarise our conversation so far for a reader who goes on with it and sees nothing else."
     " Keep the goal, decisions, facts, names, numbers, open questions, and the results of calls."

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from gateway.bodies.messages import Message
 
 INSTRUCTIONS = frozenset({"system", "developer"})
-# Share of the context that is left for an answer without a bound of its own.
+# Share of the context that is reserved for an answer if the request sets no bound.
 _ROOM_PARTS = 8
 
 

@@ -1,7 +1,7 @@
 """Grammars of tool calls, in llguidance's Lark. Pure.
 
-A mark that is one token of the base's vocabulary is written as that token: the model would not
-recognise its spelling, and the engine would not let it pass.
+A mark that is one token of the base's vocabulary is written as that token, because the model does
+not recognise the mark's spelling in other tokens, and the engine would refuse it.
 """
 
 import json
@@ -21,12 +21,12 @@ from gateway.dialects.marks import (
 from gateway.dialects.tools import ToolSpec
 from sluice.errors import BadRequestError, ErrorCode
 
-# An engine takes no more, see replica/engine/grammar_source.py: 16 KiB, and 64 KiB of schemas.
+# Bytes that an engine accepts, see replica/engine/grammar_source.py: 16 KiB and 64 KiB of schemas.
 _GRAMMAR_BYTES_MAX = 16_384 + 65_536
 _ANSWER_CHARACTERS_MAX = 16_000  # within what encloses it; the rest is for the reasoning
-CALLS_MAX = 16  # per forced answer: without a bound a weak model would never end it
+CALLS_MAX = 16  # calls per forced answer; without a bound a weak model might never end the answer
 
-# As models were trained to write JSON; with free white space a weak model writes nothing else.
+# White space of JSON as in models' training; with free white space a weak model may not stop.
 JSON_OPTIONS = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
 _NO_PARAMETERS: Mapping[str, Any] = {"properties": {}, "additionalProperties": False}
 # Keywords of a schema whose properties can be written one by one.
@@ -68,9 +68,9 @@ class CallGrammar:
     reasoning: ReasoningMarks | None
 
     def forced(self, tools: Sequence[ToolSpec], *, is_parallel: bool, is_reasoning: bool) -> str:
-        """Return a grammar of calls alone, with optional reasoning in front of them.
+        """Return a grammar that allows only calls, after optional reasoning.
 
-        BadRequestError when the schemas are too large together; `guided` raises the same.
+        Raises BadRequestError if the schemas together are too large; so does `guided`.
         """
         assert tools, "without tools there is nothing to call"
         calls, rules = self._calls(tools, is_parallel=is_parallel)
@@ -80,7 +80,7 @@ class CallGrammar:
     def behind_reasoning(self, answer: str, *, is_reasoning: bool) -> str:
         """Return a grammar of reasoning, followed by `answer`, which is in Lark.
 
-        BadRequestError when an expression or choices are too long.
+        Raises BadRequestError if an expression or a list of choices is too long.
         """
         name, rule = _answer(answer)
         thought, rules = self._thought(is_reasoning=is_reasoning)
@@ -89,9 +89,9 @@ class CallGrammar:
     def calls_or_answer(
         self, tools: Sequence[ToolSpec], answer: str, *, is_parallel: bool, is_reasoning: bool
     ) -> str:
-        """Return a grammar of calls, or of an answer in Lark, behind reasoning if there is any.
+        """Return a grammar of calls, or of an answer in Lark, after optional reasoning.
 
-        BadRequestError when the schemas are too large together, or the answer is too long.
+        Raises BadRequestError if the schemas together are too large, or the answer is too long.
         """
         name, rule = _answer(answer)
         calls, rules = self._calls(tools, is_parallel=is_parallel)
@@ -115,7 +115,8 @@ class CallGrammar:
     def guided(self, tools: Sequence[ToolSpec], *, is_parallel: bool) -> str | None:
         """Return a grammar of any text whose calls follow their schemas.
 
-        None where that is impossible: it takes a mark that is one token, which text cannot hold.
+        The result is None if calls have no mark that is one token, since only such a mark cannot
+        occur in text.
         """
         opening = _OPENINGS.get(self.form)
         if opening not in self.marks:
@@ -130,11 +131,11 @@ class CallGrammar:
     def _calls(self, tools: Sequence[ToolSpec], *, is_parallel: bool) -> tuple[str, Sequence[str]]:
         """Return a list of calls as Lark, and the rules that it needs.
 
-        The rules that all tools share are written once: the engine bounds the text.
+        Rules that all tools share are written once, because the engine bounds the grammar's size.
         """
         form = self.form
         if form is CallForm.LLAMA_PYTHONIC and not _have_keywords(tools):
-            form = CallForm.LLAMA_JSON  # which the same parser reads
+            form = CallForm.LLAMA_JSON  # the same parser reads both forms
         before, between, after = self._around(form)
         opening, to_arguments, closing = self._parts(form)
         one = " | ".join(f"c{number}" for number in range(len(tools)))
@@ -178,7 +179,7 @@ class CallGrammar:
 
 
 def _answer(answer: str) -> tuple[str, str]:
-    """Return the name of a rule for an answer, and the rule; BadRequestError: it is too long."""
+    """Return the name of an answer's rule, and the rule; BadRequestError if it is too long."""
     if answer.startswith("%json"):
         return "answer", f"answer: {answer}"
     is_grammar = answer.startswith("answer: ")
@@ -227,7 +228,8 @@ def _quoted(text: str) -> str:
 def _schema(tool: ToolSpec) -> str:
     """Return the schema of a tool's arguments, always that of an object.
 
-    Strict tools are held to all of it; for others, keywords unknown to the engine are left out.
+    The schema of a strict tool is complete; for other tools, keywords that the engine does not know
+    are left out.
     """
     parameters = _NO_PARAMETERS if tool.parameters is None else tool.parameters
     options = {**JSON_OPTIONS, "lenient": not tool.is_strict}

@@ -1,7 +1,7 @@
-"""A call as one JSON object, `{"name": ..., "arguments": {...}}`, read while it is written. Pure.
+"""Parses a call as one JSON object, `{"name": ..., "arguments": {...}}`, incrementally. Pure.
 
-The keys may come in any order; `parameters` is a synonym of `arguments`. The name goes out with its
-last character, the arguments as they come.
+The keys may have any order; `parameters` is a synonym of `arguments`. The name is emitted when it
+is complete, the arguments piece by piece.
 """
 
 from collections.abc import Collection
@@ -13,12 +13,11 @@ from gateway.dialects.call_writer import CallWriter
 from gateway.dialects.json_text import JsonText
 from gateway.dialects.marks import behind_space
 
-# Bound of a call before its name is known, and of arguments before their name: longer text that
-# looked like a call is text.
+# Characters of a call that are held until its name is known; longer text is not treated as a call.
 HELD_CHARACTERS_MAX = 64 << 10
 _NAME_CHARACTERS_MAX = 512  # as JSON text; also of a key
 _ARGUMENTS_KEYS = ("arguments", "parameters")
-# Beside them, what an object may have that nothing marks as a call.
+# Further keys that the object of a call without a mark may have.
 _OTHER_KEYS = ("type", "id")
 
 
@@ -26,9 +25,9 @@ class CallObject:
     """A call that is read from its JSON object.
 
     Attributes:
-        is_begun: Whether this is surely a call: its name was given out.
+        is_begun: Whether the text is certainly a call, whose name was emitted.
         is_complete: Whether the object has ended and is a call.
-        is_broken: Whether the text is no call, or does not go on as one.
+        is_broken: Whether the text is no call, or is not continued as a call.
     """
 
     __slots__ = (
@@ -60,9 +59,9 @@ class CallObject:
         self._step = self._opening
         self._value = JsonText()
         self._key = ""
-        self._captured: list[str] = []  # of a key or a value that is needed as a whole
+        self._captured: list[str] = []  # pieces of a key or a value that is needed as a whole
         self._captured_characters = 0
-        self._arguments: list[str] = []  # that came before the name
+        self._arguments: list[str] = []  # pieces of arguments that precede the name
         self._has_arguments = False
         self._held: list[str] = []
         self._held_characters = 0
@@ -70,11 +69,11 @@ class CallObject:
 
     @property
     def text(self) -> str:
-        """The taken text, unchanged, while the object may still be no call."""
+        """The consumed text, unchanged, while the object may still be no call."""
         return "".join(self._held)
 
     def take(self, text: str, start: int) -> int:
-        """Take the object's characters from `start` on; return the index behind them."""
+        """Consume the object's characters from `start` on; return the index after them."""
         at = start
         while at < len(text) and not (self.is_complete or self.is_broken):
             begin = at
@@ -105,7 +104,7 @@ class CallObject:
         return self._punctuation(text, at, {",": self._next_key, "}": None})
 
     def _punctuation(self, text: str, at: int, steps: dict[str, Any]) -> int:
-        """Take a character in `steps`, and go on with its step; None ends the object."""
+        """Consume a character of `steps` and continue with its step; None ends the object."""
         at = behind_space(text, at)
         if at == len(text):
             return at
@@ -181,7 +180,7 @@ class CallObject:
         return self._after_value(at)
 
     def _in_other_arguments(self, text: str, at: int) -> int:
-        """Take arguments that are no object: JSON text in a string, as some models write them."""
+        """Consume arguments that are a string with JSON text, as some models write them."""
         at = self._capture(text, at, HELD_CHARACTERS_MAX)
         if self._value.is_complete and not self.is_broken:
             value = self._taken()

@@ -1,4 +1,4 @@
-"""The meaning of a piece of a model's text: content, reasoning, tool calls. Pure."""
+"""The parts of a piece of a model's output: content, reasoning and tool calls. Pure."""
 
 from typing import NamedTuple, Protocol
 
@@ -20,7 +20,7 @@ class CallDelta(NamedTuple):
 
 
 class AnswerDelta(NamedTuple):
-    """The addition of a piece of text to the answer."""
+    """The content, reasoning and calls that a piece of text adds to the answer."""
 
     content: str = ""
     reasoning: str = ""
@@ -42,7 +42,7 @@ def joined(first: AnswerDelta, second: AnswerDelta) -> AnswerDelta:
 class OutputParser(Protocol):
     """Splits the text of one answer, which arrives in pieces cut anywhere.
 
-    Its output in total does not depend on the cuts.
+    The concatenated output does not depend on the cuts.
     """
 
     @property
@@ -66,9 +66,9 @@ class OutputParser(Protocol):
         ...
 
     def push(self, text: str) -> AnswerDelta:
-        """Take the next piece."""
+        """Parse the next piece; return what it adds to the answer."""
         ...
 
     def flush(self) -> AnswerDelta:
-        """Return the text that was held back: the answer has ended."""
+        """Return the held text, because the answer has ended."""
         ...

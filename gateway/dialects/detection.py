@@ -26,7 +26,10 @@ def dialect_of(template: str, tokens: Mapping[str, int], config: Mapping[str, An
         template: Source of the base's chat template.
         tokens: Added tokens of the base's tokenizer, by text.
         config: Content of tokenizer_config.json, where `{"sluice": {"tool_calls": ..., "reasoning":
-            ...}}` decides. ValueError when it names a form that does not exist.
+            ...}}` decides.
+
+    Raises:
+        ValueError: The config names a form that does not exist.
     """
     override: Any = config.get(_OVERRIDE_KEY) or {}
     if not isinstance(override, dict):
@@ -54,7 +57,7 @@ def _call_form(template: str, tokens: Mapping[str, int]) -> CallForm:
     if TOOL_CALL in template:
         return CallForm.HERMES
     if TOOL_CALLS in template or TOOL_CALLS in tokens:
-        # Vocabularies have marks in stock that their models were not trained on.
+        # Vocabularies contain marks that their models were not trained on.
         is_named = ARGUMENTS in (template if TOOL_CALLS in template else tokens)
         return CallForm.MISTRAL_NAMED if is_named else CallForm.MISTRAL
     if any(mark in template or mark in tokens for mark in (PYTHON_TAG, PYTHON_START)):

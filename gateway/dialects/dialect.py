@@ -19,7 +19,7 @@ class Dialect:
 
     Attributes:
         calls: Form of the tool calls.
-        reasoning: Form that sets reasoning apart.
+        reasoning: Form that separates reasoning from the answer.
         mark_ids: Token ids of the marks that are one token of the vocabulary.
     """
 
@@ -51,14 +51,14 @@ class Dialect:
         is_reasoning: bool = False,
         is_forced: bool = False,
     ) -> OutputParser | None:
-        """Return a parser for one answer; None when there is nothing to parse.
+        """Return a parser for one answer; None if there is nothing to parse.
 
         Args:
             tools: Names of the functions that may be called; empty: calls are text.
             is_parallel: Whether there may be more than one call.
-            new_call_id: Names each call.
+            new_call_id: Returns the id of each call.
             is_reasoning: Whether the answer begins inside the reasoning; see `opens_reasoning`.
-            is_forced: Whether a grammar allows calls alone, behind reasoning; see `call_grammar`.
+            is_forced: Whether a grammar allows only calls after reasoning; see `call_grammar`.
         """
         calls = None
         if tools:
@@ -78,7 +78,7 @@ class Dialect:
     def call_grammar(
         self, tools: Sequence[ToolSpec], *, is_parallel: bool, is_reasoning: bool = False
     ) -> str:
-        """Return a grammar of calls of `tools` alone, in the engine's Lark.
+        """Return a grammar that allows only calls of `tools`, in the engine's Lark.
 
         Args:
             tools: Tools that may be called, at least one.
@@ -89,18 +89,18 @@ class Dialect:
         return self._grammar.forced(tools, is_parallel=is_parallel, is_reasoning=is_reasoning)
 
     def strict_grammar(self, tools: Sequence[ToolSpec], *, is_parallel: bool) -> str | None:
-        """Return a grammar of any text in which calls of `tools` keep to their schemas.
+        """Return a grammar of any text in which calls of `tools` follow their schemas.
 
-        None where this dialect cannot enforce that: its calls begin without a mark, or with one
-        that is no token of its own.
+        The result is None if the dialect's calls begin without a mark, or with a mark that is not a
+        single token.
         """
         assert self.has_tools, "this dialect has no calls"
         return self._grammar.guided(tools, is_parallel=is_parallel)
 
     def behind_reasoning(self, answer: str, *, is_reasoning: bool) -> str | None:
-        """Return a grammar of reasoning with an answer, given in Lark, behind it.
+        """Return a grammar of reasoning that is followed by an answer, given in Lark.
 
-        None where this dialect has no reasoning: the answer is the whole output.
+        The result is None if this dialect has no reasoning, so that the answer is the whole output.
         """
         if self.reasoning is ReasoningForm.NONE:
             return None

@@ -22,7 +22,7 @@ class HermesParser(CallScanner):
         return self.in_object(text, at)
 
     def after_object(self, text: str, at: int) -> int:
-        """Take the closing mark, which some models leave out."""
+        """Consume the closing mark, which some models omit."""
         at = behind_space(text, at)
         mark = _CLOSING.at(text, at)
         if mark is None:

@@ -1,7 +1,7 @@
-"""Follows one JSON value through a text that arrives in pieces. Pure.
+"""Parses one JSON value in a text that arrives in pieces. Pure.
 
-Reports the end of the value, and whether it is valid JSON so far. Linear in the text; the nesting
-and the length of numbers are bounded.
+The parser reports the end of the value, and whether the text is valid JSON so far. It takes linear
+time; the nesting and the length of numbers are bounded.
 """
 
 import json
@@ -44,7 +44,7 @@ class JsonText:
 
     Attributes:
         is_complete: Whether the value has ended. A number or a word ends at the next character.
-        is_broken: Whether the text cannot be JSON, or goes beyond the limits.
+        is_broken: Whether the text cannot be JSON or exceeds the limits.
     """
 
     __slots__ = (
@@ -64,16 +64,16 @@ class JsonText:
         self._inside = _Inside.STRUCTURE
         self._expected = _Expectation.VALUE
         self._is_key = False
-        self._digits = 0  # that are still to come
+        self._digits = 0  # hexadecimal digits still expected
         self._scalar = ""
         self.is_complete = self.is_broken = False
 
     def take(self, text: str, start: int) -> tuple[int, str]:
-        """Follow the value from `start` on, to its end or that of `text`.
+        """Consume the value's characters from `start` on, to the end of the value or of `text`.
 
         Returns:
-            The index behind what belongs to it, and that part as valid JSON: line breaks and other
-            control characters inside strings, which models forget to escape, are escaped.
+            The index after the consumed part, and that part as valid JSON, in which control
+            characters inside strings, which models forget to escape, are escaped.
         """
         parts: list[str] = []
         at = start
@@ -143,7 +143,7 @@ class JsonText:
         return at if self._inside is _Inside.SCALAR else at + 1
 
     def _is_fitting(self, character: str) -> bool:
-        """Take the next character outside strings; False when it is not valid JSON here."""
+        """Consume the next character outside strings; return False if it is not valid JSON."""
         expected = self._expected
         if expected is _Expectation.COLON:
             self._expected = _Expectation.VALUE

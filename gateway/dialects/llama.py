@@ -1,7 +1,7 @@
 """Tool calls in the forms of Llama 3 and 4. Pure.
 
-Objects, `{"name": ..., "parameters": {...}}`, several apart by semicolons; or a list in Python's
-syntax, `[f(a=1), g()]`. Either begins the answer, or stands behind a mark.
+Calls are objects, `{"name": ..., "parameters": {...}}`, separated by semicolons, or a list in
+Python's syntax, `[f(a=1), g()]`. Calls begin the answer or follow a mark.
 """
 
 from collections.abc import Callable, Collection
@@ -38,7 +38,7 @@ class LlamaParser(CallScanner):
         self._call = PythonCall(names)
 
     def begin(self, text: str, at: int) -> int:
-        """Take the first characters of the answer: they may begin a call without a mark."""
+        """Consume the first characters of the answer, which may begin a call without a mark."""
         return self._expect_call(text, at)
 
     def after_opening(self, text: str, at: int) -> int:
@@ -48,7 +48,7 @@ class LlamaParser(CallScanner):
         return self._expect_call(text, at)
 
     def after_object(self, text: str, at: int) -> int:
-        """Take the end of a call, or the separator of two calls."""
+        """Consume the end of a call, or the separator of two calls."""
         at = behind_space(text, at)
         mark = _BETWEEN.at(text, at)
         if mark is None:

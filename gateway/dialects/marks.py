@@ -32,7 +32,7 @@ def begun_mark(text: str, mark: str, start: int = 0) -> int:
 
 
 def behind_space(text: str, start: int) -> int:
-    """Return the index of the first character from `start` on that is no white space of JSON."""
+    """Return the index of the first character from `start` on that is no JSON white space."""
     return start + len(matched(_SPACE, text, start))
 
 
@@ -49,14 +49,15 @@ class Marks:
     __slots__ = ("_pattern", "_texts")
 
     def __init__(self, *texts: str) -> None:
-        """Prepare; no mark is the beginning of another."""
+        """Prepare; no mark may be a prefix of another mark."""
         self._texts = texts
         self._pattern = re.compile("|".join(map(re.escape, texts)))
 
     def first(self, text: str, start: int) -> tuple[int, str]:
         """Return the index of the first mark from `start` on, and the mark.
 
-        Without a mark: the end of the text, less a possible beginning of a mark; no mark.
+        If there is no mark, the index is the end of the text, before a possible beginning of a
+        mark, and the mark is empty.
         """
         found = self._pattern.search(text, start)
         if found is not None:
@@ -65,7 +66,7 @@ class Marks:
         return len(text) - begun, ""
 
     def at(self, text: str, start: int) -> str | None:
-        """Return the mark at `start`; empty: there is none; None: more text has to decide."""
+        """Return the mark at `start`, empty if there is none, None if more text must decide."""
         found = self._pattern.match(text, start)
         if found is not None:
             return found.group()

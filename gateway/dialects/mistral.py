@@ -1,8 +1,8 @@
 """Tool calls in the forms of Mistral. Pure.
 
-`[TOOL_CALLS][{"name": ..., "arguments": {...}}, ...]` up to its third tokenizer, and since the
-eleventh `[TOOL_CALLS]name[ARGS]{...}`, once for each call; some write the name without `[ARGS]`,
-some put a `[CALL_ID]` between.
+Models up to Mistral's third tokenizer write `[TOOL_CALLS][{"name": ..., "arguments": {...}}, ...]`.
+Models since the eleventh write `[TOOL_CALLS]name[ARGS]{...}` for each call. Some of these models
+omit `[ARGS]`; some insert `[CALL_ID]`.
 """
 
 import re
@@ -37,7 +37,7 @@ class MistralParser(CallScanner):
         self._arguments = JsonText()
 
     def after_opening(self, text: str, at: int) -> int:
-        """Expect a list of calls, or the name of one."""
+        """Expect a list of calls, or the name of a call."""
         at, character = self.next_character(text, at)
         if not character:
             return at
@@ -51,7 +51,7 @@ class MistralParser(CallScanner):
         return at
 
     def after_object(self, text: str, at: int) -> int:
-        """Take what ends a list or parts its calls."""
+        """Consume the end of a list or the separator of its calls."""
         at = behind_space(text, at)
         if at == len(text):
             return at
@@ -94,7 +94,7 @@ class MistralParser(CallScanner):
         return at + len(mark)
 
     def _in_id(self, text: str, at: int) -> int:
-        """Skip the call's identifier: the gateway makes its own."""
+        """Skip the call's identifier, because the gateway assigns its own ids."""
         identifier = matched(_IDENTIFIER, text, at)
         self.suspect(identifier)
         self._seen += len(identifier)

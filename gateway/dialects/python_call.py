@@ -1,7 +1,7 @@
-"""A call in Python's syntax, `f(a=1, b="x")`, to JSON. Pure.
+"""Converts a call in Python's syntax, `f(a=1, b="x")`, to JSON. Pure.
 
-No code is evaluated: the text is cut out by its quotes and brackets, parsed by `ast`, and only
-literals are taken from the tree.
+No code is evaluated. The end of the call is found by quotes and brackets, the text is parsed by
+`ast`, and only literals in the syntax tree are accepted.
 """
 
 import ast
@@ -24,7 +24,7 @@ _RUN = re.compile(r"""[^"'()\[\]{},:\\#]*""")
 _STRING_RUN = {'"': re.compile(r'[^"\\\n]*'), "'": re.compile(r"[^'\\\n]*")}
 _CLOSING = {"(": ")", "[": "]", "{": "}"}
 _WORDS = ("true", "false", "null")
-# For a number that no float holds: readers of JSON take both for the same. It has no infinity.
+# JSON text for numbers beyond the range of a float, since JSON has no infinity.
 _BEYOND = "1e999"
 
 
@@ -36,10 +36,10 @@ class PythonCall:
     """A call, followed until its closing parenthesis.
 
     Attributes:
-        name: Name of the function, as far as it has come.
+        name: Name of the function, as far as it has arrived.
         arguments: Arguments as JSON, once the call is complete.
         is_complete: Whether the text has ended and is a call.
-        is_broken: Whether the text is no call, or beyond the limits.
+        is_broken: Whether the text is no call or exceeds the limits.
     """
 
     __slots__ = (
@@ -59,7 +59,7 @@ class PythonCall:
     def __init__(self, names: Collection[str] | None) -> None:
         """Wait for the name; only these names make a call, or any name when None."""
         self._names = names
-        self._text: list[str] = []  # behind the name
+        self._text: list[str] = []  # pieces of the text after the name
         self._size = self._parts = 0
         self._open: list[str] = []
         self._quote = ""
@@ -68,7 +68,7 @@ class PythonCall:
         self.is_complete = self.is_broken = False
 
     def take(self, text: str, start: int) -> int:
-        """Take the call's characters from `start` on; return the index behind them."""
+        """Consume the call's characters from `start` on; return the index after them."""
         at = start
         while at < len(text) and not (self.is_complete or self.is_broken):
             begin = at
@@ -85,7 +85,7 @@ class PythonCall:
         return at
 
     def _take_name(self, text: str, at: int) -> int:
-        """Take the name up to its parenthesis."""
+        """Consume the name up to its parenthesis."""
         if not self.name:
             at = behind_space(text, at)
             if at == len(text):

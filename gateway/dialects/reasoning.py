@@ -1,4 +1,4 @@
-"""Reasoning at the beginning of an answer, between marks of its own. Pure."""
+"""Parses reasoning at the beginning of an answer, between a pair of marks. Pure."""
 
 import re
 
@@ -11,9 +11,9 @@ _EMPTY_LINES = re.compile(rf"(?:[ \t]{{0,{_SPACE_CHARACTERS_MAX}}}[\r\n])*")
 
 
 class ReasoningParser:
-    """Takes reasoning out of an answer; what follows goes to another parser.
+    """Separates reasoning from an answer; another parser parses the text after the reasoning.
 
-    Marks anywhere but at the beginning are text: an answer may talk about them.
+    Marks after the beginning of the answer are text, because an answer may mention marks.
     """
 
     __slots__ = ("_after", "_closing", "_is_forced", "_opening", "_rest", "_step")
@@ -30,9 +30,10 @@ class ReasoningParser:
 
         Args:
             marks: Marks of the family.
-            after: Parser of the text behind the reasoning; None: that text is content.
-            is_open: Whether the prompt ends in the opening mark: the answer begins as reasoning.
-            is_forced: Whether calls alone follow: an opening mark that is cut is no text.
+            after: Parser of the text after the reasoning; None if that text is content.
+            is_open: Whether the prompt ends in the opening mark, so that the answer begins as
+                reasoning.
+            is_forced: Whether only calls follow, so that an incomplete opening mark is no text.
         """
         self._is_forced = is_forced
         self._opening, self._closing = Marks(marks.opening), Marks(marks.closing)
@@ -52,7 +53,7 @@ class ReasoningParser:
 
     @property
     def is_reasoning(self) -> bool:
-        """Whether the opening mark was read or stood in the prompt, and the closing one was not."""
+        """Whether the reasoning has begun, in the answer or the prompt, and has not ended."""
         return self._step in (self._before_text, self._in_text)
 
     @property
@@ -61,12 +62,12 @@ class ReasoningParser:
         return self._step == self._behind and (self._after is None or self._after.is_plain)
 
     def push(self, text: str) -> AnswerDelta:
-        """Take the next piece."""
+        """Parse the next piece; return what it adds to the answer."""
         text, self._rest = self._rest + text, ""
         return self._step(text)
 
     def flush(self) -> AnswerDelta:
-        """Return the text that was held back: the answer has ended."""
+        """Return the held text, because the answer has ended."""
         rest, self._rest = self._rest, ""
         if self._step == self._in_text:
             return AnswerDelta("", rest)
@@ -89,7 +90,7 @@ class ReasoningParser:
         return self._before_text(text[at + len(mark) :])
 
     def _before_text(self, text: str) -> AnswerDelta:
-        """Drop the line break behind the opening mark."""
+        """Drop the line break after the opening mark."""
         at = behind_space(text, 0)
         if at == len(text):
             return AnswerDelta()
@@ -105,7 +106,7 @@ class ReasoningParser:
         return joined(AnswerDelta("", text[:at]), self._before_answer(text[at + len(mark) :]))
 
     def _before_answer(self, text: str) -> AnswerDelta:
-        """Drop empty lines behind the closing mark; the answer may begin with spaces."""
+        """Drop empty lines after the closing mark; the answer may begin with spaces."""
         at = len(matched(_EMPTY_LINES, text, 0))
         spaces = behind_space(text, at) - at
         if at + spaces == len(text) and spaces <= _SPACE_CHARACTERS_MAX:

@@ -1,4 +1,4 @@
-"""The common base of all families' parsers: plain text, marks, and calls as JSON objects."""
+"""The base class of all families' call parsers: plain text, marks, and calls as JSON objects."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
@@ -8,7 +8,7 @@ from gateway.dialects.call_writer import CallWriter
 from gateway.dialects.delta import NOTHING, AnswerDelta
 from gateway.dialects.marks import Marks, behind_space
 
-# Bound of the space before a call; models write a line break. Longer space is text.
+# Characters of white space before a call; longer white space is text. Models write a line break.
 _SPACE_CHARACTERS_MAX = 256
 
 Step = Callable[[str, int], int]
@@ -21,8 +21,11 @@ A step that cannot go on leaves the rest, which it gets again together with the 
 class CallScanner(ABC):
     """A parser as a state machine, with one method per state. Subclasses add their family's states.
 
+    Each state's method receives the text and an index, and returns the index after the characters
+    that it has consumed.
+
     Attributes:
-        openings: Marks behind which a call is expected.
+        openings: Marks after which a call is expected.
         calls: Collects the calls.
         step: Method of the present state.
     """
@@ -48,17 +51,17 @@ class CallScanner(ABC):
         """Prepare.
 
         Args:
-            new_call_id: Names each call.
-            is_parallel: Whether there may be several; else one whole call ends the answer.
-            is_forced: Whether the engine allows calls alone: a call that is cut is not shown as
-                text.
+            new_call_id: Returns the id of each call.
+            is_parallel: Whether several calls are allowed; otherwise one call ends the answer.
+            is_forced: Whether the engine allows only calls, so that an incomplete call is not shown
+                as text.
         """
         self.calls = CallWriter(new_call_id)
         self._is_forced = is_forced
         self._is_parallel = is_parallel
         self._content: list[str] = []
-        self._spaces = 0  # in a row, in front of a call
-        self._suspects: list[str] = []  # text that belongs to a call, if one follows
+        self._spaces = 0  # consecutive white space before a call
+        self._suspects: list[str] = []  # text that belongs to a call, if a call follows
         self._rest = ""
         self.is_complete = False
         self._object = CallObject(self.calls)
@@ -71,16 +74,16 @@ class CallScanner(ABC):
 
     @property
     def is_reasoning(self) -> bool:
-        """Always false: another parser takes reasoning out before."""
+        """Always false, because another parser has removed the reasoning before."""
         return False
 
     @property
     def is_plain(self) -> bool:
-        """Always false: a call may follow."""
+        """Always false, because a call may follow."""
         return False
 
     def push(self, text: str) -> AnswerDelta:
-        """Take the next piece."""
+        """Parse the next piece; return what it adds to the answer."""
         if self.is_complete:
             return NOTHING
         text = self._rest + text
@@ -89,13 +92,13 @@ class CallScanner(ABC):
             step = self.step
             behind = step(text, at)
             if behind == at and step == self.step:
-                break  # it needs more
+                break  # the state needs more text
             at = behind
         self._rest = "" if self.is_complete else text[at:]
         return self._delta()
 
     def flush(self) -> AnswerDelta:
-        """Return the text that was held back: the answer has ended."""
+        """Return the held text, because the answer has ended."""
         if not self.is_complete and not self._is_forced:
             self._release()
             # Behind a call it is the beginning of its closing mark.
@@ -104,7 +107,7 @@ class CallScanner(ABC):
         return self._delta()
 
     def begin(self, text: str, at: int) -> int:
-        """Take the first characters of the answer."""
+        """Consume the first characters of the answer."""
         self.step = self.plain
         return self.plain(text, at)
 
@@ -119,11 +122,11 @@ class CallScanner(ABC):
 
     @abstractmethod
     def after_opening(self, text: str, at: int) -> int:
-        """Take what follows the mark that begins a call."""
+        """Consume the text after a mark that begins a call."""
 
     @abstractmethod
     def after_object(self, text: str, at: int) -> int:
-        """Take what follows a whole call."""
+        """Consume the text after a whole call."""
 
     def after_call(self, text: str, at: int) -> int:
         """Drop the white space that models write after calls."""
@@ -133,7 +136,7 @@ class CallScanner(ABC):
         return at
 
     def in_object(self, text: str, at: int) -> int:
-        """Take the characters of a call that is one JSON object."""
+        """Consume the characters of a call that is one JSON object."""
         at = self._object.take(text, at)
         if self._object.is_begun:
             self.confirm()
@@ -144,11 +147,11 @@ class CallScanner(ABC):
         return at
 
     def next_character(self, text: str, at: int) -> tuple[int, str]:
-        """Keep white space in front of a call.
+        """Keep white space before a call.
 
         Returns:
-            The index behind it, and the character there; none when it has not come yet, or when
-            there is so much white space that it is taken for plain text.
+            The index after the white space, and the character there. The character is empty if it
+            has not arrived yet, or if there is so much white space that it counts as text.
         """
         behind = behind_space(text, at)
         self.suspect(text[at:behind])
@@ -161,31 +164,31 @@ class CallScanner(ABC):
         return behind, ""
 
     def open_object(self, names: Collection[str] | None = None) -> None:
-        """Expect a call that is one JSON object, of one of these names; None: any."""
+        """Expect a call that is one JSON object, with one of these names (None: any name)."""
         self._object = CallObject(self.calls, names)
         self.step = self.in_object
 
     def end_call(self) -> None:
-        """Note the end of a whole call."""
+        """Record the end of a whole call."""
         self.is_complete = not self._is_parallel
         self.step = self.after_object
 
     def show(self, text: str) -> None:
-        """Give out plain text."""
+        """Emit plain text."""
         if text:
             self._content.append(text)
 
     def suspect(self, text: str) -> None:
-        """Keep text that belongs to a call, if one follows."""
+        """Keep text that belongs to a call, if a call follows."""
         if text:
             self._suspects.append(text)
 
     def confirm(self) -> None:
-        """Drop the kept text: it began a call."""
+        """Drop the kept text, because it began a call."""
         self._suspects.clear()
 
     def give_up(self) -> None:
-        """Show the kept text: it began no call, or a broken one."""
+        """Show the kept text as content, because it began no call or a broken call."""
         self._release()
         self.step = self.plain
 

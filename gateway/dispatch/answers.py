@@ -1,7 +1,7 @@
-"""Advances the answers of one request for their only reader.
+"""Advances all answers to one request on behalf of the coroutine that handles the request.
 
-Messages of routers are handed out synchronously: a token costs no task and no await. Only a begin
-and an end wake the reader, which advances all answers of its request.
+Router links pass tokens to generations synchronously, so that a token costs no task and no await.
+The handling coroutine is woken only when an answer begins or ends; it then advances all answers.
 """
 
 import asyncio
@@ -20,11 +20,11 @@ from gateway.dispatch.routers import RouterLinks
 class Answers:
     """The answers to one request, under way while the `with` block runs.
 
-    One coroutine at a time waits: for `begun`, and then, by iterating, for each answer that ends.
-    The first refusal ends all answers, and the iteration.
+    At most one coroutine waits at a time: first for `begun`, then, by iterating, for each answer
+    that ends. The first refused answer ends all other answers and the iteration.
 
     Attributes:
-        refusal: Reason of the end; None: no answer was refused.
+        refusal: The refusal that ended the answers; None while no answer was refused.
     """
 
     __slots__ = (
@@ -48,7 +48,8 @@ class Answers:
         self._retries = retries
         self._on_close = on_close
         self._has_begun = self._awaits_end = False
-        self._due: list[Generation] = []  # to be asked for, since the first one has begun
+        # Further answers to submit, since the first answer to their prompt has begun.
+        self._due: list[Generation] = []
         self._pursuits: list[Pursuit] = []
         self._woken: list[Pursuit] = []
         self._ended: deque[Generation] = deque()
@@ -60,7 +61,7 @@ class Answers:
         return len(self._pursuits) + len(self._due) + sum(len(it.siblings) for it in self._pursuits)
 
     def __enter__(self) -> Self:
-        """Ask for the first answer to each prompt."""
+        """Submit the first answer to each prompt."""
         if self.refusal is None:
             generations, count = self._generations, self._per_prompt
             for place in range(0, len(generations), count):
@@ -82,7 +83,8 @@ class Answers:
         """Wait for the first tokens of any answer, an end, or the time for a keep-alive.
 
         Returns:
-            The refusal of a request of which nothing was generated; None: the client may be told.
+            The refusal of a request of which nothing was generated; None if the response to the
+            client may begin.
         """
         while not self._has_begun and self.refusal is None and self._pursuits:
             await self._more()
@@ -92,7 +94,7 @@ class Answers:
         return self
 
     async def __anext__(self) -> Generation:
-        """Wait for the next answer that ends well; a refusal ends the iteration."""
+        """Return the next answer that ends well; a refusal ends the iteration."""
         while not self._ended:
             if not self._pursuits and not self._due:
                 raise StopAsyncIteration
@@ -100,14 +102,14 @@ class Answers:
         return self._ended.popleft()
 
     async def finished(self) -> GenerationEnd | None:
-        """Wait for the end of all answers; return the refusal."""
+        """Wait until all answers have ended; return the refusal, if an answer was refused."""
         self._awaits_end = True
         while self._pursuits or self._due:
             await self._more()
         return self.refusal
 
     def stop(self) -> None:
-        """End all running answers: the process is about to exit."""
+        """End all running answers, because the process is about to exit."""
         for pursuit in self._pursuits:
             pursuit.generation.end(STOPPING)
             pursuit.on_routers_changed()
@@ -129,7 +131,7 @@ class Answers:
         pursuit.begin(asyncio.get_running_loop().time())
 
     def _note(self, pursuit: Pursuit) -> None:
-        """Note first tokens, an end, or a nudge of a generation; wake the reader if necessary."""
+        """Handle first tokens, the end or a nudge of a generation; wake the waiter if needed."""
         if not self._awaits_end or pursuit.siblings or pursuit.generation.ending is not None:
             self._wake(pursuit)
 
@@ -144,7 +146,7 @@ class Answers:
         while self._woken:
             pursuit = self._woken.pop(0)
             if pursuit not in self._pursuits:
-                continue  # it has ended meanwhile
+                continue  # the answer has ended meanwhile
             final, generation = pursuit.look(now_s), pursuit.generation
             if generation.emitted or generation.was_nudged:
                 self._has_begun = True

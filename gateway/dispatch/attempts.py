@@ -1,4 +1,4 @@
-"""Where the answers of one request ran: one record per submission to a router; pure."""
+"""Records where the answers to one request ran: one record per submission to a router; pure."""
 
 from collections.abc import Iterable, Sequence
 from sys import intern
@@ -9,15 +9,15 @@ from sluice.wire.telemetry.v1 import telemetry_pb2 as telemetry
 if TYPE_CHECKING:
     from sluice.wire.router.v1 import router_pb2 as wire
 
-KEPT_MAX = 8  # per answer; beyond it the middle ones are forgotten
-TOLD_MAX = 16  # per request
+KEPT_MAX = 8  # attempts kept per answer; of more, the middle attempts are dropped
+TOLD_MAX = 16  # attempts in the event of one request
 _REASON_MAX = 200
 _CANDIDATES_MAX = 16
 _U32_MAX = 0xFFFFFFFF
 
 
 class AttemptPlacement(NamedTuple):
-    """The place of a running answer, copied from its router's message, which takes 0.5 KB.
+    """The placement of a running answer, copied from the router's larger message (0.5 KB).
 
     Attributes:
         replica_id: Id of the replica.
@@ -25,7 +25,7 @@ class AttemptPlacement(NamedTuple):
         engine_queue_us: Microseconds in the engine's queue.
         load_us: Microseconds of loading the adapter.
         cached_tokens: Cached tokens of the prompt.
-        decision: The router's explanation; None: it gave none.
+        decision: The router's explanation of the placement; None if the router sent none.
     """
 
     replica_id: str
@@ -39,7 +39,7 @@ class AttemptPlacement(NamedTuple):
 def placement_of(placed: "wire.Placed") -> AttemptPlacement:
     """Return the placement in a message."""
     return AttemptPlacement(
-        intern(placed.replica_id),  # the same for many
+        intern(placed.replica_id),  # many requests share one string
         placed.queue_us,
         placed.engine_queue_us,
         placed.load_us,
@@ -49,7 +49,7 @@ def placement_of(placed: "wire.Placed") -> AttemptPlacement:
 
 
 def detached(decision: "wire.Explanation") -> "wire.Explanation":
-    """Return a copy; a part of a message would keep the whole message in memory."""
+    """Return a copy, because a reference to a part would keep the whole message in memory."""
     copy = type(decision)()
     copy.CopyFrom(decision)
     return copy
@@ -60,14 +60,14 @@ class Attempt:
 
     Attributes:
         number: Number of the attempt, from 0 on, over all attempts of the answer.
-        submitted_at_s: Monotonic time of the submission, as all times here.
-        first_at_s: Time of the first token; 0: none has come.
-        ended_at_s: Time of the end; 0 while the attempt goes on.
+        submitted_at_s: Monotonic time of the submission; all times here are monotonic.
+        first_at_s: Time of the first token; 0 before the first token.
+        ended_at_s: Time of the end; 0 while the attempt runs.
         emitted_before: Tokens of earlier attempts.
         output_tokens: Tokens of this attempt.
-        placed: Place of the answer; None: it never ran.
+        placed: Placement of the answer; None if the answer never ran.
         decision: Router's explanation of the placement, from the message at the end.
-        outcome: Outcome, as events name it; `cancelled` until the attempt has ended.
+        outcome: Outcome by its name in events; `cancelled` until the attempt has ended.
         reason: Reason, in words, of an outcome other than success.
         before_us: Microseconds from the submission to the end of the previous attempt, where the
             router queued the request again by itself.
@@ -96,7 +96,7 @@ class Attempt:
         self.before_us = 0
 
     def interrupted(self, by: "wire.Interruption", emitted: int) -> "Attempt":
-        """End this attempt where its router queued the request again; return the next attempt.
+        """End this attempt because its router queued the request again; return the next attempt.
 
         Args:
             by: The router's message about the interruption.
@@ -104,7 +104,7 @@ class Attempt:
         """
         after_us = max(0, by.ended_us - self.before_us)
         ended_at_s = max(self.first_at_s, self.submitted_at_s + after_us * 1e-6)
-        if self.placed is None:  # its engine may not have begun
+        if self.placed is None:  # the engine had not begun; only the replica is known
             self.placed = AttemptPlacement(by.replica_id, by.queue_us)
         self.ended_at_s, self.outcome, self.reason = ended_at_s, by.code or "requeued", by.reason
         self.output_tokens = emitted - self.emitted_before
@@ -114,14 +114,14 @@ class Attempt:
 
     @property
     def explanation(self) -> "wire.Explanation | None":
-        """The router's explanation of the placement, if there is one."""
+        """The router's explanation of the placement, if the router sent an explanation."""
         if self.decision is None and self.placed is not None:
             return self.placed.decision
         return self.decision
 
 
 def begun(attempts: list[Attempt], attempt: Attempt) -> None:
-    """Add an attempt; of too many, the first ones and the latest are kept."""
+    """Add an attempt; of more than `KEPT_MAX`, drop the middle one."""
     if len(attempts) >= KEPT_MAX:
         del attempts[KEPT_MAX // 2]
     attempts.append(attempt)
@@ -130,11 +130,13 @@ def begun(attempts: list[Attempt], attempt: Attempt) -> None:
 def rows(
     answers: Sequence[Sequence[Attempt]], received_at_s: float, ended_at_s: float
 ) -> list[telemetry.Attempt]:
-    """Return an event's rows about the attempts of a request; none where other fields suffice.
+    """Return the rows about a request's attempts for its event.
+
+    A request with one plain attempt gets no rows, because the event's other fields suffice.
 
     Args:
         answers: The attempts of each answer, in order.
-        received_at_s: Monotonic time that moments are counted from.
+        received_at_s: Monotonic arrival time of the request, from which the rows' times count.
         ended_at_s: End of the request; also the end of attempts without an end of their own.
     """
     if not answers or (len(answers) == 1 and _is_plain(answers[0])):
@@ -180,13 +182,13 @@ def _message(
         message.load_us = placed.load_us
         message.cached_tokens = placed.cached_tokens
     if (known := attempt.explanation) is not None:
-        known.router_id = attempt.router_id  # as it does itself where it is asked
+        known.router_id = attempt.router_id  # as in the router's own `Explain` answers
         message.decision = _trimmed(known).SerializeToString()
     return message
 
 
 def _trimmed(decision: "wire.Explanation") -> "wire.Explanation":
-    """Return a decision with only the best candidates and the chosen one, in their order."""
+    """Return a decision with only its first candidates and the chosen replica, in their order."""
     if len(decision.candidates) <= _CANDIDATES_MAX:
         return decision
     kept: Iterable[wire.Candidate] = [

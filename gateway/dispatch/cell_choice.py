@@ -1,12 +1,18 @@
 """Chooses the cell of a pool for a request; pure.
 
-Three rules, in this order. A session stays in its cell, where its conversation is cached, unless
-that cell is so busy that another one would compute the prompt anew sooner. A prompt goes to the
-cells that cache most of it by their sketches, as long as they are not much fuller than the others.
-Of several, the first block that none of them has decides: later turns of the same conversation
-begin with it, other conversations do not. Other requests for an adapter go together, so that few
-cells load it. The rest go to the cell that owes the least work per replica. Keys are placed by
-rendezvous hashing: when a cell comes or goes, only its own keys move.
+The first of these rules that applies decides:
+
+1. A session stays in its cell, where its conversation is cached, unless the cell is so busy that
+   another cell would compute the whole prompt sooner.
+2. A prompt goes to the cell that caches the longest prefix of it, by the sketches that routers
+   report, if that cell is not much busier than the others. If several cells cache equally much, the
+   first block that none of them caches is the key: later turns of the same conversation share that
+   block, other conversations do not.
+3. Requests for the same adapter go to the same cell, so that few cells load the adapter.
+4. Other requests go to the cell that owes the least work per replica.
+
+Keys are placed by rendezvous hashing, so that a cell that is added or removed moves only its own
+keys.
 """
 
 import hashlib
@@ -20,17 +26,17 @@ from gateway.dispatch.tier_gate import NO_GATES, ToldGates
 from sluice.hashing import HASH_BYTES
 from sluice.prefix_marks import DEPTH_MIN, following
 
-# The block whose hash is the affinity of a prompt while no router tells sketches: its first 2,048
-# tokens. Conversations that only have a system prompt in common mostly differ before it and spread;
-# the same document, or the same long conversation, agrees beyond it.
+# Number of leading blocks (2,048 tokens) whose hash is the affinity key of a prompt while no router
+# reports sketches. Conversations that share only a system prompt mostly differ within these blocks
+# and are spread; prompts about one document, or of one long conversation, share all these blocks.
 AFFINITY_BLOCKS = 64
 # A cell takes requests by affinity while it owes at most this many times the pool's mean.
 LOAD_FACTOR = 1.25
-# Tokens owed per replica below which a cell counts as idle, at most those of the prompt: about a
-# fifth of a second of work.
+# Tokens owed per replica up to which a cell counts as idle: about a fifth of a second of work. For
+# a shorter prompt, the prompt's length is the bound.
 IDLE_TOKENS = 2048
-# A session leaves its cell when that makes it wait more than so many times as long as the best one,
-# plus a time that grows with what would have to be computed anew.
+# A session leaves its cell if the wait there exceeds the shortest wait times this factor, plus a
+# slack that grows with the prompt, since another cell would have to compute the prompt anew.
 WAIT_FACTOR = 2.0
 WAIT_SLACK_MS = 250.0
 WAIT_SLACK_MS_PER_TOKEN = 0.1
@@ -43,15 +49,15 @@ class CellView:
 
     Attributes:
         cell_id: Id of the cell.
-        replicas_ready: Replicas that can take requests now.
-        tokens_owed: Prompt and output tokens that the cell has accepted and not computed: the last
-            reported number, plus the tokens sent there since.
+        replicas_ready: Replicas that can accept requests now.
+        tokens_owed: Prompt and output tokens that the cell has accepted and not yet computed: the
+            number that the router reported last, plus the tokens sent to the cell since.
         wait_ms: Time until the first token of a new request, as predicted by its router.
-        is_draining: Whether the cell is about to be removed; it serves until then.
+        is_draining: Whether the cell is about to be removed; the cell serves until its removal.
         is_refusing: Whether the cell's router is shutting down.
         queued: Requests that wait in the router.
         running: Requests at the replicas.
-        gates: Gates of tiers, as its router told of them.
+        gates: Gates of the cell's tiers, as reported by its router.
         told_at_s: Time of the router's last message about the cell, on the monotonic clock.
         seed: Hash of the cell's id.
     """
@@ -76,11 +82,11 @@ class Wish(NamedTuple):
     """The traits of a request that decide its cell.
 
     Attributes:
-        session: Hash of the session; 0 without one.
+        session: Hash of the session; 0 without a session.
         hashes: First eight bytes of the hash of each full block of the prompt.
         prompt_tokens: Tokens of the prompt.
-        salt: Number of the request; decides between equal cells.
-        adapter: Hash of the adapter; 0 without one.
+        salt: Number derived from the request; decides between equal cells.
+        adapter: Hash of the adapter; 0 without an adapter.
     """
 
     session: int
@@ -91,25 +97,25 @@ class Wish(NamedTuple):
 
 
 class Wishing(Protocol):
-    """A request that goes to a cell."""
+    """A request that needs a cell."""
 
     @property
     def wish(self) -> Wish:
-        """The traits that decide the cell; computed once, since that takes a while."""
+        """The traits that decide the cell; read once per request, since computing them is slow."""
         ...
 
 
 def hashes_of(block_hashes: bytes) -> "memoryview[int]":
-    """Return a view of a prompt's concatenated hashes: the first eight bytes of each."""
+    """Return a view of the first eight bytes of each of a prompt's concatenated block hashes."""
     return memoryview(block_hashes).cast("Q")[:: HASH_BYTES // 8]
 
 
 class CellChoice(NamedTuple):
-    """The cell for a request.
+    """The cell that was chosen for a request.
 
     Attributes:
         cell: The cell.
-        known: Leading blocks of the prompt that the cell is known to have; 0 with a session.
+        known: Leading blocks of the prompt that the cell caches by its sketch; 0 with a session.
     """
 
     cell: CellView
@@ -120,9 +126,9 @@ def choose(cells: Sequence[CellView], wish: Wish, board: PrefixBoard | None = No
     """Return the cell for a request.
 
     Args:
-        cells: Cells of the pool that can be reached; at least one.
+        cells: Cells of the pool whose routers are connected; at least one.
         wish: The request's traits.
-        board: Sketches of the pool's cells; None: no router tells any.
+        board: Sketches of the pool's cells; None if no router reports sketches.
     """
     if len(cells) == 1:
         return CellChoice(cells[0])
@@ -144,7 +150,7 @@ def choose(cells: Sequence[CellView], wish: Wish, board: PrefixBoard | None = No
 
 
 def _by_sketches(fit: Sequence[CellView], wish: Wish, board: PrefixBoard) -> CellChoice:
-    """Return the cell that has most of a prompt, among those that are not too full."""
+    """Return the cell that caches most of a prompt, among the cells below the load bound."""
     free = _free(fit, wish)
     depth, names = board.holders(wish.hashes, [cell.cell_id for cell in free])
     held = set(names)
@@ -169,9 +175,9 @@ def _idlest(cells: Sequence[CellView], wish: Wish) -> CellView:
 
 
 def load_bound(cells: Sequence[CellView], prompt_tokens: int) -> float:
-    """Return how many tokens per replica a cell may owe to be chosen for what it caches.
+    """Return how many tokens per replica a cell may owe to be chosen for its cache.
 
-    At least one cell is below the bound: the mean lies above the smallest.
+    At least one cell is within the bound, because the bound is above the mean over all cells.
     """
     replicas = sum([cell.replicas_ready or 1 for cell in cells])
     idle = min(IDLE_TOKENS, prompt_tokens)
@@ -179,7 +185,7 @@ def load_bound(cells: Sequence[CellView], prompt_tokens: int) -> float:
 
 
 def _fittest(cells: Sequence[CellView]) -> Sequence[CellView]:
-    """Return the cells of the best grade; nearly always these are all cells."""
+    """Return the cells with the lowest `_unfitness`, nearly always all cells."""
     fit = [c for c in cells if c.replicas_ready and not (c.is_draining or c.is_refusing)]
     if fit:
         return fit
@@ -188,7 +194,7 @@ def _fittest(cells: Sequence[CellView]) -> Sequence[CellView]:
 
 
 def _unfitness(cell: CellView) -> int:
-    """Grade the objections to a cell: it drains, it has no replica, it refuses all requests."""
+    """Return a grade: 1 for a draining cell, 2 without a replica, 3 if its router refuses all."""
     if cell.is_refusing:
         return 3
     if not cell.replicas_ready:
@@ -200,7 +206,7 @@ def _heaviest(cells: Sequence[CellView], key: int) -> CellView:
     """Return the cell with the highest rendezvous weight for a key."""
     chosen, highest = cells[0], -1
     if len(cells) > 1:
-        for cell in cells:  # written out: a call per cell would cost more than the rest
+        for cell in cells:  # inlined, because a function call per cell would double the time
             mixed = (cell.seed ^ key) * 0xBF58476D1CE4E5B9 & _MASK
             weight = (mixed ^ mixed >> 32) * 0x94D049BB133111EB & _MASK
             if weight > highest:

@@ -16,7 +16,7 @@ _DRAINING = GenerationEnd(EndKind.REFUSED, ErrorCode.DRAINING, STOPPING_TEXT, ST
 
 
 class GatewayDispatcher:
-    """Begins, drains and stops requests; in between `Answers` runs by itself."""
+    """Begins, drains and stops a worker's requests; `Answers` carries out each request."""
 
     def __init__(self, links: RouterLinks) -> None:
         """Prepare."""
@@ -28,7 +28,7 @@ class GatewayDispatcher:
 
     @property
     def open(self) -> int:
-        """Number of generations that run, or wait for another one of their prompt to begin."""
+        """Number of generations that run, or wait until another answer to their prompt begins."""
         return sum(answers.open for answers in self._open)
 
     @property
@@ -37,7 +37,7 @@ class GatewayDispatcher:
         return self._retries.refused
 
     def serves(self, pool_id: str) -> bool:
-        """Return whether a replica of the pool takes requests."""
+        """Return whether a replica of the pool accepts requests."""
         return self._links.serves(pool_id)
 
     @property
@@ -46,11 +46,15 @@ class GatewayDispatcher:
         return self._links.is_gated
 
     def refused_for_s(self, pool_id: str, ask: GateAsk, now_s: float) -> float | None:
-        """Return for how long a pool's routers refuse a request; None: it goes to one of them."""
+        """Return for how long a pool's routers refuse a request; None if a router accepts it."""
         return self._links.refused_for_s(pool_id, ask, now_s)
 
     async def drain(self, timeout_s: float) -> int:
-        """Take no new request, wait for the open ones; return how many are left at the deadline."""
+        """Refuse new requests and wait until the open requests end, for at most `timeout_s`.
+
+        Returns:
+            The number of generations that are still open.
+        """
         self.is_draining = True
         if self._open:
             self._idle.clear()
@@ -60,16 +64,16 @@ class GatewayDispatcher:
         return self.open
 
     def stop_all(self) -> None:
-        """End all running and later requests: the process is about to exit."""
+        """End all running and later requests, because the process is about to exit."""
         self._links.stop()
         for answers in tuple(self._open):
             answers.stop()
 
     def dispatch(self, generations: Sequence[Generation], answers_per_prompt: int) -> Answers:
-        """Return the answers to one request; they are submitted when its `with` block begins.
+        """Return the answers to one request, whose `with` block submits the request.
 
         Args:
-            generations: Generations that receive the answers; those of one prompt stand together.
+            generations: Generations that receive the answers; answers to one prompt are adjacent.
             answers_per_prompt: Number of answers to each prompt.
         """
         answers = Answers(generations, answers_per_prompt, self._links, self._retries, self._close)

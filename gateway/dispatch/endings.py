@@ -1,4 +1,4 @@
-"""The endings of attempts to get an answer. Pure."""
+"""How attempts to get an answer end. Pure."""
 
 from enum import Enum, auto
 from typing import NamedTuple
@@ -12,16 +12,16 @@ class EndKind(Enum):
 
     STOP = auto()
     LENGTH = auto()
-    FILTERED = auto()  # a rule of the tenant has ended it
-    REFUSED = auto()  # rejected, evicted, or failed for good: `code` says why
-    LOST = auto()  # the replica, the router or the connection is gone: to be resumed
+    FILTERED = auto()  # a rule of the tenant has ended the answer
+    REFUSED = auto()  # the request was rejected, evicted, or failed for good; `code` has the reason
+    LOST = auto()  # the replica, the router or the connection was lost; the answer can be resumed
 
 
 class GenerationEnd(NamedTuple):
-    """The end of an attempt; the fields besides `kind` hold for endings other than success.
+    """The end of an attempt; the fields besides `kind` describe endings other than success.
 
     Attributes:
-        param: The field of the engine's request at fault; empty: none is known.
+        param: The invalid field of the engine's request; empty if no field is known.
     """
 
     kind: EndKind
@@ -32,7 +32,7 @@ class GenerationEnd(NamedTuple):
 
     @property
     def outcome(self) -> str:
-        """The outcome, as events name it."""
+        """The outcome by its name in events."""
         if self.kind is EndKind.STOP:
             return "stop"
         return "length" if self.kind is EndKind.LENGTH else self.code
@@ -44,7 +44,7 @@ _KINDS = {
     wire.OUTCOME_KIND_REJECTED: EndKind.REFUSED,
     wire.OUTCOME_KIND_EVICTED: EndKind.REFUSED,
     wire.OUTCOME_KIND_FAILED: EndKind.REFUSED,
-    wire.OUTCOME_KIND_CANCELLED: EndKind.LOST,  # not by us: our own cancels are not waited for
+    wire.OUTCOME_KIND_CANCELLED: EndKind.LOST,  # not by this gateway, which awaits no cancelled end
     wire.OUTCOME_KIND_LOST: EndKind.LOST,
 }
 
@@ -53,10 +53,10 @@ _CODES = {code.value: code for code in ErrorCode}
 
 
 def ending_of(outcome: wire.Outcome) -> GenerationEnd:
-    """Return the ending that a router's outcome stands for."""
+    """Return the ending that a router's outcome means."""
     kind = _KINDS.get(outcome.kind, EndKind.REFUSED)
     code = _CODES.get(outcome.code)
-    if code is None:  # a success, or a newer router
+    if code is None:  # a success, or a code that only a newer router has
         code = ErrorCode.REPLICA_LOST if kind is EndKind.LOST else ErrorCode.ENGINE_FAILED
     retry_after_s = outcome.retry_after_ms / 1000 if outcome.retry_after_ms else None
     return GenerationEnd(kind, code, outcome.message, retry_after_s, outcome.param)

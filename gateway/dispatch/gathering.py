@@ -1,6 +1,6 @@
-"""Reasoning and arguments of calls, gathered for a moment: clients only add them up.
+"""Gathers a stream's reasoning and tool-call arguments, so that several tokens share one event.
 
-Half an argument is of no use to a reader, and an event for each token costs a write.
+A client cannot use half an argument, and an event for each token would cost a write.
 """
 
 import asyncio
@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from gateway.dialects.delta import NOTHING, AnswerDelta, CallDelta
 
-# Beyond it the pause is not waited for: an engine may bring much at once.
+# Characters that are gathered at most; beyond, they are sent before the pause is over.
 _CHARACTERS_MAX = 16 << 10
 
 
@@ -18,11 +18,11 @@ class DeltaGatherer:
     __slots__ = ("_characters", "_is_over", "_kept", "_pause_s", "_timer")
 
     def __init__(self, pause_s: float, is_over: Callable[[], None]) -> None:
-        """Prepare; the first piece passes at once.
+        """Prepare to pass the first piece without delay.
 
         Args:
-            pause_s: Seconds between two events with such pieces.
-            is_over: Called when the pause is over and pieces are kept; `take` is to be called then.
+            pause_s: Seconds between two events with reasoning or calls.
+            is_over: Called when the pause is over and pieces are kept; it has to call `take`.
         """
         self._pause_s = pause_s
         self._is_over = is_over
@@ -31,9 +31,9 @@ class DeltaGatherer:
         self._timer: asyncio.TimerHandle | None = None
 
     def passed(self, delta: AnswerDelta) -> list[AnswerDelta]:
-        """Return what is to be shown now, in this order."""
+        """Add a piece; return the pieces to send now, in this order."""
         both = together(self._kept, delta)
-        if both is None:  # content does not wait, nor does what stands before it
+        if both is None:  # content is sent without delay, and so are the kept pieces before it
             return [it for it in (self.take(), delta) if it is not NOTHING]
         if self._timer is None:
             self._start_timer()
@@ -43,13 +43,13 @@ class DeltaGatherer:
         return [self.take()] if self._characters > _CHARACTERS_MAX else []
 
     def take(self) -> AnswerDelta:
-        """Return what is kept, perhaps nothing."""
+        """Remove and return the kept pieces, `NOTHING` if there are none."""
         kept, self._kept = self._kept, NOTHING
         self._characters = 0
         return kept
 
     def close(self) -> AnswerDelta:
-        """Return what is kept; nothing is kept any more."""
+        """Stop gathering; return the kept pieces."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -66,14 +66,14 @@ class DeltaGatherer:
 
 
 def together(first: AnswerDelta, second: AnswerDelta) -> AnswerDelta | None:
-    """Return one delta without content that says what two say; None: there is none. Pure."""
+    """Return two deltas joined in one; None if content or the order forbids it. Pure."""
     if first.content or second.content or (first.calls and second.reasoning):
         return None
     return AnswerDelta("", first.reasoning + second.reasoning, _joined(first.calls, second.calls))
 
 
 def _joined(first: tuple[CallDelta, ...], second: tuple[CallDelta, ...]) -> tuple[CallDelta, ...]:
-    """Return pieces of calls, with those of one call that stand side by side as one."""
+    """Return the pieces of both, with adjacent pieces of the same call merged."""
     if not first or not second:
         return first or second
     *before, last = first

@@ -1,7 +1,8 @@
-"""One accepted request while it is answered: its fields, its tokens so far, its ending.
+"""One answer to an accepted request while it is generated: its fields, tokens and ending.
 
-A router link calls `push`, `place` and `end` synchronously while it reads a message. The listener
-is called only for first tokens, the end and nudges. This module does no I/O.
+A router link calls `push`, `place` and `end` synchronously while it reads a message. The
+generation calls its listener at first tokens, at the end, and when a keep-alive is due (a nudge).
+This module does no I/O.
 """
 
 import zlib
@@ -34,30 +35,30 @@ from sluice.wire.router.v1 import router_pb2 as wire
 
 
 class GenerationSpec(NamedTuple):
-    """A requested answer: its fields for the router, and the pipe from its ids to text.
+    """A requested answer: its fields for the router, and the pipe from its token ids to text.
 
     Sampling values have the engine's form.
 
     Attributes:
+        deadline_ms: The request's deadline in milliseconds; 0: the router's default.
         new_pipe: Makes the pipe from tokens to text.
-        new_logprobs: Makes the writer of log probabilities; None: the request wants none.
-        new_guard: Makes the guard of the answer by the tenant's rules; None: the tenant has none.
+        new_logprobs: Makes the writer of log probabilities; None if none were requested.
+        new_guard: Makes the guard that applies the tenant's rules; None without rules.
         block_hashes: Hashes of the prompt's full blocks, concatenated; see `sluice.hashing`.
-        packed_prompt: Packed form of a long prompt; shared by its answers.
-        tier_reserved_permille: The tier's share of a cell while it has work.
+        packed_prompt: Packed form of a long prompt; all answers to the prompt share this object.
+        tier_reserved_permille: The tier's reserved share of a cell while the tier has work.
         is_preemptible: Whether the answer may be preempted, as batch work may.
         choice: Index of the answer among those of its request.
         scored_tokens: Number of trailing tokens of the prompt to score.
         pinned_blocks: Number of leading blocks of the prompt to keep cached.
-        is_begun: Whether the client has received a part of the answer already.
+        is_begun: Whether the client has already received a part of the answer.
         absence_ms: Longest wait in milliseconds for a pool without replicas; 0: until the deadline.
-        traceparent: W3C trace context of the request; empty: none is passed on.
+        traceparent: W3C trace context of the request; empty: the router gets no trace context.
         tracestate: W3C trace state that belongs to `traceparent`.
-        prompt_logprobs: Alternatives wanted per token of the prompt; None: none are wanted.
-        is_echo_alone: Whether only the echoed prompt is wanted: the one computed token is not
-            shown.
-        prediction: Expected token ids of the answer; empty: no expectation.
-        dropped_turns: Oldest turns of the chat that had no room in the prompt.
+        prompt_logprobs: Requested alternatives per token of the prompt; None if not requested.
+        is_echo_alone: Whether only the echoed prompt is shown, without the one computed token.
+        prediction: Expected token ids of the answer; empty without a prediction.
+        dropped_turns: Number of the chat's oldest turns that did not fit into the prompt.
     """
 
     request_id: str
@@ -72,7 +73,7 @@ class GenerationSpec(NamedTuple):
     end_ids: frozenset[int]
     sampling: engine.Sampling
     session_hash: int
-    deadline_ms: int  # the request's own; 0: the router's default
+    deadline_ms: int
     ignore_eos: bool
     traceparent: str
     new_pipe: Callable[[], TextPipe]
@@ -103,28 +104,28 @@ class GenerationSpec(NamedTuple):
 
 
 class Generation(ABC):
-    """A running answer; `WholeGeneration` collects it, `StreamedGeneration` sends it on at once.
+    """A running answer: `WholeGeneration` collects its text, `StreamedGeneration` streams it.
 
     Attributes:
-        emitted: All token ids so far, over all attempts; an array takes a ninth of a list's memory.
-        first_at_s: Monotonic time of the first token; 0 before.
+        emitted: All token ids so far, over all attempts; an array uses a ninth of a list's memory.
+        first_at_s: Monotonic time of the first token; 0 before the first token.
         last_at_s: Monotonic time of the last token.
         itl_max_s: Longest gap between two pushes.
         placed: The last placement, if any.
         cached_tokens: Prompt tokens that the first placement found in the cache.
         drafts: Speculated tokens of all ended attempts; None: no speculation.
-        prompt_logprobs: Log probabilities of the prompt, so far; None: not wanted.
+        prompt_logprobs: Log probabilities of the prompt so far; None if not requested.
         prefill_us: Prefill time in microseconds, as the engine reports it.
         resumes: Number of attempts that continued an answer already begun.
-        ending: The end of the current attempt.
-        is_fresh: Whether the current attempt has brought no token yet.
-        closing: Part of the event that the router reports if this process is killed; empty: none.
+        ending: The end of the current attempt; None while the attempt runs.
+        is_fresh: Whether the current attempt has produced no token yet.
+        closing: Part of the event that the router reports if this process is killed; may be empty.
         attempts: Attempts of the answer so far.
-        attempt_from: Emitted tokens when the current attempt was submitted.
-        was_nudged: Whether the client has waited for so long that a keep-alive was due.
-        guard: Enforces the tenant's rules on the answer; None: the tenant has none.
-        listener: Called at the first token of an attempt, at its end, and at a nudge.
-        score: Score of the scored tokens, where the engine reports it.
+        attempt_from: Number of emitted tokens when the current attempt was submitted.
+        was_nudged: Whether the client has waited so long that a keep-alive was due.
+        guard: Applies the tenant's rules to the answer; None without rules.
+        listener: Called at the first token of an attempt, at the attempt's end, and at a nudge.
+        score: Score of the scored tokens, if the engine reports a score.
     """
 
     __slots__ = (
@@ -185,33 +186,30 @@ class Generation(ABC):
         self.listener: Callable[[], None] | None = None
 
     def push_one(self, token: int, now_s: float) -> None:
-        """Take the one token of an engine step, the usual case; see `push`."""
+        """Process the token of an engine step that computed exactly one, the usual case."""
         self.push((token,), now_s)
 
     @abstractmethod
     def push(self, tokens: Sequence[int], now_s: float) -> None:
-        """Take the tokens of one engine step. IndexError: an id that the model does not have."""
+        """Process one engine step's tokens; IndexError if the model lacks a token id."""
 
     def learn_logprobs(self, logprob: float, top: Sequence[tuple[int, float]]) -> None:
-        """Take log probabilities that belong to the next token and came without it."""
+        """Record the log probabilities of a token that a later `push` will bring."""
         if self._line is not None:
             self._line.learn(logprob, top)
 
     def taken(self, tokens: Sequence[int]) -> tuple[AnswerDelta, list[TokenLogprob]]:
-        """Run the tokens emitted last through the pipe.
+        """Run the tokens emitted last through the pipe; return the delta and log probabilities.
 
-        Tokens behind the end of the answer in the same message are dropped and not counted: their
-        number is chance.
-
-        Returns:
-            The delta to show, and its log probabilities.
+        Tokens after the end of the answer in the same message are dropped and not counted, because
+        their number depends only on how the engine groups tokens.
         """
         pipe, line = self.pipe, self._line
         if line is None and (len(tokens) == 1 or not pipe.may_stop):
             return pipe.push(tokens), []
         known = [] if line is None else line.entries(tokens)
         delta, told = NOTHING, list[TokenLogprob]()
-        for index, token in enumerate(tokens):  # each with the text that it alone has brought
+        for index, token in enumerate(tokens):  # one by one, to know the text of each token
             if pipe.is_stopped:
                 del self.emitted[index - len(tokens) :]
                 break
@@ -220,20 +218,20 @@ class Generation(ABC):
             if line is None:
                 continue
             line.push(known[index : index + 1], pipe.characters - before)
-            # Where text is not only content, it is unknown which token brought which part.
+            # A parsed answer has reasoning or calls, too; no token can be assigned to a part.
             told += line.rest() if pipe.is_parsed else line.shown(pipe.shown)
         return delta, told
 
     @property
     def is_filtered(self) -> bool:
-        """Whether a rule has ended the answer; valid once the answer has ended."""
+        """Whether a tenant's rule has ended the answer; valid once the answer has ended."""
         if self.guard is None:
             return False
-        self.held_back()  # the end of the text may be what a rule waits for
+        self.held_back()  # a rule may match only at the end of the text
         return bool(self.guard.blocked_by)
 
     def held_back(self) -> tuple[AnswerDelta, list[TokenLogprob]]:
-        """Return the rest of an ended answer that was held back."""
+        """Return the rest of an ended answer that the pipe and the guard have held back."""
         guard = self.guard
         if guard is None:
             return self._piped_rest()
@@ -242,8 +240,8 @@ class Generation(ABC):
         return self._rest
 
     def _take_released(self, delta: AnswerDelta, entries: list[TokenLogprob]) -> None:
-        """Take text that verdicts release, or the end that one of them decides."""
-        if self._rest is not None:  # all that is left leaves with the end
+        """Show text that verdicts of judges release; end the answer if a verdict blocks it."""
+        if self._rest is not None:  # the answer has ended, so the text joins the rest
             self._rest = joined(self._rest[0], delta), self._rest[1] + entries
         elif delta is not NOTHING or entries:
             self.show(delta, entries)
@@ -263,7 +261,7 @@ class Generation(ABC):
         return delta, line.shown(pipe.shown) if was_stopped or pipe.is_stopped else line.rest()
 
     def note_time(self, now_s: float) -> float:
-        """Record the time of tokens; return the gap since the last ones, 0 for the first."""
+        """Record the time of tokens; return the gap since the previous tokens, at first 0."""
         if self.is_fresh:
             self.is_fresh = False
             if self.attempts:
@@ -320,7 +318,7 @@ class Generation(ABC):
             self._notify()
 
     def nudge(self) -> None:
-        """Tell the listener that a keep-alive is due: no token has come for long."""
+        """Call the listener, because no token has come for so long that a keep-alive is due."""
         self.was_nudged = True
         self._notify()
 
@@ -331,11 +329,11 @@ class Generation(ABC):
 
     @property
     def output_tokens_left(self) -> int:
-        """Number of tokens that may still come."""
+        """Number of tokens that may still be generated."""
         return self.spec.output_tokens_max - len(self.emitted)
 
     def begin_attempt(self) -> GenerationEnd | None:
-        """Begin an attempt; return the ending at once when the answer is complete already."""
+        """Begin an attempt; return the ending if the answer is already complete."""
         self.ending = None
         self.is_fresh = True
         if self._line is not None:
@@ -347,13 +345,13 @@ class Generation(ABC):
         return self.ending
 
     def begin_submission(self, cell_id: str, router_id: str, now_s: float) -> None:
-        """Note the cell of the attempt; call before `submit_message`."""
+        """Record the cell of the attempt; call before `submit_message`."""
         number = self.attempts[-1].number + 1 if self.attempts else 0
         self.prefill_us = 0
         begun(self.attempts, Attempt(number, cell_id, router_id, now_s, len(self.emitted)))
 
     def end_submission(self, now_s: float) -> None:
-        """Note the end of the attempt; without an ending the request was cancelled."""
+        """Record the end of the attempt; an attempt without an ending was cancelled."""
         attempt = self.attempts[-1]
         attempt.ended_at_s = now_s
         if (ending := self.ending) is not None:
@@ -369,9 +367,9 @@ class Generation(ABC):
         admission_ms: int = 0,
         make: Callable[..., wire.Submit] = wire.Submit,
     ) -> wire.Submit:
-        """Return the message to a router for the rest of the answer.
+        """Return the message that submits the rest of the answer to a router.
 
-        `make` gets the fields; with the `add` of a message it puts the submit there.
+        `make` constructs the message; a batch's `submits.add` constructs it inside the batch.
         """
         spec = self.spec
         self.attempt_from = len(self.emitted)
@@ -416,7 +414,7 @@ class Generation(ABC):
         line = self.prompt_logprobs
         if line is not None and spec.prompt_logprobs is not None and not line.is_whole:
             message.prompt_logprobs = spec.prompt_logprobs
-            message.block_hashes = b""  # all of the prompt is computed, whatever is cached
+            message.block_hashes = b""  # log probabilities need the whole prompt computed
         if spec.prediction:
             message.prediction.extend(spec.prediction)
         return message
@@ -438,7 +436,7 @@ class Generation(ABC):
 
 
 def summed(before: engine.Drafts | None, later: engine.Drafts | None) -> engine.Drafts | None:
-    """Return the sum as a message of its own: a field of another message would keep all of it."""
+    """Return the sum as a new message; a reference to a field would keep its whole message."""
     if later is None:
         return before
     before = before or engine.Drafts()
@@ -466,7 +464,7 @@ class WholeGeneration(Generation):
 
     @property
     def logprobs(self) -> dict[str, object] | None:
-        """Log probabilities of the visible text so far, in the clients' form; None: none."""
+        """Log probabilities of the visible text so far, in the form for clients, if requested."""
         form, prompt = self._format_logprobs, self.prompt_logprobs
         if form is None:
             return None
@@ -492,8 +490,8 @@ class WholeGeneration(Generation):
         self.answer.add(delta, entries)
 
     def expect_end(self) -> None:
-        """See `Generation`: a collected answer sends nothing."""
+        """Do nothing, because a collected answer has no pending write."""
 
     def finish(self) -> None:
-        """End the answer: take the text that was held back."""
+        """Add the text that was held back until the end of the answer."""
         self.answer.add(*self.held_back())

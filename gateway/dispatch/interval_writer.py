@@ -1,4 +1,4 @@
-"""Writes a stream at most once per interval, for readers that do not watch it live.
+"""Writes a stream at most once per interval, for clients that do not display tokens live.
 
 A write costs more than all other work for a token.
 """
@@ -6,7 +6,7 @@ A write costs more than all other work for a token.
 import asyncio
 from collections.abc import Callable
 
-# Beyond it the interval is not waited for: an engine may bring much at once.
+# Bytes that are kept at most; beyond, they are written before the interval is over.
 _BYTES_MAX = 32 << 10
 
 
@@ -18,7 +18,7 @@ class IntervalWriter:
     def __init__(
         self, write: Callable[[bytes], None], interval_s: float, is_over: Callable[[], None]
     ) -> None:
-        """Prepare; the interval begins now.
+        """Start the first interval.
 
         Args:
             write: Transport's function that writes bytes.
@@ -34,14 +34,14 @@ class IntervalWriter:
         self._start_timer()
 
     def write(self, frame: bytes) -> None:
-        """Write a frame, now or when the interval is over."""
+        """Write a frame at once or when the interval is over."""
         self._frames.append(frame)
         self._bytes += len(frame)
         if self._timer is None or self._bytes > _BYTES_MAX:
             self.flush()
 
     def flush(self) -> None:
-        """Write the kept frames; without any, the next frame is written at once."""
+        """Write the kept frames; if none is kept, the next frame will be written at once."""
         self._stop_timer()
         if self._frames:
             kept = b"".join(self._frames)
@@ -51,7 +51,7 @@ class IntervalWriter:
             self._write(kept)
 
     def close(self) -> None:
-        """Write the kept frames, and keep no further ones."""
+        """Write the kept frames and stop keeping frames."""
         self.flush()
         self._stop_timer()
 

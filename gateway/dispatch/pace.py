@@ -1,14 +1,14 @@
-"""Joins two steps of a stream in one write, but only while this worker cannot keep up.
+"""Joins two steps of a stream in one write, but only while the event loop lags.
 
-A write costs more than all other work for a token. While the event loop lags, every stream's next
-token waits for the one behind it, at most one step long, and both leave in one write. The work
-falls by nearly half, and the lag with it. Without a lag no token waits.
+A write costs more than all other work for a token. While the event loop lags, a token waits for the
+next token of its stream, for at most one engine step, and both are sent in one write. So the work
+and with it the lag fall by nearly half. Without lag no token waits.
 """
 
 import asyncio
 from typing import Protocol
 
-# A step of a busy engine; a token that no step has joined by then leaves alone.
+# Seconds for which a token waits at most: the length of a busy engine's step.
 _HELD_S_MAX = 0.02
 
 
@@ -21,16 +21,16 @@ class Holder(Protocol):
 
 
 class Lag(Protocol):
-    """Measures whether the event loop keeps up."""
+    """Measures whether the event loop runs its timers and callbacks in time."""
 
     @property
     def is_lagging(self) -> bool:
-        """Whether due work waits for the processor."""
+        """Whether work that is due waits for the event loop."""
         ...
 
 
 class AttemptPace:
-    """The pace of one worker; streams query it, router links report the ends of steps.
+    """The pace of one worker: streams read `is_holding`, router links report steps.
 
     Attributes:
         is_holding: Whether a new token may wait for the next step.
@@ -46,11 +46,11 @@ class AttemptPace:
         self.is_holding = False
 
     def hold(self, holder: Holder) -> None:
-        """Note that a stream keeps a token."""
+        """Record that a stream keeps a token."""
         self._held.append(holder)
 
     def begin_step(self) -> list[Holder]:
-        """Look at the clock; return the streams that kept a token, for `end_step`."""
+        """Measure the lag; return the streams that kept a token, as argument for `end_step`."""
         before, self._held = self._held, []
         self.is_holding = self._lag.is_lagging
         return before

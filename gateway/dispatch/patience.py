@@ -1,4 +1,4 @@
-"""Decides how long one request is tried again, and after which endings: pure, times are given."""
+"""Decides whether, until when and after which endings one request is retried; pure."""
 
 import structlog
 
@@ -9,16 +9,15 @@ from sluice.errors import ErrorCode
 log = structlog.get_logger(__name__)
 
 RESUMES_MAX = 2
-# A begun answer waits for its continuation as long as it had until its first token: the
-# restart of a pool's only replica is a pause to all alike. Not less than this, because a short
-# deadline is about answers that have not begun; and not more, because a long one is for the queue,
-# while this holds what a client has been sent a part of, at each loss anew.
+# After a loss, a begun answer waits for its continuation as long as its deadline for the first
+# token, within these bounds. A short deadline was meant for answers that have not begun, therefore
+# the minimum. A long deadline was meant for the queue, therefore the maximum.
 _RESUME_WAIT_MIN_S, _RESUME_WAIT_MAX_S = 10.0, 60.0
-_CONNECT_WAIT_S = 2.0  # how long a new request waits for a router: one reconnection
-_DEADLINE_S = 30.0  # until the first token, unless the request says; the router's default
+_CONNECT_WAIT_S = 2.0  # seconds for which a new request waits for a router: one reconnection
+_DEADLINE_S = 30.0  # seconds until the first token, the router's default for a request without one
 _RETRY_PAUSE_S = 0.1
-_RETRY_PAUSE_MAX_S = 1.0  # after refusals, twice as long each time: it may be asked for long
-_HOME_WAIT_S = 0.5  # for the next owner of a cell whose router is lost
+_RETRY_PAUSE_MAX_S = 1.0  # the pause doubles after each refusal, up to this many seconds
+_HOME_WAIT_S = 0.5  # seconds for which an answer waits for the next owner of its cell
 
 NO_TOKEN = GenerationEnd(
     EndKind.REFUSED,
@@ -29,14 +28,14 @@ NO_TOKEN = GenerationEnd(
 
 
 class Patience:
-    """The retries of one request: their deadline, and the endings that allow them.
+    """The retry policy of one request: the deadline, and the endings after which it is retried.
 
     Attributes:
         give_up_at_s: Loop time at which the client gets the error.
-        cell_id: Cell of the last attempt; empty before the first.
-        home: Cell to which a begun answer returns after the loss of its router: other cells hold
-            none of it and may be full, and a cell finds another router within a fraction of a
-            second.
+        cell_id: Cell of the last attempt; empty before the first attempt.
+        home: Cell to which a begun answer returns after the loss of its router; None for any cell.
+            Other cells have not cached the answer and may be full, and a cell gets another router
+            within a fraction of a second.
         pause_s: Seconds before the next attempt.
     """
 
@@ -66,7 +65,7 @@ class Patience:
 
     @property
     def has_tried(self) -> bool:
-        """Whether this attempt is not the first."""
+        """Whether the current attempt is a retry."""
         return self._attempts > 1
 
     @property
@@ -77,12 +76,12 @@ class Patience:
         return min(self.give_up_at_s, self._connect_by_s)
 
     def begin_attempt(self, now_s: float) -> None:
-        """Note that the request is submitted to a router."""
+        """Count an attempt that begins now."""
         self._attempts += 1
         self._began_at_s = now_s
 
     def refusal(self, ending: GenerationEnd, now_s: float) -> GenerationEnd | None:
-        """Return the error for the client after a failed attempt; None: it is tried again."""
+        """Return the client's error after a failed attempt; None if the request is retried."""
         self.home = None
         until_s = self.give_up_at_s
         if ending.kind is EndKind.LOST:
@@ -100,7 +99,7 @@ class Patience:
             if self._is_begun:
                 return refused(ending, ErrorCode.REPLICA_LOST)
             return NO_TOKEN if ending.kind is EndKind.LOST else ending
-        # Requests that were lost together do not ask again together.
+        # The pause differs by request, so that requests that were lost together are spread.
         spread = 1 - self._generation.spec.wish.salt % 1024 / 2048
         self.pause_s = min(self._next_pause_s * spread, left_s)
         if ending.kind is EndKind.REFUSED:
@@ -108,7 +107,10 @@ class Patience:
         return None
 
     def _is_kept(self, ending: GenerationEnd) -> bool:
-        """Return whether the request waits on, with no stand-in left (`absence_ms`)."""
+        """Return whether the request keeps waiting for a pool without replicas.
+
+        It does once the response has begun, because no fallback model can answer then.
+        """
         generation = self._generation
         is_let_go = ending.code is ErrorCode.NO_CAPACITY and generation.spec.absence_ms
         return bool(is_let_go) and generation.was_nudged
@@ -134,16 +136,16 @@ class Patience:
         return False
 
     def _sent_on_until_s(self, now_s: float) -> float:
-        """Return until when a request without any token waits for its cell's next owner."""
-        if now_s - self._began_at_s > 2 * _RETRY_PAUSE_S:  # it was taken, and waited
+        """Return the loop time until which a refused request without tokens is retried."""
+        if now_s - self._began_at_s > 2 * _RETRY_PAUSE_S:  # a router had queued the request
             self._connect_by_s = now_s + _CONNECT_WAIT_S
             self._next_pause_s = _RETRY_PAUSE_S
         return self.acquire_by_s
 
 
 def refused(ending: GenerationEnd, code: ErrorCode) -> GenerationEnd:
-    """Return the last ending in the form for the client."""
-    # The lost part, and its name, is for events and logs.
+    """Return the last ending as an error for the client."""
+    # The name of the lost replica or router is reported in events and logs only.
     is_told = ending.message and ending.kind is not EndKind.LOST
     text = ending.message if is_told else "The engine was lost; try again."
     return GenerationEnd(EndKind.REFUSED, code, text, ending.retry_after_s or 1.0)

@@ -1,8 +1,9 @@
-"""The sketches of the cells of one pool, and the cells that cache most of a prompt; pure.
+"""Sketches of the prompts that one pool's cells cache; finds the cells with most of a prompt; pure.
 
-Routers tell marks of the prompts that their cells have placed of late (`sluice.prefix_marks`). All
-cells share one table: a Bloom filter for each generation of each cell, turned on its side. A row is
-the bits of all filters at one position. So a few rows tell of all cells whether they have a mark.
+Routers report marks of the prompts that their cells have placed recently (`sluice.prefix_marks`).
+Each cell has a Bloom filter per generation of marks, and all filters share one transposed table: a
+row holds the bits of all filters at one position. So reading a few rows tests a mark against all
+cells at once.
 """
 
 from collections.abc import Iterable, Sequence
@@ -10,27 +11,28 @@ from dataclasses import dataclass
 
 from sluice.prefix_marks import floored, mark_at, rungs
 
-# With 2,048 marks per generation one in 170,000 that a filter lacks seems to be there.
+# At 2,048 marks per generation, one in 170,000 tests of an absent mark is a false positive.
 _ROWS_BITS = 16
 _ROWS_MASK = (1 << _ROWS_BITS) - 1
 _AT_SHIFT = 64 - _ROWS_BITS
 _PROBES = 8
-_COLUMNS = 4  # of a cell; two are in use, so that those that went are cleared in one pass
-_MARKS_MAX = 4096  # per generation, with our own; routers tell at most half
+# Columns per cell. Two are in use; the spare columns let retired marks be cleared in one pass.
+_COLUMNS = 4
+_MARKS_MAX = 4096  # marks per generation; a router reports at most half, this worker adds the rest
 _MIX = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
 
 
 @dataclass(slots=True)
 class SketchSlot:
-    """The place of a cell's sketch in the table.
+    """The columns of a cell's sketch in the table.
 
     Attributes:
         shift: First column of the cell.
-        epoch: Book of the cell's owner that told the sketch.
-        generation: Number of the younger generation.
-        turns: Number of generations that have come; says which column is the younger one's.
-        marks: Marks added to the younger generation.
+        epoch: Epoch of the cell's owner, whose record the sketch describes.
+        generation: Number of the younger generation of marks.
+        turns: Number of new generations so far; determines the column of the younger generation.
+        marks: Number of marks added to the younger generation.
     """
 
     shift: int
@@ -40,12 +42,12 @@ class SketchSlot:
     marks: int = 0
 
     def column(self, turns: int) -> int:
-        """Return the bit of a generation, by the number of turns when it came."""
+        """Return the column bit of the generation that began at a number of turns."""
         return 1 << (self.shift + turns % _COLUMNS)
 
     @property
     def columns(self) -> int:
-        """The bits of all columns."""
+        """The bits of all columns of the cell."""
         return ((1 << _COLUMNS) - 1) << self.shift
 
 
@@ -55,38 +57,38 @@ class PrefixBoard:
     def __init__(self) -> None:
         self._rows: list[int] = []
         self._slots: dict[str, SketchSlot] = {}
-        self._living = 0  # columns in use
-        self._retired = 0  # columns that hold marks of the past
+        self._living = 0  # bits of the columns in use
+        self._retired = 0  # bits of unused columns that still hold old marks
 
     def __len__(self) -> int:
-        """Return the number of cells whose sketches are here."""
+        """Return the number of cells with a sketch."""
         return len(self._slots)
 
     # --- what cells have --------------------------------------------------------------------
 
     def learn(self, cell_id: str, epoch: int, generation: int, marks: Sequence[int]) -> None:
-        """Add what a router tells of a cell.
+        """Add the marks that a router reports about a cell.
 
-        A new owner of the cell knows only what it has placed itself. Earlier marks stay as the
-        older generation: the replicas still have their blocks.
+        A new owner of the cell reports only prompts that it has placed itself. Earlier marks are
+        kept as the older generation, because the replicas still cache those prompts.
         """
         slot = self._slots.get(cell_id)
         if slot is None:
             slot = self._add(cell_id, epoch, generation)
         elif (epoch, generation) == (slot.epoch, slot.generation - 1):
-            return  # told again from the beginning, and known already
+            return  # a repeated report of the older generation, whose marks are in the table
         elif (epoch, generation) != (slot.epoch, slot.generation):
             self._turn(slot)
             slot.epoch, slot.generation = epoch, generation
         self._mark(slot, marks)
 
     def sent(self, cell_id: str, hashes: Sequence[int], known: int) -> None:
-        """Note a prompt that goes to a cell; its router tells of it later.
+        """Add the marks of a prompt that is sent to a cell, before the cell's router reports it.
 
         Args:
-            cell_id: The cell; an unknown one is ignored.
+            cell_id: The cell; an unknown cell is ignored.
             hashes: See `holders`.
-            known: Leading blocks that the cell was known to have.
+            known: Leading blocks of the prompt that the sketch of the cell already has.
         """
         slot = self._slots.get(cell_id)
         if slot is not None:
@@ -119,7 +121,7 @@ class PrefixBoard:
         self._use(slot)
 
     def _use(self, slot: SketchSlot) -> None:
-        """Take the column of a slot's younger generation into use, empty."""
+        """Start using the column of a slot's younger generation; clear it if it has old marks."""
         column = slot.column(slot.turns)
         if column & self._retired:
             keep = ~self._retired
@@ -138,14 +140,15 @@ class PrefixBoard:
     # --- questions --------------------------------------------------------------------------
 
     def holders(self, hashes: Sequence[int], cell_ids: Sequence[str]) -> tuple[int, list[str]]:
-        """Return how many leading blocks of a prompt some cells have cached, and which cells.
+        """Return the longest cached prefix of a prompt in any cell, and the cells that cache it.
 
         Args:
             hashes: First eight bytes of the hash of each block.
             cell_ids: The cells that may be chosen.
 
         Returns:
-            The depth, and the cells that have as much; 0 and all of them: none has any.
+            The prefix's length in blocks, and the cells that cache so many blocks. If no cell
+            caches any block, 0 and all cells.
         """
         slots = self._slots
         cells = {1 << slots[it].shift: it for it in cell_ids if it in slots}
@@ -160,7 +163,7 @@ class PrefixBoard:
         return depth, found
 
     def _search(self, hashes: Sequence[int], left: int) -> tuple[int, int]:
-        """Return the greatest depth of any of the cells, and the bits of the cells with it."""
+        """Return the greatest depth in any of the cells `left`, and the bits of its cells."""
         depth, blocks = 0, len(hashes)
         for rung in rungs(blocks):
             found = left & self._having(mark_at(hashes, rung))
@@ -176,7 +179,7 @@ class PrefixBoard:
         return depth, left
 
     def _having(self, mark: int) -> int:
-        """Return the first bits of all cells that have a mark."""
+        """Return the first column bits of all cells that have a mark."""
         rows = self._rows
         mixed = mark * _MIX & _MASK
         at, step = mixed >> _AT_SHIFT, mixed >> 16 & _ROWS_MASK | 1
@@ -187,7 +190,7 @@ class PrefixBoard:
             found &= rows[at]
             probes += 1
         found |= found >> 1
-        return found | found >> 2  # true at the first column of each cell
+        return found | found >> 2  # now the first column's bit is the OR of the cell's columns
 
 
 def _positions(mark: int) -> list[int]:

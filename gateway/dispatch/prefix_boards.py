@@ -1,4 +1,4 @@
-"""The boards of all pools with several cells, by what routers tell of them."""
+"""The prefix boards of all pools with several cells, filled from the routers' sketches."""
 
 from collections.abc import Callable, Iterable, Sequence
 
@@ -7,11 +7,11 @@ from gateway.dispatch.prefix_board import PrefixBoard
 from sluice.wire.control.v1 import control_pb2 as control
 from sluice.wire.router.v1 import router_pb2 as wire
 
-_MARKS_MAX = 8192  # of one message; a router tells a quarter of it at most
+_MARKS_MAX = 8192  # marks accepted per message; a router reports at most a quarter of this number
 
 
 class PrefixBoards:
-    """The boards by pool; pools with one cell have none."""
+    """The prefix boards by pool; a pool with one cell needs no board."""
 
     def __init__(self, cells_of: Callable[[str], Sequence[control.Cell]]) -> None:
         """Prepare.
@@ -21,10 +21,10 @@ class PrefixBoards:
         """
         self._cells_of = cells_of
         self._boards: dict[str, PrefixBoard] = {}
-        self._pools: dict[str, str] = {}  # of cells with siblings
+        self._pools: dict[str, str] = {}  # pool id by cell id, for pools with several cells
 
     def follow(self, pool_ids: Iterable[str]) -> None:
-        """Adopt the present cells."""
+        """Drop the boards and sketches of pools and cells that no longer exist."""
         self._pools.clear()
         for pool_id in pool_ids:
             cells = self._cells_of(pool_id)
@@ -36,14 +36,14 @@ class PrefixBoards:
             board.retain([cell.id for cell in self._cells_of(pool_id)])
 
     def learn(self, sketch: wire.CellSketch) -> None:
-        """Take a part of a cell's sketch; cells that are alone or unknown are ignored."""
+        """Add a part of a cell's sketch; ignore unknown cells and pools with only one cell."""
         pool_id = self._pools.get(sketch.cell_id)
         if pool_id is not None and len(sketch.marks) <= _MARKS_MAX:
             board = self._boards.setdefault(pool_id, PrefixBoard())
             board.learn(sketch.cell_id, sketch.epoch, sketch.generation, sketch.marks[:])
 
     def choose(self, pool_id: str, cells: Sequence[CellView], wish: Wish) -> CellView:
-        """Return the cell of a pool for a request, and note what it will have cached."""
+        """Return the cell of a pool for a request; record the prompt as cached in that cell."""
         board = self._boards.get(pool_id)
         cell, known = choose(cells, wish, board)
         if board is not None and not wish.session:

@@ -1,7 +1,8 @@
-"""Pursues one answer to its end: at one router, and at another one when that is lost.
+"""Carries one answer to its end, at one router or, after the loss of a router, at several.
 
-The gateway holds prompt and emitted ids. When a replica, a router or the connection is lost, the
-rest is submitted again. The client sees a pause, and no token twice or missing.
+The gateway holds the prompt and the emitted token ids. When a replica, a router or the connection
+is lost, the rest of the answer is submitted again. The client sees a pause, but no token is
+repeated or missing.
 """
 
 import asyncio
@@ -16,7 +17,8 @@ from gateway.dispatch.routers import RouterLinks
 from gateway.stopping import STOPPING_TEXT
 from sluice.errors import ErrorCode
 
-_GRACE_S = 2.0  # the router decides about deadlines; beyond this it does not answer at all
+# Seconds after a deadline for which the gateway waits for the router to end the request itself.
+_GRACE_S = 2.0
 
 _SUCCESS = (EndKind.STOP, EndKind.LENGTH, EndKind.FILTERED)
 _NO_ROUTER = GenerationEnd(
@@ -31,14 +33,14 @@ STOPPING = GenerationEnd(EndKind.REFUSED, ErrorCode.DRAINING, STOPPING_TEXT)
 class Pursuit:
     """Gets one generation answered; a state machine that `look` advances, without a task.
 
-    It has three states: at a router, waiting for one, or in the pause before a retry. `look` acts
-    when the generation has its first tokens or an end, reported by its listener, and after `wake`:
-    a router has come, or a deadline has passed.
+    The pursuit has three states: at a router, waiting for a router, or in the pause before a
+    retry. `look` must be called when the generation's listener reports first tokens or an end, and
+    after each `wake`, which reports a change of the routers or a passed deadline.
 
     Attributes:
         generation: The answer.
-        siblings: Further answers to the same prompt, which wait until this one has begun: by then
-            an engine has the prompt in its prefix cache, and computes it only once.
+        siblings: Further answers to the same prompt. They wait until this answer has begun, because
+            the prompt is then in a prefix cache and need not be computed again.
     """
 
     __slots__ = (
@@ -54,7 +56,7 @@ class Pursuit:
         retries: RetryBudget,
         wake: Callable[["Pursuit"], None],
     ) -> None:
-        """Prepare; `close` must follow."""
+        """Prepare a pursuit, which counts as an open request until `close`."""
         now_s = asyncio.get_running_loop().time()
         self.generation = generation
         self.siblings = siblings
@@ -69,7 +71,7 @@ class Pursuit:
         retries.opened(generation.spec.tenant_id)
 
     def begin(self, now_s: float) -> None:
-        """Submit the generation, or wait for a router; used for retries, too."""
+        """Begin an attempt, the first or a retry: submit the generation or wait for a router."""
         self._is_paused = False
         if self.generation.begin_attempt() is None:
             self._patience.begin_attempt(now_s)
@@ -78,11 +80,11 @@ class Pursuit:
             self._wake(self)
 
     def on_routers_changed(self) -> None:
-        """Note a change of the routers."""
+        """Wake the caller, because the connected routers or their cells have changed."""
         self._wake(self)
 
     def look(self, now_s: float) -> GenerationEnd | None:
-        """Take the next step; return STOP, LENGTH or REFUSED when the answer has ended."""
+        """Advance the state machine; return STOP, LENGTH or REFUSED once the answer has ended."""
         generation = self.generation
         is_due, self._is_due = self._is_due, False
         if self._is_paused:
@@ -106,13 +108,13 @@ class Pursuit:
         return final
 
     def close(self) -> None:
-        """End the pursuit: the answer has ended, or its request was cancelled."""
+        """End the pursuit, because the answer has ended or its request was cancelled."""
         self._leave()
         self.generation.listener = None
         self._retries.closed(self.generation.spec.tenant_id)
 
     def _seek(self, now_s: float) -> None:
-        """Submit to a connected router, or else wait for one."""
+        """Submit to a connected router, or else wait for a router."""
         links, patience, spec = self._links, self._patience, self.generation.spec
         if links.is_stopping:
             self.generation.end(STOPPING)
@@ -135,7 +137,7 @@ class Pursuit:
         generation, patience = self.generation, self._patience
         left_ms = max(1, round((patience.give_up_at_s - now_s) * 1000))
         is_first = not patience.has_tried and not generation.spec.is_begun
-        # An admitted request is not sent away because others were faster meanwhile.
+        # A retry was admitted before, so that its admission deadline is not applied again.
         deadline_ms, admission_ms = (
             (generation.spec.deadline_ms, generation.spec.admission_ms)
             if is_first
@@ -153,7 +155,7 @@ class Pursuit:
             if self.generation.is_fresh:
                 self.generation.end(NO_TOKEN)
         elif self._patience.home is not None:
-            self._patience.home = None  # any cell will do
+            self._patience.home = None  # any cell of the pool may continue the answer
             self._seek(now_s)
         else:
             self.generation.end(_NO_ROUTER)
@@ -166,18 +168,19 @@ class Pursuit:
             self._stop_timer()
         if self._link is not None:
             link, self._link = self._link, None
-            link.cancel(self._handle)  # nothing, when the router has said the end
+            link.cancel(self._handle)  # without effect if the router has reported the end
             self.generation.end_submission(time.monotonic())
 
     def _final(self, ending: GenerationEnd, now_s: float) -> GenerationEnd | None:
-        """Return STOP, LENGTH or REFUSED; None: the generation is tried again."""
+        """Return the answer's end: STOP, LENGTH or REFUSED; None if the generation is retried."""
         if self._links.is_stopping and ending.kind is EndKind.LOST:
             return STOPPING
         if ending.kind in _SUCCESS or self._links.is_stopping:
             return ending
         if (refusal := self._patience.refusal(ending, now_s)) is not None:
             return refusal
-        # A router that refuses has done nothing for it. One that says that replicas were lost has.
+        # A retry after a refusal is free, since the refusing router spent no engine time on the
+        # request. A retry after lost replicas costs engine time, so it needs the retry budget.
         is_free = ending.kind is EndKind.REFUSED and ending.code is not ErrorCode.REPLICA_LOST
         if not is_free and not self._retries.take(self.generation.spec.tenant_id, now_s):
             return refused(ending, ErrorCode.REPLICA_LOST)

@@ -1,21 +1,21 @@
 """Bounds the retries of a worker: enough for a lost fleet, not for a retry storm. Pure."""
 
-# Retries in each period besides, even for a worker with little else to do.
+# Retries per period in the common budget, which all tenants share.
 ALWAYS = 64
-# Every open request may be tried again so often in this time: it is lost, and the router that takes
-# over sends it away once more before it owns the cell.
+# Retries per period and open request in a tenant's own budget: one for the loss of the request, and
+# one more if the router that takes over refuses the request before it owns the cell.
 AGAIN = 2
 PERIOD_S = 10.0
 
 
 class RetryBudget:
-    """The retries of this period, counted for each tenant.
+    """The retries of the current period, counted for each tenant.
 
-    Losing every replica or router costs a retry or two per open request: each tenant's own part
-    covers that, whatever others have lost. A tenant draws further retries from a common budget, of
-    which no tenant takes more than it leaves to the others. Requests that are lost again and again
-    (a poisonous prompt, engines that crash at once) use it up and are then refused. So retries
-    never multiply the load of a fleet in trouble.
+    The loss of every replica or router costs one or two retries per open request. Each tenant's own
+    budget covers these retries, however many requests other tenants have lost. Further retries use
+    a common budget, and no tenant may use more of the common budget than is left in it. Requests
+    that are lost again and again (a poisonous prompt, engines that crash at once) exhaust their
+    budgets and are then refused. So retries never multiply the load of a fleet in trouble.
     """
 
     def __init__(self) -> None:
@@ -38,14 +38,14 @@ class RetryBudget:
         share.open += 1
 
     def closed(self, tenant_id: str) -> None:
-        """Count one open request less."""
+        """Subtract one open request."""
         share = self._shares[tenant_id]
         share.open -= 1
         if not share.open and not share.own:
             del self._shares[tenant_id]
 
     def take(self, tenant_id: str, now_s: float) -> bool:
-        """Take one retry of an open request; False when there is none left."""
+        """Use one retry for an open request; return False if the budgets are exhausted."""
         if now_s - self._began_at_s >= PERIOD_S:
             self._begin_period(now_s)
         share = self._shares[tenant_id]

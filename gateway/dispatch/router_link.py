@@ -1,7 +1,8 @@
-"""The connection of this worker to one router: submits and cancels out, step columns in.
+"""The connection of this worker to one router: sends submits and cancels, receives tokens.
 
-All requests to a router share one gRPC stream. A message in carries the new tokens of all of them;
-they are handed out in one synchronous loop, with no task switch per request or token.
+All requests to a router share one gRPC stream. A received message carries the new tokens of many
+requests in columns. One synchronous loop passes the tokens to the generations, without a task
+switch per request or token.
 """
 
 import asyncio
@@ -31,14 +32,14 @@ if TYPE_CHECKING:  # the class takes no arguments at run time
     _Call = grpc.aio.StreamStreamCall[wire.ConnectRequest, wire.ConnectResponse]
 
 _WELCOME_TIMEOUT_S = 2.0
-# Routers say something every 0.25 s, if only that they live: one that does not is frozen. Silence
-# is counted in naps of our own, so that a pause of this process is not taken for one of the router.
-_NAP_S = 0.1
-_SILENT_NAPS_MAX = 9
-_STUCK_NAPS_MAX = 50  # per write
-_UNSENT_MAX = 20_000  # submits and cancels waiting for the socket
-# A message ends behind the submit that brings it to this many tokens, of up to five bytes: routers
-# take 64 MiB. The rest of a submit, a grammar of 64 KiB perhaps, counts as some tokens.
+# A router sends a message at least every 0.25 s; a silent router is frozen. Silence is counted in
+# sleeps of this process, so that a pause of this process is not mistaken for a silent router.
+_NAP_S = 0.1  # seconds of one sleep
+_SILENT_NAPS_MAX = 9  # sleeps without a message after which the router is given up
+_STUCK_NAPS_MAX = 50  # sleeps during one write after which the router is given up
+_UNSENT_MAX = 20_000  # submits that may wait for the socket
+# Tokens at which a message is full. A token has up to five bytes, and routers accept messages of
+# 64 MiB. The other fields of a submit (a grammar may have 64 KiB) count as `_SUBMIT_TOKENS`.
 _BATCH_TOKENS = 1 << 19
 _SUBMIT_TOKENS = 4096
 _CHANNEL_OPTIONS = (
@@ -53,7 +54,7 @@ _CHANNEL_OPTIONS = (
 
 _SUCCESSES = (wire.OUTCOME_KIND_STOP, wire.OUTCOME_KIND_LENGTH)
 
-# InvalidStateError: writing to a call that the router has just ended.
+# Errors of a lost connection. InvalidStateError: a write to a call that the router has just ended.
 _EXPECTED = (
     grpc.aio.AioRpcError,
     TimeoutError,
@@ -64,15 +65,16 @@ _EXPECTED = (
 
 
 class RouterLink:
-    """Connects to one router, and again when the connection ends; `run` belongs into a TaskGroup.
+    """Connects to one router and reconnects whenever the connection ends.
+
+    `run` belongs into a TaskGroup.
 
     Attributes:
         router_id: Id that the router reports; empty before the first connection.
         is_up: Whether requests can be submitted.
-        cells: Router's last report on each of its cells. A router reports at once which cells it
-            owns: a cell that moves may have a new owner already, which would refuse requests for it
-            until then.
-        is_gated: Whether any of these reports has a gate of a tier.
+        cells: The router's last report on each of its cells, by cell id. Requests are sent only
+            for cells in this table, because a router refuses a moved cell until it owns the cell.
+        is_gated: Whether any report in `cells` has a gate of a tier.
     """
 
     def __init__(
@@ -110,7 +112,7 @@ class RouterLink:
         self._generations: dict[int, Generation] = {}
         self._last_handle = 0
         self._batches: deque[wire.ConnectRequest] = deque()
-        self._batch_tokens = 0  # of the last one
+        self._batch_tokens = 0  # tokens in the last batch
         self._unsent = 0
         self._cancels: list[int] = []
         self._cancel_took: list[int] = []
@@ -129,29 +131,33 @@ class RouterLink:
     def submit(
         self, generation: Generation, cell_id: str, deadline_ms: int, admission_ms: int
     ) -> int:
-        """Send a request to the router with the next batch; return its handle.
+        """Send a request to the router with the next batch; return the request's handle.
 
-        When the link is down or choked the generation ends at once as LOST.
+        The generation ends at once as LOST if the link is down or has too many unsent requests.
         """
         self._last_handle += 1
         if not self.is_up or self._unsent >= _UNSENT_MAX:
             generation.end(GenerationEnd(EndKind.LOST, ErrorCode.UNAVAILABLE, "no router answers"))
             return self._last_handle
         self._generations[self._last_handle] = generation
-        # Made in its place: a copy of a prompt of 55,000 tokens takes more than a millisecond.
+        # The message is made inside the batch, because a copy of a prompt of 55,000 tokens takes
+        # more than a millisecond.
         make = self._open_batch().submits.add
         submit = generation.submit_message(
             self._last_handle, cell_id, deadline_ms, admission_ms, make
         )
         self._unsent += 1
         self._batch_tokens += len(submit.prompt) + _SUBMIT_TOKENS
-        if (cell := self.cells.get(cell_id)) is not None:  # until it tells us so itself
+        if (cell := self.cells.get(cell_id)) is not None:  # until the router reports the new number
             cell.tokens_owed += len(submit.prompt)
         self._has_outgoing.set()
         return self._last_handle
 
     def turned_away(self, cell_id: str, priority: int) -> None:
-        """Tell the router of a request that was refused by what it had said: it is demand."""
+        """Report to the router that the gateway refused a request because of the router's gates.
+
+        The router counts the request as demand.
+        """
         if self.is_up:
             self._turned_away[cell_id, priority] += 1
             self._has_outgoing.set()
@@ -163,7 +169,7 @@ class RouterLink:
         return self._batches[-1]
 
     def cancel(self, handle: int) -> None:
-        """Tell the router that a request is cancelled, unless it has ended."""
+        """Send the router the cancellation of a request, unless the request has ended."""
         generation = self._generations.pop(handle, None)
         if generation is not None:
             self._cancels.append(handle)
@@ -186,7 +192,7 @@ class RouterLink:
             finally:
                 was_up = self._disconnect()
             task = asyncio.current_task()
-            if task is not None and task.cancelling():  # together with an error, which won
+            if task is not None and task.cancelling():  # an error came together with the cancel
                 raise asyncio.CancelledError
             attempt = 0 if was_up else attempt + 1
             if was_up or attempt == 1:
@@ -217,7 +223,7 @@ class RouterLink:
             message = await call.read()
             if not isinstance(message, wire.ConnectResponse):  # grpc.aio.EOF
                 raise EOFError("the router ended the stream")  # noqa: TRY004 - not about a type
-            self._received_at_s = time.monotonic()  # the loop's own time has only milliseconds
+            self._received_at_s = time.monotonic()  # the loop's own clock counts milliseconds only
             self.deliver(message, self._received_at_s)
 
     async def _write(self, call: "_Call") -> None:
@@ -231,9 +237,9 @@ class RouterLink:
                 self._is_writing = False
 
     def take_batch(self) -> wire.ConnectRequest | None:
-        """Return the next message to send, of bounded size; None: there is none.
+        """Return the next message to send, of bounded size; None if nothing waits.
 
-        Cancels come last, so that no cancel precedes its submit.
+        Cancels are sent after all batches, so that no cancel precedes its submit.
         """
         batch = self._batches.popleft() if self._batches else wire.ConnectRequest()
         self._unsent -= len(batch.submits)
@@ -254,9 +260,9 @@ class RouterLink:
         self._cancel_placed.clear()
 
     async def _watch(self) -> None:
-        """Give up a router that is silent, or that does not take what is written to it.
+        """Raise TimeoutError once the router is silent or a write to the router is stuck.
 
-        A timer for each write would cost more than what is in most of them.
+        Polling replaces a timer per write, which would cost more than most writes.
         """
         heard_at_s, silent_naps = self._received_at_s, 0
         writes, stuck_naps = self._writes, 0
@@ -271,7 +277,7 @@ class RouterLink:
         raise TimeoutError(f"it {what} for {_NAP_S * naps:g} s")
 
     def deliver(self, message: wire.ConnectResponse, now_s: float) -> None:
-        """Distribute the contents of a message: placements before tokens, outcomes after them.
+        """Distribute a message's contents to generations: placements, then tokens, then outcomes.
 
         Raises:
             EOFError: The message contradicts itself; nothing of it was distributed.
@@ -314,7 +320,7 @@ class RouterLink:
                     text = "The engine sent a token that the model does not have; try again."
                     generation.end(GenerationEnd(EndKind.REFUSED, ErrorCode.ENGINE_FAILED, text))
                 except Exception:
-                    # Models write anything: a parser that fails must not end all other answers.
+                    # A model may write text that a parser fails on; only this answer ends then.
                     request_id = generation.spec.request_id
                     log.exception("router_answer_unreadable", request_id=request_id)
                     text = "The model's answer could not be parsed; try again."
@@ -370,7 +376,7 @@ class RouterLink:
         self._on_change()
 
     def _disconnect(self) -> bool:
-        """End all requests at the router; return whether the link was up."""
+        """End all requests at the router as LOST; return whether the link was up."""
         was_up, self.is_up = self.is_up, False
         self._is_writing = False
         self._batches.clear()
@@ -392,7 +398,7 @@ class RouterLink:
 
 
 def _columns(message: wire.ConnectResponse) -> tuple[list[int], list[int]]:
-    # Slices are lists made in C; iterating over a column costs three times as much.
+    # A slice makes a list in C; iterating over the protobuf column costs three times as much.
     tokens, counts = message.token[:], message.count[:]
     if len(message.handle) != len(counts) or sum(counts) != len(tokens):
         raise EOFError("the columns of a message do not agree")

@@ -1,4 +1,4 @@
-"""The routers that this worker is connected to, and the choice of one for a request."""
+"""The routers that this worker is connected to, and the choice of a router for a request."""
 
 import asyncio
 from collections.abc import Callable
@@ -20,11 +20,11 @@ Found = tuple[RouterLink, str]
 
 @dataclass(frozen=True, slots=True)
 class CellHome:
-    """The cell where an answer was begun: its next owner can continue from cached blocks.
+    """The cell where an answer was begun, whose replicas have cached the answer so far.
 
     Attributes:
         cell_id: Id of the cell.
-        until_s: Loop time until which the answer waits for this cell; then any cell will do.
+        until_s: Loop time until which the answer waits for this cell; later any cell may continue.
     """
 
     cell_id: str
@@ -32,7 +32,7 @@ class CellHome:
 
 
 class RouterLinks:
-    """The links to all routers that own a cell; `run` belongs into the service's TaskGroup.
+    """The links to all routers that own a cell; `run` must run in the service's TaskGroup.
 
     Attributes:
         is_stopping: Whether the process is about to exit.
@@ -46,14 +46,14 @@ class RouterLinks:
         emit: Callable[[bytes], None] = lambda _: None,
         on_lost: Callable[[], None] = lambda: None,
     ) -> None:
-        """Prepare; no link is opened yet.
+        """Prepare without opening links.
 
         Args:
             directory: Owners of cells.
             gateway_id: Id of this worker for the routers.
-            pace: Pace of this worker; told where steps begin and end.
-            emit: Takes the routers' closings of requests whose gateway was lost.
-            on_lost: Called when a router is gone, and with it its knowledge of ended requests.
+            pace: Pace of this worker; links report begin and end of steps to it.
+            emit: Queues the events with which routers close requests of a lost gateway.
+            on_lost: Called when a router is lost, and with it its record of ended requests.
         """
         self._emit = emit
         self._on_lost = on_lost
@@ -69,7 +69,7 @@ class RouterLinks:
 
     @property
     def up(self) -> int:
-        """Number of links that can take requests."""
+        """Number of links that can submit requests."""
         return sum(link.is_up for link in self._links.values())
 
     @property
@@ -84,12 +84,12 @@ class RouterLinks:
         self._announce()
 
     def stop(self) -> None:
-        """End all waits for routers: the process is about to exit."""
+        """End all waits for routers, because the process is about to exit."""
         self.is_stopping = True
         self._announce()
 
     async def run(self) -> None:
-        """Open links to new owners; close links to routers without cells or open requests."""
+        """Open links to new owners of cells; close links to routers without cells and requests."""
         tasks: dict[str, asyncio.Task[None]] = {}
         async with asyncio.TaskGroup() as group:
             while True:
@@ -122,12 +122,12 @@ class RouterLinks:
         return [view for view, _ in self._reachable(pool_id)]
 
     def serves(self, pool_id: str) -> bool:
-        """Return whether a replica of the pool takes requests."""
+        """Return whether a replica of the pool accepts requests."""
         views = self.views(pool_id)
         return any(view.replicas_ready and not view.is_refusing for view in views)
 
     def wait_ms(self, pool_id: str) -> float | None:
-        """Return the least predicted wait in a pool's cells; None: no replica takes requests."""
+        """Return the least predicted wait in a pool's cells; None if no replica serves."""
         views = self.views(pool_id)
         return min(
             [it.wait_ms for it in views if it.replicas_ready and not it.is_refusing], default=None
@@ -139,9 +139,9 @@ class RouterLinks:
         return any(link.is_gated for link in self._links.values())
 
     def refused_for_s(self, pool_id: str, ask: GateAsk, now_s: float) -> float | None:
-        """Return after how many seconds a request may come again; None: it goes to a router.
+        """Return after how many seconds a refused request may be retried; None if not refused.
 
-        A router hears of each refused request, which is demand.
+        Each refused request is reported to its router, which counts the request as demand.
         """
         reachable = self._reachable(pool_id)
         found = self._gate.refusal([view for view, _ in reachable], ask, now_s)
@@ -152,16 +152,16 @@ class RouterLinks:
         return found.retry_after_s
 
     def find(self, pool_id: str, of: Wishing) -> Found | None:
-        """Return a connected owner of a cell of the pool, with the cell's id; None without any.
+        """Return a connected router and its cell of the pool; None if no router is connected.
 
         Args:
             pool_id: Id of the pool.
-            of: The request; its wish is looked at where there is a choice.
+            of: The request; its wish is computed only if the pool has several cells.
         """
         reachable = self._reachable(pool_id)
         if not reachable:
             return None
-        if len(reachable) == 1:  # as of most pools
+        if len(reachable) == 1:  # the usual case
             only, link = reachable[0]
             return link, only.cell_id
         chosen = self._prefixes.choose(pool_id, [view for view, _ in reachable], of.wish)
@@ -179,12 +179,12 @@ class RouterLinks:
         return found
 
     def owner(self, pool_id: str, cell_id: str) -> Found | None:
-        """Return the connected owner of a cell; None without one."""
+        """Return a cell's owner; None if the owner is not connected."""
         reachable = self._reachable(pool_id)
         return next(((link, cell_id) for view, link in reachable if view.cell_id == cell_id), None)
 
     def watch(self, hear: Callable[[], None]) -> None:
-        """Call `hear` when a router comes or goes, or owns a cell, and when waiting ends."""
+        """Call `hear` at each change of the routers or their cells, and when this process stops."""
         self._waiting.add(hear)
 
     def unwatch(self, hear: Callable[[], None]) -> None:

@@ -1,8 +1,8 @@
-"""The hot path: from the tokens of an engine step to bytes on a socket, in one synchronous call.
+"""The hot path: writes an engine step's tokens to a client's socket in one synchronous call.
 
-A token may cost little more than the one `send()` that every gateway pays. So there is no await, no
-task switch, no JSON encoder and no call into aiohttp. Once the response's first chunk is out,
-chunks are framed here and written to the transport directly.
+A token may cost little more than the one `send()` that every gateway needs. So the path has no
+await, no task switch, no JSON encoder and no call into aiohttp. After the response's first chunk
+has been sent, chunks are framed here and written to the transport directly.
 """
 
 import asyncio
@@ -20,26 +20,26 @@ from gateway.text.logprobs import TokenLogprob
 from gateway.text.sse import KEEP_ALIVE, ChunkWriter, CountedChunks, StreamHead, annotated
 from sluice.errors import ErrorCode
 
-# A reader this far behind (about a thousand tokens) is cut: memory is for clients that read.
+# Unread bytes (about a thousand tokens) at which a slow client's stream is cut to bound memory.
 BUFFER_BYTES_MAX = 256 << 10
-_CHECK_EVERY = 16  # tokens between looks at the buffer
-_SIZE_LINES = tuple(b"%x\r\n" % size for size in range(4096))  # of HTTP/1.1 chunks
+_CHECK_EVERY = 16  # tokens between checks of the write buffer's size
+_SIZE_LINES = tuple(b"%x\r\n" % size for size in range(4096))  # size lines of HTTP/1.1 chunks
 
 
 class _LastStep:
-    """The pace of a stream at its end: the last token and the end leave in one write."""
+    """The pace of a stream at its end; the last token waits for the end to share its write."""
 
     is_holding = True
 
     def hold(self, holder: object) -> None:
-        """Do nothing: the end takes the held chunk."""
+        """Do nothing, because the end of the stream writes the held chunk."""
 
 
 _LAST_STEP = _LastStep()
 
 
 class StreamedGeneration(Generation):
-    """Writes tokens to the client as they come. Until `go_live` they are kept."""
+    """Writes tokens to the client as they are generated; keeps them in memory until `go_live`."""
 
     __slots__ = (
         "_early",
@@ -74,14 +74,14 @@ class StreamedGeneration(Generation):
             spec: The requested answer.
             chunks: Writer of this choice's chunks.
             itl: Histogram of all gaps between tokens.
-            pace: Says whether a token may wait for the next step.
+            pace: Decides whether a token may wait for the next step.
         """
         super().__init__(spec)
         self.chunks = chunks
         self._fragments = self.pipe.table.fragments
         self._itl = itl
         self._pace: AttemptPace | _LastStep = pace
-        self._held = b""  # a chunk that waits for the one behind it
+        self._held = b""  # a chunk that waits for the next chunk to share its write
         self._is_counted = False
         self._is_plain = self._line is None and self.guard is None and self.pipe.is_transparent
         self._early: list[bytes] | None = []
@@ -94,15 +94,15 @@ class StreamedGeneration(Generation):
         self._gatherer: DeltaGatherer | None = None
 
     def write_every(self, interval_s: float) -> None:
-        """Write at most once per interval, 0: whenever tokens come; call before `go_live`."""
+        """Write at most once per interval (0: at every token); call before `go_live`."""
         self._interval_s = interval_s
 
     def gather_for(self, pause_s: float) -> None:
-        """Let pieces of reasoning and of calls wait at most so long; call before `go_live`."""
+        """Gather pieces of reasoning and calls for up to `pause_s`; call before `go_live`."""
         self._gatherer = DeltaGatherer(pause_s, self._show_gathered) if pause_s else None
 
     def take_head(self) -> None:
-        """Take the bytes before the text of a chunk; call again when they change."""
+        """Copy the bytes before a chunk's text from `chunks`; call again when they change."""
         self._head = self.chunks.head
         self._frame_bytes = len(self._head) + len(self.chunks.tail)
 
@@ -113,7 +113,7 @@ class StreamedGeneration(Generation):
         self._is_plain = False
 
     def push(self, tokens: Sequence[int], now_s: float) -> None:
-        """Take the tokens of one engine step and send their text."""
+        """Process the tokens of one engine step and send their text."""
         if self.ending is not None:
             return
         self.emitted.extend(tokens)
@@ -121,7 +121,7 @@ class StreamedGeneration(Generation):
         self._push_slowly(tokens)
 
     def push_one(self, token: int, now_s: float) -> None:
-        """Take the one token of an engine step, the usual case, and send its text."""
+        """Process and send the token of a step that computed exactly one, the usual case."""
         if self.ending is not None:
             return
         self.emitted.append(token)
@@ -209,7 +209,7 @@ class StreamedGeneration(Generation):
             self._check_reader()
 
     def send(self, chunk: bytes) -> None:
-        """Send whole events, at once or with the first chunk."""
+        """Send whole events at once, or with the first chunk before `go_live`."""
         if self._early is not None:
             self._early.append(chunk)
         elif chunk := self._take_held() + chunk:
@@ -226,7 +226,7 @@ class StreamedGeneration(Generation):
         return held
 
     def _take_rest(self) -> bytes:
-        """Return all that waits, in its order; nothing is gathered any more."""
+        """Return all unsent chunks in their order; stop gathering."""
         rest, self._held = self._held, b""
         if self._gatherer is not None:
             kept, self._gatherer = self._gatherer.close(), None
@@ -234,7 +234,7 @@ class StreamedGeneration(Generation):
         return rest + self.take_early() if self._early else rest
 
     def keep_alive(self) -> None:
-        """Send a comment that shows client and proxies a living stream, between attempts, too."""
+        """Send an SSE comment, so that client and proxies keep a silent stream open."""
         if self._early is None:
             self.send(KEEP_ALIVE)
 
@@ -258,17 +258,17 @@ class StreamedGeneration(Generation):
             self.end(GenerationEnd(EndKind.REFUSED, ErrorCode.SLOW_READER, text))
 
     def take_early(self) -> bytes:
-        """Return the chunks that came before `go_live`."""
+        """Remove and return the chunks that were kept before `go_live`."""
         early = b"".join(self._early or ())
         if self._early is not None:
             self._early.clear()
         return early
 
     def go_live(self, transport: asyncio.WriteTransport, *, is_chunked: bool) -> None:
-        """Write to the transport from now on; call when the response's first chunk is out.
+        """Write to the transport from now on; call after the response's first chunk was sent.
 
-        Do not await between the last `take_early` and this. Without `is_chunked` (HTTP/1.0) the
-        body ends with the connection, and chunks go out without their frames.
+        The caller must not await between the last `take_early` and this call. Without `is_chunked`
+        (HTTP/1.0) the body ends with the connection, and chunks are written without frames.
         """
         assert not self._early, "chunks would be sent out of order"
         self._early = None
@@ -280,9 +280,9 @@ class StreamedGeneration(Generation):
         self._write = write if is_chunked else _without_frames(write)
 
     def stop_writing(self) -> bytes:
-        """Return unsent bytes; from now on no byte reaches the transport.
+        """Return unsent bytes, and write nothing to the transport from now on.
 
-        After the end of a response the next one may use the connection.
+        The connection may already carry the next response.
         """
         if self._interval is not None:
             interval, self._interval = self._interval, None
@@ -311,7 +311,7 @@ class StreamedGeneration(Generation):
 
 @lru_cache(maxsize=8)
 def _framed(tail: bytes) -> bytes:
-    """Return the end of a frame, the same for all streams of an endpoint."""
+    """Return the end of a frame; all streams of an endpoint share the cached bytes."""
     return tail + b"\r\n"
 
 

@@ -17,15 +17,15 @@ class Tally:
         cached_tokens: Prompt tokens that were found in a prefix cache.
         output_tokens: Tokens of all answers.
         placed_prompt_tokens: Tokens of the prompts that reached a replica.
-        submitted_at_s: Monotonic time of the first submission of any answer; 0 without one.
-        cell_id: Cell of the latest submission; empty without one.
-        router_id: Id of the owner of that cell.
-        first_at_s: Monotonic time of the first token of any answer; 0 without one.
-        placed: Place of the first answer that has one.
+        submitted_at_s: Monotonic time of the first submission of any answer; 0 if none was made.
+        cell_id: Cell of the latest submission; empty if none was made.
+        router_id: Id of the router that owns that cell.
+        first_at_s: Monotonic time of the first token of any answer; 0 before the first token.
+        placed: Placement of the first answer that a router has placed.
         attempts: Attempts of each answer.
         unshown_tokens: Output tokens of answers that only echo their prompts.
         withheld_tokens: Output tokens that a rule kept from the client.
-        unbilled_tokens: Withheld tokens that the tenant does not pay for.
+        unbilled_tokens: Withheld tokens that are not charged to the tenant.
         drafts: Speculated tokens; None: no speculation.
         is_predicted: Whether the caller gave an expected answer.
     """
@@ -52,7 +52,7 @@ class Tally:
 
 
 def tally_of(generations: Sequence[Generation], answers_per_prompt: int = 1) -> Tally:
-    """Return the sums over generations, if there are any; those of one prompt are adjacent."""
+    """Return the sums over generations, in which answers to one prompt are adjacent."""
     if not generations:
         return Tally()
     first = generations[0]

@@ -1,7 +1,8 @@
-"""Decides which requests a gateway refuses before any work, by the gates that routers tell; pure.
+"""Decides which requests a gateway refuses before any work, by the gates of routers; pure.
 
-A router that refuses most requests of a tier tells which share of them shall come through. This
-share of each tenant's requests goes on, evenly spread; the others are refused here.
+A router that refuses most requests of a tier reports a gate: the share of the tier's requests that
+gateways shall still send. The gateway sends this share of each tenant's requests, evenly spread
+over time, and refuses the other requests itself.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,19 +11,19 @@ from typing import NamedTuple, Protocol
 
 from sluice.wire.router.v1 import router_pb2 as wire
 
-# A router repeats its gates every second. An older one is open.
+# Seconds for which a reported gate is valid. Routers repeat their gates every second.
 LEASE_S = 2.0
 _RETRY_MIN_S, _RETRY_MAX_S = 0.1, 30.0
-_KEPT_MAX = 4096  # tenants whose share is counted
+_KEPT_MAX = 4096  # entries kept by cell, tier and tenant; beyond, all are dropped
 
 
 class ToldGate(NamedTuple):
     """The gate of a tier, or of a tenant in it.
 
     Attributes:
-        passing: Share of the requests that go on.
-        retry_s: Seconds from when it was told until a refused request may come again.
-        service_s: Seconds by which each refused request makes this later for the next one.
+        passing: Share of the requests that are sent to the router.
+        retry_s: Seconds from the router's report until a refused request may be retried.
+        service_s: Seconds that each refused request adds to the `retry_s` of the next request.
     """
 
     passing: float
@@ -30,13 +31,13 @@ class ToldGate(NamedTuple):
     service_s: float
 
 
-# By priority and tenant; the empty tenant stands for all others.
+# Gates by priority and tenant; the empty tenant means all tenants without a gate of their own.
 ToldGates = Mapping[tuple[int, str], ToldGate]
 NO_GATES: ToldGates = MappingProxyType({})
 
 
 def told_gates(state: wire.CellState) -> ToldGates:
-    """Return the gates of a cell's tiers."""
+    """Return the gates in a router's report about a cell."""
     return {
         (it.priority, it.tenant_id): ToldGate(
             it.passing_permille / 1e3, it.retry_ms / 1e3, it.service_us / 1e6
@@ -46,7 +47,7 @@ def told_gates(state: wire.CellState) -> ToldGates:
 
 
 class GatedCell(Protocol):
-    """The part of `CellView` that is read here."""
+    """The attributes of `CellView` that this module reads."""
 
     cell_id: str
     replicas_ready: int
@@ -59,8 +60,8 @@ class GateAsk(NamedTuple):
     """The traits of a request that are known before any work.
 
     Attributes:
-        priority: Priority at routers.
-        tenant_id: Id of its tenant.
+        priority: Priority of the request's tier at routers.
+        tenant_id: Id of the request's tenant.
     """
 
     priority: int
@@ -68,11 +69,11 @@ class GateAsk(NamedTuple):
 
 
 class GateRefusal(NamedTuple):
-    """A refusal.
+    """The refusal of a request by the gates of a pool's cells.
 
     Attributes:
-        cell_id: Cell whose gate is the widest.
-        retry_after_s: Seconds until the request may come again.
+        cell_id: Cell whose gate passes the largest share.
+        retry_after_s: Seconds until the request may be retried.
     """
 
     cell_id: str
@@ -80,19 +81,22 @@ class GateRefusal(NamedTuple):
 
 
 class EarlyGate:
-    """The gates of one gateway worker, with the counts and promises that they need."""
+    """Applies gates to the requests of one gateway worker.
+
+    The gate holds each tenant's credit and the retry times already given to clients.
+    """
 
     def __init__(self) -> None:
         self._credit: dict[tuple[str, int, str], float] = {}  # by cell, priority and tenant
         self._promised: dict[tuple[str, int], tuple[float, float]] = {}  # see `_retry_s`
 
     def refusal(self, cells: Sequence[GatedCell], ask: GateAsk, now_s: float) -> GateRefusal | None:
-        """Return why a request is refused, with an honest time; None: it goes to a router.
+        """Return the refusal of a request; None if the request may be sent to a router.
 
         Args:
-            cells: Cells of the pool that can be reached.
+            cells: Cells of the pool whose routers are connected.
             ask: The request.
-            now_s: The time of `GatedCell.told_at_s`.
+            now_s: Current time, on the clock of `GatedCell.told_at_s`.
         """
         found = _widest(cells, ask, now_s)
         if found is None:
@@ -101,7 +105,7 @@ class EarlyGate:
         key = (cell.cell_id, ask.priority, ask.tenant_id)
         if key not in self._credit and len(self._credit) >= _KEPT_MAX:
             self._credit.clear()
-        # A new tenant's first request goes on.
+        # The first request of a tenant always passes.
         credit = self._credit.get(key, 1.0 - gate.passing) + gate.passing
         if credit >= 1.0 - 1e-9:
             self._credit[key] = credit - 1.0
@@ -110,10 +114,10 @@ class EarlyGate:
         return GateRefusal(cell.cell_id, self._retry_s(cell, ask.priority, gate, now_s))
 
     def _retry_s(self, cell: GatedCell, priority: int, gate: ToldGate, now_s: float) -> float:
-        """Return a time behind all requests that were refused since the router's message."""
+        """Return a retry time after the times given to requests refused since the last report."""
         key = (cell.cell_id, priority)
         told_at_s, added_s = self._promised.get(key, (0.0, 0.0))
-        if told_at_s != cell.told_at_s:  # its time counts the earlier ones
+        if told_at_s != cell.told_at_s:  # the new report includes the earlier refusals
             added_s = 0.0
         if key not in self._promised and len(self._promised) >= _KEPT_MAX:
             self._promised.clear()
@@ -125,13 +129,17 @@ class EarlyGate:
 def _widest(
     cells: Sequence[GatedCell], ask: GateAsk, now_s: float
 ) -> tuple[GatedCell, ToldGate] | None:
-    """Return the cell that lets most through; None: one lets all through, or none serves."""
+    """Return the cell whose gate passes the largest share, with its gate.
+
+    Returns:
+        None if a serving cell has no gate for the request, or if no cell serves.
+    """
     found: tuple[GatedCell, ToldGate] | None = None
     for cell in cells:
         if not cell.replicas_ready or cell.is_refusing:
             continue
         gates = cell.gates
-        if not gates or now_s - cell.told_at_s > LEASE_S:  # as nearly always
+        if not gates or now_s - cell.told_at_s > LEASE_S:  # the usual case
             return None
         gate = gates.get((ask.priority, ask.tenant_id)) or gates.get((ask.priority, ""))
         if gate is None:

@@ -1,7 +1,7 @@
-"""The replicas of embedding pools, as this worker sees them: texts go to the least busy one.
+"""Sends texts to the replicas of embedding pools, each to the least busy replica.
 
-No router stands between: a text is one short request, and any replica can compute it. A text whose
-replica is lost or fails is sent to another one, once.
+No router is involved, because a text is one short request that any replica can compute. A text
+whose replica is lost or fails is retried once on another replica.
 """
 
 import asyncio
@@ -26,20 +26,21 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-# Texts of one request under way at once: two of the replica's batches, one computed, one waiting.
+# Texts of one request in flight at once: one batch that the replica computes, and one that waits.
 WINDOW_TEXTS = 32
-IN_FLIGHT_MAX = 256  # texts per replica; on the slowest, one core, 12 s of the longest ones
+IN_FLIGHT_MAX = 256  # texts in flight per replica; the longest texts take 12 s on a single core
 ANSWER_S = 30.0  # longest wait for one text
 ATTEMPTS_MAX = 2
-# A replica that computes answers a batch every second or less. Other gateways' work may stand
-# before ours, so silence ejects only where another replica can go on. It is counted in naps of our
-# own, so that a pause of this process is not taken for one of the replica.
+# Seconds of one sleep of the silence check. A busy replica answers a batch at least every second,
+# but may first compute the texts of other gateways; so a silent replica is ejected only if another
+# replica is available. Silence is counted in sleeps of this process, so that a pause of this
+# process is not mistaken for a silent replica.
 NAP_S = 0.25
 SILENT_NAPS_MAX = 12
-_PROBE = (1, 2, 3, 4)  # in the vocabulary of every model
-_PROBE_S = 10.0  # the probe waits in the replica's queue
+_PROBE = (1, 2, 3, 4)  # token ids that every model's vocabulary has
+_PROBE_S = 10.0  # seconds for a probe, which waits in the replica's queue
 _RETRY_S = 1.0
-# The agent of a lost replica is silent; the replica may well compute.
+# A replica is lost when its agent is silent; the replica itself may still compute.
 _USABLE = (control.REPLICA_STATE_READY, control.REPLICA_STATE_LOST)
 _ENDED = (control.REPLICA_STATE_FAILED, control.REPLICA_STATE_STOPPED)
 
@@ -65,7 +66,7 @@ class _Replica:
     silent_naps: int = 0
 
     def release(self) -> None:
-        """Let all waiting texts go to other replicas."""
+        """Release all waiting texts, which are then sent to other replicas."""
         now_s = asyncio.get_running_loop().time()
         for wait in self.waits:
             wait.reschedule(now_s)
@@ -80,22 +81,22 @@ class Embedders:
         self._state = state
         self._replicas: dict[str, _Replica] = {}
         self._leaving: list[_Replica] = []
-        self._open: dict[str, int] = {}  # pool -> texts that its requests may have under way
+        self._open: dict[str, int] = {}  # pool id to texts that its requests may have in flight
         self._idle = asyncio.Event()
         self._is_draining = self._is_stopping = False
 
     @property
     def open(self) -> int:
-        """Number of texts that running requests may have under way."""
+        """Number of texts that running requests may have in flight."""
         return sum(self._open.values())
 
     @property
     def usable(self) -> int:
-        """Number of replicas that take texts now."""
+        """Number of replicas that accept texts now."""
         return sum(r.is_usable and r.standing.is_trusted for r in self._replicas.values())
 
     def status(self, pool_id: str, replicas_starting: int) -> PoolStatus:
-        """Return the state of a pool; the work of other gateways is not known here."""
+        """Return the state of a pool, without the work of other gateways."""
         serving = [r for r in self._usable(pool_id) if r.standing.is_trusted]
         return PoolStatus(
             replicas_ready=len(serving),
@@ -104,7 +105,7 @@ class Embedders:
         )
 
     def update(self) -> None:
-        """Follow the control plane: connect to new replicas, leave those that end."""
+        """Connect to new replicas, and stop sending texts to replicas that end."""
         for replica_id, told in self._state.replicas.items():
             if told.profile != EMBED.name or not told.grpc_address:
                 continue
@@ -132,7 +133,7 @@ class Embedders:
     async def run(self) -> None:
         """Detect silence, probe, and close abandoned connections until cancelled; then close all.
 
-        Call `embed` no more once it is cancelled.
+        `embed` must not be called after the cancellation.
         """
         try:
             async with asyncio.TaskGroup() as probes:
@@ -168,7 +169,7 @@ class Embedders:
             replica.release()
 
     async def drain(self, timeout_s: float) -> int:
-        """Take no new texts, wait for the open ones; return how many are left at the deadline."""
+        """Refuse new texts and wait for open texts; return how many are left at the deadline."""
         self._is_draining = True
         if self.open:
             self._idle.clear()
@@ -178,7 +179,7 @@ class Embedders:
         return self.open
 
     def stop_all(self) -> None:
-        """Refuse all running and later texts: the process is about to exit."""
+        """Refuse all running and later texts, because the process is about to exit."""
         self._is_stopping = True
         for replica in self._replicas.values():
             replica.release()
@@ -197,13 +198,13 @@ class Embedders:
         Args:
             pool_id: Pool whose replicas compute.
             texts: Token ids of each text, special ones included; at least one text.
-            begin: Called with the index of each text, before it goes to a replica.
+            begin: Called with the index of each text before the text is sent to a replica.
             take: Called with the index and the vector of each text, in any order.
             give_up_at_s: Loop time at which to give up.
 
         Raises:
-            RejectedError: NO_CAPACITY, QUEUE_FULL, UNAVAILABLE or DRAINING: no replica is free.
-            FailedError: The replicas failed; `UNAVAILABLE`, `REPLICA_LOST`, `ENGINE_FAILED`.
+            RejectedError: No replica is free (NO_CAPACITY, QUEUE_FULL, UNAVAILABLE or DRAINING).
+            FailedError: The replicas failed (UNAVAILABLE, REPLICA_LOST or ENGINE_FAILED).
             BadRequestError: A replica refuses a text.
         """
         width = min(len(texts), WINDOW_TEXTS)
@@ -292,7 +293,7 @@ class Embedders:
 
 
 async def _call(replica: _Replica, tokens: Sequence[int], give_up_at_s: float) -> Vector:
-    """Return a replica's answer, and note its outcome."""
+    """Return a replica's answer and record its outcome."""
     standing, begun_at_s = replica.standing, _now_s()
     left_s = give_up_at_s - begun_at_s
     if left_s <= 0:
@@ -332,7 +333,7 @@ async def _call(replica: _Replica, tokens: Sequence[int], give_up_at_s: float) -
 
 
 async def _probe(replica: _Replica) -> None:
-    """Send a text of the gateway's own, and note the outcome."""
+    """Send a probe to a replica and record its outcome."""
     standing, outcome = replica.standing, EmbedOutcome.UNKNOWN
     try:
         await replica.client.embed(_PROBE, timeout_s=_PROBE_S)

@@ -1,8 +1,9 @@
 """Chooses the replica of an embedding pool for the next text, by recent outcomes; pure.
 
-An unreachable replica is ejected at once, a failing one after several failures in a row: the
-fastest to fail would otherwise look the least busy. An ejected replica gets no client's text. After
-a pause that doubles it is probed, and an answer to the probe clears its record.
+An unreachable replica is ejected at once, a failing replica after several failures in a row,
+because a replica that fails fast would otherwise appear the least busy. An ejected replica gets no
+client's text. It is probed after a pause, which doubles with each ejection, and an answered probe
+clears its record.
 """
 
 from collections.abc import Container, Iterable
@@ -20,8 +21,8 @@ _NEVER = float("-inf")
 class EmbedOutcome(Enum):
     """The outcome of a text or a probe, as evidence about the replica."""
 
-    ANSWERED = auto()  # a refusal, too
-    FAILED = auto()  # it computes, but not this
+    ANSWERED = auto()  # with a vector or a refusal
+    FAILED = auto()  # the replica is reachable, but could not compute the text
     UNREACHABLE = auto()
     UNKNOWN = auto()  # the text was cancelled
 
@@ -36,8 +37,8 @@ class EmbedderStanding:
         failures: Failures in a row.
         strikes: Ejections since the last answered probe.
         ejected_at_s: Time of the last ejection.
-        is_probed: Whether a probe is on its way.
-        begun_at_s: Time of the last text that it got.
+        is_probed: Whether a probe is in flight.
+        begun_at_s: Time of the last text that was sent to the replica.
     """
 
     replica_id: str
@@ -54,12 +55,12 @@ class EmbedderStanding:
         return not self.strikes
 
     def begin(self, now_s: float) -> None:
-        """Note a text that goes to the replica."""
+        """Record a text that is sent to the replica."""
         self.in_flight += 1
         self.begun_at_s = now_s
 
     def end(self, outcome: EmbedOutcome, begun_at_s: float, now_s: float) -> None:
-        """Note the outcome of a text; one that was begun before an ejection is ignored."""
+        """Record the outcome of a text; ignore a text that was sent before an ejection."""
         self.in_flight -= 1
         if self.strikes or begun_at_s <= self.ejected_at_s:
             return
@@ -73,7 +74,7 @@ class EmbedderStanding:
                 self.eject(now_s)
 
     def eject(self, now_s: float) -> None:
-        """Give it no texts until a probe is answered."""
+        """Eject the replica, so that it gets no texts until a probe is answered."""
         self.strikes += 1
         self.ejected_at_s = now_s
 
@@ -89,7 +90,7 @@ class EmbedderStanding:
         return True
 
     def end_probe(self, outcome: EmbedOutcome, now_s: float) -> None:
-        """Note the outcome of a probe."""
+        """Record the outcome of a probe."""
         self.is_probed = False
         if outcome is EmbedOutcome.ANSWERED:
             self.forgive()
@@ -104,9 +105,9 @@ class EmbedderStanding:
 def choose(
     standings: Iterable[EmbedderStanding], tried: Container[str] = ()
 ) -> EmbedderStanding | None:
-    """Return the least busy trusted replica, except `tried`; None without any.
+    """Return the least busy trusted replica, except `tried`; None if there is none.
 
-    Of equals, the one that has been idle for the longest time.
+    Of equally busy replicas, the replica that has been idle for the longest time is returned.
     """
     fit = [s for s in standings if s.is_trusted and s.replica_id not in tried]
     return min(fit, key=lambda s: (s.in_flight, s.begun_at_s), default=None)

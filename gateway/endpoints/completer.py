@@ -1,4 +1,4 @@
-"""A request for text, from its body to its event: key, limits, choice of the model, end."""
+"""Handles requests for text: authentication, limits, choice of the model, answer and event."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -37,10 +37,10 @@ from gateway.server.identity import CallerIdentity, identity_of
 from gateway.server.middleware import authenticate, note_outcome
 from sluice.errors import ErrorCode, PlatformError, RejectedError
 
-# How long a request waits for replicas of a pool that has none, where another model may answer. An
-# engine that starts again at once, or a router that attaches its own, takes a second or two.
+# Milliseconds for which a request waits for a pool without replicas if another model may answer. An
+# engine that restarts, or a router that attaches to its engines, takes a second or two.
 _ABSENCE_MS = 3000
-# `true`: the answer says what the tenant's rules have found.
+# Request header; with `true`, the answer contains the findings of the tenant's rules.
 _FILTER_RESULTS = istr("x-sluice-filter-results")
 
 
@@ -76,16 +76,16 @@ class Completer:
             dispatcher: Submits requests; reports served pools, and whether it drains.
             replies: Writes replies to clients.
             metrics: Metrics of this worker.
-            emit: Takes one event per accepted request and never blocks.
+            emit: Queues one event per accepted request and never blocks.
             gateway_id: Id of this worker.
-            open_requests: Notes the requests that a rollout's split has assigned.
+            open_requests: Records the requests whose release a rollout's split has chosen.
             decided: Counts decisions of pins and splits.
             copies: Makes copies for shadow stages.
             scores: Scores answers of adapters that are rolled out.
             texts: Keeps requests and answers of tenants that opted in.
             guards: Applies the rules of tenants to requests and answers.
-            auto: Chooses the model that answers `auto`, and the stand-in for a failing model.
-            pools: Chooses the pool where several serve a model.
+            auto: Chooses the model that answers `auto`, and the fallback of a failing model.
+            pools: Chooses the pool of a model that several pools serve.
         """
         self._directory = directory
         self._assets = assets
@@ -108,7 +108,7 @@ class Completer:
         """Answer one request of an API."""
         principal = authenticate(self._directory, request)
         self._directory.require_scope(principal, api.scope)
-        # Not by a name: a stream keeps nothing of its body.
+        # No local variable holds the task, so that a stream does not keep its body in memory.
         return await self.answer(
             request, principal, await read_parsed(request, partial(parse, api))
         )
@@ -125,7 +125,7 @@ class Completer:
     async def answer(
         self, request: web.Request, principal: Principal, task: TextTask
     ) -> web.StreamResponse:
-        """Answer one body, by its model or by a stand-in."""
+        """Answer one request body, by its model or by a fallback model."""
         received_at_s, received_at_unix_ms = time.monotonic(), time.time_ns() // 1_000_000
         identity = identity_of(request)
         auto = await self._auto.decide(principal, task, identity.uid)
@@ -163,10 +163,10 @@ class Completer:
             kept = None
             if principal.text_policy is not None:
                 kept = self._texts.begin(principal.text_policy, task, identity.request_id)
-            del task, specs  # a stream keeps nothing of its body
+            del task, specs  # so that a stream does not keep its body in memory
             return await self._accepted(request, exchange, resolved.instead, kept)
         finally:
-            if counted is not None:  # still so, if no answer was begun
+            if counted is not None:  # the request was counted, but no answer was begun
                 self._limiter.settle(counted, prompt_tokens=0, output_tokens=0, was_served=True)
             self._open.discard(identity.uid)
 
@@ -178,7 +178,7 @@ class Completer:
         resolved: ResolvedModel,
         auto: AutoDecision | None,
     ) -> Reservation | None:
-        """Refuse a request that can be refused before any work; count one that takes much work."""
+        """Refuse a request if possible before any work; count a request that takes much work."""
         if self._dispatcher.is_gated and self._may_be_gated(principal, task, auto):
             self._require_open_gate(principal, task, resolved.model.pool_id)
         if not takes_work(request):
@@ -188,9 +188,9 @@ class Completer:
     def _may_be_gated(
         self, principal: Principal, task: TextTask, auto: AutoDecision | None
     ) -> bool:
-        """Return whether a gate of a lower tier holds for a request.
+        """Return whether this gateway may refuse a request because of a gate of its tier.
 
-        Routers decide about deadlines of callers, and where another model may stand in.
+        Routers decide about requests with a deadline of their own or a possible fallback model.
         """
         if task.deadline_ms or self._auto.other(principal, task.model, auto) is not None:
             return False
@@ -216,16 +216,16 @@ class Completer:
         control: ResolvedModel | None,
         kept: KeptRequest | None,
     ) -> web.StreamResponse:
-        """Return the answer of the wanted model or of a stand-in; end the request once."""
+        """Return the answer of the requested model or of a fallback; end the request once."""
         try:
             try:
-                if control is None:  # as nearly always
+                if control is None:  # the usual case
                     return await self._replies.reply(request, exchange)
                 return await self._answer_by_release(request, exchange, control)
             except PlatformError as refusal:
                 if not await self._stands_in(request, exchange, refusal):
                     raise
-                wanted = refusal.with_traceback(None)  # its frames hold all of the first attempt
+                wanted = refusal.with_traceback(None)  # the frames reference the first attempt
             try:
                 return await self._replies.reply(request, exchange)
             except PlatformError as other:
@@ -234,7 +234,7 @@ class Completer:
                     raise
                 raise wanted from other  # the client did not ask for the other model
             finally:
-                del wanted  # when raised, it holds this frame
+                del wanted  # a raised error references this frame
         except BaseException as error:
             exchange.end_by(error)
             raise
@@ -244,7 +244,7 @@ class Completer:
     async def _answer_by_release(
         self, request: web.Request, exchange: HttpExchange, control: ResolvedModel
     ) -> web.StreamResponse:
-        """Return the answer of the release that a split chose; of control if that is not loaded."""
+        """Return the answer of the release that a split chose, or of control if no engine can."""
         try:
             return await self._replies.reply(request, exchange)
         except PlatformError as refusal:
@@ -264,7 +264,7 @@ class Completer:
         name: str,
         received_at_unix_ms: int,
     ) -> ResolvedModel:
-        """Return model, release and pool for a request; they stay the same for its whole life."""
+        """Choose model, release and pool of a request once, for the request's whole life."""
         resolved = self._directory.resolve(principal, name, task.session, identity.request_id)
         if resolved.options is not None:
             resolved = self._pools.place(resolved, task.session, identity.request_id)
@@ -297,9 +297,9 @@ class Completer:
     async def _specs_with_time_left(
         self, request: web.Request, exchange: HttpExchange, resolved: ResolvedModel
     ) -> list[GenerationSpec]:
-        """Return the specs for another model; RejectedError: the caller's deadline is over.
+        """Return the specs for another model; RejectedError if the caller's deadline has passed.
 
-        A tier's deadline starts again: it bounds the wait in one queue.
+        A tier's deadline starts again, because it bounds the wait in a single queue.
         """
         task = exchange.body
         specs = await self._specs(task, request, exchange.principal, resolved)
@@ -320,7 +320,7 @@ class Completer:
         principal: Principal,
         auto: AutoDecision | None,
     ) -> list[GenerationSpec]:
-        """Return specs that wait only briefly for replicas if another model could stand in."""
+        """Return specs that wait only briefly for replicas if another model may answer."""
         name = self._auto.other(principal, task.model, auto)
         if name is None:
             return specs
@@ -359,7 +359,7 @@ class Completer:
     async def _stands_in(
         self, request: web.Request, exchange: HttpExchange, refusal: PlatformError
     ) -> bool:
-        """Prepare the request for a stand-in; False when the refusal is final."""
+        """Prepare the request for a fallback model; return False if the refusal is final."""
         if not refusal.code.policy.lets_stand_in or exchange.has_begun:
             return False
         if self._dispatcher.is_draining:
@@ -407,7 +407,7 @@ class Completer:
     def _close(
         self, request: web.Request, exchange: HttpExchange, kept: KeptRequest | None
     ) -> None:
-        """Settle, count and emit the event: once per accepted request, however it ended."""
+        """Settle, count and emit the event, once per accepted request, however it ended."""
         ended_at_s, metrics, tally = time.monotonic(), self._metrics, exchange.tally
         if exchange.principal.guard_sets:
             tenant_id = exchange.principal.tenant.id
@@ -415,7 +415,7 @@ class Completer:
             exchange.guard_rules = rule_ids(found)
         was_served = tally.output_tokens > 0 or not exchange.has_failed
         self._settle(exchange, tally, was_served=was_served)
-        if exchange.has_begun and not exchange.first_sent_at_s:  # it began with a sign of life
+        if exchange.has_begun and not exchange.first_sent_at_s:  # it began with a keep-alive
             exchange.first_sent_at_s = tally.first_at_s
         note_outcome(request, exchange.outcome)
         if exchange.first_sent_at_s:
@@ -448,7 +448,7 @@ class Completer:
             self._texts.offer(kept, exchange)
 
     def _note_auto(self, exchange: HttpExchange, tally: Tally, ended_at_s: float) -> None:
-        """Let `auto` learn from an answer, and count the reason of its choice."""
+        """Report an answer to `auto`, and count the reason of the model's choice."""
         auto = exchange.auto
         if auto is not None:
             self._metrics.auto.labels(auto.reason).inc()

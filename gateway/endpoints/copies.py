@@ -1,7 +1,7 @@
-"""Copies of requests for the shadow stage of a rollout: canary answers them for the statistics.
+"""Copies requests for the shadow stage of a rollout; the canary answers them for the statistics.
 
 A copy has the lowest priority, costs the caller nothing, and can neither delay nor fail the
-original request. Copies are few, and there are none while the server stops.
+original request. The number of copies is bounded, and a stopping server makes no copies.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ from sluice.errors import ErrorCode, PlatformError
 
 log = structlog.get_logger(__name__)
 
-_COPY_S_MAX = 120.0  # no client hangs up on an answer that does not end
+_COPY_S_MAX = 120.0  # seconds after which a copy is cancelled, since no client would cancel it
 
 
 class Copies:
@@ -53,12 +53,12 @@ class Copies:
         Args:
             assets: Assets of the bases.
             dispatcher: Dispatcher for copies alone, so that other requests keep their retries.
-            open_requests: Notes copies while they run.
+            open_requests: Records copies while they run.
             metrics: Counts copies.
-            emit: Takes one event per copy and never blocks.
+            emit: Queues one event per copy and never blocks.
             gateway_id: Id of this worker.
             spare: Tasks that make copies; bounds their number.
-            scores: Scores canary's answers.
+            scores: Scores the canary's answers.
         """
         self._assets = assets
         self._dispatcher = dispatcher
@@ -76,7 +76,7 @@ class Copies:
         original: HttpExchange,
         shadow: ResolvedModel,
     ) -> None:
-        """Send a copy of an accepted request to `shadow` a moment later, if there is room."""
+        """Schedule a copy of an accepted request for `shadow`, unless too many copies run."""
         if self._spare.is_stopped:
             return
         if self._spare.is_full:
@@ -88,9 +88,10 @@ class Copies:
     def emit_fault(
         self, original: HttpExchange, identity: CallerIdentity, tally: Tally, fault: PlatformError
     ) -> None:
-        """Emit the event of a request that canary could not begin, and control answers instead.
+        """Emit the event of a request that the canary could not begin and control answers instead.
 
-        Rollouts count it as a copy that failed: the request's own event is one of control.
+        Rollouts count this event as a failed copy, because the request's own event counts for
+        control.
         """
         names = _copied(identity)
         exchange = replace(
@@ -148,7 +149,7 @@ class Copies:
             error = cancelled
             raise
         except Exception as bug:
-            # The outermost place: an error of a copy must not end the worker.
+            # All errors are caught here, because an error of a copy must not end the worker.
             log.exception("shadow_copy_failed", request_id=identity.request_id)
             error = bug
         finally:
@@ -164,7 +165,7 @@ class Copies:
     async def _answer(
         self, exchange: HttpExchange, identity: CallerIdentity, shadow: ResolvedModel
     ) -> None:
-        """Wait for all answers; PlatformError when the copy is refused."""
+        """Wait for all answers; PlatformError if the copy is refused."""
         specs = await specs_of(
             exchange.body,
             identity=identity,

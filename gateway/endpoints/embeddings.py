@@ -1,6 +1,6 @@
 """POST /v1/embeddings: texts or token ids in, one vector each out.
 
-No other model ever stands in for an embedding model: its vectors would mean something else.
+An embedding model has no fallback model, because another model's vectors are not comparable.
 """
 
 import asyncio
@@ -36,8 +36,8 @@ from sluice.scopes import Scope
 ENDPOINT = "/v1/embeddings"
 
 DEADLINE_S = 300.0
-_WRITE_TIMEOUT_S = 30.0  # for a slice of the answer
-_SLICE_VECTORS = 32  # 0.3 MB as numbers
+_WRITE_TIMEOUT_S = 30.0  # seconds to write a slice of the answer
+_SLICE_VECTORS = 32  # vectors per slice, 0.3 MB of JSON numbers
 _JSON = "application/json"
 
 # Makes rows of token ids, by the base, the owner of the texts, and the context in tokens (0: not
@@ -124,9 +124,9 @@ class Embeddings:
     async def _counted(
         self, request: web.Request, principal: Principal, resolved: ResolvedModel
     ) -> AsyncGenerator[Reservation | None]:
-        """Count a large request before its tokens are known; it stays counted if it is refused.
+        """Count a large request before its tokens are known, even if it is refused later.
 
-        None: its body is small, and it is counted with its tokens.
+        Yields None if the body is small; the request is then counted with its tokens.
         """
         if not takes_work(request):
             yield None
@@ -134,7 +134,7 @@ class Embeddings:
         counted = await self.limiter.count(principal, resolved.model.id)
         try:
             yield counted
-        finally:  # it is settled already, if it was accepted
+        finally:  # has no effect if the request was accepted and settled
             self.limiter.settle(counted, prompt_tokens=0, output_tokens=0, was_served=True)
 
     async def _accepted(
@@ -217,8 +217,8 @@ class _Run:
 
     Attributes:
         base: Base that computes.
-        begun_tokens: Tokens of the texts that were given to replicas.
-        computed_tokens: Tokens of the texts whose vectors have come.
+        begun_tokens: Tokens of the texts that were sent to replicas.
+        computed_tokens: Tokens of the texts whose vectors have arrived.
         submitted_at_s: Monotonic time of the first submission; 0 before.
     """
 
@@ -293,7 +293,7 @@ class _Run:
         return {"model": self.exchange.model.id, "usage": usage}
 
     def _ended(self) -> dict[str, str]:
-        """Note the success; return the answer's headers."""
+        """Record the success; return the answer's headers."""
         exchange = self.exchange
         exchange.outcome, exchange.status = "stop", 200
         exchange.first_sent_at_s = time.monotonic()

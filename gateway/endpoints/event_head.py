@@ -1,6 +1,7 @@
-"""The part of an event that requests of one kind share, serialised once for all of them.
+"""The head of an event: the fields that similar requests share, serialised once for all of them.
 
-Concatenated messages parse as one. So an event is this part, followed by the fields of its request.
+Concatenated protobuf messages parse as one message. So an event is the shared head, followed by the
+fields of its own request.
 """
 
 from gateway.directory import Principal
@@ -8,7 +9,7 @@ from sluice.wire.control.v1 import control_pb2 as control
 from sluice.wire.telemetry.v1.telemetry_pb2 import RequestEvent
 
 _SCHEMA_VERSION = 1
-_HEADS_MAX = 64  # per caller, about 0.6 kB each; at the bound all are dropped
+_HEADS_MAX = 64  # heads per caller, about 0.6 kB each; at the bound all heads are dropped
 
 
 def head_of(
@@ -21,8 +22,8 @@ def head_of(
 ) -> bytes:
     """Return the head of events, shared by requests with the same fields.
 
-    Principal and model are identified by object: they are replaced, never changed. The cache lies
-    in the principal, and ends with it.
+    Principal and model are identified by object, because they are replaced, never changed. The
+    cache belongs to the principal and ends with it.
     """
     heads = principal.event_heads
     place = (id(model), requested_model, endpoint, is_stream, gateway_id)
@@ -46,5 +47,5 @@ def head_of(
     ).SerializeToString()
     if len(heads) >= _HEADS_MAX:
         heads.clear()
-    heads[place] = (head, model)  # that keeps the model alive, so that its id is no other's
+    heads[place] = (head, model)  # the reference to the model keeps its object id unique
     return head

@@ -1,4 +1,4 @@
-"""One accepted request, from its admission to its single event: pure facts, no I/O."""
+"""The state of one accepted request, from its admission to its single event. Pure."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -27,11 +27,11 @@ _FLAWLESS = Flaws()
 
 
 class AnswerScore(NamedTuple):
-    """The score of an answer by base and adapter: means over its tokens, in nats.
+    """The score of an answer by base and adapter: means over the answer's tokens, in nats.
 
     Attributes:
         base_logprob: Log probability under the base alone.
-        logprob: Log probability under the adapter that made it.
+        logprob: Log probability under the adapter that generated the answer.
         entropy: Entropy of the adapter's distributions.
     """
 
@@ -41,7 +41,7 @@ class AnswerScore(NamedTuple):
 
 
 class Lost(NamedTuple):
-    """The usage of a model that another one replaced."""
+    """The usage of a model before another model replaced it."""
 
     model: str
     prompt_tokens: int
@@ -63,8 +63,8 @@ class HttpExchange:
         received_at_unix_ms: Wall-clock time of the arrival.
         model: Model that answers.
         requested_model: The name in the request.
-        decision: Reason for the release of the model; None: the release that the name points at.
-        auto: Choice of the model; None: the request names it.
+        decision: Reason for the release of the model; None if the name points at the release.
+        auto: Choice of the model for `auto`; None if the request names a model.
         choices: Number of requested answers.
         task: Parsed body; None once a stream or an embedding has begun, to free its memory.
         specs: Specs of the answers, for the model that answers.
@@ -72,15 +72,15 @@ class HttpExchange:
         param_names: Fields of the body, by the engine's names for refused parameters.
         generations: Generations of the specs, once they run.
         has_begun: Whether the client has received a part of a stream.
-        is_copy: Whether this is a copy for a shadow stage, or a request that canary could not load
-            before control answered; no client waits for it or pays for it.
+        is_copy: Whether this is a copy for a shadow stage, or the failed attempt of a canary before
+            control answered. No client waits for a copy or is charged for it.
         scored: Decision on the request whose answer is scored; set only for copies.
         flaws: Flaws of the first answer; found only while a rollout runs.
         score: Score of the scored answer.
-        applied: Reservation, which stays here when it is settled.
-        lost: Usage of a model that another one has replaced.
+        applied: Reservation, kept after its settlement.
+        lost: Usage of a model that another model has replaced.
         guard_rules: Ids of the tenant's rules that the texts have matched, separated by blanks.
-        first_sent_at_s: Monotonic time when the first token left; 0 before.
+        first_sent_at_s: Monotonic time when the first token was sent; 0 before.
         outcome: Finish reason or error code.
         status: HTTP status.
     """
@@ -121,7 +121,7 @@ class HttpExchange:
 
     @property
     def body(self) -> TextTask:
-        """The request's body; not readable once a stream has begun."""
+        """The request's body; not available once a stream has begun."""
         assert self.task is not None, "a stream that has begun keeps nothing of its body"
         return self.task
 
@@ -136,7 +136,7 @@ class HttpExchange:
         return self._final or tally_of(self.generations, self.answers_per_prompt)
 
     def finish(self) -> Tally:
-        """End the request: return the sums over its answers, which stay so."""
+        """End the request; return the final sums over its answers."""
         self._final = tally_of(self.generations, self.answers_per_prompt)
         return self._final
 
@@ -148,7 +148,7 @@ class HttpExchange:
         self.prepare_closings(generations, self.answers_per_prompt, gateway_id)
 
     def forget_body(self) -> None:
-        """Drop the body, which no begun answer needs: 2.5 kB even of few words."""
+        """Drop the body, which no begun answer needs and which uses at least 2.5 kB."""
         self.task = None
 
     def stand_in(
@@ -165,17 +165,17 @@ class HttpExchange:
 
     @property
     def has_failed(self) -> bool:
-        """Whether the outcome is an error; an answer that a rule has ended is none."""
+        """Whether the outcome is an error; an answer that a rule has ended is no error."""
         return policy_of(self.outcome) is not None and self.outcome != ErrorCode.CONTENT_FILTER
 
     @property
     def is_charged(self) -> bool:
-        """Whether the outcome is an error that counts as a request all the same."""
+        """Whether the outcome is an error that is charged as a request nevertheless."""
         policy = policy_of(self.outcome)
         return policy is not None and policy.is_charged
 
     def end_by(self, error: BaseException | None) -> None:
-        """Note the failure that ended the request; None: outcome and status are set already."""
+        """Record the error that ended the request; None if outcome and status are already set."""
         if isinstance(error, PlatformError):
             self.outcome, self.status = error.code, error.status
         elif isinstance(error, asyncio.CancelledError | ConnectionError):
@@ -186,12 +186,12 @@ class HttpExchange:
     def event(self, tally: Tally, gateway_id: str, ended_at_s: float) -> bytes:
         """Return the request's single event, serialised.
 
-        Fields known from the start come first; where both parts set a field, the last one holds.
+        Fields known from the start come first; if both parts set a field, the later value counts.
         """
         begun, self._begun = self._begun or self._known(gateway_id), b""
         event = RequestEvent()
         event.session_hash = tally.session_hash
-        # Closings need none of these: they never become spans.
+        # Closings lack these fields, because closings never become trace spans.
         upstream = self.upstream
         event.is_sampled = upstream.is_sampled
         if upstream.span_id:
@@ -271,7 +271,7 @@ class HttpExchange:
             self.is_stream,
             gateway_id,
         )
-        event = RequestEvent()  # a field set takes half as long as one given here
+        event = RequestEvent()  # setting fields is twice as fast as constructor arguments
         event.event_id = f"evt_{self.uid}"
         event.received_at_unix_ms = self.received_at_unix_ms
         event.request_id, event.trace_id = self.request_id, self.trace_id
@@ -301,7 +301,7 @@ def finish_reason(generation: Generation) -> str:
 
 
 def flaws_in(generation: Generation) -> Flaws:
-    """Return the flaws of an answer; reads no more of a new pipe than needed."""
+    """Return the flaws of an answer; decodes no more of the answer than needed."""
     pipe, tokens = generation.pipe, generation.emitted
     first = opening(generation.spec.new_pipe(), tokens)
     return flaws_of(first, tokens, has_more=pipe.has_calls or pipe.reasoning_tokens > 0)

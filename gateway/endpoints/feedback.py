@@ -1,8 +1,8 @@
 """POST /v1/feedback: the judgement of an answer by its tenant.
 
-The gateway stores no answers, so it does not look the id up: a judgement is an event with the
-caller's tenant, and counts for that tenant's own requests only. An id of another tenant is accepted
-just the same, without effect.
+The gateway stores no answers, so it does not look up the id. A judgement is an event with the
+caller's tenant, and counts only for requests of that tenant. An id of another tenant's request is
+accepted without effect.
 """
 
 import time
@@ -21,7 +21,7 @@ from gateway.server.identity import identity_of
 from gateway.server.middleware import authenticate
 from sluice.wire.telemetry.v1.telemetry_pb2 import AnswerFeedback, RequestEvent
 
-_SCHEMA_VERSION = 4  # of a judgement, among the events of requests
+_SCHEMA_VERSION = 4  # schema version of a judgement, among the events of requests
 
 
 class FeedbackIntake:

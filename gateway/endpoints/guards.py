@@ -1,4 +1,4 @@
-"""The rules for a caller and a model: compiled at the first use, cached until they change."""
+"""Compiles and caches the tenants' rules on texts, and applies them to requests and answers."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -29,7 +29,7 @@ from sluice.wire.control.v1 import control_pb2 as wire
 
 log = structlog.get_logger(__name__)
 
-# Compiled sets in memory: the largest take some 50 MB with what their automaton remembers.
+# Compiled sets in memory; the largest sets use about 50 MB, including their automaton's cache.
 _PLANS_MAX = 64
 _RETRY_S = 1.0
 _Key = tuple[tuple[object, ...], ...]
@@ -38,8 +38,8 @@ _Key = tuple[tuple[object, ...], ...]
 class GuardBoard:
     """The rules of one worker.
 
-    A request waits until its rules are compiled, at most some 100 ms and once for each version: no
-    request is answered without them.
+    No request is answered without its rules. So a request waits until its rules are compiled, about
+    100 ms at most and once per version.
     """
 
     def __init__(self, matches: CounterMetric, judges: Judges) -> None:
@@ -49,7 +49,7 @@ class GuardBoard:
         self._acting, self._shadow = matches.labels("acting"), matches.labels("shadow")
 
     async def plan(self, principal: Principal, names: Iterable[str]) -> GuardPlan | None:
-        """Return the rules for a caller and a model under any of its names; None: none hold."""
+        """Return the rules for a caller and a model under any of its names; None if none apply."""
         wanted = frozenset(names)
         sets = [
             it
@@ -70,7 +70,7 @@ class GuardBoard:
                 del self._plans[next(iter(self._plans))]
             loop = asyncio.get_running_loop()
             known = self._plans[key] = loop.run_in_executor(None, partial(GuardPlan, sets))
-        # A client that waits may hang up while others wait for the same rules.
+        # A waiting request may be cancelled while other requests wait for the same compilation.
         return await asyncio.shield(known)
 
     async def check(

@@ -8,7 +8,7 @@ from types import TracebackType
 from gateway.dispatch.streamed import StreamedGeneration
 from gateway.server.deadlines import Deadlines
 
-# A stream is looked at so often in the time that it may be silent: its sign comes by so much late.
+# Checks of a stream within the longest allowed silence; a keep-alive is late by at most one check.
 _LOOKS = 4
 
 
@@ -30,7 +30,7 @@ class KeepAlives:
 class KeepAlive:
     """Writes a comment into a stream that has been silent for too long, while the block runs.
 
-    A stream that has not begun by then begins, so that its headers are the first sign of life.
+    A stream that has not begun by then begins, so that its headers are the first keep-alive.
     """
 
     __slots__ = ("_all", "_is_begun", "_sign_at_s", "_streams")
@@ -43,7 +43,7 @@ class KeepAlive:
         self._sign_at_s = time.monotonic()
 
     def __enter__(self) -> None:
-        """Start the clock."""
+        """Start the timer."""
         self._all.looks.begin(self)
 
     def __exit__(
@@ -52,7 +52,7 @@ class KeepAlive:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Stop it."""
+        """Stop the timer."""
         self._all.looks.end(self)
 
     def look(self) -> None:
@@ -70,4 +70,4 @@ class KeepAlive:
             for stream in self._streams:
                 stream.nudge()
             return
-        self._streams[0].keep_alive()  # they share the connection, and one may have ended
+        self._streams[0].keep_alive()  # all streams share the connection, so one comment suffices

@@ -37,7 +37,7 @@ class Models:
             if auto is None or public.name != AUTO
         ]
         if auto is not None:
-            # Last of its kind: a tool that takes the first name shall not get another's answers.
+            # Last of the chat models, so that tools that choose the first name do not choose it.
             models.append(self._shown_auto(principal, auto))
         models.sort(key=lambda shown: shown["kind"] != "chat")
         return _json({"object": "list", "data": models})

@@ -31,13 +31,13 @@ from sluice.wire.control.v1 import control_pb2 as control
 
 ENDPOINT = "/v1/moderations"
 FLAGGED = 0.5  # the score from which on a category is flagged
-# OpenAI's: a client may look for each of them, whatever the classifier knows.
+# OpenAI's categories; a client may expect each category, whichever the classifier has.
 OPENAI_CATEGORIES = (
     *("harassment", "harassment/threatening", "hate", "hate/threatening", "illicit"),
     *("illicit/violent", "self-harm", "self-harm/intent", "self-harm/instructions", "sexual"),
     *("sexual/minors", "violence", "violence/graphic"),
 )
-# Names that clients send by default: any moderation of this server stands for them.
+# Names that clients send by default; this server's first classifier answers them.
 _ANY = frozenset({"omni-moderation-latest", "text-moderation-latest", "text-moderation-stable"})
 
 
@@ -146,7 +146,7 @@ class Judging:
             exchange.outcome, exchange.status = "stop", 200
         except BaseException as error:
             exchange.end_by(error)
-            # Not of this side: the request was wrong, or its caller has left.
+            # No failure of the server: the request was invalid, or its client has disconnected.
             was_served = isinstance(error, BadRequestError | asyncio.CancelledError)
             raise
         finally:

@@ -11,7 +11,8 @@ from gateway.bodies.parsing import INLINE_BYTES_MAX, check_values
 from gateway.server.body import read_body
 
 _Parsed = TypeVar("_Parsed")
-# Above this a body takes work before its tokens are known: it is counted as a request first.
+# Bytes above which a body is counted as a request before its tokens are known, since tokenizing is
+# costly.
 _COUNTED_LATER_BYTES_MAX = 16 << 10
 # The model that the path of a request names.
 MODEL_OF_PATH = web.RequestKey("model", str)
@@ -29,20 +30,20 @@ async def read_parsed(request: web.Request, parse: Callable[[bytes], _Parsed]) -
 
 
 def takes_work(request: web.Request) -> bool:
-    """Return whether a body may be large: by its length, or for want of one."""
+    """Return whether a body is large, by its declared length, or has no declared length."""
     length = request.content_length
     is_packed = hdrs.CONTENT_ENCODING in request.headers
     return length is None or length > _COUNTED_LATER_BYTES_MAX or is_packed
 
 
 def with_model(body: bytes, model: str) -> bytes:
-    """Return a body with a model, unless it names one already, or is no object."""
+    """Return the body with `model` added, unless it already names a model or is no object."""
     if len(body) > INLINE_BYTES_MAX:
         check_values(body)
     try:
         document = orjson.loads(body)
     except orjson.JSONDecodeError:
-        return body  # refused where it is parsed
+        return body  # the parser will refuse it
     if not isinstance(document, dict) or document.get("model") is not None:
         return body
     return orjson.dumps(document | {"model": model})

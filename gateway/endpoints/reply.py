@@ -1,9 +1,9 @@
-"""The reply to an accepted request, from its first byte to its last.
+"""Writes the reply to an accepted request, from its first byte to its last.
 
-The status line waits for the first token. Until then a failure is a plain JSON answer with its own
-status; after it, an error event ends the stream. Between begin and end, `dispatch.streamed` itself
-writes the chunks, one for every token. A client that hangs up cancels the handler, and so its
-generations.
+The status line is sent with the first token. A failure before the first token is a JSON answer with
+its own status; after the first token, an error event ends the stream. Between begin and end,
+`dispatch.streamed` itself writes the chunks, one per token. A client that closes its connection
+cancels the handler, which cancels the generations.
 """
 
 import time
@@ -30,7 +30,7 @@ from sluice.errors import ErrorCode, PlatformError
 STREAM_HEADERS = {
     "Content-Type": "text/event-stream; charset=utf-8",
     "Cache-Control": "no-cache",
-    "X-Accel-Buffering": "no",  # nginx would collect the chunks
+    "X-Accel-Buffering": "no",  # otherwise nginx would buffer the chunks
 }
 
 
@@ -64,9 +64,9 @@ class ReplyWriter:
     def reply(
         self, request: web.Request, exchange: HttpExchange
     ) -> Coroutine[None, None, web.StreamResponse]:
-        """Return the reply, to be awaited.
+        """Return a coroutine that writes the reply.
 
-        PlatformError: the request was refused before any byte was sent.
+        It raises PlatformError if the request is refused before any byte was sent.
         """
         return (self._stream if exchange.is_stream else self._whole)(request, exchange)
 
@@ -165,15 +165,16 @@ class ReplyWriter:
 def _begin(
     response: LiveResponse, streams: Sequence[StreamedGeneration], exchange: HttpExchange
 ) -> None:
-    """Write the first bytes; from then on the choices write by themselves.
+    """Write the first bytes; afterwards the streams write by themselves.
 
-    ConnectionResetError: the client has gone.
+    Raises:
+        ConnectionResetError: The client has closed the connection.
     """
     exchange.has_begun, exchange.status = True, 200
     first = [stream.chunks.first() for stream in streams]
     early = [stream.take_early() for stream in streams]
     transport = response.begin(b"".join(first + early))
-    if streams[0].emitted or any(it.emitted for it in streams):  # not a sign of life
+    if streams[0].emitted or any(it.emitted for it in streams):  # otherwise it is a keep-alive
         exchange.first_sent_at_s = time.monotonic()
     for stream in streams:
         stream.go_live(transport, is_chunked=response.is_chunked)
@@ -181,10 +182,10 @@ def _begin(
 
 
 def _end_choice(streams: Sequence[StreamedGeneration], index: int, exchange: HttpExchange) -> bytes:
-    """Send the held rest of a choice that has ended, and the reason of its end.
+    """Send the held rest of a choice that has ended, with its finish reason.
 
     Returns:
-        Chunks that leave together with the stream's end: all of them, where there is one choice.
+        Chunks to send together with the stream's end: all of them if there is only one choice.
     """
     stream = streams[index]
     reason = finish_reason(stream)
@@ -235,7 +236,7 @@ def _error_of(refusal: GenerationEnd, exchange: HttpExchange) -> PlatformError:
         error.message = (
             f"No first token within 'deadline_ms', {body.deadline_ms} ms; allow more time."
         )
-        headers["x-should-retry"] = "false"  # to official SDKs: it would have to be as fast
+        headers["x-should-retry"] = "false"  # official SDKs would retry with the same deadline
     return AnsweredError(error, headers)
 
 

@@ -1,8 +1,8 @@
 """Scores of answers while an adapter is rolled out: log probabilities by its base and by itself.
 
-The answer of a request is given to the adapter and to the base, as the end of a prompt. If both
-find it equally likely, the adapter has no effect. This is work of the lowest priority: it neither
-delays the answer nor costs the caller anything, and only a sample is scored.
+The answer of a request is scored by the adapter and by the base, as the end of a prompt. If the
+answer is equally likely under both, the adapter has no effect. Scores have the lowest priority,
+neither delay the answer nor cost the caller anything, and are made only for a sample of requests.
 """
 
 import asyncio
@@ -28,12 +28,12 @@ from sluice.wire.telemetry.v1 import telemetry_pb2 as wire
 
 log = structlog.get_logger(__name__)
 
-_ANSWER_TOKENS_MAX = 256  # more say no more
-_TOKENS_MAX = 4096  # of prompt and answer; longer ones are not scored
+_ANSWER_TOKENS_MAX = 256  # scored tokens of an answer; more tokens would not improve the score
+_TOKENS_MAX = 4096  # tokens of prompt and answer; longer requests are not scored
 _SCORE_S_MAX = 30.0
-_DEADLINE_MS = 20_000  # in the router's queue
-_PAUSE_S = 1.0  # between two of one release, in this worker
-_FAILED_PAUSE_S = 60.0  # an engine that scores nothing, or a fleet without time, stays so
+_DEADLINE_MS = 20_000  # milliseconds in the router's queue
+_PAUSE_S = 1.0  # seconds between two scores of one release in this worker
+_FAILED_PAUSE_S = 60.0  # seconds after a failure, whose cause (engine, overload) tends to persist
 _GREEDY = engine.Sampling()
 _NO_SCORES = (
     "The engine scores no answers, so some gates of this rollout have no evidence: serve the model"

@@ -1,10 +1,10 @@
-"""Buckets of limits, and this process's decisions without Valkey. Pure.
+"""Token buckets of limits, and this process's decisions without Valkey. Pure.
 
-A bucket holds the grant of one window and refills steadily. A reservation takes one request and an
-estimate of tokens. The settlement puts unused tokens back, or takes tokens used beyond the
-estimate, even below zero: later requests wait until the debt has refilled. A request that needs
-more tokens than a bucket holds takes a full bucket: in each scope as many tokens as the smallest of
-its token buckets holds.
+A bucket's capacity is the limit of one window, and the bucket refills steadily. A reservation
+removes one request and an estimate of tokens. The settlement returns unused tokens, or removes the
+tokens used beyond the estimate, even below zero; later requests then wait until the debt has
+refilled. A request that needs more tokens than a bucket's capacity removes a full bucket: in each
+scope the capacity of the scope's smallest token bucket.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,18 +13,18 @@ from struct import Struct
 from gateway.limits.verdict import UNLIMITED, Verdict, verdict_of
 from sluice.limits import BY_NAME, Counted, LimitKind
 
-UNSIGNED_MAX = 0xFFFFFFFF  # of the tokens of one reservation
+UNSIGNED_MAX = 0xFFFFFFFF  # largest number of tokens in one reservation, a 32-bit field
 
-# A row: how many limits, whether there is news, requests held; the limits: kind, what it counts,
-# window in ms, value; the news: requests to be put back, requests and tokens to be taken as far as
-# there are, tokens to be put back.
+# Format of a scope's row. Head: number of limits, whether news follow, open requests. Each limit:
+# kind, counted unit, window in ms, value. News: requests to return, requests and tokens to remove
+# (not below zero), tokens to return.
 HEAD_FORMAT, LIMIT_FORMAT, NEWS_FORMAT = "<BBI", "<BBId", "<IIId"
 LIMIT_BYTES = Struct(LIMIT_FORMAT).size
 _pack_head = Struct(HEAD_FORMAT).pack
 _pack_limit = Struct(LIMIT_FORMAT).pack
 _pack_change = Struct(NEWS_FORMAT).pack
 
-# Requests and tokens to be put back, requests and tokens that are untold: see `BucketScope`.
+# Requests and tokens to return, requests and tokens not yet reported; see `BucketScope`.
 News = tuple[int, int, int, int]
 _NO_CHANGE = (0, 0, 0, 0)
 
@@ -32,26 +32,27 @@ _NO_CHANGE = (0, 0, 0, 0)
 class BucketScope:
     """A scope of limits: an account, a key, or a model within an account.
 
-    Changes that Valkey has not received yet wait here, so that any number of settlements costs one
-    row of the next batch.
+    The scope accumulates changes that Valkey has not received yet, so that any number of
+    settlements costs one row of the next batch.
 
     Attributes:
         name: Name, unique among scopes.
         label: Name of the scope for users.
         kind: `account`, `key` or `model`.
         key: Name of the scope in Valkey, as bytes.
-        limits: Values by the names of their kinds; none is 0.
-        tokens_max: Most tokens that a request takes from the scope; 0: tokens are not limited.
+        limits: Values by the names of their kinds; every value is positive.
+        tokens_max: Maximum of tokens that a request removes from the scope; 0: no token limit.
         is_leased: Whether the number of concurrent requests is limited.
         limited_by: Number of the principal that the limits were read from.
         told: Name and limits in the form of events.
         rest: Row of the scope in a batch while the row holds the limits only; empty otherwise.
         held: Requests of this process that are open now.
-        back_requests: Requests to put back into the shared buckets.
-        back_tokens: Tokens to put back; negative: tokens to take, even below zero.
-        untold_requests: Requests granted without Valkey, to be taken when it is back, down to zero.
-        untold_tokens: Tokens granted without Valkey; negative when a settlement came after they
-            were sent.
+        back_requests: Requests to return to the shared buckets.
+        back_tokens: Tokens to return; a negative number is removed, even below zero.
+        untold_requests: Requests granted without Valkey; they are removed from the shared buckets,
+            not below zero, when Valkey is back.
+        untold_tokens: Tokens granted without Valkey; negative after a settlement that followed
+            their report to Valkey.
     """
 
     __slots__ = (
@@ -89,9 +90,9 @@ class BucketScope:
         self.held = 0
         self.back_requests = self.back_tokens = 0
         self.untold_requests = self.untold_tokens = 0
-        self.row = 0  # in the batch that is being built; 0: none
-        self.is_waiting = False  # for a row in the next batch
-        self._levels: dict[str, float] = {}  # left in the buckets of this process alone, by kind
+        self.row = 0  # number of its row in the batch that is being built; 0: no row
+        self.is_waiting = False  # whether its changes wait for the next batch
+        self._levels: dict[str, float] = {}  # levels of this process's own buckets, by kind
         self._at_ms = 0.0
 
     def limit(self, limits: dict[str, int]) -> None:
@@ -106,12 +107,12 @@ class BucketScope:
         self._packed = b"".join(
             [_pack_limit(kind.number, kind.counted, kind.window_ms, value) for kind, value in kinds]
         )
-        # How many are held matters only where that is limited.
+        # The number of open requests is sent only if concurrency is limited.
         self._rest = b"" if self.is_leased else self._pack(_NO_CHANGE, 0)
         self.rest = b""
 
     def restore_changes(self, news: News) -> None:
-        """Keep changes for the next batch: Valkey did not receive them."""
+        """Keep changes for the next batch, because Valkey did not receive them."""
         self.rest = b""
         self.back_requests += news[0]
         self.back_tokens += news[1]
@@ -148,9 +149,9 @@ class BucketScope:
     # Without Valkey.
 
     def refill(self, share: float, now_ms: float) -> dict[str, float]:
-        """Return the level of each kind for this process alone, after refilling.
+        """Refill this process's own buckets and return the level of each kind.
 
-        The process has `share` of the limits: a new scope is full.
+        The buckets' capacity is `share` of the limits. The buckets of a new scope are full.
         """
         elapsed_ms = max(0.0, now_ms - self._at_ms)
         self._at_ms = now_ms
@@ -171,7 +172,7 @@ class BucketScope:
             yield kind, (need[kind.counted] - self._levels[kind.name]) * kind.ms_each(most)
 
     def take(self, tokens: int, share: float) -> None:
-        """Take a request that is granted without Valkey; call `refill` before."""
+        """Remove a request that is granted without Valkey; call `refill` before."""
         need = self._need(tokens, share)
         self._change(-need[Counted.REQUESTS], -need[Counted.TOKENS])
         self.untold_requests += 1
@@ -200,7 +201,7 @@ class BucketScope:
         for name in self._levels:
             self._levels[name] += added.get(BY_NAME[name].counted, 0)
 
-    # With it.
+    # With Valkey.
 
     def settle(self, taken: int, used: int, *, was_served: bool) -> None:
         """Correct a grant of Valkey with the next batch; `taken` counts this scope's tokens."""
@@ -213,7 +214,7 @@ class BucketScope:
             self.rest = b""
 
     def owe_request(self) -> None:
-        """Take a request with the next batch, down to zero."""
+        """Remove a request from the shared buckets with the next batch, not below zero."""
         self.rest = b""
         self.untold_requests += 1
 
@@ -227,7 +228,7 @@ class BucketScope:
 def decide_locally(
     scopes: Sequence[BucketScope], tokens: int, share: float, now_ms: float
 ) -> Verdict:
-    """Take one request and `tokens` from this process's share of all scopes, or nothing."""
+    """Reserve one request and `tokens` in this process's share of all scopes, or in none."""
     number, at, wait_ms = 0, 0, 0.0
     for index, scope in enumerate(scopes):
         scope.refill(share, now_ms)
@@ -242,5 +243,5 @@ def decide_locally(
 
 
 def part(limit: int, share: float) -> int:
-    """Return the share of a limit; at least 1, because 0 means no limit."""
+    """Return a share of a limit, at least 1, because 0 would mean no limit."""
     return max(1, int(limit * share)) if limit else 0

@@ -1,7 +1,7 @@
 """Budgets: refuses new requests of a tenant with an exhausted budget until its period ends.
 
 The control plane compares budgets with the ledger, and sends the stopped tenants with the ends of
-their periods. So the refusal ends on time here, even while the control plane is away.
+their periods. So the gateway ends a refusal on time even while the control plane is away.
 """
 
 import math
@@ -18,8 +18,8 @@ class BudgetExhaustedError(RejectedError):
     """The caller's tenant has exhausted a budget of this period.
 
     Attributes:
-        headers: Headers with the budget and the end of its period; they tell OpenAI's clients,
-            which repeat a 429 by themselves, not to.
+        headers: Headers with the budget and the end of its period. A further header prevents
+            OpenAI's clients from retrying the 429 by themselves.
     """
 
     def __init__(self, stop: wire.BudgetStop, now_unix_ms: int) -> None:

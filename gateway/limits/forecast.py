@@ -1,12 +1,13 @@
 """Forecasts the tokens of an answer from the tenant's earlier answers. Pure.
 
-A reservation of the whole `max_tokens` would keep most of a tenant's minute idle, because callers
-set it far above the usual length. The mean would be too small for half of the answers. The mean
-plus the mean deviation is too small for few, and the settlement corrects the rest.
+A reservation of the whole `max_tokens` would leave most of a tenant's limit unused, because callers
+set `max_tokens` far above the usual length. The mean length would be too small for half of the
+answers. The mean plus the mean deviation is too small for few answers, and the settlement corrects
+the difference.
 """
 
-COLD_TOKENS = 512  # nothing is known, and the caller set no bound
-# Weight of a new answer, by the number of earlier ones: in the end about the last 30 count.
+COLD_TOKENS = 512  # reserved tokens before the first answer, if the caller set no bound
+# Weight of a new answer by the number of earlier answers; in the long run about 30 answers count.
 _WEIGHTS = tuple(1 / (1 + seen) for seen in range(16))
 _SEEN_MAX = len(_WEIGHTS) - 1
 
@@ -28,8 +29,8 @@ class AnswerForecast:
         Args:
             output_tokens_max: Bound of all answers together.
             answers: Number of wanted answers, at least 1.
-            is_bounded: Whether the caller chose the bound; it is reserved in full until more is
-                known.
+            is_bounded: Whether the caller chose the bound, which is then reserved in full before
+                the first answer.
         """
         if self._seen:
             expected = self._expected * answers

@@ -1,7 +1,8 @@
-"""Limits per account, key and model, shared by all gateways: reserve before, settle after.
+"""Limits per account, key and model, shared by all gateways.
 
-The levels are in Valkey. When Valkey does not answer in time, this process grants a share of each
-limit by itself: a bounded allowance, never an outage.
+Tokens are reserved before a request and settled after its end. The levels are in Valkey. When
+Valkey does not answer in time, this process grants a share of each limit by itself, so that an
+outage of Valkey is no outage of the gateway.
 """
 
 import asyncio
@@ -24,10 +25,10 @@ class Reservation:
 
     Attributes:
         scopes: Scopes of the reservation; empty for callers without limits.
-        caps: Most tokens that each scope gave at the time of the reservation.
+        caps: Maximum of tokens that each scope granted at the time of the reservation.
         tokens: Reserved tokens.
         forecast: Forecast that learns from the answers.
-        answers: Number of answers to come.
+        answers: Number of requested answers.
         is_local: Whether the reservation was granted without Valkey.
     """
 
@@ -68,7 +69,7 @@ class Reservation:
 
 
 class LimitExceededError(RejectedError):
-    """The caller is over its own limit; `headers` are the `x-ratelimit-*` to send."""
+    """The caller is over its own limit; `headers` are the answer's `x-ratelimit-*` headers."""
 
     def __init__(
         self, code: ErrorCode, message: str, wait_s: float, headers: dict[str, str]
@@ -102,8 +103,8 @@ class Limiter:
             valkey: Client of the shared buckets.
             local_share: Share of each limit that may be granted while Valkey is away.
             clock: Monotonic seconds.
-            require_budget: Takes the ids of a tenant and a model; raises when a budget is
-                exhausted.
+            require_budget: Raises if a budget is exhausted; called with the ids of tenant and
+                model.
         """
         self._require_budget = require_budget
         self._shared = SharedBuckets(valkey)
@@ -132,16 +133,16 @@ class Limiter:
         is_bounded: bool,
         answers: int = 1,
     ) -> Reservation:
-        """Take one request and its expected tokens; LimitExceededError when they do not fit.
+        """Reserve one request and its expected tokens; LimitExceededError if they do not fit.
 
-        BudgetExhaustedError takes precedence, except for a request that uses no tokens at all.
+        BudgetExhaustedError has precedence, except for a request that uses no tokens at all.
 
         Args:
             principal: The caller.
             model_id: Id of the requested model.
-            prompt_tokens: Tokens of the prompt, known.
-            output_tokens_max: Bound of all answers together; 0 when nothing is generated.
-            is_bounded: Whether the caller itself set that bound.
+            prompt_tokens: Tokens of the prompt.
+            output_tokens_max: Bound of all answers together; 0 if nothing is generated.
+            is_bounded: Whether the caller itself set the bound.
             answers: Number of generated answers.
         """
         binding = self._scopes.of(principal, model_id)
@@ -156,7 +157,7 @@ class Limiter:
         if answers:
             tokens += forecast.tokens(output_tokens_max, answers, is_bounded=is_bounded)
         tokens = min(tokens, UNSIGNED_MAX)
-        caps = [scope.tokens_max for scope in scopes]  # they may change before it is answered
+        caps = [scope.tokens_max for scope in scopes]  # limits may change before the reply
         answer = self._shared.reserve(scopes, caps, tokens)
         if answer is not None:
             try:
@@ -171,9 +172,9 @@ class Limiter:
         return self._reserve_locally(binding, tokens, answers)
 
     async def count(self, principal: Principal, model_id: str) -> Reservation:
-        """Take one request before its tokens are known, since tokenizing is work in itself.
+        """Reserve one request before its tokens are known, because tokenizing itself is costly.
 
-        `reserve_counted` or `settle` follows. A request that is then refused stays counted.
+        `reserve_counted` or `settle` must follow. A request that is refused later stays counted.
 
         Raises:
             LimitExceededError: A further request does not fit.
@@ -193,11 +194,11 @@ class Limiter:
         is_bounded: bool,
         answers: int = 1,
     ) -> Reservation:
-        """Take the expected tokens of a request that was counted already; see `reserve`.
+        """Reserve the expected tokens of a request that is already counted; see `reserve`.
 
         A refusal leaves the request counted, since its tokenizing was done.
         """
-        # Valkey sees both with one batch: the request is given back, and taken with its tokens.
+        # One batch returns the counted request and reserves it again with its tokens.
         self.settle(counted, prompt_tokens=0, output_tokens=0, was_served=False)
         try:
             return await self.reserve(
@@ -217,7 +218,7 @@ class Limiter:
     def settle(
         self, reservation: Reservation, *, prompt_tokens: int, output_tokens: int, was_served: bool
     ) -> None:
-        """Replace the estimate by the usage; a request that was not served costs none.
+        """Replace the estimate by the actual usage; a request that was not served costs nothing.
 
         An answer without tokens does not change the forecast. Only the first settlement of a
         reservation counts.
@@ -237,7 +238,7 @@ class Limiter:
         self._shared.send_changes(reservation.scopes)
 
     async def flush(self) -> None:
-        """Send the last settlements to Valkey before this process ends, if it answers in time."""
+        """Send the last settlements before this process ends, if Valkey answers in time."""
         await self._shared.flush()
 
     def _reserve_locally(self, binding: Binding, tokens: int, answers: int) -> Reservation:
@@ -253,7 +254,7 @@ class Limiter:
 
 def _exceeded(scopes: Sequence[BucketScope], tokens: int, verdict: Verdict) -> LimitExceededError:
     kind, scope, wait_s = BY_NUMBER[verdict[0]], scopes[verdict[1]], verdict[2] / 1000
-    value = scope.limits.get(kind.name, 0)  # it may be changed by now
+    value = scope.limits.get(kind.name, 0)  # the limit may have changed meanwhile
     reached = f"Rate limit reached for {scope.label}: {value} {kind.text}"
     again = f"Try again in {wait_s:.1f} s"
     if kind.counted is Counted.REQUESTS:

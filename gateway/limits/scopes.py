@@ -9,7 +9,7 @@ from gateway.limits.caller import account_limits, key_limits, model_limits
 from gateway.limits.forecast import AnswerForecast
 from sluice.limits import Limits
 
-_BINDINGS_MAX = 65_536  # above it, those bound longest ago are bound anew
+_BINDINGS_MAX = 65_536  # cached bindings; beyond, the oldest bindings are dropped
 _FORECASTS_MAX = 65_536
 
 
@@ -17,10 +17,10 @@ class Binding(NamedTuple):
     """The parts of a caller's reservations for one model, found once and cached.
 
     Attributes:
-        principal: Caller of the binding. Its messages are replaced, never changed, so the binding
-            is valid for as long as the object is the same. A weak reference, because the object
-            keeps others alive.
-        tenant_id: Tenant whose budget pays.
+        principal: Weak reference to the caller. A caller's messages are replaced, never changed, so
+            the binding is valid as long as the object is the same. The reference is weak, because
+            a principal keeps its state's messages in memory.
+        tenant_id: Tenant whose budget is charged.
         scopes: Scopes of the caller's limits, at most three.
         forecast: Forecast of the tenant's answers from the model.
     """
@@ -35,9 +35,9 @@ class Scopes:
     """Finds the scopes of callers; callers that share a scope share one object."""
 
     def __init__(self) -> None:
-        self._bindings: dict[tuple[str, str], Binding] = {}  # of key and model
-        # The same by caller and model: without a look into messages it takes half as long. Goes
-        # with its caller; entries of `_bindings` stay, for the caller's next principal.
+        self._bindings: dict[tuple[str, str], Binding] = {}  # by ids of key and model
+        # The bindings by caller and model, a faster index that reads no message. Entries end with
+        # their principal; entries of `_bindings` are kept for the caller's next principal.
         self._by_caller: dict[ReferenceType[Principal], dict[str, Binding]] = {}
         self._scopes: WeakValueDictionary[str, BucketScope] = WeakValueDictionary()
         self._forecasts: dict[tuple[str, str], AnswerForecast] = {}
@@ -50,7 +50,7 @@ class Scopes:
 
     def _bind(self, principal: Principal, model_id: str) -> Binding:
         key, tenant = principal.key, principal.tenant
-        # The braces keep a tenant's scopes together where Valkey is sharded.
+        # The braces (a hash tag) keep a tenant's scopes in one slot of a sharded Valkey.
         prefix = f"limits:{{{tenant.id}}}"
         of_model = f"your account for the model '{model_id}'"
         number = principal.number

@@ -1,8 +1,9 @@
-"""The script that holds the shared levels in Valkey, and its batches as bytes. Pure.
+"""The script that updates the shared levels in Valkey, and its input batches as bytes. Pure.
 
-One run takes a batch: first the changes of the scopes (settlements, requests held), then the
-reservations in order, each from all of its scopes or from none. Valkey runs it atomically. Numbers
-travel packed, because formatting and parsing them one by one costs more than the decision.
+One run of the script processes a batch: first the changes of the scopes (settlements, numbers of
+open requests), then the reservations in order, each in all of its scopes or in none. Valkey runs
+the script atomically. Numbers are sent packed, because formatting and parsing each number as text
+would cost more than the decision.
 """
 
 import hashlib
@@ -21,19 +22,22 @@ from gateway.limits.buckets import (
 from gateway.limits.verdict import FORMAT, SHOWN, UNLIMITED, VERDICT, WAIT_MAX_MS, Verdict
 from sluice.limits import SLOT_WAIT_MS, Counted
 
-LEASE_MS = 10_000  # a process that is silent for this long holds no reservation any more
+LEASE_MS = 10_000  # milliseconds after which a silent process's open requests no longer count
 TAG_BYTES = 8
 _STORED_BYTES = LIMIT_BYTES + 8  # per limit: its fields and its remaining amount
 _LEAST = ", ".join(f"least[{kind.number}]" for kind in SHOWN)
 _PLACES = ", ".join(f"at[{kind.number}]" for kind in SHOWN)
 
-# Of a scope, stored: time in ms and how many limits it has; these as a row has them, and what is
-# left of each; then for each process that holds open requests its tag, their number, and until when
-# that counts. Time is the server's: the clocks of gateways do not matter; a time to come, from
-# before it was set back, is replaced by now. A value that is none of this counts as absent. The
-# limits are those of the last caller, also of a refused one: a process that only tells of open
-# requests may not know of a change. Most scopes of a batch have one of a few lists of limits: each
-# is read once, as a shape. The rest of concurrent requests is not a bucket: it is counted anew.
+# The stored value of a scope has these parts: the time in ms and the number of limits; the limits
+# in the format of a row, each with its remaining amount; and, for each process with open requests,
+# the process's tag, the number of its open requests, and the time at which that number expires.
+# - Times are those of Valkey's clock, so that gateways' clocks do not matter. A stored time in the
+#   future (the clock was set back) is replaced by the present time.
+# - A value in any other format counts as absent.
+# - The stored limits are those of the last reservation, granted or refused; a process that only
+#   reports open requests may not have received a change of the limits yet.
+# - Most scopes of a batch share a few lists of limits; each list is parsed once, as a shape.
+# - The limit of concurrent requests has no bucket; the open requests are summed at each run.
 _TEXT = f"""
 local me, leases, rows, calls = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4]
 local asked = tonumber(ARGV[5])
@@ -179,9 +183,9 @@ return table.concat(reply)
 """.strip()
 
 SCRIPT = _TEXT.encode()
-_SHA = hashlib.sha1(SCRIPT).hexdigest().encode()  # noqa: S324 - Valkey's name for it
+_SHA = hashlib.sha1(SCRIPT).hexdigest().encode()  # noqa: S324 - Valkey names scripts by SHA-1
 
-# After the rows of a call, by their number: a row of 0 is none.
+# Zeros that fill the rows of a call up to three, by the number of rows; 0 means no row.
 _PADDING = ((0, 0, 0), (0, 0), (0,), ())
 
 
@@ -193,11 +197,11 @@ class Waiter(Protocol):
         ...
 
     def set_result(self, result: Verdict | None, /) -> None:
-        """Deliver the verdict; None: there is none."""
+        """Deliver the verdict; None if Valkey gave no verdict."""
         ...
 
 
-# At most 3 scopes; of each the tokens that it gives at most; tokens.
+# Waiter, up to three scopes, the maximum of tokens that each scope grants, and requested tokens.
 Call = tuple[Waiter, Sequence[BucketScope], Sequence[int], int]
 
 
@@ -210,7 +214,7 @@ class LimitBatch:
     """
 
     def __init__(self, tag: bytes, calls: Sequence[Call], others: Sequence[BucketScope]) -> None:
-        """Make a batch of calls and of the scopes' waiting changes; `restore` puts these back.
+        """Make a batch of calls and of the scopes' waiting changes; `restore` undoes the latter.
 
         Args:
             tag: Tag of this process, `TAG_BYTES` bytes.
@@ -250,17 +254,17 @@ class LimitBatch:
         )
 
     def command(self, *, in_full: bool = False) -> tuple[bytes | int, ...]:
-        """Return the command to send; `in_full` with the script, for a server that lacks it."""
+        """Return the command to send; `in_full` includes the script, for a server without it."""
         return (b"EVAL", SCRIPT, *self._words) if in_full else (b"EVALSHA", _SHA, *self._words)
 
     def verdicts(self, reply: object) -> Iterator[Verdict] | None:
-        """Return the verdicts on the calls; None when the reply is none of the script."""
+        """Return the verdicts on the calls; None if the reply has not the script's format."""
         if not isinstance(reply, bytes) or len(reply) != VERDICT.size * len(self.calls):
             return None
         return VERDICT.iter_unpack(reply)
 
     def restore(self) -> None:
-        """Keep the changes for a later batch: the script did not run."""
+        """Keep the changes for a later batch, because the script did not run."""
         for scope, news in self._taken:
             scope.restore_changes(news)
         self._taken.clear()

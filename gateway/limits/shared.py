@@ -1,9 +1,9 @@
 """The limits that all gateways share: reservations in batches, and a circuit breaker.
 
-One batch is under way at a time, and the calls of that time make the next one. So this process
-always knows how many requests it holds, and sends that number instead of differences that could get
-lost. A caller without an answer decides without Valkey. After a stall or an error no caller waits
-for Valkey until a probe, which no request depends on, was answered in time.
+At most one batch is in flight; calls that arrive meanwhile form the next batch. So this process
+always knows the number of its open requests, and sends the number itself rather than differences,
+which could be lost. A caller that gets no answer in time decides without Valkey. After a stall or
+an error no caller waits for Valkey until Valkey has answered a probe in time.
 """
 
 import asyncio
@@ -24,23 +24,23 @@ from sluice.lifecycle import backoff_s
 
 log = structlog.get_logger(__name__)
 
-_CALLS_MAX = 20_000  # waiting; more would not be answered within the deadline
-_BATCH_CALLS = 256  # keeps a run of the script below some 3 ms
+_CALLS_MAX = 20_000  # waiting calls; further calls would not be answered within the deadline
+_BATCH_CALLS = 256  # calls per batch, so that a run of the script stays below about 3 ms
 _BATCH_CHANGES = 256
 _CHANGES_MAX = 100_000  # scopes with unsent changes
-_DEAD_AFTER_S = 1.0  # a reply that is this late means: the connection is no good
+_DEAD_AFTER_S = 1.0  # seconds without a reply after which the connection is closed
 _DOUBT_S = 0.001
-_REFRESH_S = 2.0  # of the requests held: a fifth of their lease, and what a flush costs
+_REFRESH_S = 2.0  # seconds between renewals of the leases of open requests, a fifth of a lease
 _PROBE_FIRST_S, _PROBE_MAX_S = 0.05, 1.0
-_HEALTHY_S = 5.0  # without trouble for this long, earlier trouble is forgotten
-# After a failover the name may be another server's, while the one that is connected goes on as a
-# replica, or alone. Other trouble stays where it is, and all gateways' new connections add to it.
+_HEALTHY_S = 5.0  # seconds without a failure after which earlier failures no longer count
+# Errors of a server that is no longer the primary after a failover; only these errors need a new
+# connection. Other errors would remain, and reconnecting gateways would add load.
 _DEMOTIONS = (ReadOnlyError, MasterDownError)
 _TOO_FEW_REPLICAS = "NOREPLICAS"
 
-# A write and a read of the socket cost as much as ten calls. So calls without a waiting caller
-# always wait for others. Calls and freed places wait above this rate, and once that many have come
-# beyond it.
+# Writing and reading the socket once costs as much as ten calls. So changes that no caller waits
+# for are always batched. Above this rate of calls, reservations and ended concurrent requests are
+# batched, too.
 _BUSY_CALLS_PER_S = 2500.0
 _BUSY_CALLS, _BUSY_CALLS_MAX = 16.0, 32.0
 _PACE_S = 0.002
@@ -57,7 +57,7 @@ class SharedBuckets:
     """
 
     def __init__(self, valkey: ValkeyClient, *, tag: bytes = b"") -> None:
-        """Prepare; `tag` names this run of this process among all gateways, random by default."""
+        """Prepare; `tag` identifies this process among all gateways and is random by default."""
         self._valkey = valkey
         self._deadline_s = valkey.deadline_s
         self._tag = tag or os.urandom(TAG_BYTES)
@@ -87,9 +87,10 @@ class SharedBuckets:
     def reserve(
         self, scopes: Sequence[BucketScope], caps: Sequence[int], tokens: int
     ) -> asyncio.Future[Verdict | None] | None:
-        """Reserve; None, at once or after the deadline: decide without Valkey.
+        """Reserve tokens in all scopes or in none; return a future of the verdict.
 
-        `caps` are the most tokens that the scopes give now: they may change before the answer.
+        The result is None, at once or after the deadline, if the caller has to decide without
+        Valkey. `caps` are the scopes' present maximums of tokens; they may change before the reply.
         """
         if not self.is_up or len(self._calls) >= _CALLS_MAX:
             return None
@@ -140,9 +141,9 @@ class SharedBuckets:
         caps: Sequence[int],
         tokens: int,
     ) -> None:
-        """Give back a grant whose caller has left before the answer."""
+        """Undo a grant whose caller was cancelled before the reply."""
         if answer.cancelled():
-            return  # the reply is yet to come, and looks at that
+            return  # `replied` will handle the cancelled call
         verdict = answer.result()
         if verdict is not None and not verdict[0]:
             for scope in scopes:
@@ -152,7 +153,7 @@ class SharedBuckets:
     # Reports of the connection.
 
     def connected(self) -> None:
-        """Report held requests to the server, which may be new; then calls may wait for it."""
+        """Report open requests to the server, which may be new, before calls wait for it."""
         self._refresh()
         self._send()
 
@@ -177,7 +178,7 @@ class SharedBuckets:
             self._schedule_changes()
 
     def refused(self, error: ResponseError) -> None:
-        """Send the script if the server lacks it; else let the calls decide for themselves."""
+        """Send the script if the server lacks it; otherwise let the calls decide without Valkey."""
         batch = self._batch
         if batch is not None and isinstance(error, NoScriptError):
             self._valkey.send(batch.command(in_full=True))
@@ -190,7 +191,7 @@ class SharedBuckets:
             self.send_changes(batch.rows)
 
     def disconnected(self) -> None:
-        """Let all calls decide for themselves."""
+        """Let all waiting calls decide without Valkey."""
         batch, self._batch = self._batch, None
         self._stall("disconnected")
         if batch is not None:
@@ -204,7 +205,7 @@ class SharedBuckets:
     # Output.
 
     def _wake(self) -> None:
-        """Send soon, unless a batch is under way: its reply triggers the next one."""
+        """Schedule the next batch, unless a batch is in flight, whose reply triggers the next."""
         if self._is_scheduled or self._batch is not None:
             return
         self._is_scheduled = True
@@ -216,10 +217,10 @@ class SharedBuckets:
         self._loop.call_soon(self._send)
 
     def _schedule_changes(self) -> None:
-        """Send within a bounded time, or with the next call: no caller here waits for it.
+        """Send changes within a bounded time or with the next call; no local caller waits for them.
 
-        A caller at another gateway may: one with a limit of concurrent requests sends the next
-        request when an answer has ended, and would be refused there.
+        The bound matters to other gateways: a caller with a limit of concurrent requests may send
+        its next request there, which would be refused until this gateway has reported the end.
         """
         if self._has_free_place:
             self._wake()
@@ -259,16 +260,16 @@ class SharedBuckets:
             self._loop.call_later(self._deadline_s, self._watch)
 
     def _refresh(self) -> None:
-        """Renew the leases of all requests that are held."""
+        """Renew the leases of all open requests."""
         held = [scope for scope in self._leased if scope.held]
         self._leased = set(held)
         self._refresh_timer = self._loop.call_later(_REFRESH_S, self._refresh)
         self.send_changes(held)
 
-    # Bad times.
+    # Failures.
 
     def _watch(self) -> None:
-        """Watch the batch under way: one timer for any number of calls."""
+        """Watch the deadline of the batch in flight, with one timer for any number of calls."""
         now_s, batch = self._loop.time(), self._batch
         if batch is None:
             self._is_watched = False
@@ -276,7 +277,7 @@ class SharedBuckets:
         due_s = self._batch_called_at_s + self._deadline_s
         if now_s >= due_s:
             if self.is_up and self._doubted is not batch:
-                # It may be this loop that is late, and the reply here already: let it be read.
+                # This event loop may be late and the reply already received, so read first.
                 self._doubted = batch
                 self._loop.call_later(_DOUBT_S, self._watch)
                 return

@@ -1,7 +1,7 @@
-"""One connection to the primary of Valkey, which reconnects: commands out, replies in, in order.
+"""One connection to the primary of Valkey, with ordered commands and replies and reconnection.
 
-The connection is redis-py's: direct, over TLS, or to the primary that Sentinels name. Reconnects
-have random delays, because gateways that lost the same server would return at the same moment.
+The connection is redis-py's: direct, over TLS, or to the primary that Sentinels name. Reconnections
+have random delays, because all gateways that lost one server would otherwise reconnect at once.
 """
 
 import asyncio
@@ -23,10 +23,10 @@ from sluice.lifecycle import backoff_s
 
 log = structlog.get_logger(__name__)
 
-_CONNECT_TIMEOUT_S = 1.0  # with the greeting
-_SENTINEL_TIMEOUT_S = 0.3  # beyond it the next Sentinel is asked: a lost host is silent
+_CONNECT_TIMEOUT_S = 1.0  # seconds to connect, including the greeting
+_SENTINEL_TIMEOUT_S = 0.3  # seconds until the next Sentinel is queried; a lost host never answers
 _BACKOFF_MAX_S = 1.0
-_COMMANDS_MAX = 16  # that wait to be written; the limiter has one under way at a time
+_COMMANDS_MAX = 16  # commands that wait to be written; the limiter has one in flight at a time
 _PORT, _SENTINEL_PORT = 6379, 26379
 _NO_URL = (
     "not a Valkey URL; want redis://[[user]:password@]host:port, or for Sentinels"
@@ -36,7 +36,7 @@ _NO_URL = (
 _PLAIN, _TLS = ("redis", "valkey"), ("rediss", "valkeys")
 _SENTINEL = "+sentinel"
 
-# A gateway must hear of a refusal in its own way: redis-py neither repeats nor decodes anything.
+# redis-py must neither retry commands nor decode replies, since the gateway handles errors itself.
 _OPTIONS: dict[str, Any] = {
     "protocol": 2,
     "driver_info": None,
@@ -55,19 +55,19 @@ class ValkeyListener(Protocol):
     """The user of a connection."""
 
     def connected(self) -> None:
-        """Note that commands may be sent; earlier ones will never be answered."""
+        """Handle a new connection; commands sent before will never be answered."""
         ...
 
     def replied(self, reply: object) -> None:
-        """Take the next reply."""
+        """Handle the next reply."""
         ...
 
     def refused(self, error: ResponseError) -> None:
-        """Take the next reply, which is an error."""
+        """Handle the next reply, which is an error."""
         ...
 
     def disconnected(self) -> None:
-        """Note that commands without a reply will never have one."""
+        """Handle the loss of the connection; open commands will never be answered."""
         ...
 
 
@@ -152,13 +152,13 @@ class ValkeyClient:
     def __init__(
         self, url: str, *, deadline_s: float = 0.05, commands_max: int = _COMMANDS_MAX
     ) -> None:
-        """Prepare; nothing is opened yet.
+        """Prepare without connecting.
 
         Args:
             url: `redis://[[user]:password@]host:port`; `rediss://` for TLS, with a server whose
                 certificate the system's CAs (or SSL_CERT_FILE) vouch for;
                 `redis+sentinel://...host:port,host:port/name` for the primary that Sentinels name.
-            deadline_s: Seconds that a call may take; the listener keeps to it.
+            deadline_s: Seconds that a call may take; the listener applies this deadline.
             commands_max: Largest number of commands that wait to be written.
 
         Raises:
@@ -167,7 +167,7 @@ class ValkeyClient:
         place = _parse(url)
         self._sentinel = _sentinel(place)
         self._pool = _pool(place, self._sentinel)
-        # A Sentinel may be silent twice: while it is connected to, and while it is asked.
+        # Each Sentinel may use up its timeout twice: to connect, and to answer the query.
         sentinels = len(place.hosts) if place.primary else 0
         self._connect_timeout_s = _CONNECT_TIMEOUT_S + 2 * _SENTINEL_TIMEOUT_S * sentinels
         self._reason = {
@@ -182,15 +182,15 @@ class ValkeyClient:
 
     @property
     def is_connected(self) -> bool:
-        """Whether a server has answered the greeting, and was not lost since."""
+        """Whether a server has answered the greeting and has not been lost since."""
         return self._commands is not None
 
     def listen(self, listener: ValkeyListener) -> None:
-        """Name the user of the connection, before `run`."""
+        """Set the listener of the connection; call before `run`."""
         self._listener = listener
 
     def send(self, words: Sequence[Word]) -> None:
-        """Send a command; dropped without a connection."""
+        """Send a command; the command is dropped if there is no connection."""
         if self._commands is not None:
             try:
                 self._commands.put_nowait(words)
@@ -204,7 +204,7 @@ class ValkeyClient:
             self._leash.reschedule(asyncio.get_running_loop().time())
 
     async def run(self) -> None:
-        """Connect, and again whenever the connection ends, until cancelled."""
+        """Connect and, whenever the connection ends, reconnect until cancelled."""
         listener = self._listener
         assert listener is not None, "nobody listens"
         attempt = 0
@@ -264,7 +264,7 @@ class ValkeyClient:
 
 
 async def _close(connection: AbstractConnection) -> None:
-    """Close at once; takes no turn of the loop, so that a cancelled task closes, too."""
+    """Close without yielding to the event loop, so that a cancelled task can close, too."""
     with suppress(OSError, RedisError):
         await connection.disconnect(nowait=True)
 

@@ -1,4 +1,4 @@
-"""Commands to Valkey and their replies, over a connection of its own: one line, in order."""
+"""Sends commands to Valkey in order over a separate connection and returns their replies."""
 
 import asyncio
 from collections import deque
@@ -16,7 +16,7 @@ class ValkeyDownError(Exception):
 
 
 class ValkeyCommands:
-    """The line of commands of one connection; bounded: more are not sent."""
+    """The bounded queue of one connection's commands; commands beyond the bound fail at once."""
 
     def __init__(self, valkey: ValkeyClient, *, commands_max: int) -> None:
         """Prepare; `commands_max` bounds the commands whose replies are awaited."""
@@ -26,7 +26,7 @@ class ValkeyCommands:
         valkey.listen(self)
 
     async def call(self, words: Sequence[Word], *, deadline_s: float = _DEADLINE_S) -> object:
-        """Return the reply to a command; ValkeyDownError."""
+        """Return the reply to a command; ValkeyDownError if there is none within the deadline."""
         if (future := self._sent(words)) is None:
             raise ValkeyDownError("Valkey cannot be reached")
         try:
@@ -36,9 +36,9 @@ class ValkeyCommands:
             raise ValkeyDownError("Valkey did not answer in time") from None
 
     def send_only(self, words: Sequence[Word]) -> None:
-        """Send a command without waiting for its reply; without a connection it is dropped."""
+        """Send a command without waiting for its reply; drop it if there is no connection."""
         if (future := self._sent(words)) is not None:
-            future.cancel()  # its place in the line stays
+            future.cancel()  # the future stays queued, so that later replies match their commands
 
     def _sent(self, words: Sequence[Word]) -> asyncio.Future[object] | None:
         """Send a command; return the future of its reply, or None without a connection."""

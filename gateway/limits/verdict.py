@@ -1,9 +1,9 @@
 """The answer to a reservation, in Valkey's packed form. Pure.
 
-A tuple of numbers. First the number of the limit's kind that refused it (0: it was granted), the
-index of the scope with the longest wait, and that wait in milliseconds. Then the index of the scope
-with the lowest rest, for each kind of `SHOWN`, and these rests: negative when tokens are owed,
-above any limit when no scope has one.
+A verdict is a tuple of numbers: the kind of the limit that refused the reservation (0: granted),
+the index of the scope with the longest wait, and that wait in milliseconds. For each kind of
+`SHOWN` follow the index of the scope with the least remaining amount, and then these amounts. An
+amount is negative if tokens are owed, and `UNLIMITED` if no scope limits the kind.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,7 +13,7 @@ from typing import Any
 from sluice.limits import KINDS, LimitKind
 
 SHOWN = tuple(kind for kind in KINDS if kind.header)
-UNLIMITED = 1e15  # the rest without a limit
+UNLIMITED = 1e15  # remaining amount without a limit
 WAIT_MAX_MS = 86_400_000
 FORMAT = "<BBI" + "B" * len(SHOWN) + "d" * len(SHOWN)  # as Lua has it, without counts
 VERDICT = Struct(FORMAT)

@@ -1,7 +1,7 @@
 """Reports to the control plane which version of splits this worker follows, and its oldest request.
 
-A rollout waits for the reports of all gateways: then no new request follows an older split, and the
-oldest open request shows until when answers of the older split may still end.
+A rollout waits for the reports of all gateways. Afterwards no new request follows an older split,
+and the oldest open request bounds until when answers of the older split may still end.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from sluice.wire.control.v1.control_pb2_grpc import ControlServiceStub
 
 log = structlog.get_logger(__name__)
 
-_EVERY_S = 5.0  # while there are splits; a gateway that is silent for 15 s counts as gone
+_EVERY_S = 5.0  # seconds between reports during rollouts; a gateway silent for 15 s counts as gone
 _DEADLINE_S = 2.0
 _CHANNEL_OPTIONS = (
     ("grpc.use_local_subchannel_pool", 1),
@@ -52,8 +52,8 @@ class ConfirmationSender:
         Args:
             address: `host:port` of the control plane.
             gateway_id: Id of this worker.
-            state: State of the control plane, as it is known here.
-            open_requests: Requests that a split decided about.
+            state: State of the control plane, as received by this worker.
+            open_requests: Open requests whose release a split has chosen.
             missing: Returns the bases in rollout that cannot be served here yet.
         """
         self._address = address
@@ -66,19 +66,19 @@ class ConfirmationSender:
         self._changed = asyncio.Event()
 
     def follow(self, response: wire.WatchResponse) -> None:
-        """Confirm the state soon, if the change may have been one of splits."""
+        """Confirm the state soon if the change may concern splits."""
         if response.is_snapshot or response.upserts.splits or response.removals.splits:
             had_splits, self._has_splits = self._has_splits, bool(self._state.splits)
             if had_splits or self._has_splits:
                 self._changed.set()
 
     def refresh(self) -> None:
-        """Confirm soon, if other bases are missing than in the last confirmation."""
+        """Confirm soon if the set of missing bases differs from the last confirmation."""
         if self._has_splits and self._find_missing() != self._sent_missing:
             self._changed.set()
 
     async def run(self) -> None:
-        """Confirm each change, again until it is heard, and every 5 s while there are splits."""
+        """Confirm each change, with retries until success, and every 5 s while there are splits."""
         attempt = 0
         link = RenewedChannel(
             self._address, CertificateRole.CONTROL_PLANE, options=_CHANNEL_OPTIONS
@@ -97,7 +97,7 @@ class ConfirmationSender:
                     attempt = 0
                     self._sent_missing = list(request.missing_bases)
                 except grpc.aio.AioRpcError as error:
-                    if error.code() is grpc.StatusCode.UNIMPLEMENTED:  # it expects no confirmations
+                    if error.code() is grpc.StatusCode.UNIMPLEMENTED:  # an older control plane
                         attempt = 0
                         continue
                     if not attempt:
@@ -106,7 +106,7 @@ class ConfirmationSender:
                     attempt += 1
 
     async def _pause(self, seconds: float | None) -> None:
-        """Wait for a change, but not longer than that; None: as long as it takes."""
+        """Wait for a change, for at most `seconds`; None: without a bound."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._changed.wait()

@@ -1,4 +1,4 @@
-"""The reason why a request goes to a release other than the one its name points at. Pure."""
+"""The reason why a request is answered by a release that its name does not point at. Pure."""
 
 from dataclasses import dataclass
 
@@ -9,18 +9,18 @@ _ARMS = {wire.ARM_CONTROL: "control", wire.ARM_CANARY: "canary"}
 
 @dataclass(frozen=True, slots=True)
 class ReleaseDecision:
-    """The reason why a request goes to its release.
+    """The reason why a release was chosen for a request.
 
     Attributes:
-        rollout_id: Rollout whose split decided; empty: none.
+        rollout_id: Rollout whose split decided; empty if no split decided.
         arm: Arm of that rollout.
-        is_pinned: Whether the tenant's pin decided; no rollout counts such a request.
-        missed: Release of a pin or a split that no pool serves: the request goes to the release
-            that the name points at.
-        unready: Release of a split whose base is not loaded here yet: the request goes to control,
-            and no rollout counts it, because the split did not choose control.
-        unloaded: Release of a split whose adapter no engine could load: control answered, as with
-            `unready`, and the event of a copy reports canary's fault.
+        is_pinned: Whether the tenant's pin decided; no rollout counts a pinned request.
+        missed: Release of a pin or a split that no pool serves, so that the release answers that
+            the name points at.
+        unready: Release of a split whose base this gateway has not loaded yet, so that control
+            answers. No rollout counts the request, because the split did not choose control.
+        unloaded: Release of a split whose adapter no engine could load. Control answers, as with
+            `unready`, and the event of a copy reports the canary's failure.
     """
 
     rollout_id: str = ""

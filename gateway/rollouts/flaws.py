@@ -1,7 +1,7 @@
-"""Flaws of an answer to any request: it is empty, or repeats itself. Pure.
+"""Detects flaws of answers: an answer is empty or repeats itself. Pure.
 
-A rollout compares the rates of two releases: an answer that repeats itself for good reasons does so
-in both.
+A rollout compares the rates of two releases, so that legitimate repetitions, which occur in both
+releases, do not matter.
 """
 
 from collections.abc import Sequence
@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from gateway.rollouts.refusals import is_refusal
 
-_RUN = 3  # tokens; natural text hardly repeats so many within an answer
-_TOKENS_MIN = 8  # fewer say nothing
-TOKENS_MAX = 1024  # looked at: below 1 ms
+_RUN = 3  # tokens per run; natural text rarely repeats a run of this length within an answer
+_TOKENS_MIN = 8  # shorter answers are never judged repetitive
+TOKENS_MAX = 1024  # tokens that are examined, in less than 1 ms
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The open requests that a split has assigned: a rollout depends on the oldest."""
+"""The open requests whose release a split has chosen; rollouts wait for the oldest request."""
 
 
 class OpenRequests:
@@ -13,18 +13,18 @@ class OpenRequests:
         return len(self._received_at)
 
     def add(self, uid: str, received_at_unix_ms: int) -> None:
-        """Note a request; a second call has no effect."""
+        """Add a request; a second call has no effect."""
         self._received_at[uid] = received_at_unix_ms
 
     def discard(self, uid: str) -> None:
-        """Forget a request that has ended, if it was noted."""
+        """Remove a request that has ended, if it was added."""
         self._received_at.pop(uid, None)
 
     @property
     def oldest_unix_ms(self) -> int:
-        """Return when the oldest open request was received; 0 without any.
+        """Return when the oldest open request was received; 0 if none is open.
 
-        Reads all of them: they do not begin in the order in which they were received, and the
-        method is called every few seconds.
+        The method reads all requests, because they are not added in the order of their arrival, and
+        is called only every few seconds.
         """
         return min(self._received_at.values(), default=0)

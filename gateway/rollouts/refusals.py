@@ -1,7 +1,7 @@
 """Detects that a model declined to answer, by the beginning of its answer. Pure.
 
-A rollout compares the rates of two releases. So equal answers must be judged alike; a phrasing that
-is missed matters less.
+A rollout compares the rates of two releases. So equal answers must get equal results, while an
+undetected phrasing matters less.
 """
 
 import re
@@ -11,11 +11,11 @@ from gateway.text.pipe import TextPipe
 
 OPENING_CHARACTERS = 160
 _TOKENS_AT_ONCE = 32
-# All that is decoded of an answer, by the loop that serves the others: below 1 ms.
+# Tokens of an answer that are decoded at most; this takes the event loop less than 1 ms.
 OPENING_TOKENS_MAX = 1024
 
 _APOSTROPHES = str.maketrans(dict.fromkeys("’‘ʼ＇`´", "'"))  # noqa: RUF001 - what models write
-# Characters that may stand before the words: quotes, marks of lists and emphasis.
+# Characters that may precede the words: quotes, list marks and emphasis.
 _LEADING = re.compile(r"[\s\"'“”«»*_#>\-–—.…]+")  # noqa: RUF001 - what models write
 _CANNOT = (
     r"(?:i|we)(?: (?:can't|cannot|can not|won't|will not|couldn't|could not|shouldn't|should not"
@@ -23,7 +23,7 @@ _CANNOT = (
     r"|(?:'m| am|'re| are) (?:\w+ )?(?:unable|not (?:able|allowed|permitted|comfortable|willing"
     r"|going)))\b(?! (?:only|just|help but)\b)"
 )
-# Without one of these behind it, "I can't wait to tell you" would be a refusal, too.
+# Verbs that must follow; otherwise "I can't wait to tell you" would count as a refusal.
 _DOING = (
     r"(?:help|assist|provid|fulfil|compl[iy]|creat|writ|generat|produc|engag|discuss|support|answer"
     r"|respond|continu|shar|giv|offer|do (?:that|this|so|it)|participat|facilitat|encourag|promot"
@@ -68,7 +68,7 @@ def is_refusal(text: str) -> bool:
 def opening(pipe: TextPipe, tokens: Sequence[int]) -> str:
     """Return the first characters of an answer's content, without reasoning and tool calls.
 
-    Content behind the first `OPENING_TOKENS_MAX` tokens, of long reasoning, is ignored.
+    Content after the first `OPENING_TOKENS_MAX` tokens (after long reasoning) is ignored.
 
     Args:
         pipe: New pipe, read only as far as needed.

@@ -1,4 +1,4 @@
-"""Counters of all ended requests, and log lines for errors and a sample of the others."""
+"""Counts all ended requests; logs all failed requests and a sample of the successful requests."""
 
 import time
 from collections.abc import Callable

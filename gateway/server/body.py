@@ -1,7 +1,7 @@
 """Reads bodies of requests within bounds of size, time and memory, and unpacks them.
 
-aiohttp's own unpacking is off: it would hold megabytes of a compression bomb before the gateway
-could refuse it.
+aiohttp's own decompression is off, because it would buffer megabytes of a compression bomb before
+the gateway could refuse the request.
 """
 
 import asyncio
@@ -15,8 +15,8 @@ from gateway.bodies.parsing import BODY_BYTES_MAX
 from gateway.server.errors import HttpError
 from sluice.errors import BadRequestError, ErrorCode, RejectedError
 
-# A body has this long, and a second more for every so many bytes that have come: a client that
-# uploads 4 MiB over a bad line has 138 s, one that trickles bytes has ten.
+# Seconds that a body may take, plus one second per received block of bytes (see below). A client
+# that uploads 4 MiB over a slow line has 138 s; a client that trickles bytes has ten.
 GRACE_S = 10.0
 BYTES_PER_S_MIN = 32 << 10
 
@@ -26,7 +26,8 @@ _WINDOW_BITS = {
     "deflate": zlib.MAX_WBITS,
 }
 _LENGTH_DIGITS_MAX = 32
-_UNPACK_INLINE_BYTES = 512  # unpacks to half a megabyte at most: a millisecond
+# Bodies up to this size are decompressed on the event loop: at most 0.5 MB, in a millisecond.
+_UNPACK_INLINE_BYTES = 512
 
 
 class BodyBudget:
@@ -38,14 +39,14 @@ class BodyBudget:
         self.held_bytes = 0
 
     def take(self, count: int) -> None:
-        """Hold more; RejectedError 503 when that is too much for the worker."""
+        """Add bytes; RejectedError 503 if the worker would hold too many."""
         if self.held_bytes + count > self._bytes_max:
             text = "The server receives too many large requests; try again shortly."
             raise RejectedError(ErrorCode.OVERLOADED, text, retry_after_s=1.0)
         self.held_bytes += count
 
     def release(self, count: int) -> None:
-        """Hold less."""
+        """Subtract bytes whose body was read or dropped."""
         self.held_bytes -= count
 
 
@@ -61,12 +62,12 @@ class ContinueWriter(Protocol):
     """A writer whose version of HTTP has its own form of `100 Continue`."""
 
     def say_continue(self) -> None:
-        """Ask for the body."""
+        """Send `100 Continue`, so that the client sends the body."""
         ...
 
 
 async def read_body(request: web.Request) -> bytes:
-    """Return the whole body, unpacked.
+    """Return the whole body, decompressed.
 
     Raises:
         BadRequestError: Larger than 4 MiB (413), too slow (408), broken, of a length that is not
@@ -96,9 +97,11 @@ async def read_body(request: web.Request) -> bytes:
 
 
 def content_length(headers: Mapping[str, str]) -> int | None:
-    """Return the declared length of the body, 0 without one; None: it has too many digits.
+    """Return the declared length of the body, 0 if none is declared.
 
-    The parser takes any number of leading zeros, Python's `int` some thousand digits.
+    Returns:
+        None if the length has too many digits: the parser accepts any number of leading zeros, but
+        Python's `int` only some thousand digits.
     """
     text = headers.get(hdrs.CONTENT_LENGTH, "0")
     return int(text) if len(text) <= _LENGTH_DIGITS_MAX else None
@@ -130,7 +133,7 @@ async def _read_rest(request: web.Request) -> bytes:
 
 
 async def _answer_expectation(request: web.Request) -> None:
-    """Ask for the body behind `Expect: 100-continue`, now that the request is accepted."""
+    """Send `100 Continue` for an accepted request with `Expect: 100-continue`."""
     if request.headers["Expect"].lower() != "100-continue":
         raise HttpError(417, "The header 'Expect' may only be '100-continue'.")
     if request.version < HttpVersion11 or request.content.is_eof():
@@ -155,7 +158,7 @@ async def _unpacked(body: bytes, encoding: str) -> bytes:
 
 
 def unpack(body: bytes, window_bits: int) -> bytes:
-    """Return the content of one zlib stream of at most 4 MiB; never makes more than that."""
+    """Return the content of one zlib stream; at most 4 MiB are decompressed."""
     unpacker = zlib.decompressobj(window_bits)
     try:
         content = unpacker.decompress(body, BODY_BYTES_MAX + 1)

@@ -4,12 +4,12 @@ from dataclasses import dataclass
 
 from sluice.errors import ErrorCode, PlatformError, RejectedError
 
-# Over the bound this many more connections are read, for the probes among them.
+# Connections above the bound that are still read, because some of them may be probes.
 SURPLUS_CONNECTIONS = 64
-# The unread rest after an early answer is read and dropped for this long: else the client's
-# kernel would throw the answer away.
+# Seconds for which the rest of a request is read and dropped after an early answer. Otherwise the
+# connection would be reset, and the client's kernel would discard the answer.
 LINGER_S = 5.0
-# A client that has more to read now than this long ago is taken for gone.
+# Seconds after which a client is considered gone if its unread bytes have not become fewer.
 STALLED_S = 60.0
 
 

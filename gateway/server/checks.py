@@ -1,4 +1,4 @@
-"""Checks at start-up whether the settings can work here: a line for each that cannot."""
+"""Checks at start-up whether the settings can work on this machine; reports a line per problem."""
 
 import os
 import resource
@@ -15,9 +15,9 @@ from gateway.settings import GatewaySettings
 from sluice import kafka
 from sluice.addresses import host_and_port
 
-# Beside connections of clients: connections to routers, Valkey, brokers and Prometheus, and files.
+# Open files besides clients' connections: connections to routers, Valkey, brokers and Prometheus.
 _OTHER_FILES = 512
-_WORKERS_PER_CPU_MAX = 8  # more would only take turns
+_WORKERS_PER_CPU_MAX = 8  # more workers would only compete for the processor
 _NAME_MAX = 64  # bound of an instance's name, as in its setting
 _SUFFIX_MAX = len("-255.99999")  # name of a worker: its slot, and the number of starts in it
 
@@ -29,7 +29,7 @@ def problems(settings: GatewaySettings) -> Iterator[str]:
     yield from _tls(settings)
     yield from _valkey(settings)
     yield from kafka.problems(settings.kafka_bootstrap)
-    with ExitStack() as listening:  # together, or one address would do for both
+    with ExitStack() as listening:  # both stay bound, so that equal addresses are a problem
         yield from _address("GATEWAY__HTTP_ADDRESS", settings.http_address, listening)
         if settings.ops_address is not None:
             yield from _address("GATEWAY__OPS_ADDRESS", settings.ops_address, listening)

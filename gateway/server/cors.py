@@ -1,6 +1,6 @@
-"""Cross-origin requests of pages in browsers (the Fetch standard's CORS): the allowed origins.
+"""Answers cross-origin requests of pages in browsers (CORS, in the Fetch standard).
 
-Not aiohttp-cors: it needs aiohttp's router, which the gateway does without (see `routes`).
+aiohttp-cors is not used, because it needs aiohttp's router, which the gateway replaces (`routes`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ class Cors:
     """The origins that may call the API."""
 
     def __init__(self, origins: Sequence[str] = ()) -> None:
-        """Allow these, as `https://host` each; `*` is any; an empty list turns CORS off."""
+        """Allow these origins, each as `https://host` or `*` for any; an empty list is CORS off."""
         self._origins = frozenset(origins)
 
     def headers(self, request_headers: CIMultiDictProxy[str]) -> Mapping[str, str]:
@@ -42,7 +42,7 @@ class Cors:
         }
 
     def preflight(self, request: web.Request) -> web.Response | None:
-        """Return the answer to a browser's preflight; None: the page may not call."""
+        """Return the answer to a browser's preflight; None if its page may not call the API."""
         if request.method != hdrs.METH_OPTIONS or not self._origins:
             return None
         if hdrs.ACCESS_CONTROL_REQUEST_METHOD not in request.headers:

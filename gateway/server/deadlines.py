@@ -1,4 +1,4 @@
-"""Deadlines of equal length: one timer for any number of them."""
+"""Any number of deadlines of equal length with a single timer."""
 
 import asyncio
 from collections.abc import Callable, Hashable
@@ -6,15 +6,15 @@ from typing import Generic, TypeVar
 
 _Waiting = TypeVar("_Waiting", bound=Hashable)
 
-_BATCH = 64  # waiters that expire at once: about a millisecond of work
+_BATCH = 64  # deadlines that expire in one turn of the event loop: about a millisecond of work
 
 
 class Deadlines(Generic[_Waiting]):
     """Deadlines of equal length for any number of keys.
 
-    The oldest is always the first: a dict in the order of insertion is the whole queue, and begin
-    and end cost a dict operation each. A timer for each key would take 700 bytes and three times as
-    long.
+    Deadlines expire in the order in which they began, so that a dict in the order of insertion is
+    the queue, and `begin` and `end` cost one dict operation each. A timer per key would use 700
+    bytes and take three times as long.
     """
 
     def __init__(
@@ -23,7 +23,7 @@ class Deadlines(Generic[_Waiting]):
         loop: asyncio.AbstractEventLoop,
         expire: Callable[[_Waiting], None],
     ) -> None:
-        """Prepare; the timer runs while a key waits, `expire` is called with each expired one."""
+        """Prepare; the timer runs while a key waits, and `expire` is called with expired keys."""
         self._timeout_s = timeout_s
         self._loop = loop
         self._expire = expire
@@ -37,7 +37,7 @@ class Deadlines(Generic[_Waiting]):
         return waiting in self._due_s
 
     def begin(self, waiting: _Waiting) -> None:
-        """Start the deadline of a key, unless it runs."""
+        """Start the deadline of a key, unless the deadline already runs."""
         if waiting not in self._due_s:
             due_s = self._due_s[waiting] = self._loop.time() + self._timeout_s
             if self._timer is None:

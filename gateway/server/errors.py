@@ -1,4 +1,4 @@
-"""Errors in OpenAI's form: one JSON body for all, with status and headers. Pure."""
+"""Errors as HTTP answers in OpenAI's form: JSON body, status and headers. Pure."""
 
 import math
 from collections.abc import Mapping
@@ -9,13 +9,13 @@ import orjson
 
 from sluice.errors import BadRequestError, ErrorCode, PlatformError
 
-# Overload without a better idea: long enough to matter, short enough not to idle.
+# Seconds in Retry-After for overload errors that set no time themselves.
 _RETRY_AFTER_S = 1.0
 
 
 @runtime_checkable
 class BringsHeaders(Protocol):
-    """An error with headers of its own, such as those of a limit."""
+    """An error with headers of its own, for example the headers of a rate limit."""
 
     @property
     def headers(self) -> Mapping[str, str]:
@@ -39,7 +39,7 @@ class AnsweredError(PlatformError):
 
 
 class HttpError(BadRequestError):
-    """The request is not the HTTP that this server accepts; the status is one of HTTP's own.
+    """The error for requests that are not HTTP as this server accepts it; has any HTTP status.
 
     Attributes:
         ends_connection: Whether no further bytes of the connection can be trusted.
@@ -48,7 +48,7 @@ class HttpError(BadRequestError):
     ends_connection = True
 
     def __init__(self, status: int, message: str, *, headers: dict[str, str] | None = None) -> None:
-        """Describe; the code is `invalid_request` whatever the status."""
+        """Describe the error, whose code is `invalid_request` for every status."""
         super().__init__(ErrorCode.INVALID_REQUEST, message)
         self._status = status
         self.headers = headers or {}
@@ -87,7 +87,7 @@ def headers_of(error: PlatformError) -> dict[str, str]:
 
 
 def raw_response(error: PlatformError, request_id: str, server: str) -> bytes:
-    """Return a whole answer for a connection that is closed after it; `server` is our name."""
+    """Return a complete error answer that closes the connection; `server` names this server."""
     body = body_of(error)
     reason = HTTPStatus(error.status).phrase
     retry = "Retry-After: 1\r\n" if error.status == 503 else ""

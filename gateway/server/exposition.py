@@ -1,7 +1,7 @@
-"""Several workers' metrics as one page: each sample gets the label `worker`. Pure.
+"""Merges several workers' metrics in one page, in which each sample has the label `worker`. Pure.
 
-Not a sum: counters of a replaced worker would make the sum fall, and gauges have no one right sum.
-Queries add up, as over replicas.
+The samples are not added up here, because sums of counters would fall when a worker is replaced,
+and sums of gauges may have no meaning. Queries aggregate over workers as they do over replicas.
 """
 
 from collections.abc import Iterable, Mapping
@@ -21,7 +21,7 @@ class _Families(Collector):
 
 
 def merged(pages: Mapping[str, bytes]) -> bytes:
-    """Return one page in the text format; `pages` has one by worker, possibly empty."""
+    """Return one page in the text format from the pages by worker, which may be empty."""
     families: dict[str, Metric] = {}
     for worker, page in sorted(pages.items()):
         for family in text_string_to_metric_families(page.decode()):

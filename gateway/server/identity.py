@@ -1,4 +1,4 @@
-"""The ids of one request: the gateway's, the caller's, and W3C Trace Context's (level 1)."""
+"""The ids of one request: the gateway's id, the caller's id, and W3C Trace Context (level 1)."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -15,14 +15,14 @@ from sluice.ids import is_request_id
 from sluice.tracecontext import NONE, Upstream
 
 _UIDS_AT_ONCE = 256
-# Names that are compared as they are: any other string is lowered first, at each look.
+# Header names of type `istr` are compared directly; plain strings are lowered at each look-up.
 _REQUEST_ID_NAME, _TRACEPARENT_NAME = istr("x-request-id"), istr("traceparent")
 _TRACESTATE_NAME = istr("tracestate")
 _LOTS = 1 << 32
 
 
 def _random_uids() -> Iterator[str]:
-    """Yield 32 random hex digits each; a system call for each of them would cost 10 us."""
+    """Yield ids of 32 random hex digits; one system call serves many ids, since it costs 10 us."""
     while True:
         digits = os.urandom(16 * _UIDS_AT_ONCE).hex()
         for start in range(0, len(digits), 32):
@@ -36,11 +36,11 @@ class CallerIdentity(NamedTuple):
     """The ids of one request.
 
     Attributes:
-        uid: Gateway's id, 32 random hex digits; other ids are made of it.
-        request_id: Caller's `x-request-id` if it is valid, else the gateway's id.
-        trace_id: Trace id, 32 hex digits, the caller's or a new one.
-        traceparent: Trace context of our own span; the caller gets it as `traceresponse`.
-        upstream: Caller's trace context; or the sampling decision for a trace that begins here.
+        uid: Gateway's id, 32 random hex digits; other ids are derived from this id.
+        request_id: Caller's `x-request-id` if it is valid, otherwise the gateway's id.
+        trace_id: Trace id, 32 hex digits: the caller's trace id or a new trace id.
+        traceparent: Trace context of the gateway's span, returned to the caller as `traceresponse`.
+        upstream: Caller's trace context, or the sampling decision for a trace that begins here.
         cross_origin: Headers of the answer for a page of another origin, and of its API.
     """
 
@@ -67,7 +67,7 @@ _IDENTITY = web.RequestKey("identity", CallerIdentity)
 
 
 def new_identity(headers: CIMultiDictProxy[str], trace_share: float = 1.0) -> CallerIdentity:
-    """Return the ids of a request with these headers; such a share of new traces is sampled."""
+    """Return the ids of a request with these headers; `trace_share` of new traces is sampled."""
     uid = next(_UIDS)
     given = headers.get(_REQUEST_ID_NAME)
     request_id = given if given and is_request_id(given) else f"req_{uid}"
@@ -89,7 +89,7 @@ def new_uid() -> str:
 
 
 def further_identity(first: CallerIdentity) -> CallerIdentity:
-    """Return the ids of a further request on behalf of one, below it in the same trace."""
+    """Return the ids of a request on behalf of another request; both are in the same trace."""
     uid = next(_UIDS)
     upstream = Upstream(
         first.trace_id, first.uid[16:], first.upstream.is_sampled, first.upstream.state
@@ -99,7 +99,7 @@ def further_identity(first: CallerIdentity) -> CallerIdentity:
 
 
 def set_identity(request: web.Request, trace_share: float, cors: Cors) -> CallerIdentity:
-    """Set the ids of a request; such a share of traces that begin here is sampled."""
+    """Set the ids of a request; `trace_share` of the traces that begin here is sampled."""
     identity = new_identity(request.headers, trace_share)
     if cross_origin := cors.headers(request.headers):
         identity = identity._replace(cross_origin=cross_origin)
@@ -108,7 +108,7 @@ def set_identity(request: web.Request, trace_share: float, cors: Cors) -> Caller
 
 
 def identity_of_part(request: web.Request, number: int) -> CallerIdentity:
-    """Return the ids of one of several requests that came as one: it has a uid of its own."""
+    """Return the ids of a part of a request that contains several; each part has its own uid."""
     whole, uid = identity_of(request), next(_UIDS)
     ours = tracecontext.traceparent(whole.trace_id, uid[16:], sampled=whole.upstream.is_sampled)
     request_id = f"{whole.request_id}-{number}"

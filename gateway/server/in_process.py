@@ -1,7 +1,7 @@
-"""A request of this worker to itself: the same handlers answer it, without a socket.
+"""A request of this worker to itself, answered by the same handlers without a socket.
 
-Background work for clients runs as such a request. It speaks HTTP/1.0, so that its body comes as it
-is, without the frames of chunks.
+Background work for clients runs as an in-process request. The request uses HTTP/1.0, so that the
+response's body arrives without chunk frames.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ _HEAD_END = b"\r\n\r\n"
 
 
 class BodySink(asyncio.WriteTransport):
-    """Takes the body of a response, without its head."""
+    """A transport that passes on the body of a response, without the head."""
 
     def __init__(self, take: Callable[[bytes], None]) -> None:
         """Prepare; `take` gets the body as it is written, and never blocks."""
@@ -29,7 +29,7 @@ class BodySink(asyncio.WriteTransport):
         self._is_closed = self._is_behind_head = False
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Take bytes in place of a socket."""
+        """Pass the bytes on instead of writing to a socket."""
         body = bytes(data)
         if not self._is_behind_head:
             self._is_behind_head = True
@@ -60,7 +60,7 @@ class _SinkWriter:
         self._transport = transport
 
     async def write_headers(self, status_line: str, headers: object) -> None:
-        """Skip the head: the caller in this process reads the body alone."""
+        """Skip the head, because the caller in this process reads only the body."""
         del status_line, headers
         self._transport.write(_HEAD_END)
 
@@ -77,7 +77,7 @@ class _SinkWriter:
             self._transport.write(chunk)
 
     async def drain(self) -> None:
-        """Return at once: no buffer lies between writer and reader."""
+        """Return at once, because no buffer lies between writer and reader."""
 
 
 class _InProcess:

@@ -1,7 +1,7 @@
-"""A streamed response: its head leaves together with the first bytes of its body.
+"""A streamed response, whose head is sent together with the first bytes of its body.
 
-aiohttp's own writer costs a tenth of a short answer: a multi-dict of headers, and two coroutines
-per write. The chunks in the middle of a stream are framed elsewhere anyway.
+aiohttp's own writer would cost a tenth of a short answer's time, for a multi-dict of headers and
+two coroutines per write. The chunks in the middle of a stream are framed by `dispatch.streamed`.
 """
 
 import asyncio
@@ -22,10 +22,10 @@ _FORBIDDEN = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 
 
 class HeadTransport(asyncio.WriteTransport):
-    """A transport that takes the head of an answer as fields, and then the body as it is."""
+    """A transport that accepts the head of an answer as fields, and then the unframed body."""
 
     def begin_answer(self, status: int, fields: Mapping[str, str]) -> None:
-        """Send the head of an answer. ValueError: a field holds an invalid character."""
+        """Send the head of an answer; ValueError if a field has an invalid character."""
         raise NotImplementedError
 
 
@@ -81,9 +81,10 @@ class LiveResponse(web.StreamResponse):
         return transport
 
     async def end(self, last: bytes) -> None:
-        """Send the rest; a client that does not read it is cut.
+        """Send the rest of the body; close the connection if the client does not read the rest.
 
-        ConnectionResetError: the client has gone.
+        Raises:
+            ConnectionResetError: The client has closed the connection.
         """
         end = b"0\r\n\r\n" if self.is_chunked else b""
         self._transport().write(self._framed(last) + end)

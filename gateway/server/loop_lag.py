@@ -11,18 +11,18 @@ import structlog
 
 log = structlog.get_logger(__name__)
 
-# Each look wakes a processor that may be asleep: 0.2 ms, more than what a few streams' tokens take.
-# So a loop that is neither late nor at work is looked at less often.
+# Seconds between measurements. Each measurement may wake a sleeping processor, which costs 0.2 ms,
+# more than the tokens of a few streams. So an idle loop is measured less often.
 INTERVAL_S = 0.02
 CALM_INTERVAL_S = 0.1
 CALM_SHARE = 0.25
-# Late twice in a row, and at work for half of that time: then whoever can do with fewer wake-ups
-# should. A loop that is late because others use the processor gains nothing from holding tokens
-# back, and clients would see gaps twice as long.
+# The loop lags if it was this many seconds late twice in a row and was busy for half of that time.
+# Streams then join tokens to save wake-ups. A loop that is late because other processes use the
+# processor would gain nothing from joining tokens, and clients would see gaps twice as long.
 LAGGING_S = 0.002
 BUSY_SHARE = 0.5
 LATE_IN_A_ROW = 2
-BLOCKED_S = 0.25  # blocked for this long, what runs is written to the log
+BLOCKED_S = 0.25  # seconds of blockage after which the running code's stack is logged
 _WATCH_S = 0.1
 _FRAMES_MAX = 12
 
@@ -33,8 +33,8 @@ class LoopLag:
     Attributes:
         lag_s: Seconds of lag at the last measurement.
         interval_s: Seconds until the next measurement.
-        is_lagging: Whether the loop has more work than it can do. A plain attribute: the hot path
-            reads it.
+        is_lagging: Whether the loop has more work than it can do. This is a plain attribute, since
+            the hot path reads it.
     """
 
     def __init__(self, observe: Callable[[float], None]) -> None:
@@ -47,7 +47,7 @@ class LoopLag:
         self.interval_s = INTERVAL_S
 
     async def run(self) -> None:
-        """Measure until cancelled."""
+        """Measure the lag repeatedly until cancelled."""
         loop_thread = threading.get_ident()
         ended = threading.Event()
         self._ticked_at_s = time.monotonic()
@@ -69,7 +69,7 @@ class LoopLag:
             ended.set()
 
     def note(self, lag_s: float, busy_share: float) -> None:
-        """Take one measurement: the timer's delay, and the processor time of the loop's thread."""
+        """Record a measurement: the timer's delay, and the loop thread's processor share."""
         is_late = lag_s > LAGGING_S and busy_share >= BUSY_SHARE
         self._late_in_a_row = self._late_in_a_row + 1 if is_late else 0
         self.is_lagging = self._late_in_a_row >= LATE_IN_A_ROW
@@ -91,9 +91,9 @@ class LoopLag:
 
 
 def _stack(thread: int) -> list[str]:
-    """Return a thread's innermost calls, the outer first: places only, no values.
+    """Return the source lines of a thread's innermost calls, the outermost call first.
 
-    No frame is kept: it would keep a request's data alive.
+    The result references no frame, since a frame would keep a request's data in memory.
     """
     frame = sys._current_frames().get(thread)  # noqa: SLF001 # pyright: ignore[reportPrivateUsage] - documented
     places = traceback.extract_stack(frame)[-_FRAMES_MAX:] if frame is not None else []

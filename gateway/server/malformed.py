@@ -1,21 +1,23 @@
 """The answer to bytes that are no valid HTTP. Pure.
 
-The texts are the gateway's own: the parser's texts quote the bytes, which may hold a key.
+The error texts are the gateway's own, because the parser's texts quote the request's bytes, which
+may contain an API key.
 """
 
 from aiohttp import http_exceptions as raw
 
 from gateway.server.errors import HttpError
 
-# Different on purpose: the parser's error tells only the bound that was exceeded.
+# The parser's error reports only the value of the exceeded bound, so the two bounds must differ.
 LINE_BYTES_MAX = 8192
 FIELD_BYTES_MAX = 16384
 FIELDS_MAX = 128
-# Bound of an incomplete head; a worker may hold as many of them as it has connections.
+# Bytes of an incomplete head at most; a worker may hold one incomplete head per connection.
 HEAD_BYTES_MAX = 32768
 
 
-# The first that fits: kind of the parser's error, what its text begins with or holds, our answer.
+# Each row: type of the parser's error, a part of its text, status and text of the gateway's answer.
+# The first matching row is used.
 _ANSWERS: tuple[tuple[type[Exception], str, int, str], ...] = (
     (raw.LineTooLong, "", 431, f"A header field is longer than {FIELD_BYTES_MAX} bytes."),
     (raw.BadHttpMethod, "HTTPS", 400, "This port speaks HTTP, not HTTPS; use an http:// address."),

@@ -1,4 +1,4 @@
-"""The shared path of all endpoints: request identity, authentication, one shape for every error."""
+"""Code that all endpoints share: request ids, authentication, and the answers to errors."""
 
 import asyncio
 import time
@@ -39,11 +39,11 @@ def give_principal(request: web.Request, principal: Principal) -> None:
 
 
 def authenticate(directory: Directory, request: web.Request) -> Principal:
-    """Return the caller; PlatformError 401 without a good key, 503 before any snapshot."""
+    """Return the caller; PlatformError 401 without a valid key, 503 before the first snapshot."""
     if (ours := request.get(_PRINCIPAL)) is not None:
         return ours
     scheme, _, secret = request.headers.get(hdrs.AUTHORIZATION, "").partition(" ")
-    if not scheme:  # as clients of Azure and of Anthropic send it
+    if not scheme:  # clients of Azure and of Anthropic send the key in a header of its own
         scheme = "bearer"
         secret = request.headers.get("api-key") or request.headers.get("x-api-key") or ""
     secret = secret.strip()
@@ -72,7 +72,7 @@ def error_response(error: PlatformError, form: ErrorForm = body_of) -> web.Respo
 
 
 class Envelope:
-    """Answers every request: finds its handler; identity, errors, counters and the access log."""
+    """Answers every request by its handler; sets ids, answers errors, counts and logs requests."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class Envelope:
             routes: Handlers by path and method.
             counts: Counts and logs ended requests.
             trace_share: Share of the traces beginning here that are sampled.
-            cors: Origins whose pages may call; None: none.
+            cors: Origins whose pages may call the API; None: no origin.
         """
         self._routes = routes
         self._cors = cors or Cors()
@@ -135,14 +135,14 @@ class Envelope:
     def _refusal(
         self, request: web.Request, error: Exception, form: ErrorForm
     ) -> web.StreamResponse:
-        """Return the answer to a failure; ConnectionError when none can be sent any more."""
+        """Return the answer to a failure; ConnectionError if no answer can be sent any more."""
         if isinstance(error, ConnectionError):
             raise error
         if isinstance(error, PlatformError):
             failure = error
         elif isinstance(error, web.RequestPayloadError):
             failure = HttpError(400, "The request body is broken; send it again.")
-        else:  # no trace reaches the client
+        else:  # a bug: the stack trace is logged, and the client gets a plain 500
             log.error("request_failed", request_id=identity_of(request).request_id, exc_info=error)
             failure = PlatformError(
                 ErrorCode.INTERNAL,

@@ -57,7 +57,7 @@ class Operations:
 
 @asynccontextmanager
 async def serving_operations(address: str | None, probes: Probes) -> AsyncGenerator[None]:
-    """Serve on `host:port` until the block ends; None: nothing is served."""
+    """Serve metrics and probes on `host:port` until the block ends; with None, serve nothing."""
     if address is None:
         yield
         return
@@ -70,7 +70,7 @@ async def serving_operations(address: str | None, probes: Probes) -> AsyncGenera
 
 
 async def all_metrics(workers: GatewayWorkers) -> bytes:
-    """Return one page of all workers' metrics, and of the parent's own."""
+    """Return one page with the metrics of all workers and of their parent."""
     asked = {worker.name: worker.link for worker in workers.live if worker.link is not None}
     answers = await asyncio.gather(*(link.metrics() for link in asked.values()))
     pages = dict(zip(asked, answers, strict=True))
@@ -80,12 +80,12 @@ async def all_metrics(workers: GatewayWorkers) -> bytes:
 
 
 class WorkersCollector(Collector):
-    """Metrics of the workers' parent about them."""
+    """The parent's metrics about its workers."""
 
     def __init__(
         self, live: Callable[[], Sequence[GatewayWorker]], ends: Mapping[str, int]
     ) -> None:
-        """Prepare; `live` returns the living workers, `ends` counts ended ones by reason."""
+        """Prepare; `live` returns the running workers, `ends` counts ended workers by reason."""
         self._live = live
         self._ends = ends
 
@@ -109,4 +109,4 @@ class WorkersCollector(Collector):
 
 
 def _ignore(error: PlatformError, request_id: str) -> None:
-    """Ignore a malformed request: only the operator calls this address."""
+    """Ignore a malformed request, because only operators call this address."""

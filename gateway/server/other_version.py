@@ -1,4 +1,4 @@
-"""The part of another version's server that the server of HTTP/1.1 uses: they share a port."""
+"""The interface of the HTTP/2 server that the HTTP/1.1 server uses, since both share a port."""
 
 from typing import Any, Protocol
 
@@ -17,13 +17,13 @@ class OtherVersion(Protocol):
         ...
 
     def take(self, connection: Any, data: bytes) -> bool:
-        """Take a connection (`HttpProtocol`) by its first bytes; return whether it was taken."""
+        """Take over a connection (`HttpProtocol`) if its first bytes fit; return whether it did."""
         ...
 
     def say_goodbye(self) -> None:
-        """Ask all clients to go elsewhere."""
+        """Ask all clients to open a connection to another server."""
         ...
 
     async def close(self, timeout_s: float) -> None:
-        """End all connections; what runs has a while."""
+        """End all connections; running requests may take up to `timeout_s`."""
         ...

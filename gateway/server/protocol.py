@@ -1,8 +1,9 @@
 """HTTP/1.1 as the gateway serves it: aiohttp's protocol with bounds on connections and waits.
 
-The names with an underscore are aiohttp's: it has no other hook for a parser's errors, for the
-state of a connection or for the parts of a request that a connection keeps. Tests fail when they
-change: `tests/integration/gateway/test_hostile.py`, `tests/unit/gateway/test_protocol.py`.
+The names with an underscore are private names of aiohttp, which has no other hook for a parser's
+errors, for the state of a connection or for the parts of a request that a connection keeps. If
+aiohttp changes these names, `tests/integration/gateway/test_hostile.py` and
+`tests/unit/gateway/test_protocol.py` fail.
 """
 
 import asyncio
@@ -47,18 +48,18 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-SERVER_NAME = "sluice"  # aiohttp would tell its own version and Python's
+SERVER_NAME = "sluice"  # aiohttp's default would reveal its version and Python's
 UNKNOWN_VERSION = web.RequestKey("unknown_version", bool)
 _VERSIONS = (HttpVersion11, HttpVersion10)
 _AnyHandler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 _HEAD_END = b"\r\n\r\n"
 _UNKNOWN = -1
-_BEGINNINGS = frozenset({b"P", b"PR", b"PRI"})  # of what may become HTTP/2
+_BEGINNINGS = frozenset({b"P", b"PR", b"PRI"})  # first bytes of connections that may be HTTP/2
 
 
 class HttpServer(web.Server):
-    """Makes a protocol for each connection, and keeps track of all."""
+    """Makes a protocol for each connection and keeps track of all connections."""
 
     def __init__(
         self,
@@ -73,8 +74,8 @@ class HttpServer(web.Server):
             limits: Limits of this worker.
             note_malformed: Called with error and request id of each answer to a malformed request.
         """
-        # `handler_cancellation` is off by default: a handler that waits for the next token would
-        # not notice that its client has gone.
+        # `handler_cancellation` is off by default. Without it, a handler that waits for the next
+        # token would not notice that its client has closed the connection.
         super().__init__(
             handler,  # pyright: ignore[reportArgumentType] - it is given what it takes
             request_factory=self.make_request,
@@ -136,7 +137,7 @@ class HttpServer(web.Server):
         task: "asyncio.Task[None]",
     ) -> HttpRequest:
         """Return the request of a message."""
-        if self.is_draining:  # each answer tells its client to go elsewhere for the next one
+        if self.is_draining:  # each answer closes its connection, so that clients reconnect
             message = message._replace(should_close=True)
         is_unknown_version = message.version not in _VERSIONS
         if is_unknown_version:  # it is answered in the oldest that we speak
@@ -161,21 +162,21 @@ class HttpProtocol(RequestHandler):
         """Prepare; see aiohttp for the options."""
         super().__init__(server, **options)  # pyright: ignore[reportArgumentType] - passed on
         self._server = server
-        self._parser = None  # the first bytes may be another version's
-        self._answering: HttpRequest | None = None  # until the client has its answer
-        self._head_bytes = 0  # of a head that has not all come
-        # Bytes of a message that are still to come; 0: the parser is between two.
+        self._parser = None  # created after the first bytes, which may be HTTP/2
+        self._answering: HttpRequest | None = None  # the request until its answer is complete
+        self._head_bytes = 0  # received bytes of an incomplete head
+        # Bytes of a message that have not arrived yet; 0: the parser is between two messages.
         self._rest = 0
         self._stalled: asyncio.TimerHandle | None = None
         self.is_surplus = False
-        # Gets the length of what comes once the connection speaks another protocol; returns
-        # whether it is wanted.
+        # Called with the length of received data after an upgrade to another protocol (WebSocket);
+        # returns whether the data is accepted.
         self.note_upgraded: Callable[[int], bool] | None = None
         # There are never many, and an empty deque takes 700 bytes more.
         self._messages = []  # pyright: ignore[reportAttributeAccessIssue] - a list does the same
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Take a connection, or refuse it when there are far too many."""
+        """Accept a connection, or refuse it if far too many are open."""
         super().connection_made(transport)
         surplus = self._server.surplus
         if surplus <= 0:
@@ -196,9 +197,9 @@ class HttpProtocol(RequestHandler):
     def resume_reading(self, resume_parser: bool = True) -> None:
         """Resume reading if it was paused. Bodies that are read whole call this in any case.
 
-        aiohttp would call parser and transport for nothing, twice for every request: 5 us each. The
-        parser may hold a part of an open body though reading is not paused: it stops after a body
-        of very many chunks, and goes on when the next one is read.
+        aiohttp would call parser and transport without need, twice per request at 5 us each. The
+        parser may hold a part of an open body although reading is not paused, because it stops
+        after very many chunks and continues when the next chunk is read.
         """
         if self._reading_paused or (resume_parser and self._has_open_body):
             super().resume_reading(resume_parser)
@@ -209,12 +210,12 @@ class HttpProtocol(RequestHandler):
         return current is None or not current.content.is_eof()
 
     def pause_writing(self) -> None:
-        """Note that the client reads more slowly than is written to it."""
+        """Start the deadline of a client that reads more slowly than the server writes."""
         super().pause_writing()
         self._watch_reader()
 
     def resume_writing(self) -> None:
-        """Note that the client has caught up."""
+        """Stop the deadline, because the client has read the buffered bytes."""
         self._stop_watching_reader()
         super().resume_writing()
 
@@ -270,7 +271,7 @@ class HttpProtocol(RequestHandler):
         return self._waiter is not None
 
     def _note_head(self, size: int) -> None:
-        """Count a part of a head, which may come while the request before is answered."""
+        """Count a part of a head, which may arrive while the previous request is answered."""
         self._head_bytes += size
         if self._head_bytes > HEAD_BYTES_MAX:
             if self.is_busy:
@@ -316,7 +317,7 @@ class HttpProtocol(RequestHandler):
 
     @property
     def is_busy(self) -> bool:
-        """Whether a request is being answered, or waits for its turn."""
+        """Whether a request is being answered or is queued on this connection."""
         return self._request_in_progress or bool(self._messages)
 
     def head_timed_out(self) -> None:
@@ -329,20 +330,20 @@ class HttpProtocol(RequestHandler):
             self.force_close()
 
     def idle_timed_out(self) -> None:
-        """End a connection over which no request has come for long."""
+        """End a connection that has been idle for too long."""
         if not self.is_busy:
             self.force_close()
 
-    # No code reads these: a client is known by its key. Looked up for every connection, they took
-    # 300 bytes of it.
+    # No code reads these names, because a client is identified by its key. aiohttp's look-up would
+    # cost 300 bytes per connection.
     peername = None  # pyright: ignore[reportAssignmentType, reportIncompatibleVariableOverride]
     sockname = None  # pyright: ignore[reportAssignmentType, reportIncompatibleVariableOverride]
 
     async def start(self) -> None:
         """Answer one request after the other; aiohttp runs this as the connection's task.
 
-        aiohttp's own method gives every request a further task, and holds its head and its body
-        until the answer has ended.
+        aiohttp's own method creates another task per request, and keeps the request's head and body
+        in memory until the answer has ended.
         """
         try:
             while not self._force_close:
@@ -375,7 +376,7 @@ class HttpProtocol(RequestHandler):
 
     async def _await_message(self) -> None:
         self._waiter = self._loop.create_future()
-        if self._head_bytes:  # it came behind the request before
+        if self._head_bytes:  # the head began to arrive while the previous request was answered
             self._server.heads.begin(self)
         try:
             await self._waiter
@@ -383,7 +384,7 @@ class HttpProtocol(RequestHandler):
             self._waiter = None
 
     def _next_request(self) -> tuple[HttpRequest, _AnyHandler]:
-        """Take the next message; a malformed request becomes one that reports the error."""
+        """Return the next request and its handler; a malformed request gets an error handler."""
         self._server.idle.end(self)
         message, payload = self._messages[0]
         del self._messages[0]
@@ -400,7 +401,7 @@ class HttpProtocol(RequestHandler):
         return server.make_request(message, payload, self, writer, task), handler
 
     async def _may_continue(self, request: web.BaseRequest, response: web.StreamResponse) -> bool:
-        """Clean up behind an answer; return whether another request may follow."""
+        """Clean up after an answer; return whether another request may follow."""
         may_follow = bool(response.keep_alive)
         if not request.content.is_eof() and not self._force_close:
             await self._drop_rest(request.content)
@@ -410,7 +411,10 @@ class HttpProtocol(RequestHandler):
         return True
 
     async def _drop_rest(self, body: StreamReader) -> None:
-        """Read the rest of the request for a bounded time: many clients read no answer before."""
+        """Drop the rest of a request's body for a bounded time.
+
+        Many clients read no answer before they have sent the whole body.
+        """
         with suppress(TimeoutError):
             async with asyncio.timeout(LINGER_S):
                 while not body.is_eof():
@@ -476,9 +480,9 @@ class HttpProtocol(RequestHandler):
 
 
 def _rest_of(message: object, data: bytes) -> int:
-    """Return how many bytes are still to come of the one message that begins in `data`.
+    """Return how many bytes of the one message that begins in `data` have not arrived yet.
 
-    Where that is uncertain, return less, or None: both keep the parser.
+    If the number is uncertain, the result is smaller or None; in both cases the parser is kept.
     """
     if not isinstance(message, RawRequestMessage) or message.chunked or message.upgrade:
         return _UNKNOWN

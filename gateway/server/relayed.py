@@ -1,4 +1,4 @@
-"""A client's response whose body requests of this worker to itself write, one after the other."""
+"""A client's response whose body is written by several in-process requests in sequence."""
 
 import asyncio
 from collections.abc import Mapping
@@ -16,8 +16,8 @@ class RelayedResponse:
     """The response of one client.
 
     Attributes:
-        headers: Headers of the first writer; empty before it.
-        response: Response that the handler returns; None: no byte has been written.
+        headers: Headers of the first writing request; empty before that request begins.
+        response: Response that the handler returns; None while no byte has been written.
     """
 
     def __init__(
@@ -40,9 +40,10 @@ class RelayedResponse:
         return RelayedSink(self)
 
     def begin(self, head: bytes, body: bytes) -> None:
-        """Begin a writing request; the head of the first one becomes the client's.
+        """Begin a writing request; the first request's head becomes the head of the response.
 
-        ConnectionResetError: the client has gone.
+        Raises:
+            ConnectionResetError: The client has closed the connection.
         """
         if not self.headers:
             self.headers = _fields(head) if head else dict(self._default)
@@ -55,20 +56,20 @@ class RelayedResponse:
             self.write(body)
 
     def write(self, body: bytes) -> None:
-        """Write a piece. RuntimeError: the connection is closed."""
+        """Write a piece of the body; RuntimeError if the connection is closed."""
         response, transport = self.response, self._transport
         if response is None or transport is None:
             return
         transport.write(b"%x\r\n%b\r\n" % (len(body), body) if response.is_chunked else body)
 
     def tell(self, body: bytes) -> None:
-        """Write a piece between two requests; a client that has gone is not reported here."""
+        """Write a piece between two requests; a closed connection is not reported here."""
         if body and not self.is_closing():
             with suppress(RuntimeError):
                 self.write(body)
 
     async def end(self, last: bytes) -> None:
-        """Write the rest. ConnectionResetError: the client has gone."""
+        """Write the rest; ConnectionResetError if the client has closed the connection."""
         if self.response is None:
             self.begin(b"", last)
             last = b""

@@ -1,4 +1,4 @@
-"""A request whose memory is freed early: an answer may take an hour, and needs little of it."""
+"""A request that frees its memory early, since an answer may take an hour and needs little."""
 
 from typing import Any, Protocol, cast
 
@@ -7,7 +7,7 @@ from aiohttp.http_parser import RawRequestMessage
 from aiohttp.streams import EMPTY_PAYLOAD
 from aiohttp.web_protocol import ERROR
 
-# The oldest version is told of itself; the request keeps its own.
+# Empty messages that replace a request's message; the request itself keeps its HTTP version.
 _FORGOTTEN: dict[bool, RawRequestMessage] = {
     True: ERROR,
     False: ERROR._replace(should_close=False),
@@ -24,26 +24,26 @@ class HttpRequest(web.Request):
     """A request; the names with an underscore are aiohttp's, see `protocol`."""
 
     def get(self, key: Any, default: Any = None) -> Any:
-        """Return what was noted under a key; the base raises and catches for what was not."""
+        """Return the value of a key; faster than the base, which raises for absent keys."""
         return self._state.get(key, default)
 
     def forget(self) -> None:
-        """Drop headers and body, which were read; notes on the request stay.
+        """Drop headers and body after they were read; values stored on the request are kept.
 
-        Together with the reader of the body they take 2 kB, even of the smallest request.
+        Headers, body and the body's reader use 2 kB even for the smallest request.
         """
         self._message = _FORGOTTEN[self._message.should_close]
         self._headers = self._message.headers
         self._rel_url = self._message.url
-        self._cache.clear()  # of all that was looked up
+        self._cache.clear()  # parsed values such as the URL and the query
         if self._payload.is_eof():
             self._payload = EMPTY_PAYLOAD
             cast("_DropsParser", self._protocol).drop_parser()
 
     def end(self) -> None:
-        """Drop the connection's task, which has answered.
+        """Drop the reference to the connection's task, which has answered the request.
 
-        After a hang-up the cancelled task keeps its frames, this request and so itself: the whole
-        answer would stay in memory until the garbage collector runs.
+        A task that was cancelled by a closed connection references its frames and so this request.
+        The reference cycle would keep the whole answer in memory until the garbage collector runs.
         """
         self._task = None  # pyright: ignore[reportAttributeAccessIssue] - aiohttp does the same

@@ -1,6 +1,6 @@
 """The handlers of requests by path: exact paths, and prefixes whose rest is an argument. Pure.
 
-Not aiohttp's router: a dict finds the same in a tenth of the time, and a request pays 20 us less.
+A dict replaces aiohttp's router, because a dict is ten times faster and saves 20 us per request.
 """
 
 from collections.abc import Awaitable, Callable
@@ -47,7 +47,7 @@ class GatewayRoute:
     handlers: dict[str, Handler] = field(default_factory=dict[str, Handler])
 
     def handler(self, method: str, path: str = "") -> Handler:
-        """Return the handler of a method; MethodNotAllowedError, about `path`, for want of one."""
+        """Return a method's handler; MethodNotAllowedError, which names `path`, if none exists."""
         handler = self.handlers.get(method)
         if handler is None:
             allowed = ", ".join(sorted(self.handlers))
@@ -72,7 +72,7 @@ class Routes:
         is_open_when_full: bool = False,
         error_form: ErrorForm = body_of,
     ) -> None:
-        """Add a path; one that ends in `/*` is a prefix, see `path_rest`."""
+        """Add a path; a path that ends in `/*` is a prefix, see `path_rest`."""
         route = GatewayRoute(path, is_open_when_full, error_form)
         if path.endswith("/*"):
             known = next((it for _, it in self._prefixes if it.name == path), None)
@@ -86,7 +86,7 @@ class Routes:
             route.handlers["HEAD"] = handler
 
     def find(self, path: str) -> GatewayRoute:
-        """Return the route of a path; PlatformError 404 when there is none."""
+        """Return the route of a path; PlatformError 404 if no route matches."""
         route = self._exact.get(path)
         if route is not None:
             return route
@@ -98,5 +98,5 @@ class Routes:
 
 
 def path_rest(request: web.Request, prefix: str) -> str:
-    """Return the part behind `prefix` in the decoded path of a request."""
+    """Return the part after `prefix` in the decoded path of a request."""
     return request.path.removeprefix(prefix)

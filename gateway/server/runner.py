@@ -1,4 +1,4 @@
-"""The only maker of HTTP servers: production, the operations address and tests use it."""
+"""Runs HTTP servers, for the public address, the operations address and tests alike."""
 
 import asyncio
 import socket
@@ -14,11 +14,11 @@ from gateway.server.routes import Handler
 from sluice.errors import PlatformError
 
 BACKLOG = 4096
-_AFTER_DRAIN_S = 2.0  # for handlers to write their last event
+_AFTER_DRAIN_S = 2.0  # seconds that handlers may take to write their last event
 _TLS_HANDSHAKE_S = 10.0
 _TLS_GOODBYE_S = 2.0
 _IDLE_POLL_S = 0.02
-_BUSY_POLL_S = 0.1  # looks at every connection
+_BUSY_POLL_S = 0.1  # longer, because each poll checks every connection
 
 
 class HttpRunner:
@@ -53,26 +53,26 @@ class HttpRunner:
         )
 
     def say_goodbye(self) -> None:
-        """Let each answer from now on close its connection."""
+        """Close each connection after its next answer from now on."""
         self.server.is_draining = True
         if self.server.other_version is not None:
             self.server.other_version.say_goodbye()
 
     def stop_accepting(self) -> None:
-        """Accept no more; connections in the socket's queue are for its other holders."""
+        """Accept no more connections; other processes may accept from the shared socket."""
         if self._listener is not None:
             self._listener.close()
             self._listener = None
 
     async def wait_goodbyes(self, timeout_s: float) -> None:
-        """Wait until all connections have ended, or the time is over."""
+        """Wait until all connections have ended, for at most `timeout_s`."""
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 while self.server.open_connections:  # noqa: ASYNC110 - aiohttp tells no event
                     await asyncio.sleep(_IDLE_POLL_S)
 
     async def wait_idle(self, timeout_s: float) -> None:
-        """Wait until no request is being answered, or the time is over."""
+        """Wait until no request is being answered, for at most `timeout_s`."""
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 while self.server.has_requests:  # noqa: ASYNC110 - aiohttp tells no event
@@ -92,12 +92,12 @@ def bound_socket(host: str, port: int, *, is_shared: bool = False) -> socket.soc
     """Return a socket that is bound to an address, for `HttpRunner.start`.
 
     Args:
-        host: Address or name; of a name the first address is taken.
-        port: Port; 0 is any.
+        host: Address or name; the first address of a name is used.
+        port: Port; 0 means any free port.
         is_shared: Whether further sockets will be bound to the same address.
 
     Raises:
-        OSError: The address is taken, or not this machine's.
+        OSError: The address is in use, or does not belong to this machine.
     """
     family, kind, protocol, _, address = socket.getaddrinfo(
         host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

@@ -15,20 +15,20 @@ class TlsFiles:
     """A certificate chain and its key, in PEM files that may be replaced at any time.
 
     Attributes:
-        context: Context of servers; new connections get the newest certificate, open ones keep
-            theirs.
+        context: Server context; new connections get the newest certificate, open connections keep
+            the certificate that they began with.
         is_stale: Whether newer files exist that could not be used.
         expires_unix_s: Unix seconds of the end of the certificate in use; 0 while clients refuse
             it.
     """
 
     def __init__(self, cert: Path, key: Path, *, versions: Sequence[str] = ("http/1.1",)) -> None:
-        """Load.
+        """Load the files.
 
         Args:
             cert: Chain of certificates.
-            key: Key of the first one.
-            versions: Names of the versions of HTTP that are served, the preferred one first.
+            key: Key of the first certificate in the chain.
+            versions: ALPN names of the served HTTP versions, the preferred version first.
 
         Raises:
             OSError: A file cannot be read.
@@ -42,7 +42,7 @@ class TlsFiles:
         self.expires_unix_s = self._expires_unix_s(self.context)
 
     def reload_changed(self) -> None:
-        """Load the files again if they have changed; unusable ones are logged and left alone."""
+        """Load the files again if they have changed; log unusable files and keep the old ones."""
         try:
             versions = self._versions()
             if versions == self._seen:
@@ -50,10 +50,10 @@ class TlsFiles:
                 if not self.expires_unix_s:  # it may have been too early
                     self.expires_unix_s = self._expires_unix_s(self.context)
                 return
-            # First apart: a certificate without its key would spoil the context.
+            # Loaded into another context first, because a bad pair would break the one in use.
             expires_unix_s = self._expires_unix_s(self._loaded())
             self.context.load_cert_chain(*self._files, password=no_passphrase)
-        except (OSError, ssl.SSLError) as error:  # half-way replaced: the next look will tell
+        except (OSError, ssl.SSLError) as error:  # perhaps half replaced; the next poll retries
             self.is_stale = True
             log.warning("certificate_not_loaded", error=str(error))
         else:
@@ -79,7 +79,7 @@ class TlsFiles:
 
     def _expires_unix_s(self, server: ssl.SSLContext) -> float:
         client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        client.check_hostname = False  # clients know names that we do not
+        client.check_hostname = False  # clients may use names that the server does not know
         client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # as if they knew its issuer
         client.load_verify_locations(self._files[0])
         try:

@@ -6,7 +6,7 @@ from difflib import get_close_matches
 
 _SHOWN_MAX = 120
 _LIKENESS = 0.75
-# URLs that OpenAI's clients may call and this server does not have.
+# URLs that OpenAI's clients may call, but that this server does not serve.
 _ELSEWHERE = {
     "/v1/assistants": "keep threads in the application, and use chat completions",
     "/v1/threads": "keep threads in the application, and use chat completions",

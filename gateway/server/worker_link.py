@@ -1,8 +1,8 @@
-"""The messages between a worker process and its parent, over a socket pair: JSON lines.
+"""The messages between a worker process and its parent: JSON lines over a socket pair.
 
-The worker reports twice a second that its event loop runs, whether it is ready and whether it
-stops, and sends its metrics when asked. The parent asks for metrics, and tells a replaced worker to
-retire. When one end is gone, the other reads the end of the stream.
+Twice a second the worker reports that its event loop runs, whether it is ready and whether it is
+stopping. The parent requests the worker's metrics, and commands a replaced worker to retire. When
+either process ends, the other process reads the end of the stream.
 """
 
 import asyncio
@@ -25,11 +25,11 @@ class WorkerEnd:
     """The worker's side of the link to its parent.
 
     Attributes:
-        is_retired: Whether the parent has put another worker in this one's place.
+        is_retired: Whether the parent has replaced this worker by another worker.
     """
 
     def __init__(self, sock: socket.socket, stop: asyncio.Event) -> None:
-        """Prepare; `stop` is set when the parent asks for it or is gone."""
+        """Prepare; `stop` is set when the parent commands a stop or has ended."""
         self._sock = sock
         self._stop = stop
         self._read_metrics: Callable[[], bytes] = bytes
@@ -44,7 +44,7 @@ class WorkerEnd:
         self._not_ready_because = not_ready_because
 
     async def run(self) -> None:
-        """Talk until the parent is gone or this is cancelled."""
+        """Exchange messages until the parent ends or the task is cancelled."""
         reader, writer = await asyncio.open_connection(sock=self._sock)
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -79,12 +79,12 @@ class WorkerEnd:
 
 
 class ParentEnd:
-    """The parent's end.
+    """The parent's side of the link to a worker.
 
     Attributes:
-        is_serving: Whether the worker accepts connections, and has no order to stop.
-        is_stopping: Whether the worker has an order to stop, in any state.
-        not_ready_because: Reason why the worker cannot serve; empty: it can.
+        is_serving: Whether the worker accepts connections and has no command to stop.
+        is_stopping: Whether the worker has a command to stop, in any state.
+        not_ready_because: Reason why the worker cannot serve; empty if it can.
     """
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -100,7 +100,7 @@ class ParentEnd:
         return cls(*await asyncio.open_connection(sock=sock, limit=_LINE_BYTES_MAX))
 
     async def next_word(self) -> bool:
-        """Take the worker's next line; False when it is gone, or its line is invalid."""
+        """Read the worker's next line; return False if the worker ended or the line is invalid."""
         try:
             line = await self._reader.readline()
             if not line:
@@ -120,7 +120,7 @@ class ParentEnd:
         return True
 
     async def metrics(self) -> bytes:
-        """Return the worker's page; an empty one when it does not answer in two seconds."""
+        """Return the worker's metrics page, empty if the worker does not answer in two seconds."""
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._calls.append(answer)
         with suppress(TimeoutError, ConnectionError):
@@ -130,7 +130,7 @@ class ParentEnd:
         return b""
 
     def retire(self) -> None:
-        """Tell the worker to accept no more, to finish its requests, and to end."""
+        """Command the worker to accept no more connections, finish its requests and end."""
         self._writer.write(_RETIRE)
 
     def close(self) -> None:

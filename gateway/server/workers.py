@@ -1,8 +1,8 @@
-"""The parent of several workers: keeps one in each slot, and replaces them without a lost request.
+"""The parent of several workers: keeps one per slot and replaces them without losing requests.
 
 Each slot has a listening socket that belongs to the parent; SO_REUSEPORT spreads connections over
-the slots. A worker inherits the socket of its slot. When it ends, connections that wait in the
-socket's queue are taken by the next worker of the slot: none is refused or reset.
+the slots. A worker inherits the socket of its slot. When the worker ends, the slot's next worker
+accepts the connections in the socket's queue, so that no connection is refused or reset.
 """
 
 import asyncio
@@ -24,10 +24,10 @@ from sluice.process import HEALTHY_S, ChildProcess, ProcessSpec
 
 log = structlog.get_logger(__name__)
 
-_START_S = 60.0  # until the first word of a worker: its imports
+_START_S = 60.0  # seconds until a worker's first message; the worker imports its modules meanwhile
 _LOOK_S = 0.5
-READY_S = 60.0  # until a worker that replaces a running one is ready
-_END_S = 5.0  # from a worker's last word to its end
+READY_S = 60.0  # seconds until a worker that replaces a running worker must be ready
+_END_S = 5.0  # seconds from a worker's last message to the end of its process
 _STOP_MARGIN_S = 10.0
 
 
@@ -36,10 +36,10 @@ class GatewayWorker:
 
     Attributes:
         name: Worker's `instance_id`.
-        ready: Set when the worker can serve, or never will: it stops, or has ended.
+        ready: Set when the worker can serve, or when it never will because it stops or has ended.
         link: Link to the worker; None before the start.
-        ended_because: Reason of the end: `ended` by itself, `frozen`, or `retired`; empty while it
-            lives.
+        ended_because: Reason of the worker's end: `ended` (by itself), `frozen` or `retired`; empty
+            while the worker runs.
     """
 
     def __init__(
@@ -68,18 +68,18 @@ class GatewayWorker:
 
     @property
     def not_ready_because(self) -> str:
-        """Reason why the worker cannot serve; empty: it can."""
+        """Reason why the worker cannot serve; empty if it can."""
         if self.ended_because or self.link is None or not self.link.is_serving:
             return f"worker {self.name} is starting"
         return self.link.not_ready_because
 
     @property
     def is_stopping(self) -> bool:
-        """Whether the worker has an order to stop, and accepts no more connections."""
+        """Whether the worker has a command to stop and accepts no more connections."""
         return self.link is not None and self.link.is_stopping
 
     async def run(self, freeze_s: float) -> None:
-        """Run the process; one that is silent for `freeze_s` is killed."""
+        """Run the process until its end; kill it if it sends no message for `freeze_s`."""
         ours, theirs = self._sockets
         try:
             child = self._child = await ChildProcess.start(self._spec)
@@ -93,7 +93,7 @@ class GatewayWorker:
         finally:
             theirs.close()
         link = self.link = await ParentEnd.open(ours)
-        if self.is_retired:  # before there was a way to tell it
+        if self.is_retired:  # the worker was retired before the link existed
             link.retire()
         log.info("worker_started", worker=self.name, pid=child.pid)
         try:
@@ -138,16 +138,16 @@ class GatewayWorker:
             self.link.retire()
 
     async def stop(self) -> None:
-        """End the process: it drains, and is killed when that takes too long."""
+        """Let the process drain and end; kill it if the drain takes too long."""
         if self._child is not None:
             await self._child.stop()
 
 
 async def _next_word(link: ParentEnd, patience_s: float) -> bool:
-    """Take a worker's next message, as the link does; TimeoutError after a silence.
+    """Read a worker's next message; TimeoutError after a silence of `patience_s`.
 
-    The silence is counted in looks, not by the clock. When this process itself stood still,
-    suspended or starved, the worker's messages wait to be read, or the worker stood still as well.
+    The silence is counted in polls rather than by the clock. So a pause of this process, suspended
+    or starved of processor time, is not mistaken for a silent worker.
     """
     for _ in range(math.ceil(patience_s / _LOOK_S)):
         with suppress(TimeoutError):
@@ -157,7 +157,7 @@ async def _next_word(link: ParentEnd, patience_s: float) -> bool:
 
 
 class Slot:
-    """The place of one worker, besides retired ones that finish."""
+    """The socket and the current worker of one slot; retired workers may still finish beside it."""
 
     def __init__(
         self,
@@ -195,15 +195,18 @@ class Slot:
             await asyncio.sleep(backoff_s(attempt, first_s=0.1, max_s=30.0))
 
     def note_left(self, worker: GatewayWorker) -> None:
-        """Replace the worker, if it is still the one of this slot."""
+        """Replace the worker if it is still this slot's current worker."""
         if self.current is worker:
             self.current = None
             self._empty.set()
 
     async def replace(self) -> bool:
-        """Start another worker, and retire the present one when it is ready; return whether it is.
+        """Start a new worker and retire the current worker once the new worker is ready.
 
-        The new one accepts connections as soon as it can serve them; until then the old one does.
+        The current worker accepts connections until the new worker can serve.
+
+        Returns:
+            Whether the new worker became ready.
         """
         worker = self._start(ready_wait_s=2 * READY_S)
         try:
@@ -301,7 +304,7 @@ class GatewayWorkers:
         log.info("rolling_restart_ended")
 
     async def stop(self) -> None:
-        """Let all workers drain and end; their messages are read until then."""
+        """Let all workers drain and end; read the workers' messages until then."""
         self.is_stopping = True
         for keeper in self._keepers:
             keeper.cancel()

@@ -1,8 +1,8 @@
-"""Token ids to text, piece by piece: the pieces of a stream add up to the decode of the whole.
+"""Decodes token ids to text incrementally; the pieces add up to the decode of all tokens. Pure.
 
-Pure. Never outputs half a character: bytes that may still become one are held back. The common
-case, a token that is whole characters by itself, does not use this class: streams look it up in
-`TokenTable.fragments`, which holds its text already escaped for JSON.
+The output never contains half a character; bytes that may still become a character are held back.
+The common case, a token that consists of whole characters, needs no `TextStream`: streams look up
+the token's text, already escaped for JSON, in `TokenTable.fragments`.
 """
 
 import json
@@ -15,8 +15,8 @@ from typing import Protocol
 import orjson
 from tokenizers import Tokenizer
 
-# Text that ends in a replacement character may be the beginning of a real one, of at most this many
-# tokens: a character has at most four bytes. After this many more pushes it is what it is.
+# Tokens for which a trailing replacement character is held back, because it may be the beginning of
+# a real character. A character has at most four bytes and so at most three further tokens.
 _BEGUN_TOKENS_MAX = 3
 _HOLDS_MAX = 8
 _BYTE = re.compile("<0x([0-9A-F]{2})>")  # a token that may be a part of a character
@@ -31,7 +31,7 @@ class TextStream(Protocol):
         ...
 
     def push(self, tokens: Sequence[int]) -> str:
-        """Take the next tokens; return the text that they complete, perhaps none."""
+        """Add the next tokens; return the text that they complete, which may be empty."""
         ...
 
     def flush(self) -> str:
@@ -44,9 +44,9 @@ class TokenTable:
     """The texts of one tokenizer's ids.
 
     Attributes:
-        fragments: Text of each token, by id, escaped for a JSON string, when it is whole characters
-            by itself; empty for tokens that are not shown; None when only a `TextStream` can tell.
-        pieces: Bytes of each token, by id, for byte-level tokenizers; else None.
+        fragments: By token id, the token's text escaped for a JSON string, if the token consists of
+            whole characters; empty for hidden tokens; None if only a `TextStream` can decode it.
+        pieces: By token id, the bytes of the token; None without a byte-level tokenizer.
         tokenizer: Tokenizer, used when `pieces` is None.
         hidden: Ids that are not shown: special tokens and end-of-sequence ids.
     """
@@ -55,15 +55,15 @@ class TokenTable:
     pieces: Sequence[bytes] | None
     tokenizer: Tokenizer
     hidden: frozenset[int]
-    # By id: the bytes of a token behind another; to decode is slow. At most the vocabulary.
+    # Cache by id of a token's bytes inside a text, since decoding is slow; at most the vocabulary.
     _inner: dict[int, bytes] = field(
         default_factory=dict[int, bytes], init=False, repr=False, compare=False
     )
 
     def bytes_of(self, token: int, *, is_first: bool = False) -> bytes:
-        """Return the bytes of a token in a text; the name of a hidden one.
+        """Return the bytes of a token in a text, or the name of a hidden token.
 
-        `is_first`: the token begins the text, where many decoders leave a space out.
+        With `is_first` the token begins the text, where many decoders omit a space.
         """
         if self.pieces is not None and token not in self.hidden:
             return self.pieces[token]
@@ -78,7 +78,7 @@ class TokenTable:
 
     def _decoded(self, token: int, *, is_first: bool) -> bytes:
         text = self.tokenizer.decode([token], skip_special_tokens=False)
-        if not is_first:  # its text behind another token: any other would do
+        if not is_first:  # its text after another token; any other token would serve
             both = self.tokenizer.decode([token, token], skip_special_tokens=False)
             text = both[len(text) :]
         name = self.tokenizer.id_to_token(token) or ""
@@ -107,7 +107,7 @@ class TokenTable:
 
 
 def json_fragment(text: str) -> bytes:
-    """Return `text` as it stands inside a JSON string."""
+    """Return `text` escaped for use inside a JSON string."""
     return orjson.dumps(text)[1:-1]
 
 
@@ -207,8 +207,8 @@ class _DiffStream:
     def __init__(self, tokenizer: Tokenizer, hidden: frozenset[int]) -> None:
         self._tokenizer = tokenizer
         self._hidden = hidden
-        self._ids: list[int] = []  # ids given out last, then held ids
-        self._read = 0  # of them, how many were given out
+        self._ids: list[int] = []  # the latest ids whose text was returned, then the held ids
+        self._read = 0  # number of leading ids in `_ids` whose text was returned
         self._holds = 0
 
     @property

@@ -1,4 +1,4 @@
-"""Log probabilities of an answer's tokens: kept until their text is shown. Pure."""
+"""Log probabilities of an answer's tokens, held until the tokens' text is shown. Pure."""
 
 from codecs import getincrementaldecoder
 from collections import deque
@@ -19,7 +19,7 @@ class TokenLogprob(NamedTuple):
     Attributes:
         token: Id of the token.
         logprob: Natural logarithm of its probability under the model's own distribution.
-        top: The most probable tokens at its place, best first, as (id, logprob).
+        top: The most probable tokens at this position, best first, as (id, logprob).
         is_first: Whether the token begins the text.
     """
 
@@ -38,8 +38,8 @@ class _HeldEntry:
 class LogprobLine:
     """Releases each token's entry together with the token's text.
 
-    A token whose text is held back (half a character, the beginning of a stop string) waits with
-    it. A token whose text is never shown is dropped.
+    The entry of a token whose text is held back (half a character, the beginning of a stop string)
+    is held back, too. The entry of a token whose text is never shown is dropped.
     """
 
     __slots__ = ("_has_begun", "_held", "_hidden", "_known", "_length")
@@ -50,24 +50,24 @@ class LogprobLine:
         self._has_begun = False
         self._held: deque[_HeldEntry] = deque()
         self._known: list[tuple[float, Sequence[tuple[int, float]]]] = []
-        self._length = 0  # characters that all tokens so far have brought
+        self._length = 0  # characters of all tokens so far
 
     def learn(self, logprob: float, top: Sequence[tuple[int, float]]) -> None:
-        """Take entries that belong to the next token and came without it; see `TokenLogprob`."""
+        """Add an entry whose token arrives later; see `TokenLogprob`."""
         self._known.append((logprob, top))
 
     def unlearn(self) -> None:
-        """Drop entries of tokens that will not come."""
+        """Drop entries whose tokens will not arrive."""
         self._known.clear()
 
     def entries(self, tokens: Sequence[int]) -> list[TokenLogprob]:
-        """Return the entries of the next tokens, as far as they have come."""
+        """Return the entries of the next tokens, as far as entries have arrived."""
         known = self._known[: len(tokens)]
         del self._known[: len(tokens)]
         return [TokenLogprob(token, *it) for token, it in zip(tokens, known, strict=False)]
 
     def push(self, entries: Sequence[TokenLogprob], characters: int) -> None:
-        """Take the entries of tokens that together brought this many characters."""
+        """Add the entries of tokens that together have this many characters."""
         for entry in entries:
             if entry.token not in self._hidden:
                 it = entry if self._has_begun else entry._replace(is_first=True)
@@ -83,7 +83,7 @@ class LogprobLine:
         return found
 
     def rest(self) -> list[TokenLogprob]:
-        """Return all held entries: the text has ended, and all of it was shown."""
+        """Return all held entries, because the text has ended and all of it was shown."""
         found = [held.entry for held in self._held]
         self._held.clear()
         return found
@@ -91,12 +91,12 @@ class LogprobLine:
 
 # From token entries to the `logprobs` of a choice.
 LogprobFormat = Callable[[list[TokenLogprob]], dict[str, object]]
-# Makes both for one answer.
+# Makes the line and the format for one answer.
 NewLogprobs = Callable[[], tuple[LogprobLine, LogprobFormat]]
 
 
 class PromptLogprobLine:
-    """The log probabilities of a prompt's tokens, as far as they have come.
+    """The log probabilities of a prompt's tokens, as far as they have arrived.
 
     Attributes:
         entries: Entries in the prompt's order; the first token has no predecessor, so its own is
@@ -122,9 +122,9 @@ class PromptLogprobLine:
         counts: Sequence[int],
         top: Sequence[tuple[int, float]],
     ) -> None:
-        """Take the entries of the places from `first` on; repeated ones change nothing.
+        """Add the entries of the positions from `first` on; repeated entries change nothing.
 
-        `counts` is the number of alternatives in `top` for each place.
+        `counts` is the number of alternatives in `top` for each position.
         """
         start = 0
         for place, (logprob, count) in enumerate(zip(logprobs, counts, strict=True), first):
@@ -160,10 +160,10 @@ class TextOffsets:
         self._length = 0
 
     def add(self, data: bytes) -> int:
-        """Take the bytes of the next token; return how many characters stand before them.
+        """Add the bytes of the next token; return the number of characters before them.
 
-        A token that continues a character begins within it; a token that breaks one off begins
-        behind it.
+        A token that continues a character begins within that character; a token that breaks off a
+        character begins after that character.
         """
         begun = self._decoder.decode(data[:1])
         is_open = bool(self._decoder.getstate()[0])

@@ -1,6 +1,6 @@
-"""From tokens to visible text, for answers that need more than a table lookup: pure.
+"""Turns tokens into visible text, for answers that need more than a table look-up; pure.
 
-Tokens -> characters -> tool calls and reasoning taken out -> stop strings.
+The stages are: tokens to characters, extraction of tool calls and reasoning, stop strings.
 """
 
 from collections.abc import Sequence
@@ -44,7 +44,7 @@ class TextPipe:
 
     @property
     def stopped_by(self) -> str:
-        """The stop string that was completed; empty: none."""
+        """The stop string that was completed; empty if none was."""
         return "" if self._matcher is None else self._matcher.matched_stop
 
     @property
@@ -61,7 +61,7 @@ class TextPipe:
 
     @property
     def is_parsed(self) -> bool:
-        """Whether the answer may hold more than content: calls or reasoning."""
+        """Whether the answer may contain calls or reasoning besides content."""
         return self._parser is not None
 
     @property
@@ -70,12 +70,12 @@ class TextPipe:
         return self._parser is not None and self._parser.has_calls
 
     def push(self, tokens: Sequence[int]) -> AnswerDelta:
-        """Take the next tokens; return their part of the answer."""
+        """Add the next tokens; return their part of the answer."""
         parser = self._parser
         if parser is None:
             return self._pushed(self._stream.push(tokens))
-        # One by one: a piece must not hold both the end of a stop string and a call behind it, nor
-        # reasoning and what follows it.
+        # Token by token, because a piece must contain neither both the end of a stop string and a
+        # following call, nor both reasoning and the text after it.
         delta = NOTHING
         for token in tokens:
             if not self.is_stopped:
@@ -88,7 +88,7 @@ class TextPipe:
         return delta
 
     def flush(self) -> AnswerDelta:
-        """End the answer: return the rest of it, nothing after a stop string."""
+        """End the answer; return its rest, which is empty after a stop string."""
         delta, matcher, parser = NOTHING, self._matcher, self._parser
         if not self.is_stopped:
             delta = self._pushed(self._stream.flush())

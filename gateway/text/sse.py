@@ -1,7 +1,7 @@
-"""Bytes of a streamed completion; the part that all chunks share is built once.
+"""Builds the bytes of a streamed completion; the part that all chunks share is built once.
 
-Pure. A stream of 100 tokens has 100 chunks that differ only in the text, so a chunk is two constant
-pieces around an escaped fragment.
+Pure. A stream of 100 tokens has 100 chunks that differ only in the text, so a chunk consists of two
+constant pieces around an escaped fragment of text.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ DONE = b"data: [DONE]\n\n"
 _CHOICE_END = b"}]}\n\n"
 _NO_USAGE = b'"usage":null,'
 _CHAT_TEXT, _TEXT = b'"delta":{"content":"', b'"text":"'
-# A comment: clients skip it, proxies between see that the stream lives.
+# An SSE comment, which clients skip and which keeps proxies from closing a silent stream.
 KEEP_ALIVE = b": keep-alive\n\n"
 
 
@@ -77,7 +77,7 @@ class StreamHead:
 
 
 def annotated(chunk: bytes, found: dict[str, object] | None) -> bytes:
-    """Return the last chunk of a choice, with the filters' findings, where it has an end."""
+    """Return the last chunk of a choice, with the filters' findings if there are any."""
     if found is None or not chunk.endswith(_CHOICE_END):
         return chunk
     return b'%b,"content_filter_results":%b%b' % (
@@ -92,16 +92,16 @@ class ChunkWriter(Protocol):
 
     @property
     def head(self) -> bytes:
-        """Bytes before the text of a chunk that has nothing but text."""
+        """Bytes before the text of a chunk that contains only text."""
         ...
 
     @property
     def tail(self) -> bytes:
-        """Bytes after the text of such a chunk."""
+        """Bytes after the text of a chunk that contains only text."""
         ...
 
     def first(self) -> bytes:
-        """Return the chunks before all text; perhaps none."""
+        """Return the chunks before all text, which may be empty."""
         ...
 
     def delta(self, delta: AnswerDelta, logprobs: dict[str, object] | None) -> bytes:

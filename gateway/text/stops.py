@@ -1,4 +1,4 @@
-"""Stop strings: the text ends before the first one that is completed. Pure."""
+"""Finds stop strings; an answer's text ends before the first completed stop string. Pure."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 class StopMatcher:
     """Finds stop strings in a text that arrives in pieces, wherever the pieces are cut.
 
-    Text that may be the beginning of a stop string is held back until that is decided.
+    Text that may be the beginning of a stop string is held back until the following text decides.
 
     Attributes:
         is_matched: Whether a stop string was completed.
@@ -25,10 +25,10 @@ class StopMatcher:
         self.matched_stop = ""
 
     def push(self, text: str) -> str:
-        """Return the part of the text so far that may be shown; none follows once `is_matched`.
+        """Add text; return the text that may be shown now, which ends before a match.
 
-        The match that is completed first counts, of two completed at once the longer, so that the
-        result does not depend on how the text was cut.
+        The match that is completed first decides. If two matches are completed by one character,
+        the longer match decides. So the result does not depend on the cuts between pieces.
         """
         assert not self.is_matched, "the text has ended"
         ends = [(follower.push(text), follower) for follower in self._followers]
@@ -46,7 +46,7 @@ class StopMatcher:
         return text[: len(text) - keep]
 
     def flush(self) -> str:
-        """Return the text that was held back: it ended without a stop string."""
+        """Return the held text, because the text has ended without a stop string."""
         held, self._held = self._held, ""
         for follower in self._followers:
             follower.matched = 0
@@ -69,7 +69,7 @@ class _Follower:
         self._borders: list[int] = []  # empty until the first mismatch: most texts have none
 
     def push(self, text: str) -> int:
-        """Take the next piece; return the index where the match ends, 0: there is none."""
+        """Add the next piece; return the index where a match ends, 0 without a match."""
         if not self.matched and self.stop[0] not in text:
             return 0  # as with most pieces
         if len(text) < len(self.stop):

@@ -1,7 +1,7 @@
 """A kept request and its answer, as redacted JSON of a bounded size. Pure.
 
 The work is done in small steps, so that the caller can let other tasks run in between. Text that
-does not fit is cut within its string: the JSON stays valid.
+does not fit is cut within its string, so that the JSON stays valid.
 """
 
 import json
@@ -19,20 +19,20 @@ from gateway.text.pipe import TextPipe
 from gateway.texts.patterns import Class, is_secret_name
 from gateway.texts.redaction import OVERLAP, RedactionRules, redacted
 
-CHARACTERS_MAX = 1 << 16  # per prompt, and for all its answers together
+CHARACTERS_MAX = 1 << 16  # characters per prompt, and of all answers to a prompt together
 CUT = "[cut]"
 _DEPTH_MAX = 32
 _NODE_CHARACTERS = 4  # weight of a value besides its characters
 _TOKENS_AT_ONCE = 32
-_NUMBER_CHARACTERS = 7  # shorter ones are no numbers of anything, but may be a tenant's word
-_LARGE_FLOAT = 1e15  # from here on all digits are written, no exponent
+_NUMBER_CHARACTERS = 7  # shorter numbers are not sensitive, unless a word of the tenant
+_LARGE_FLOAT = 1e15  # floats from this size on are written with all digits, without exponent
 _HUGE_FLOAT = 1e20
 _ESCAPES_AT_ONCE = 256
 _FOUND_AT_ONCE = 512
 _ESCAPE = re.compile(r"\\(?:u([0-9A-Fa-f]{4})|([\"\\/bfnrt]))")
-_ESCAPED_CHARACTERS = 6  # of JSON text, at most, for one that is meant
+_ESCAPED_CHARACTERS = 6  # maximum of JSON characters for one decoded character
 _ESCAPES = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
-# Names of fields of our API, which need not be looked at.
+# Names of this API's fields, which need not be redacted.
 _KNOWN = frozenset(
     {
         *("role", "content", "type", "text", "name", "tool_calls", "tool_call_id", "function"),
@@ -41,7 +41,8 @@ _KNOWN = frozenset(
     }
 )
 
-# Keywords that describe a field of a secret's name in a tool, and hold no secret.
+# Types and keywords of JSON schemas. A tool's parameter may be named like a secret, but its schema
+# contains no secret.
 _SCHEMA_TYPES = frozenset({"string", "number", "integer", "boolean", "array", "object", "null"})
 _SCHEMA_KEYS = frozenset(
     {
@@ -60,7 +61,7 @@ class Document:
     Attributes:
         json: JSON with keys in order.
         redactions: Number of redactions by class.
-        is_cut: Whether the text was longer.
+        is_cut: Whether the text was longer and has been cut.
     """
 
     json: str
@@ -71,7 +72,7 @@ class Document:
 def document(
     parts: Iterable[tuple[str, Iterable[object]]], rules: RedactionRules, most: int = CHARACTERS_MAX
 ) -> Generator[None, None, Document]:
-    """Make one object of named lists; their values may be made while this runs.
+    """Make one redacted object of named lists, whose values may be generated lazily.
 
     Args:
         parts: Names, each with its values; strings, numbers, lists, objects, or `TextTokens`.
@@ -113,7 +114,7 @@ class _Writer:
 
     @property
     def is_full(self) -> bool:
-        """Whether no more text fits; then the document is incomplete."""
+        """Whether no more text fits, so that the document is incomplete."""
         if self._left <= 0:
             self.is_cut = True
         return self._left <= 0
@@ -143,7 +144,7 @@ class _Writer:
         return (yield from self._list(value, depth))
 
     def _list(self, values: list[object], depth: int) -> Generator[None, None, list[object]]:
-        """Redact values; adjacent pieces of text are joined, as a model reads them."""
+        """Redact values; adjacent pieces of text are joined first, as in the model's prompt."""
         found: list[object] = []
         pieces, characters = list[str](), 0
         for value in chain(values, (_END,)):
@@ -200,7 +201,7 @@ class _Writer:
             inner = None
         if isinstance(inner, dict | list):
             return _dumped((yield from self.value(cast("object", inner), depth)))
-        # It is not whole, or there is no room for all of it: it is kept as it is meant.
+        # The JSON is incomplete or does not fit, so its decoded text is kept instead.
         enough = max(0, self._left) + OVERLAP
         begin = text[: _ESCAPED_CHARACTERS * enough]
         self.is_cut = self.is_cut or len(text) > len(begin)
@@ -219,7 +220,7 @@ class _Writer:
         return found.text + CUT
 
     def _number(self, number: float) -> Generator[None, None, object]:
-        """Redact a number: it may be that of a card or a telephone, or a word of the tenant's."""
+        """Redact a number, which may be a card or telephone number, or a word of the tenant."""
         is_large = isinstance(number, float) and _LARGE_FLOAT <= abs(number) < _HUGE_FLOAT
         text = f"{number:.1f}" if is_large else str(number)
         if len(text) < _NUMBER_CHARACTERS and not self._rules.words:
@@ -242,7 +243,7 @@ def _piece(value: object) -> str | None:
 
 
 def _is_schema(value: object) -> bool:
-    """Return whether a value describes a field, rather than holding one."""
+    """Return whether a value is the schema of a field rather than the field's value."""
     if not isinstance(value, dict) or len(cast("dict[str, object]", value)) > len(_SCHEMA_KEYS):
         return False
     schema = cast("dict[str, object]", value)
@@ -251,7 +252,7 @@ def _is_schema(value: object) -> bool:
 
 
 def _unescaped(text: str, enough: int) -> Steps:
-    """Return the decoded form of incomplete JSON text: at least this many characters of it."""
+    """Return at least `enough` characters of the decoded form of incomplete JSON text."""
     whole, parts, at, characters = list[str](), list[str](), 0, 0
     for number, match in enumerate(_ESCAPE.finditer(text)):
         code, short = match.groups()
@@ -285,7 +286,7 @@ def _decoded(tokens: TextTokens, most: int) -> Generator[None, None, object]:
     if answer.reasoning:
         found["reasoning"] = answer.reasoning
     if calls := answer.calls:
-        # The ids are not those that the client got: they were made anew here.
+        # The call ids are left out, because they differ from the ids that the client received.
         found["tool_calls"] = [call["function"] for call in calls]
     return found
 

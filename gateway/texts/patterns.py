@@ -1,8 +1,8 @@
 """The patterns of sensitive text, and checks of their matches. Pure.
 
-Each pattern is bounded, or begins at one place of a run only and never backtracks. Patterns of
-numbers consume nothing (`(?P<it>...)` in a lookahead): each possible beginning is checked, so that
-a false match cannot hide a true one.
+Each pattern is bounded, or begins only at one position of a run and never backtracks. Patterns of
+numbers consume nothing (`(?P<it>...)` in a lookahead), so that each possible beginning is checked
+and a false match cannot hide a true match.
 
 Groups are not possessive (`(?:...)*+`; `x*+` is fine): Python before 3.11.5, which Debian 12 and
 Ubuntu 22.04 have, has a bug there. Here nothing that may fail follows such a group.
@@ -17,9 +17,9 @@ from typing import NamedTuple
 _CARD_DIGITS = range(13, 20)
 _IBAN_CHARACTERS = range(15, 35)
 _PHONE_DIGITS = range(7, 16)
-_TRUNK_DIGITS = range(9, 16)  # fewer are often dates
-_DOUBLED = (0, 2, 4, 6, 8, 1, 3, 5, 7, 9)  # the digits of it added
-_NAME_CHARACTERS = 256  # of the name of a field that are looked at
+_TRUNK_DIGITS = range(9, 16)  # numbers with fewer digits are often dates
+_DOUBLED = (0, 2, 4, 6, 8, 1, 3, 5, 7, 9)  # sum of the digits of each doubled digit, for Luhn
+_NAME_CHARACTERS = 256  # characters of a field's name that are examined
 
 
 class Class(StrEnum):
@@ -38,7 +38,7 @@ Span = tuple[int, int]
 
 
 class Look(NamedTuple):
-    """A pattern: the places where it may stand, and the sensitive parts of its matches."""
+    """A pattern, the positions where it may match, and the sensitive parts of its matches."""
 
     kind: Class
     pattern: re.Pattern[str]
@@ -55,14 +55,14 @@ def _whole(found: str) -> Iterator[Span]:
 
 
 def is_luhn(digits: str) -> bool:
-    """Return whether the last of some decimal digits is the right check digit of a card."""
+    """Return whether the last of some decimal digits is a card's valid check digit."""
     values = [int(digit) for digit in reversed(digits)]
     doubled = (value * 2 - 9 * (value > 4) for value in values[1::2])
     return (sum(values[::2]) + sum(doubled)) % 10 == 0
 
 
 def is_iban(text: str) -> bool:
-    """Return whether letters and digits are an account number with the right check digits."""
+    """Return whether letters and digits are an account number with valid check digits."""
     moved = text[4:] + text[:4]
     return int("".join(str(int(character, 36)) for character in moved)) % 97 == 1
 
@@ -87,7 +87,7 @@ def _cards(found: str) -> Iterator[Span]:
 
 
 def _ibans(found: str) -> Iterator[Span]:
-    """Yield the longest beginning that has the right check digits: words may stand behind it."""
+    """Yield the longest prefix with valid check digits, since words may follow the number."""
     head = body = count = best = 0
     for index, character in enumerate(found):
         if not character.isalnum():
@@ -100,7 +100,7 @@ def _ibans(found: str) -> Iterator[Span]:
             body = (body * shift + value) % 97
         count += 1
         is_end = index + 1 == len(found) or not found[index + 1].isalnum()
-        # Two letters and two digits go behind the rest: six digits.
+        # The leading two letters and two digits are appended to the rest, as six digits.
         if is_end and count in _IBAN_CHARACTERS and (body * 10**6 + head) % 97 == 1:
             best = index + 1
     if best:
@@ -108,7 +108,7 @@ def _ibans(found: str) -> Iterator[Span]:
 
 
 def _longest(found: str, digits: range) -> Iterator[Span]:
-    """Yield the longest beginning of whole groups with this many digits."""
+    """Yield the longest prefix of whole groups whose number of digits is in `digits`."""
     count = end = 0
     for group in re.finditer(r"\d+", found):
         count += len(group[0])
@@ -119,7 +119,7 @@ def _longest(found: str, digits: range) -> Iterator[Span]:
 
 
 def _phones(found: str) -> Iterator[Span]:
-    zeros = 2 if found.startswith("00") else 0  # which stand for a plus
+    zeros = 2 if found.startswith("00") else 0  # the prefix of international numbers, like a plus
     return _longest(found, range(_PHONE_DIGITS.start + zeros, _PHONE_DIGITS.stop + zeros))
 
 

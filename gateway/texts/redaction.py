@@ -13,11 +13,11 @@ from typing import NamedTuple
 from gateway.texts.patterns import LOOKS, Class, Look, Span
 
 SLICE_CHARACTERS = 1024
-OVERLAP = 768  # no pattern needs more to see that it matches
+OVERLAP = 768  # characters by which slices overlap; no pattern needs more to match
 FINDS_AT_ONCE = 32
 _WORDS_AT_ONCE = 16
 
-# Taken out whatever the tenant says.
+# Classes that are removed regardless of the tenant's policy.
 ALWAYS = frozenset({Class.SECRET, Class.CARD})
 
 _KEY_BEGIN = re.compile(r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY[A-Z ]{0,10}-----")
@@ -45,8 +45,9 @@ def rules_of(names: Iterable[str], words: Sequence[str]) -> RedactionRules:
 
 
 def lowered(text: str) -> str:
-    """Return a text in lower case, with each character in its place."""
-    # The only one whose small form is two characters; and the one whose form goes by its place.
+    """Return a text in lower case, with the same length and positions."""
+    # U+0130 is the only character with a lower-case form of two characters; the sigma's form
+    # depends on its position.
     return text.replace("\u0130", "i").lower().replace("\u03c2", "\u03c3")
 
 
@@ -55,9 +56,9 @@ class Redacted:
     """A text after redaction.
 
     Attributes:
-        text: Text with the class in brackets in each place.
+        text: Text in which each match is replaced by its class in brackets.
         found: Classes of the removed matches, in order.
-        is_cut: Whether the text was longer, and ends where it was cut.
+        is_cut: Whether the text was longer and has been cut.
     """
 
     text: str
@@ -66,9 +67,9 @@ class Redacted:
 
 
 def redacted(text: str, rules: RedactionRules, most: int) -> Generator[None, None, Redacted]:
-    """Apply the rules, one small step at a time; text behind `most` characters is cut.
+    """Apply the rules, one small step at a time; text after `most` characters is cut.
 
-    A number that lies across the cut is taken out, too.
+    A sensitive number that lies across the cut is removed, too.
     """
     seen = text[: most + OVERLAP]
     scans = [Scan(seen, it) for it in LOOKS if it.kind in rules.classes | ALWAYS]
@@ -92,7 +93,7 @@ def redacted(text: str, rules: RedactionRules, most: int) -> Generator[None, Non
 def _some_at_once(
     places: Iterable["_Match | None"], found: list["_Match"]
 ) -> Generator[None, None, None]:
-    """Add matches; None: a candidate was checked, and is no match."""
+    """Add matches in small steps; a None in `places` is a checked candidate that does not match."""
     for number, place in enumerate(places):
         if place is not None:
             found.append(place)
@@ -118,7 +119,7 @@ class _Written:
         self._open: _Match | None = None
 
     def add(self, places: Iterable[_Match]) -> None:
-        """Take places behind earlier ones; overlapping ones are joined, in the first class."""
+        """Add matches in order; overlapping matches are joined under the first match's class."""
         for it in places:
             if self._open is not None and it.start < self._open.end:
                 self._open = self._open._replace(end=max(self._open.end, it.end))
@@ -146,17 +147,17 @@ class Scan:
         self._text = text
         self._look = look
         self._group = look.group
-        self._at = 0  # earlier text was searched, or taken
+        self._at = 0  # index up to which the text was searched or matched
 
     def slice(self, start: int, end: int) -> Iterator[_Match | None]:
-        """Yield matches that begin in a slice, and None for candidates that are none."""
+        """Yield the matches that begin in a slice, and None for candidates that do not match."""
         text, pattern, group = self._text, self._look.pattern, self._group
         until = min(len(text), end + OVERLAP)
         for match in pattern.finditer(text, max(start, self._at), until):
             begin = match.start()
             if begin >= end:
                 break
-            if match.end(group) == until < len(text):  # it may go on beyond what was looked at
+            if match.end(group) == until < len(text):  # the match may continue after the slice
                 match = pattern.match(text, begin) or match  # noqa: PLW2901
             matched = match[group]
             self._at = max(match.end(), begin + 1)
@@ -166,7 +167,7 @@ class Scan:
 
 
 def _keys(text: str) -> Generator[None, None, list[Span]]:
-    """Return private keys in PEM form; one without an end goes to the end of the text."""
+    """Return private keys in PEM form; a key without an end extends to the end of the text."""
     at, found = 0, list[Span]()
     for start in range(0, len(text), SLICE_CHARACTERS):
         end = start + SLICE_CHARACTERS
@@ -191,7 +192,7 @@ def _end_of_key(text: str, at: int) -> Generator[None, None, int]:
 def _words(
     text: str, start: int, words: Sequence[str], found: list[_Match]
 ) -> Generator[None, None, None]:
-    """Add the places where words begin in a slice."""
+    """Add the matches of the tenant's words that begin in a slice."""
     longest = max(map(len, words), default=0)
     small = lowered(text[start : start + SLICE_CHARACTERS + longest])
     for number, word in enumerate(words):
@@ -201,7 +202,7 @@ def _words(
 
 
 def _places(small: str, word: str, start: int) -> Iterator[_Match | None]:
-    """Yield the places where words begin in a slice; overlapping ones are joined."""
+    """Yield the matches of a word that begin in a slice; overlapping matches are joined."""
     until = SLICE_CHARACTERS + len(word) - 1
     at = small.find(word, 0, until)
     first = last = at

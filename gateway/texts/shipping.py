@@ -1,6 +1,6 @@
-"""Sends kept texts to the broker, by a producer of their own that is made for the first text.
+"""Sends kept texts to the broker through a separate producer, which is created for the first text.
 
-Most workers never have a text, and spend no thread and no connection on it.
+Most workers never have a kept text, so they need no thread and no connection for it.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from sluice.wire.telemetry.v1.text_pb2 import TextEvent
 
 log = structlog.get_logger(__name__)
 
-_EARLY_MAX = 64  # that wait until the producer is there
+_EARLY_MAX = 64  # texts that wait until the producer is created
 _RETRY_S = 5.0
 
 
@@ -43,7 +43,7 @@ class TextShipping:
 
     @property
     def dropped(self) -> int:
-        """Number of lost texts: no room on disk or in memory, or usage needed it."""
+        """Number of texts lost because disk or memory was full, or usage needed the disk."""
         return self._early_drops + (self._producer.stats.dropped if self._producer else 0)
 
     @property
@@ -63,7 +63,7 @@ class TextShipping:
             self._early_drops += 1
 
     async def run(self) -> None:
-        """Make the producer when it is needed, once."""
+        """Create the producer once, when it is first needed."""
         if not await asyncio.to_thread(self._has_some):
             await self._is_wanted.wait()
         while self._producer is None:
