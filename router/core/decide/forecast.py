@@ -261,7 +261,7 @@ class TimedPrediction:
         self._accuracy.observe(self.uncorrected_s, max(0.0, waited_s - self.served_s))
 
     def expired(self, waited_s: float) -> None:
-        """Learn from a request without a first token after `waited_s`, if that is an error."""
+        """Learn from a request that has waited longer than predicted without a first token."""
         if waited_s > self.uncorrected_s + self.served_s:
             self.first_token(waited_s)
 
