@@ -112,7 +112,7 @@ class Hub:
         if message.submits:
             if not link.accounts.submitted(message.submits):
                 self._counts.mix(time.time_ns() // 1_000_000)
-            if not link.takes_closings:  # older gateways do not say in Hello that they take closings
+            if not link.takes_closings:  # older gateways do not report this in Hello
                 link.takes_closings = any(submit.closing for submit in message.submits)
         for turned in message.turned_away:
             requests = min(turned.requests, _TURNED_AWAY_MAX)
