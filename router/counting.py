@@ -104,7 +104,7 @@ class TokenCounts:
         self._change(count)
 
     def mix(self, unix_ms: int) -> None:
-        """Record a request of unknown hour and model, so that no hour is compared by model."""
+        """Mark the hours to which a request of unknown hour and model may belong as mixed."""
         for hour_ms in {_hour(unix_ms), _hour(unix_ms - _LATE_MS)}:
             if OTHER not in self._hours.get(hour_ms, ()):
                 self.add((hour_ms, OTHER), 0)
