@@ -302,7 +302,7 @@ def _claim_slot(root: Path) -> tuple[Path, int]:
 
 
 def _adopt(root: Path, slot: Path) -> None:
-    """Move the segments of slots without an owner into `slot`, as after a cut in workers."""
+    """Move the segments of slots without an owner, as of removed workers, into `slot`."""
     for other in sorted(root.iterdir()):
         if other == slot or not other.name.isdigit():
             continue
