@@ -81,7 +81,7 @@ class Identity:
     """The identity of a peer, as its certificate proves it.
 
     Attributes:
-        roles: Roles of the certificate.
+        roles: Roles of the certificate; that of an agent also has the role of its engines.
         names: All DNS names of the certificate.
     """
 
