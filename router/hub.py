@@ -35,7 +35,7 @@ _TURNED_AWAY_MAX = 1_000_000  # most refused requests that one entry of a messag
 COUNTED_S = 10.0  # seconds between two reports of token counts
 _HAND_ON_S = 0.02  # seconds between two batches of closings to gateways
 _LOGGED = 4  # replicas in the log of a decision
-# Seconds after a tick in which frames wait for the next tick, which they share. Such frames bring
+# Seconds after a tick in which frames wait for the next tick, which they share. These frames bring
 # only tokens, which would wait for the next message to their gateway anyway, and a tick costs
 # 30 microseconds.
 PASS_S = 0.001

@@ -2,7 +2,7 @@
 
 The right answer is the answer that more than half of at least three replicas give. Because canary
 prompts are decoded greedily, the answers of two healthy engines can diverge for one reason only:
-two tokens are almost equally probable, and different batches round differently. Such a fork is
+two tokens are almost equally probable, and different batches round differently. This fork is
 recognized by its logprobs and accepted, and only the tokens before the fork are compared. Without
 logprobs, any different token is a difference.
 """

@@ -33,7 +33,7 @@ class BlockHashes(Sequence[int]):
     """The block hashes of a prompt or of a report, read from the bytes of the message.
 
     Only the first eight bytes of each hash are used as a key. With ten million blocks, two blocks
-    collide in one of 370,000 indices, which spoils a prediction but no answer. Such keys need less
+    collide in one of 370,000 indices, which spoils a prediction but no answer. These keys need less
     memory than whole hashes, and need no conversion.
 
     Attributes:
@@ -240,7 +240,7 @@ class PrefixIndex:
     def _unite(self, run: BlockRun, twin: BlockRun) -> BlockRun:
         """Merge the common prefix of two runs with the same first block; return the merged run.
 
-        What follows the common prefix is split off. Such twins arise when blocks are reported
+        What follows the common prefix is split off. Twins arise when blocks are reported
         separately from the blocks that precede them.
         """
         same = agreement(run.keys, twin.keys, 0)
