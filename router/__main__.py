@@ -20,8 +20,8 @@ def main() -> None:
     shared_secret.use()
     from router.app import serve
 
-    # Objects that live now live forever. Reference counts free the requests, so that the
-    # collector finds nearly nothing: it looks rarely, and never at imported modules.
+    # Objects that exist now are never freed, so they are exempt from garbage collection.
+    # Reference counting frees requests, so the collector finds almost nothing, and runs rarely.
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
     try:

@@ -1,7 +1,7 @@
-"""Reports ejections for wrong answers, with their evidence, to the control plane.
+"""Reports ejections for wrong answers, with the evidence, to the control plane.
 
-The router has acted by then, and waits for no answer: while the control plane is away, unsent
-reports are kept for a while, the newest of each replica.
+The router has already ejected the replica, and does not wait for an answer. While the control plane
+is away, the latest report of each replica is kept for some minutes.
 """
 
 import asyncio
@@ -22,16 +22,16 @@ from sluice.wire.control.v1.control_pb2_grpc import ControlServiceStub
 
 log = structlog.get_logger(__name__)
 
-MESSAGE_MAX = 64  # ejections of a message
-KEPT_MAX = 1024  # replicas; the oldest go first
-KEPT_S = 600.0  # the guard takes no older evidence
+MESSAGE_MAX = 64  # most ejections per message
+KEPT_MAX = 1024  # most replicas with unsent reports; above, the oldest report is dropped
+KEPT_S = 600.0  # seconds until an unsent report is dropped, as the guard ignores older evidence
 _RETRY_S = 2.0
 _DEADLINE_S = 2.0
 _CHANNEL_OPTIONS = (
-    ("grpc.use_local_subchannel_pool", 1),  # one that was refused is no reason to wait
-    ("grpc.enable_http_proxy", 0),  # a proxy in the environment is not for our own fleet
+    ("grpc.use_local_subchannel_pool", 1),  # a refused earlier connection causes no back-off
+    ("grpc.enable_http_proxy", 0),  # a proxy in the environment must not be used within the fleet
 )
-# The control plane will not take it, now or later: it is older, or the message is no good.
+# Final refusals: the control plane is too old for this call, or the message is invalid.
 _REFUSED = (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.INVALID_ARGUMENT)
 
 Tell = Callable[[wire.AccuseRequest], Awaitable[object]]
@@ -43,13 +43,13 @@ class Accusations:
     def __init__(
         self, state: ControlState, router_id: str, address: str, tell: Tell | None = None
     ) -> None:
-        """Prepare; `run` belongs into a TaskGroup.
+        """Create an empty queue; run `run` in a TaskGroup.
 
         Args:
             state: Control state, with the epochs of this router's cells.
             router_id: Id of this router.
             address: host:port of the control plane.
-            tell: Sends a message, or raises AioRpcError or TimeoutError; None: by gRPC.
+            tell: Sends a message, or raises AioRpcError or TimeoutError; None sends by gRPC.
         """
         self._state = state
         self._router_id = router_id
@@ -59,7 +59,7 @@ class Accusations:
         self._is_unheard = False
 
     def put(self, accusation: EjectionNotice) -> None:
-        """Queue a report, without waiting."""
+        """Queue a report of an ejection, in place of an earlier one of the same replica."""
         cell = self._state.cells.get(accusation.cell_id)
         if cell is None:
             return
@@ -87,7 +87,7 @@ class Accusations:
                 self._is_new.clear()
 
     async def _is_delivered(self) -> bool:
-        """Send the oldest reports; return whether they were received."""
+        """Send the oldest reports; return whether the control plane received them."""
         try:
             await self._deliver()
         except (grpc.aio.AioRpcError, TimeoutError) as error:
@@ -102,7 +102,12 @@ class Accusations:
         return True
 
     async def _deliver(self) -> None:
-        """Send the oldest reports; AioRpcError or TimeoutError: they were not received."""
+        """Send the oldest reports.
+
+        Raises:
+            AioRpcError: The control plane refused the reports, or is not reachable.
+            TimeoutError: The control plane did not answer in time.
+        """
         since_ms = time.time_ns() // 1_000_000 - int(KEPT_S * 1000)
         for name, one in list(self._waiting.items()):
             if one.ejected_at_unix_ms <= since_ms:

@@ -1,4 +1,4 @@
-"""Composition root of the router: builds everything, runs it, drains it."""
+"""Composition root of the router: builds all parts, runs the router, and drains it on stop."""
 
 import asyncio
 from contextlib import AsyncExitStack
@@ -188,7 +188,7 @@ async def _follow_now_and_then(
 
 
 async def _drain(hub: Hub, drain_s: float) -> None:
-    """Wait for accepted requests; end those that take too long."""
+    """Wait until all accepted requests have ended; end requests that exceed the drain time."""
     if not await hub.wait_idle(drain_s):
         log.warning("drain_timed_out", live_requests=hub.core.live_requests)
         hub.core.end_all()

@@ -1,8 +1,9 @@
-"""An attachment to a replica: resumed over broken streams, renewed with back-off after lost hosts.
+"""The attachment to a replica, resumed after a broken stream, and renewed after a lost host.
 
-A broken stream costs nothing while its host lives: the host keeps the sequences for a grace time,
-and the attachment goes on over a new stream. That is tried once, at once, and for a moment only. A
-dead host refuses the connection within a millisecond, and then its sequences are given up.
+After a broken stream a live host keeps the sequences for a grace time. So the router makes one
+immediate and short attempt to resume the attachment over a new stream. A dead host refuses the
+connection within a millisecond. Then the sequences are lost, and the router attaches again with
+back-off.
 """
 
 import asyncio
@@ -22,24 +23,26 @@ from sluice.wire.engine.v1 import engine_pb2 as engine
 
 log = structlog.get_logger(__name__)
 
-CREDIT_FRAMES = 64  # frames on their way at once; granted again by halves
-# ... or after so long, if there were steps: a host that hears nothing takes us for frozen.
+CREDIT_FRAMES = 64  # most unacknowledged frames; credit is granted again after half of them
+# Longest interval between credits while the engine computes steps, in seconds. A host without
+# messages for longer would treat this router as frozen.
 CREDIT_EVERY_S = 0.25
-RESUME_S = 0.3  # for a new stream with the old sequences; a client feels this as a pause
+RESUME_S = 0.3  # seconds for an attempt to resume, during which clients get no tokens
 PROBE_TIMEOUT_S = 5.0
 _OPEN_TIMEOUT_S = 2.0
 _ATTACHED_TIMEOUT_S = 5.0
 _CLOSE_TIMEOUT_S = 2.0
-_LOOKS = 8  # checks for a frame within the longest silence
-# An engine whose steps take long (a processor shared with others) is silent during each of them:
-# it gets this many times its longest step of late, and at most this many times the usual limit.
+_LOOKS = 8  # checks within the longest permitted silence
+# An engine with long steps, as on a shared processor, sends no frame during a step. So the silence
+# limit is `_GAP_FACTOR` times its longest recent gap between frames, and at most `_LIMIT_FACTOR`
+# times the usual limit.
 _GAP_FACTOR = 4.0
-_GAP_DECAY = 0.98  # per frame
+_GAP_DECAY = 0.98  # factor on the longest recent gap, per frame
 _LIMIT_FACTOR = 5.0
 
 
 class Stream(Protocol):
-    """The part of `sluice.kserve.HostStream` that attachments use; simulations have their own."""
+    """The part of `sluice.kserve.HostStream` that attachments use; simulations implement it."""
 
     async def __aenter__(self) -> Self:
         """Return the stream."""
@@ -55,7 +58,7 @@ class Stream(Protocol):
         ...
 
     async def open(self, *, timeout_s: float, is_patient: bool) -> None:
-        """Connect; an impatient one fails as soon as the connection is refused."""
+        """Connect; without `is_patient`, fail as soon as the connection is refused."""
         ...
 
     async def send(self, request: engine.HostRequest) -> None:
@@ -63,19 +66,19 @@ class Stream(Protocol):
         ...
 
     async def receive(self, timeout_s: float | None) -> engine.HostFrame | None:
-        """Return the next frame; None at the end."""
+        """Return the next frame; None at the end of the stream."""
         ...
 
     async def close(self, *, timeout_s: float) -> None:
-        """Detach and end the stream in order."""
+        """Detach from the host, and end the stream."""
         ...
 
 
 class Attachment:
-    """Keeps one replica attached. `run` belongs into a TaskGroup; `stop` ends it in order.
+    """Keeps one replica attached; run `run` in a TaskGroup, and end it by `stop`.
 
     Attributes:
-        is_attached: Whether the core uses the replica, or waits for its stream to be resumed.
+        is_attached: Whether the core uses the replica, including while its stream is resumed.
     """
 
     def __init__(
@@ -91,13 +94,14 @@ class Attachment:
         """Prepare the attachment of one replica.
 
         Args:
-            hub: Takes the replica's messages.
+            hub: Receives the replica's messages.
             replica_id: Id of the replica.
-            open_stream: Makes an unopened stream to the replica.
-            probe: Runs a canary inference on the replica, within this many seconds, for its answer.
+            open_stream: Returns an unopened stream to the replica.
+            probe: Runs a canary inference on the replica within the given seconds, and returns the
+                answer.
             router_id: Id of this router.
-            silence_s: Seconds without a frame after which the replica is lost; more if its steps
-                are long.
+            silence_s: Seconds without a frame after which the replica is lost; longer for a replica
+                with long steps.
         """
         self.replica_id = replica_id
         self._hub = hub
@@ -110,14 +114,14 @@ class Attachment:
         self._limits: EngineLimits | None = None
         self._attempt = 0
         self._heard_at = 0.0
-        self._gap_s = 0.0  # longest of late between two frames
+        self._gap_s = 0.0  # longest recent gap between two frames, in seconds
 
     def stop(self) -> None:
-        """Detach and end `run`; without an attachment `run` may be cancelled as well."""
+        """Detach and end `run`; while the replica is not attached, cancelling `run` is enough."""
         self._stopped.set()
 
     async def run(self) -> None:
-        """Attach, and attach again, until stopped."""
+        """Attach, and attach again after each loss, until `stop` is called."""
         while not self._stopped.is_set():
             outbox = HostOutbox(self._hub.next_epoch())
             try:
@@ -128,7 +132,7 @@ class Attachment:
                     self._hub.lost(self.replica_id, outbox)
             if self._stopped.is_set():
                 return
-            if self._attempt in (0, 10):  # logged once, and again when it lasts
+            if self._attempt in (0, 10):  # logged at the first failure, and again at the eleventh
                 log.warning("replica_detached", replica_id=self.replica_id, reason=reason)
             pause_s = backoff_s(self._attempt, first_s=0.1, max_s=2.0)
             self._attempt += 1
@@ -139,7 +143,7 @@ class Attachment:
                 pass
 
     async def _keep(self, outbox: HostOutbox) -> str:
-        """Serve one attachment over one or more streams; return the reason of its end."""
+        """Serve one attachment over one or more streams; return the reason for its end."""
         reason, is_resumable = await self._stream(outbox)
         while is_resumable and not self._stopped.is_set():
             broken_at = asyncio.get_running_loop().time()
@@ -154,10 +158,10 @@ class Attachment:
         return reason
 
     async def _stream(self, outbox: HostOutbox) -> tuple[str, bool]:
-        """Attach, or resume, over a new stream until it ends.
+        """Attach or resume over a new stream, and serve the stream until it ends.
 
         Returns:
-            Reason of its end, and whether the host may still hold the sequences.
+            The reason for the stream's end, and whether the host may still have the sequences.
         """
         reason, is_resumable, has_served = "ended", False, False
         try:
@@ -174,7 +178,7 @@ class Attachment:
             broke = all(error.code is ErrorCode.REPLICA_LOST for error in failures)
             is_resumable = has_served and broke
         task = asyncio.current_task()
-        if task is not None and task.cancelling():  # together with a failure, which won
+        if task is not None and task.cancelling():  # a failure had hidden the cancellation
             raise asyncio.CancelledError
         return reason, is_resumable
 
@@ -241,7 +245,11 @@ class Attachment:
                 closer.cancel()
 
     async def _read(self, stream: Stream, outbox: HostOutbox, first: engine.EngineState) -> None:
-        """Take frames until the attachment ends; a broken one raises FailedError."""
+        """Pass frames to the hub until the attachment is stopped.
+
+        Raises:
+            FailedError: The attachment broke.
+        """
         hub, replica_id, epoch = self._hub, self.replica_id, outbox.epoch
         now = asyncio.get_running_loop().time
         taken = steps = 0
@@ -252,7 +260,7 @@ class Attachment:
             self._heard_at = heard_at
             if frame.HasField("step"):
                 step = frame.step
-                if first.adapters_changed:  # of these, frames only tell changes
+                if first.adapters_changed:  # frames only report changes to the initial adapters
                     if not step.state.adapters_changed:
                         step.state.adapters_changed = True
                         step.state.adapters_resident.extend(first.adapters_resident)
@@ -268,7 +276,7 @@ class Attachment:
                     outbox.credit(taken)
                     taken = steps = 0
                     granted_at = heard_at
-            elif frame.HasField("refused"):  # of a submit or cancel: the host cannot serve us
+            elif frame.HasField("refused"):  # the host refused a submit or a cancel
                 raise FailedError(ErrorCode.ENGINE_FAILED, frame.refused.message)
         if not self._stopped.is_set():
             raise FailedError(ErrorCode.UNAVAILABLE, "the host ended the attachment")
@@ -280,7 +288,7 @@ class Attachment:
                 await stream.send(message)
 
     async def _watch(self) -> None:
-        """Give up a silent host; pauses of this process itself do not count."""
+        """Fail if the host is silent for too long, not counting pauses of this process itself."""
         now = asyncio.get_running_loop().time
         pause_s = self._silence_s / _LOOKS
         looked_at = now()
@@ -295,7 +303,7 @@ class Attachment:
                 raise FailedError(ErrorCode.UNAVAILABLE, f"silent for {limit_s:.1f} s")
 
     async def _probe(self, outbox: HostOutbox) -> None:
-        """Run the canary inferences that the core asks for, one at a time."""
+        """Run the canary inferences that the core requests, one at a time."""
         while True:
             await outbox.probe_wanted.wait()
             outbox.probe_wanted.clear()
@@ -314,10 +322,10 @@ class Attachment:
 
 
 def _limits(limits: engine.EngineLimits) -> EngineLimits:
-    """Return the limits of an engine.
+    """Return the limits of an engine in the core's form.
 
     Raises:
-        FailedError: The engine reports none.
+        FailedError: The engine reports a limit of zero.
     """
     numbers = (
         *(limits.context_tokens_max, limits.sequences_max, limits.step_tokens_max),

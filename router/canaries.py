@@ -1,8 +1,9 @@
-"""Asks replicas canaries: a prompt whose answer shows an engine that computes wrong.
+"""Sends canaries to replicas: prompts whose answers reveal an engine that computes wrongly.
 
-A prompt of the base, which a model may continue in many ways, depends on every layer. Equally
-probable tokens make its answers fork between sound engines, and log probabilities tell these forks.
-So an engine without log probabilities is asked a prompt of fixed ids, whose answers say less.
+The canary prompt of a base can be continued in many ways, so that its answer depends on every
+layer of the model. Because some tokens are almost equally probable, the answers of healthy engines
+may diverge; their log probabilities show whether a divergence is harmless. An engine without log
+probabilities gets a prompt of fixed token ids, whose answers reveal less.
 """
 
 from secrets import token_bytes
@@ -14,21 +15,25 @@ from sluice.hashing import HASH_BYTES
 from sluice.kserve import probe
 from sluice.watch import ControlState
 
-# In the vocabulary of every model.
+# Token ids that are in the vocabulary of every model.
 FIXED_PROMPT = tuple(range(1, 13))
 CANARY_TOKENS = 16
 
 
 class CanaryAsker:
-    """Asks replicas, each by the prompt of its base."""
+    """Sends canary prompts to replicas, each the prompt of the replica's base."""
 
     def __init__(self, state: ControlState) -> None:
-        """Take the state that has the prompts of bases."""
+        """Create an asker; `state` has the canary prompts of all bases."""
         self._state = state
-        self._plain: set[str] = set()  # bases whose engines tell no log probabilities
+        self._plain: set[str] = set()  # bases whose engines return no log probabilities
 
     async def ask(self, target: Target, timeout_s: float) -> CanaryAnswer:
-        """Return the answer of a replica; FailedError: it did not answer within the time-out."""
+        """Return a replica's answer to its canary prompt.
+
+        Raises:
+            FailedError: The replica did not answer within `timeout_s`.
+        """
         prompt = self._prompt(target)
         reply = await probe(
             target.address,
@@ -36,7 +41,7 @@ class CanaryAsker:
             prompt,
             CANARY_TOKENS,
             timeout_s,
-            cache_root=token_bytes(HASH_BYTES),  # of no cache: everything is computed anew
+            cache_root=token_bytes(HASH_BYTES),  # a random root, so that no block is cached
             wants_logprobs=True,
         )
         if reply.tokens and not reply.logprobs:

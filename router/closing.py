@@ -1,12 +1,13 @@
-"""Closings: the events of requests that a dead gateway left open, written by the router. Pure.
+"""Closings: the events of requests that a lost gateway left open, written by the router. Pure.
 
-A killed gateway can report neither its open requests nor ended ones whose events had not reached
-the broker. So with each request it gives the router the part of the event that it knows. When its
-stream is cut, the router adds the counts of the engines, and another gateway (or the same one,
-restarted) carries these *closings* to the broker: routers have no connection to it.
+A gateway that is killed cannot report its open requests, nor ended requests whose events had not
+reached the broker. So with each request a gateway sends the router the known part of the request's
+event. When the gateway's stream is lost, the router adds the token counts of the engines. Another
+gateway, or the same gateway after a restart, sends these *closings* to the broker, because routers
+have no connection to the broker.
 
-The router cannot tell a dead gateway from a broken stream. A closing counts only where the
-gateway's own event does not come; see `telemetry.closings`.
+The router cannot distinguish a dead gateway from a broken stream. So a closing is used only if the
+gateway's own event is missing; see `telemetry.closings`.
 """
 
 from collections import OrderedDict, deque
@@ -23,32 +24,32 @@ from sluice.wire.telemetry.v1.telemetry_pb2 import RequestEvent
 
 OUTCOME = "gateway_lost"
 SCHEMA_VERSION = 2
-# How long after the end of its last answer a request's event may still be lost with its gateway: a
-# slow client is given 30 s to take what is left, a broker 5 s before the gateway spools, and the
-# power loss of a gateway's host is seen after 25 s.
+# Seconds after the end of a request's last answer in which its event may still be lost with its
+# gateway. A slow client has 30 s to read the rest, a broker has 5 s before the gateway spools, and
+# the power loss of a gateway's host is noticed after 25 s.
 KEPT_S = 75.0
-KEPT_BYTES_MAX = 32 << 20  # of ended answers of one gateway; about 60,000
+KEPT_BYTES_MAX = 32 << 20  # most bytes of ended answers per gateway, about 60,000 answers
 _ENDED_MAX = 60_000
-_WAITING_MAX = 100_000  # closings that wait for a gateway, or to be forgotten
-_MESSAGE_MAX = 500  # closings; 300 KB
-_SLICE = 200  # accounts closed at once; about 2 ms
-_LOOKS = 32  # at ended answers, whenever another one ends: none of these takes long
-_LAST_WORD_S = 5.0  # engines report the end of a cancelled sequence within two steps
+_WAITING_MAX = 100_000  # most closings that wait for a gateway, or that a gateway carries
+_MESSAGE_MAX = 500  # most closings per message, 300 KB
+_SLICE = 200  # accounts closed in one step, about 2 ms
+_LOOKS = 32  # ended answers examined for expiry whenever another answer ends
+_LAST_WORD_S = 5.0  # longest wait for an engine to report the end of a cancelled sequence
 
 
 class _Event:
-    """A request of a gateway: one event at its end covers all of its answers."""
+    """The event of a gateway's request, which at the request's end covers all its answers."""
 
     __slots__ = ("ended_at", "event_id", "open")
 
     def __init__(self, event_id: str) -> None:
         self.event_id = event_id
-        self.open = 0  # answers
-        self.ended_at = 0.0  # the last that has
+        self.open = 0  # number of answers that have not ended
+        self.ended_at = 0.0  # end of the last answer that has ended
 
 
 class _Account:
-    """An answer that the router may have to close."""
+    """The account of one answer, which the router closes if the gateway is lost."""
 
     __slots__ = (
         *("before", "closing", "ended_at", "event", "is_counted", "is_heard", "key"),
@@ -57,18 +58,18 @@ class _Account:
 
     def __init__(self, closing: bytes, before: int, key: Key, event: _Event) -> None:
         self.closing = closing
-        self.before = before  # tokens of earlier attempts
-        self.key = key  # under which tokens are counted
+        self.before = before  # output tokens of earlier attempts
+        self.key = key  # hour and model of the token counts
         self.event = event
-        self.output_tokens = before  # of all attempts, at the end
-        self.took: int | None = None  # by a gateway that ended it itself
+        self.output_tokens = before  # output tokens of all attempts
+        self.took: int | None = None  # tokens received by a gateway that cancelled the answer
         self.placed: wire.Placed | None = None
-        self.prompt = 0  # tokens, with `before`; 0: of a further answer to the same prompt
-        self.was_placed = False  # in an earlier attempt, where its prompt is counted
-        self.places = 0  # of this attempt
-        self.is_heard = True  # its gateway knows that it was placed
-        self.is_counted = False  # its prompt is
-        self.ended_at = 0.0  # or when it was looked at last
+        self.prompt = 0  # prompt tokens, `before` included; 0 for a further answer to a prompt
+        self.was_placed = False  # whether the prompt was counted in an earlier attempt
+        self.places = 0  # placements of this attempt
+        self.is_heard = True  # whether the gateway has received a placement
+        self.is_counted = False  # whether the prompt has been counted
+        self.ended_at = 0.0  # end of the answer, or time of the last check for expiry
 
     def end_prompt(self) -> Prompts:
         """Count the prompt, once, at the end of the attempt."""
@@ -84,14 +85,14 @@ class _Account:
         return Prompts(certain=tokens, resumed=again)
 
     def unheard(self, *, is_heard: bool) -> Prompts:
-        """Take the counts of a gateway that gave up an answer before it heard of the end."""
+        """Correct the prompt count if the gateway cancelled before it received the placement."""
         if is_heard or not self.is_heard or self.was_placed or not self.places:
             return Prompts()
         self.is_heard = False
         return Prompts(certain=-self.prompt, discarded=self.prompt)
 
     def cut_prompt(self) -> Prompts:
-        """Count the prompt as uncertain: its gateway may be dead, or may begin anew elsewhere."""
+        """Count the prompt as uncertain, since the lost gateway may be dead or retry elsewhere."""
         if self.was_placed or self.placed is None:
             return Prompts() if self.is_counted else self.end_prompt()
         tokens = self.prompt
@@ -103,29 +104,29 @@ class _Account:
 
 
 class Accounts:
-    """The accounts to close if one gateway were lost now.
+    """The accounts that must be closed if one gateway is lost.
 
-    These are its open requests, the requests that ended so late that their events may not have
-    arrived, and the closings that it carries to the broker.
+    These accounts are the gateway's open requests, its recently ended requests, whose events may
+    not have reached the broker, and the closings of other gateways that it carries.
     """
 
     def __init__(self, counts: TokenCounts, *, counts_prompts: bool = True) -> None:
-        """Start empty; `counts_prompts`: whether the gateway marks the prompts that are counted."""
+        """Create an empty set; `counts_prompts` is whether the gateway marks new prompts."""
         self._counts = counts
         self._counts_prompts = counts_prompts
         self._open: dict[int, _Account] = {}
-        self._events: dict[str, _Event] = {}  # with several answers, of which some are open
+        self._events: dict[str, _Event] = {}  # events of several answers with an open answer
         self._ended: OrderedDict[int, _Account] = OrderedDict()
         self._ended_bytes = 0
         self._carried: deque[tuple[float, bytes]] = deque(maxlen=_WAITING_MAX)
 
     def submitted(self, submits: Iterable[wire.Submit]) -> bool:
-        """Open accounts; return whether each request has a closing part."""
+        """Open accounts for new requests; return whether each request has a closing part."""
         is_known = True
         for submit in submits:
             try:
                 told = RequestEvent.FromString(submit.closing) if submit.closing else None
-            except DecodeError:  # of a gateway that sends anything
+            except DecodeError:  # the gateway sent invalid bytes
                 told = None
             if told is None:
                 is_known = False
@@ -144,7 +145,7 @@ class Accounts:
         return is_known
 
     def note_outcomes(self, batch: GatewayBatch, now: float) -> None:
-        """Note the outcomes that the gateway receives."""
+        """Record the placements and outcomes that are sent to the gateway."""
         accounts = self._open
         if not accounts:
             return
@@ -176,7 +177,7 @@ class Accounts:
         self._forget(now)
 
     def _forget(self, now: float) -> None:
-        """Drop accounts whose events must have arrived by now, and the oldest of too many."""
+        """Drop accounts whose events must have arrived by now, and the oldest above the bound."""
         ended = self._ended
         for _ in range(min(_LOOKS, len(ended))):
             handle = next(iter(ended))
@@ -192,8 +193,11 @@ class Accounts:
                 self._ended_bytes -= len(oldest.closing)
 
     def cancelled(self, message: wire.ConnectRequest) -> None:
-        """Note how many tokens a gateway took of a cancelled answer; call before the cancel."""
-        placed = message.cancel_placed or repeat(True)  # a gateway that is older says nothing
+        """Record how many tokens of cancelled answers a gateway received.
+
+        The caller must call it before the core cancels the requests.
+        """
+        placed = message.cancel_placed or repeat(True)  # older gateways do not send this
         for handle, took, is_heard in zip(
             message.cancels, message.cancel_took, placed, strict=False
         ):
@@ -201,7 +205,7 @@ class Accounts:
             if account is not None:
                 account.took = took
                 account.is_heard = is_heard
-            elif (account := self._ended.get(handle)) is not None:  # it ended meanwhile
+            elif (account := self._ended.get(handle)) is not None:  # ended before the cancel came
                 surplus = max(0, account.output_tokens - account.before - took)
                 unheard = account.unheard(is_heard=is_heard)
                 if surplus or any(unheard):
@@ -209,7 +213,7 @@ class Accounts:
                     self._counts.add(account.key, -surplus, discarded=surplus, prompts=unheard)
 
     def carried(self, closings: Iterable[bytes], now: float) -> None:
-        """Note closings that this gateway carries."""
+        """Record closings that are sent through this gateway."""
         carried = self._carried
         while carried and carried[0][0] < now - KEPT_S:
             carried.popleft()
@@ -234,7 +238,7 @@ def _is_untold(account: _Account, now: float) -> bool:
 
 
 class Closings:
-    """The closings of all lost gateways, until other gateways have taken them."""
+    """The closings of all lost gateways, until other gateways have received them."""
 
     def __init__(self, router_id: str, counts: TokenCounts) -> None:
         self._router_id = router_id
@@ -247,28 +251,28 @@ class Closings:
 
     @property
     def has_work(self) -> bool:
-        """Whether there is anything to close, carry or report."""
+        """Whether accounts must be closed, or closings or reports wait for a gateway."""
         return self.is_closing or self.is_ready
 
     @property
     def is_closing(self) -> bool:
-        """Whether accounts are still to be closed."""
+        """Whether accounts of lost gateways must still be closed."""
         return bool(self._waiting or self._cut)
 
     @property
     def is_ready(self) -> bool:
-        """Whether there is a message for a gateway to carry."""
+        """Whether closings or reports wait for a gateway."""
         return bool(self._ready or self._reports)
 
     @property
     def is_reporting(self) -> bool:
-        """Whether reports of counts wait to be taken."""
+        """Whether reports of token counts wait for a gateway."""
         return bool(self._reports)
 
     def cut(self, accounts: Accounts, gateway: ConnectedGateway, now: float) -> None:
-        """Close all accounts of a lost gateway; call before its requests are withdrawn.
+        """Begin to close all accounts of a lost gateway; call before its requests are cancelled.
 
-        `settle` does so little by little: the accounts must not change any more.
+        `settle` closes the accounts step by step, so they must not change after this call.
         """
         accounts.note_outcomes(gateway.batch, now)
         queued: list[_Account] = []
@@ -288,7 +292,7 @@ class Closings:
         self._cut.append(_left(accounts, queued, now))
 
     def settle(self, is_over: Callable[[Dispatch], bool], now: float) -> None:
-        """Close some of the remaining accounts, after the engines' last reports or a deadline."""
+        """Close some remaining accounts whose sequences have ended, or whose deadline is over."""
         budget = _SLICE
         while self._cut and budget:
             left = next(self._cut[0], None)
@@ -311,11 +315,11 @@ class Closings:
                 self._waiting.append(entry)
 
     def report(self, reports: Iterator[bytes]) -> None:
-        """Add the final token counts, ahead of all closings."""
+        """Queue reports of token counts, to be sent before all closings."""
         self._reports.append(reports)
 
     def take(self) -> list[bytes]:
-        """Return closings for a gateway to carry, as many as fit into a message."""
+        """Return reports and closings for a gateway to carry, as many as fit into a message."""
         taken: list[bytes] = []
         while self._reports and len(taken) < _MESSAGE_MAX:
             size = len(taken)
@@ -327,7 +331,7 @@ class Closings:
         return taken
 
     def drop(self) -> int:
-        """Drop all closings that no gateway has taken; return their number."""
+        """Drop all reports and closings that no gateway has received; return their number."""
         left = len(self._ready) + len(self._waiting)
         left += sum(1 for them in (*self._cut, *self._reports) for _ in them)
         for them in (self._ready, self._waiting, self._cut, self._reports):
@@ -336,12 +340,15 @@ class Closings:
         return left
 
     def take_dropped(self) -> int:
-        """Return the number of closings dropped since the last call, for want of a gateway."""
+        """Return the number of closings that were dropped since the last call."""
         dropped, self._dropped = self._dropped, 0
         return dropped
 
     def _close(self, account: _Account, uncounted: int = 0) -> None:
-        """Write a closing with uncertain tokens; `uncounted`: those counted as uncertain before."""
+        """Write the closing of an account, whose tokens become uncertain.
+
+        `uncounted` is the change of the certain tokens, negative if they were counted before.
+        """
         tokens, placed = account.output_tokens, account.placed
         own, prompts = tokens - account.before, account.cut_prompt()
         if own or any(prompts):
@@ -358,7 +365,7 @@ class Closings:
 def _left(
     accounts: Accounts, queued: list[_Account], now: float
 ) -> Iterator[bytes | tuple[_Account, int]]:
-    """Yield the closings that a gateway carried, and its accounts with their counts."""
+    """Yield a lost gateway's carried closings, and its accounts with the change of counts."""
     yield from accounts.still_carried(now)
     for account in accounts.ended(now):
         yield account, account.before - account.output_tokens
@@ -367,7 +374,7 @@ def _left(
 
 
 def closed(closing: bytes, tokens: int, placed: wire.Placed | None, router_id: str) -> bytes:
-    """Return the event that the gateway would have written, as far as it is known here."""
+    """Return the event that the lost gateway would have written, as far as the router knows it."""
     event = RequestEvent.FromString(closing)
     event.schema_version = SCHEMA_VERSION
     event.outcome, event.status = OUTCOME, 500
@@ -378,13 +385,13 @@ def closed(closing: bytes, tokens: int, placed: wire.Placed | None, router_id: s
         event.queue_us = placed.queue_us
         event.engine_queue_us = placed.engine_queue_us
         event.load_us = placed.load_us
-        # A prompt counts with its first answer alone, as in the gateway's own event.
+        # As in the gateway's own event, a prompt is counted only with its first answer.
         event.cached_tokens = min(placed.cached_tokens, event.prompt_tokens)
     return event.SerializeToString()
 
 
 def _lean(placed: wire.Placed) -> wire.Placed:
-    """Return the fields of a placement that closings need; a whole one may have many kilobytes."""
+    """Return a placement with only the fields that closings need, to save memory."""
     if not placed.HasField("decision") and not placed.before:
         return placed
     return wire.Placed(
@@ -397,7 +404,7 @@ def _lean(placed: wire.Placed) -> wire.Placed:
 
 
 def _placed(dispatch: Dispatch) -> wire.Placed | None:
-    """Return where a request runs, if its engine has begun; otherwise it has cost nothing."""
+    """Return the placement of a dispatch that its engine has started; None before that."""
     if not dispatch.is_admitted and not dispatch.emitted:
         return None
     return wire.Placed(replica_id=dispatch.replica_id, cached_tokens=dispatch.cached_tokens)

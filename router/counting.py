@@ -1,8 +1,8 @@
-"""Counts the tokens of engines by model and hour, to check the ledger against. Pure.
+"""Counts the tokens of engines by model and hour, for comparison with the usage ledger. Pure.
 
-The counts are independent of the gateways' events, so a lost or doubled event shows as a
-difference. A token belongs to the hour in which its request was received, as in the ledger, so
-neither side depends on when an hour is read.
+The counts do not depend on the gateways' events, so a lost or doubled event shows as a difference.
+Like the ledger, the counts assign a token to the hour in which its request was received, so the
+comparison does not depend on the time at which either is read.
 """
 
 from collections.abc import Iterator
@@ -12,18 +12,19 @@ from sluice.wire.telemetry.v1.telemetry_pb2 import RequestEvent, TokenCount
 
 SCHEMA_VERSION = 3
 HOUR_MS = 3_600_000
-# The model of counts without one of their own: its hours cannot be compared by model.
+# Model name of tokens without a sum for their model. Hours with such tokens cannot be compared by
+# model.
 OTHER = "*"
-MODELS_MAX = 20_000  # per hour
-KEYS_MAX = 50_000  # of all hours: about 15 MB
+MODELS_MAX = 20_000  # most models with sums per hour
+KEYS_MAX = 50_000  # most sums over all hours, about 15 MB
 _HOURS_MAX = 10_000
-_LATE_MS = 600_000  # a request may have been received this long before it comes here
+_LATE_MS = 600_000  # longest assumed time from a request's receipt to its arrival at the router
 
 Key = tuple[int, str]  # Unix time of the hour in ms, and the model
 
 
 def key_of(event: RequestEvent) -> Key:
-    """Return the hour and model that a request's tokens are counted under."""
+    """Return the hour and the model to which a request's tokens are assigned."""
     return _hour(event.received_at_unix_ms), event.model
 
 
@@ -32,7 +33,7 @@ def _hour(unix_ms: int) -> int:
 
 
 class Prompts(NamedTuple):
-    """Prompt tokens, computed and cached, as in `TokenCount`; changes of them may be negative."""
+    """Prompt tokens, cached ones included, by the classes of `TokenCount`; changes may be < 0."""
 
     certain: int = 0
     uncertain: int = 0
@@ -44,7 +45,7 @@ NO_PROMPTS = Prompts()
 
 
 class _Sum:
-    """Tokens of one hour and model."""
+    """The sums of tokens of one hour and model."""
 
     __slots__ = (
         *("discarded", "has_prompts", "is_changed", "key", "output", "prompts", "uncertain"),
@@ -59,11 +60,11 @@ class _Sum:
 
 
 class TokenCounts:
-    """Token counts per hour and key since the start.
+    """The sums of tokens per hour and model since the start of the router.
 
-    A changed sum is reported as a whole, so that reports may be lost. Of too many sums, whole hours
-    are dropped, the oldest first, but neither this hour nor the one before. Later counts for a
-    dropped hour, or for models above the bound, go to `OTHER`.
+    A changed sum is reported in full, so that a lost report does no harm. If there are too many
+    sums, whole hours are dropped, the oldest first, except the current and the previous hour. Later
+    tokens of a dropped hour, and tokens of models above the bound, are added to `OTHER`.
     """
 
     def __init__(self, router_id: str, epoch: int) -> None:
@@ -71,8 +72,8 @@ class TokenCounts:
         self._epoch = epoch
         self._hours: dict[int, dict[str, _Sum]] = {}
         self._keys = 0
-        self._dropped_ms = -1  # hours up to this one
-        self._hour_ms = float("inf")  # of the last report
+        self._dropped_ms = -1  # the latest dropped hour
+        self._hour_ms = float("inf")  # the hour of the last report
         self._changed: list[_Sum] = []
         self._reports = 0
 
@@ -86,7 +87,7 @@ class TokenCounts:
         prompts: Prompts = NO_PROMPTS,
         has_prompts: bool = True,
     ) -> None:
-        """Count tokens of one request; `has_prompts`: its gateway marks new prompts."""
+        """Add tokens of one request; `has_prompts` is whether its gateway marks new prompts."""
         hour_ms, model = key
         models = self._hours.get(hour_ms)
         if models is None or (count := models.get(model)) is None:
@@ -103,7 +104,7 @@ class TokenCounts:
         self._change(count)
 
     def mix(self, unix_ms: int) -> None:
-        """Note a new request of unknown hour and model."""
+        """Mark the hours to which a request of unknown hour and model may belong as mixed."""
         for hour_ms in {_hour(unix_ms), _hour(unix_ms - _LATE_MS)}:
             if OTHER not in self._hours.get(hour_ms, ()):
                 self.add((hour_ms, OTHER), 0)
@@ -114,7 +115,7 @@ class TokenCounts:
             self._changed.append(count)
 
     def _begin(self, hour_ms: int, model: str) -> _Sum | None:
-        """Return the sum for a model that is new in its hour; None: there is no room."""
+        """Create the sum for a model that is new in its hour; return None if there is no room."""
         models = self._hours.get(hour_ms, {})
         if (
             not self._dropped_ms < hour_ms <= self._hour_ms + HOUR_MS
@@ -124,7 +125,7 @@ class TokenCounts:
             model = OTHER
         models = self._hours.get(hour_ms)
         if models is None:
-            if len(self._hours) >= _HOURS_MAX:  # clocks that say anything
+            if len(self._hours) >= _HOURS_MAX:  # only wrong clocks produce so many hours
                 return None
             models = self._hours[hour_ms] = {}
         count = models.get(model)
@@ -134,7 +135,7 @@ class TokenCounts:
         return count
 
     def _drop_oldest(self) -> bool:
-        """Forget an hour's models; False: none is old enough."""
+        """Drop the sums of the oldest hour; return False if no hour is old enough."""
         oldest = min((it for it in self._hours if it > self._dropped_ms), default=self._hour_ms)
         if not isinstance(oldest, int) or oldest >= self._hour_ms - HOUR_MS:
             return False
@@ -143,7 +144,7 @@ class TokenCounts:
         self._dropped_ms = oldest
         other = models.get(OTHER)
         if other is not None or any(it.is_changed for it in models.values()):
-            # The count is reported, or a part of it is missing: then the hour cannot be compared.
+            # The sum of `OTHER` is reported, which marks the hour as not comparable by model.
             other = other or _Sum((oldest, OTHER))
             self._hours[oldest] = {OTHER: other}
             self._keys += 1
@@ -151,9 +152,9 @@ class TokenCounts:
         return True
 
     def reports(self, unix_ms: int, *, is_last: bool = False) -> Iterator[bytes]:
-        """Return events with the sums changed since the last call, and a heartbeat.
+        """Return events with all sums that changed since the last call, and a heartbeat.
 
-        They are made one by one, each from the sums at that moment.
+        Each event is made when the iterator reaches it, from the sum at that moment.
         """
         self._reports += 1
         self._hour_ms = _hour(unix_ms)

@@ -1,7 +1,7 @@
-"""Reports the demand of this router's cells to the control plane, for scaling.
+"""Reports the demand of this router's cells to the control plane, for autoscaling.
 
-A report holds sums since the beginning, so a lost or doubled one does no harm. While the control
-plane is away nothing is queued: the next report is complete.
+A report contains totals, so a lost or repeated report does no harm. While the control plane is
+away, no reports are queued, because the next report includes everything.
 """
 
 import asyncio
@@ -36,17 +36,17 @@ _CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
 
 
 class DemandReports:
-    """Reports of one router's demand to the control plane; `run` belongs into a TaskGroup."""
+    """Reports one router's demand to the control plane; run `run` in a TaskGroup."""
 
     def __init__(self, hub: Hub, address: str, router_id: str) -> None:
-        """Prepare; `address` is the control plane's `host:port`."""
+        """Create a reporter; `address` is the control plane's `host:port`."""
         self._hub = hub
         self._address = address
         self._router_id = router_id
         self._is_lost = False
 
     async def run(self) -> None:
-        """Report as often as the control plane wants, until cancelled."""
+        """Send reports at the interval that the control plane requests, until cancelled."""
         link = RenewedChannel(
             self._address, CertificateRole.CONTROL_PLANE, options=_CHANNEL_OPTIONS
         )
@@ -57,12 +57,12 @@ class DemandReports:
                 pause_s = await self._report(await link.current())
 
     async def _report(self, channel: grpc.aio.Channel) -> float:
-        """Report once; return the seconds until the next report."""
+        """Send one report; return the seconds until the next report is due."""
         request = packed(self._router_id, self._hub.work_reports()[:_CELLS_MAX])
         try:
             answer = await ControlServiceStub(channel).ReportDemand(request, timeout=_TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
-            # An older control plane scales nothing, and is asked again: it may be replaced.
+            # An older control plane does not know this call, but may be replaced by a newer one.
             if not self._is_lost and error.code() is not grpc.StatusCode.UNIMPLEMENTED:
                 reason = error.details() or error.code().name
                 log.warning("demand_not_reported", address=self._address, reason=reason)
@@ -73,7 +73,7 @@ class DemandReports:
 
 
 def packed(router_id: str, reports: list[WorkReport]) -> wire.ReportDemandRequest:
-    """Return the message with these reports."""
+    """Return a message with the given reports."""
     message = wire.ReportDemandRequest(router_id=router_id)
     for report in reports:
         cell = message.cells.add(

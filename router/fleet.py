@@ -1,4 +1,4 @@
-"""From the control plane's state to cells, plans and attachments."""
+"""Derives this router's cells, replica plans and attachments from the control plane's state."""
 
 import asyncio
 from collections import Counter
@@ -14,10 +14,11 @@ from sluice.watch import ControlState
 from sluice.wire.control.v1 import control_pb2 as control
 
 _STOP_TIMEOUT_S = 5.0
-# We speak step frames alone; none is named by a control plane that knows nothing else.
+# Routers use only the profile of step frames. Older control planes know no other profile, and leave
+# the name empty.
 _PROFILES = ("", FRAMES.name)
 _ROLES = {"prefill": ReplicaRole.PREFILL, "decode": ReplicaRole.DECODE}
-# The replica ends its requests, and gets no new ones until it is ready again.
+# States in which a replica finishes its requests but is sent no new requests.
 _ENDING = (control.REPLICA_STATE_DRAINING, control.REPLICA_STATE_SLEEPING)
 _ENDED = (control.REPLICA_STATE_STOPPED, control.REPLICA_STATE_FAILED)
 
@@ -32,7 +33,7 @@ class Target:
 
 
 class ReplicaAttachments:
-    """Keeps an attachment for every replica of this router's cells that has an address."""
+    """The attachments to all replicas of this router's cells that have an address."""
 
     def __init__(
         self,
@@ -44,7 +45,7 @@ class ReplicaAttachments:
         router_id: str,
         silence_s: float,
     ) -> None:
-        """Prepare; attachments run in `tasks`."""
+        """Create an empty set of attachments, which will run in `tasks`."""
         self._hub = hub
         self._tasks = tasks
         self._open_stream = open_stream
@@ -55,7 +56,10 @@ class ReplicaAttachments:
         self._is_stopping = False
 
     def follow(self, state: ControlState) -> None:
-        """Adopt the assignment; call after every change, and at intervals for postponed changes."""
+        """Apply the control plane's assignment of cells and replicas.
+
+        Call it after every change, and at intervals to complete postponed changes.
+        """
         if self._is_stopping:
             return
         cells = [cell.id for cell in state.cells.values() if cell.router_id == self._router_id]
@@ -91,7 +95,7 @@ class ReplicaAttachments:
                 self._start(replica_id, target)
 
     def target(self, replica_id: str) -> Target | None:
-        """Return the address of a replica; None: it is not in this router's cells."""
+        """Return the address of a replica; None if the router has no attachment for it."""
         entry = self._attachments.get(replica_id)
         return None if entry is None else entry[0]
 
@@ -108,7 +112,7 @@ class ReplicaAttachments:
         self._attachments[replica_id] = (target, attachment, task)
 
     async def stop(self) -> None:
-        """Detach from everything, in order; bounded by the attachments' own deadlines."""
+        """Detach from all replicas, within the attachments' own deadlines."""
         self._is_stopping = True
         tasks: list[asyncio.Task[None]] = []
         for _, attachment, task in self._attachments.values():
@@ -121,11 +125,11 @@ class ReplicaAttachments:
 def _stop(attachment: Attachment, task: "asyncio.Task[None]") -> None:
     attachment.stop()
     if not attachment.is_attached:
-        task.cancel()  # it waits for a connection or for its next attempt
+        task.cancel()  # the task waits for a connection or for its next attempt
 
 
 def _with_siblings(state: ControlState) -> set[str]:
-    """Return the cells whose pool has several."""
+    """Return the cells whose pool has several cells."""
     counts = Counter(cell.pool_id for cell in state.cells.values())
     return {cell.id for cell in state.cells.values() if counts[cell.pool_id] > 1}
 

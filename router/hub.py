@@ -1,6 +1,9 @@
-"""Between the core and the connections: events in, batches out, one tick per loop iteration.
+"""Connects the router core with the gateway and replica connections.
 
-Everything here is synchronous and runs on the event loop; tasks belong to the connections.
+Events of the connections are passed to the core, and the core's actions are passed to the
+connections, with at most one tick per iteration of the event loop. All functions are synchronous
+and run on the event loop, except `send_last`, `flush` and `wait_idle`; the connections own the
+tasks.
 """
 
 import asyncio
@@ -28,21 +31,22 @@ from sluice.wire.router.v1 import router_pb2 as wire
 
 log = structlog.get_logger(__name__)
 
-_TURNED_AWAY_MAX = 1_000_000  # of one tier in a message
-COUNTED_S = 10.0  # between two reports of what was counted
-_HAND_ON_S = 0.02  # between two parts of what is closed, and handed to gateways
-_LOGGED = 4  # replicas of a decision
-# Frames of several replicas that come so soon after a tick share the next one: they bring tokens
-# alone, which would wait for a message to their gateway anyway, and a tick costs 30 us.
+_TURNED_AWAY_MAX = 1_000_000  # most refused requests that one entry of a message may report
+COUNTED_S = 10.0  # seconds between two reports of token counts
+_HAND_ON_S = 0.02  # seconds between two batches of closings to gateways
+_LOGGED = 4  # replicas in the log of a decision
+# Seconds after a tick in which frames wait for the next tick, which they share. These frames bring
+# only tokens, which would wait for the next message to their gateway anyway, and a tick costs
+# 30 microseconds.
 PASS_S = 0.001
-_MEASURE_S = 0.25  # metrics are behind by so much at most, but for a scrape
+_MEASURE_S = 0.25  # seconds between two updates of the metrics, besides every scrape
 
 
 class Hub:
-    """The core with its connections.
+    """The router core with all its connections.
 
     Attributes:
-        is_ending: Whether the router itself ends the gateways' streams.
+        is_ending: Whether the gateways' streams end because this router is shutting down.
     """
 
     def __init__(self, core: RouterCore, metrics: RouterMetrics, router_id: str = "") -> None:
@@ -55,7 +59,7 @@ class Hub:
         self._epoch = time.time_ns() // 1000  # grows over restarts; unique among routers
         self._counts = TokenCounts(router_id, self._epoch)
         self._closings = Closings(router_id, self._counts)
-        self._counted_at = float("-inf")  # at once: we may be killed soon
+        self._counted_at = float("-inf")  # makes the first report due at once
         self._handed_on_at = float("-inf")
         self._start_transfer: Callable[[Transfer], None] | None = None
         self._accuse: Callable[[EjectionNotice], None] = lambda _: None
@@ -69,7 +73,7 @@ class Hub:
         self.is_ending = False
 
     def next_epoch(self) -> int:
-        """Return an epoch that is greater than every earlier one of this router."""
+        """Return an epoch that is greater than every earlier epoch of this router."""
         self._epoch = max(self._epoch + 1, time.time_ns() // 1000)
         return self._epoch
 
@@ -78,7 +82,7 @@ class Hub:
     def connect(
         self, gateway_id: str, *, takes_closings: bool = False, counts_prompts: bool = False
     ) -> GatewayLink:
-        """Begin a gateway connection."""
+        """Register a gateway connection, and return its link."""
         self._keys += 1
         accounts = Accounts(self._counts, counts_prompts=counts_prompts)
         link = GatewayLink(self._keys, gateway_id, accounts, takes_closings=takes_closings)
@@ -88,18 +92,19 @@ class Hub:
         return link
 
     def disconnect(self, link: GatewayLink) -> None:
-        """End a gateway connection: cancel its requests, and close accounts that it left open."""
+        """End a gateway connection: cancel its requests, and close its open accounts."""
         del self._links[link.key]
-        if not self.is_ending:  # else the gateway lives, and continues elsewhere
+        if not self.is_ending:  # otherwise the gateway is alive and reports its requests itself
             self._closings.cut(link.accounts, self.core.gateways[link.key], self._loop.time())
         self.core.on_gateway_gone(link.key)
         self._tick_soon()
 
     def request(self, link: GatewayLink, message: wire.ConnectRequest) -> None:
-        """Take a gateway's batch.
+        """Apply a gateway's message: its submits, refusals and cancels.
 
         Raises:
-            ValueError: The message breaks the protocol; the connection is to be ended.
+            ValueError: The message violates the protocol, so that the caller must end the
+                connection.
         """
         now = self._loop.time()
         for submit in message.submits:
@@ -107,7 +112,7 @@ class Hub:
         if message.submits:
             if not link.accounts.submitted(message.submits):
                 self._counts.mix(time.time_ns() // 1_000_000)
-            if not link.takes_closings:  # older than what Hello says of it
+            if not link.takes_closings:  # older gateways do not report this in Hello
                 link.takes_closings = any(submit.closing for submit in message.submits)
         for turned in message.turned_away:
             requests = min(turned.requests, _TURNED_AWAY_MAX)
@@ -118,7 +123,11 @@ class Hub:
         self._tick_soon()
 
     def explain(self, message: wire.ExplainRequest) -> wire.Explanation:
-        """Return the explanation of a request; ValueError when the question is not valid."""
+        """Return the explanation of a known or hypothetical request.
+
+        Raises:
+            ValueError: The message names no request, or the hypothetical request is invalid.
+        """
         now = self._loop.time()
         match message.WhichOneof("what"):
             case "request_id":
@@ -133,18 +142,21 @@ class Hub:
     def service_report(
         self, cell_id: str, router_id: str, accounts_max: int
     ) -> ServiceReport | None:
-        """Return a cell's next report of tenants' service; None: the cell is not owned here."""
+        """Return a cell's next report of tenants' service; None if the cell is unknown here."""
         cell = self.core.cells.get(cell_id)
         now = self._loop.time()
         return None if cell is None else cell.service_report(router_id, accounts_max, now)
 
     def service_now(self, cell_id: str, router_id: str, accounts_max: int) -> ServiceReport | None:
-        """Return a report of a cell for a new reader; None: the cell is not owned here."""
+        """Return a report of a cell for a new reader; None if the cell is unknown here."""
         cell = self.core.cells.get(cell_id)
         return None if cell is None else cell.service_now(router_id, accounts_max)
 
     def service_elsewhere(self, cells: Iterable[str], report: ServiceReport) -> None:
-        """Count another cell's report in this router's cells of the same pool."""
+        """Apply another cell's report to this router's cells of the same pool.
+
+        `cells` are the ids of this router's cells in the pool.
+        """
         for cell_id in cells:
             if cell_id != report.cell_id:
                 self.core.on_service_elsewhere(cell_id, report, self._loop.time())
@@ -160,19 +172,26 @@ class Hub:
     def plan(
         self, cells: list[str], replicas: list[ReplicaPlan], siblings: Collection[str] = ()
     ) -> None:
-        """Take over the control plane's assignment; `siblings` have others in their pool."""
+        """Apply the control plane's assignment of cells and replicas.
+
+        `siblings` are the cells whose pool has several cells.
+        """
         self.core.on_cells(cells, replicas, self.next_epoch())
         self.core.on_siblings(siblings)
         self._tick_soon()
 
     def attached(self, replica_id: str, outbox: HostOutbox, limits: EngineLimits) -> None:
-        """Begin to use a replica."""
+        """Start to use a replica that was attached."""
         self._outboxes[replica_id] = outbox
         self.core.on_attached(replica_id, outbox.epoch, limits, self._loop.time())
         self._tick_soon()
 
     def frame(self, replica_id: str, epoch: int, frame: engine.StepFrame) -> None:
-        """Take a step frame; ValueError when it contradicts itself."""
+        """Apply a step frame.
+
+        Raises:
+            ValueError: The frame contradicts itself.
+        """
         now = self._loop.time()
         self.core.on_frame(replica_id, epoch, frame, now)
         self._frames += 1
@@ -184,7 +203,7 @@ class Hub:
             self._arm(self._ticked_at + PASS_S, now)
 
     def broken(self, replica_id: str, outbox: HostOutbox) -> None:
-        """Send nothing to a replica while its stream is being resumed."""
+        """Pause dispatches to a replica whose broken stream is being resumed."""
         self.core.on_broken(replica_id, outbox.epoch)
         self._tick_soon()
 
@@ -195,7 +214,11 @@ class Hub:
         epoch: int,
         resumed: Sequence[engine.Resumed],
     ) -> None:
-        """Go on with a replica that kept our sequences; ValueError when it contradicts itself."""
+        """Continue with a replica that kept this router's sequences.
+
+        Raises:
+            ValueError: The replica's list of sequences contradicts its earlier reports.
+        """
         now = self._loop.time()
         self.core.on_resumed(replica_id, outbox.epoch, epoch, resumed, now)
         outbox.resume(epoch)
@@ -203,35 +226,35 @@ class Hub:
         self._tick_soon()
 
     def probed(self, replica_id: str, answer: CanaryAnswer) -> None:
-        """Take the answer of a canary inference."""
+        """Record a replica's answer to a canary inference."""
         self.core.on_probe(replica_id, answer, self._loop.time())
         self._tick_soon()
 
     def probe_failed(self, replica_id: str) -> None:
-        """Note that a canary inference brought no answer."""
+        """Record that a replica did not answer a canary inference."""
         self.core.on_probe_failed(replica_id, self._loop.time())
         self._tick_soon()
 
     def note_host_adapters(self, replica_id: str, digests: Iterable[str]) -> None:
-        """Note which adapters a replica holds in host memory."""
+        """Record the adapters that a replica has in host memory."""
         book = self.core.replicas.get(replica_id)
         if book is not None and book.limits is not None:
             self.core.cells[book.cell_id].fleet.residency.reported(replica_id, digests)
 
     def adapter_loads(self, known: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
-        """Return the adapters that each replica should load, of those known by cell."""
+        """Return the adapters that each replica should load; `known` lists them by cell."""
         return self.core.adapter_loads(known)
 
     def transfer_by(self, start: Callable[[Transfer], None]) -> None:
-        """Set the carrier of KV blocks between replicas; without one they are computed again."""
+        """Set the function that starts KV transfers; without it the blocks are recomputed."""
         self._start_transfer = start
 
     def accuse_by(self, accuse: Callable[[EjectionNotice], None]) -> None:
-        """Set the sender of reports on replicas ejected for their answers."""
+        """Set the function that reports replicas ejected for wrong answers."""
         self._accuse = accuse
 
     def transferred(self, sequence: int, blocks: int) -> None:
-        """Take the end of a transfer that brought this many blocks."""
+        """Record the end of a KV transfer, in which `blocks` blocks arrived."""
         self.core.on_transferred(sequence, blocks, self._loop.time())
         self._tick_soon()
 
@@ -242,7 +265,7 @@ class Hub:
             self._start_transfer(transfer)
 
     def lost(self, replica_id: str, outbox: HostOutbox) -> None:
-        """Give up a replica."""
+        """Stop using a replica whose attachment was lost."""
         if self._outboxes.get(replica_id) is outbox:
             del self._outboxes[replica_id]
         self.core.on_replica_lost(replica_id, outbox.epoch, self._loop.time())
@@ -251,7 +274,7 @@ class Hub:
     # --- ticks ------------------------------------------------------------------------------
 
     def tick(self) -> None:
-        """Run the core's tick, and distribute its actions."""
+        """Run the core's tick, and pass its actions to the connections."""
         self._is_tick_soon = False
         self._ticked_at = now = self._loop.time()
         actions = self.core.tick(now)
@@ -265,7 +288,7 @@ class Hub:
         self._arm(max(min(self.core.next_tick_at(now), self._hand_on_at), now + 0.001), now)
 
     def _arm(self, due: float, now: float) -> None:
-        """Tick at a time, or before: that does no harm."""
+        """Schedule a tick at the time `due`, unless an earlier tick is already scheduled."""
         if not now < self._armed_at <= due:
             if self._tick_handle is not None:
                 self._tick_handle.cancel()
@@ -302,14 +325,14 @@ class Hub:
 
     @property
     def _hand_on_at(self) -> float:
-        """Return when more accounts are to be closed or handed on; infinity: unknown."""
+        """Time at which more closings are to be made or passed on; infinity if none are due."""
         closings = self._closings
         if closings.is_closing or (closings.is_ready and self._takers):
             return self._handed_on_at + _HAND_ON_S
         return float("inf")
 
     def _hand_on(self, now: float) -> None:
-        """Give a gateway the closings of lost ones; without a gateway they wait."""
+        """Pass closings of lost gateways to a connected gateway; without one, they wait."""
         self._handed_on_at = now
         link = next((link for link in self._links.values() if link.has_room), None)
         if link is not None and (closings := self._closings.take()):
@@ -317,9 +340,9 @@ class Hub:
             self.metrics.closings.inc(len(closings))
 
     async def send_last(self, timeout_s: float) -> None:
-        """Close the open accounts, and report all counts, as the last messages.
+        """Close the open accounts and report all token counts, as the router's last messages.
 
-        Closings that no gateway takes in that time are dropped.
+        Closings that no gateway has accepted after `timeout_s` are dropped.
         """
         closings = self._closings
         deadline = self._loop.time() + timeout_s
@@ -337,7 +360,7 @@ class Hub:
             log.warning("closings_dropped", closings=dropped)
 
     def measure(self) -> None:
-        """Move the core's running totals into the metrics."""
+        """Add the core's totals since the last call to the metrics."""
         self._measured_at = self._loop.time()
         self.metrics.take(self.core.take_stats())
         self.metrics.frames.inc(self._frames)
@@ -345,12 +368,12 @@ class Hub:
         self._frames = 0
 
     def exposition(self) -> bytes:
-        """Return the text for a scrape."""
+        """Return the metrics in Prometheus' text format."""
         self.measure()
         return self.metrics.exposition(self.core)
 
     def _tick_soon(self) -> None:
-        """Tick after the events that are ready now, so that they share a batch."""
+        """Schedule a tick after the events that are ready now, so that they share a batch."""
         if not self._is_tick_soon:
             self._is_tick_soon = True
             self._loop.call_soon(self._tick_now)
@@ -360,12 +383,12 @@ class Hub:
             self.tick()
 
     def close(self) -> None:
-        """Tick no more."""
+        """Cancel the scheduled tick."""
         if self._tick_handle is not None:
             self._tick_handle.cancel()
 
     async def flush(self, timeout_s: float) -> None:
-        """Wait until every gateway has received its messages, or the time is over."""
+        """Wait until all messages to gateways are written, at most `timeout_s`."""
         deadline = self._loop.time() + timeout_s
         while not all(link.is_flushed for link in self._links.values()):
             if self._loop.time() >= deadline:
@@ -374,7 +397,7 @@ class Hub:
             await asyncio.sleep(0.01)
 
     async def wait_idle(self, timeout_s: float) -> bool:
-        """Wait until every accepted request has ended; False when the time is over."""
+        """Wait until every accepted request has ended; return False after `timeout_s`."""
         self._idle.clear()
         self.tick()
         with suppress(TimeoutError):
@@ -384,7 +407,7 @@ class Hub:
 
 
 def _log_decisions(dispatches: list[Dispatch]) -> None:
-    """Log the placements of the sample, with the replicas that came closest."""
+    """Log the explained placements, with the replicas of the least cost."""
     for dispatch in dispatches:
         decision = dispatch.decision
         if decision is not None:

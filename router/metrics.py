@@ -1,4 +1,4 @@
-"""The router's metrics, all of them, on a registry of their own. Labels come from closed sets."""
+"""All metrics of the router, in their own registry; all labels have a bounded set of values."""
 
 from collections import Counter as Counts
 from collections.abc import Callable
@@ -17,7 +17,7 @@ _TTFT_EDGES_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 3.0, 6.0,
 
 
 class RouterMetrics:
-    """Counters and gauges; `take` moves the core's running totals into them."""
+    """The router's counters and gauges; `take` adds the core's totals to the counters."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -100,16 +100,16 @@ class RouterMetrics:
         }
 
     def follow(self, control_age_s: Callable[[], float], pool_of: Callable[[str], str]) -> None:
-        """Read at each scrape the age of the control state, and the pools of cells."""
+        """Set the functions that return the control state's age and a cell's pool, per scrape."""
         self._control_age_s.set_function(control_age_s)
         self._pool_of = pool_of
 
     def follow_peers(self, age_s: Callable[[], float]) -> None:
-        """Read at each scrape the age of the other routers' reports on our pools."""
+        """Set the function that returns the age of other routers' reports, called per scrape."""
         self._peers_age_s.set_function(age_s)
 
     def take(self, stats: Stats) -> None:
-        """Add the events since the last call."""
+        """Add the core's totals and samples since the last call."""
         for (kind, code), number in stats.outcomes.items():
             self.outcomes.labels(kind=kind, code=code).inc(number)
         self.tokens.inc(stats.tokens)
@@ -130,7 +130,7 @@ class RouterMetrics:
             self.queue_s.observe(value)
 
     def exposition(self, core: RouterCore) -> bytes:
-        """Return the text for a scrape."""
+        """Return the metrics in Prometheus' text format."""
         cells = [cell for cell in core.cells.values() if cell.is_owned]
         values = {
             "queued": sum(cell.queue.requests for cell in cells),

@@ -1,4 +1,4 @@
-"""Bounded output to sockets: of one gateway, and of one replica."""
+"""Bounded buffers of messages to one gateway and to one replica."""
 
 import asyncio
 
@@ -8,37 +8,37 @@ from router.core.types.batch import GatewayBatch
 from router.core.types.request import Dispatch
 from sluice.wire.engine.v1 import engine_pb2 as engine
 
-PENDING_TOKENS_MAX = 500_000  # for one gateway; about 10 s of 500 fast streams
-PENDING_EVENTS_MAX = 50_000  # placements and outcomes
-# Between two messages to one gateway. Each costs both sides more than a hundred tokens in it, and
-# a gateway may hear of as many steps as there are engines behind us.
+PENDING_TOKENS_MAX = 500_000  # most unsent tokens per gateway, about 10 s of 500 fast streams
+PENDING_EVENTS_MAX = 50_000  # most unsent placements and outcomes per gateway
+# Least seconds between two messages to one gateway. A message costs both sides more than a hundred
+# tokens do, and without the pause a gateway would get a message for every step of every engine.
 PAUSE_S = 0.003
-_TIMER_S = 0.001  # a timer of the loop may come so much early
+_TIMER_S = 0.001  # seconds by which a timer of the event loop may fire early
 
 
 def leaves_at(left_at: float, now: float) -> float:
-    """Return when a gateway's message leaves: now, unless the last one left just before.
+    """Return the time at which the next message to a gateway may be sent.
 
     Args:
-        left_at: Time at which the last message left.
-        now: Time.
+        left_at: Time at which the last message was sent.
+        now: Time, in seconds.
     """
     return max(now, left_at + PAUSE_S)
 
 
 class GatewayLink:
-    """The messages that wait to be written to one gateway.
+    """The unsent messages to one gateway.
 
-    The steps of many engines share a message, which leaves after a short pause; two steps of one
-    stream do not: the first leaves when the second comes. Steps that the socket does not take at
-    once are merged.
+    Steps of several engines are merged into one message, which is sent after a short pause. Two
+    steps of the same stream are not merged: the first step is sent as soon as the second arrives.
+    While the socket is busy, all steps are merged.
 
     Attributes:
-        cut: Whether the gateway reads too slowly and is cut.
-        writing_since: Begin of the present write; None: there is none.
-        ready: Set while a message may leave.
+        cut: Set when the gateway reads too slowly, so that its stream must be ended.
+        writing_since: Start of the write in progress; None without one.
+        ready: Set while a message may be sent.
         accounts: Accounts to close if this gateway is lost.
-        takes_closings: Whether the gateway takes closings of other gateways.
+        takes_closings: Whether the gateway accepts closings of other gateways.
     """
 
     def __init__(
@@ -55,12 +55,12 @@ class GatewayLink:
         self._loop = asyncio.get_running_loop()
         self._left_at = float("-inf")
         self._leaving: GatewayBatch | None = None
-        self._held: GatewayBatch | None = None  # leaves by a timer
+        self._held: GatewayBatch | None = None  # sent by a timer after the pause
         self._held_handles: set[int] = set()
         self._is_armed = False
 
     def put(self, batch: GatewayBatch, now: float) -> None:
-        """Add a tick's batch; a gateway with too many unread bytes is cut."""
+        """Add a tick's batch; a gateway with too many unsent tokens or events is cut off."""
         if self.cut.is_set():
             return
         held, is_waiting = self._held, self.ready.is_set()
@@ -71,7 +71,7 @@ class GatewayLink:
                 return
             self._leave(held, now)
         at = leaves_at(self._left_at, now)
-        if at <= now or is_waiting:  # along with what the socket has not taken
+        if at <= now or is_waiting:  # sent now, or merged with the message that waits to be written
             self._leave(batch, now)
             return
         self._held, self._held_handles = batch, set(batch.handles)
@@ -80,7 +80,7 @@ class GatewayLink:
             self._loop.call_at(at, self._look)
 
     def _look(self) -> None:
-        """Release the held message, unless another one has left since the timer was set."""
+        """Send the held message, or wait on if another message was sent since the timer was set."""
         self._is_armed = False
         if self._held is not None:
             now = self._loop.time()
@@ -106,19 +106,19 @@ class GatewayLink:
 
     @property
     def has_room(self) -> bool:
-        """Whether this gateway can take closings, and has passed on earlier ones."""
+        """Whether this gateway accepts closings, and no earlier closings wait to be sent."""
         return self.takes_closings and not self._closings and not self.cut.is_set()
 
     def carry(self, closings: list[bytes], now: float) -> None:
-        """Let this gateway carry closings of another one to the broker."""
+        """Send closings of another gateway through this gateway to the broker."""
         self.accounts.carried(closings, now)
         self._closings += closings
         self.ready.set()
 
     def take(self) -> bytes | None:
-        """Return all due output as one serialized message; None when none is due.
+        """Return all output that is due as one serialized message; None if none is due.
 
-        A keep-alive is an empty message.
+        An empty batch becomes an empty message, which serves as a heartbeat.
         """
         batch, self._leaving = self._leaving, None
         self.ready.clear()
@@ -131,53 +131,50 @@ class GatewayLink:
 
     @property
     def is_flushed(self) -> bool:
-        """Whether the output is empty."""
+        """Whether all messages have been written."""
         is_empty = self._leaving is None and self._held is None and not self._closings
         return is_empty and self.writing_since is None
 
 
 class HostOutbox:
-    """The messages that wait to be written to one replica.
-
-    The core bounds them by its work in flight.
-    """
+    """The unsent messages to one replica; bounded, because the core limits dispatches."""
 
     def __init__(self, epoch: int) -> None:
         self.epoch = epoch
         self.ready = asyncio.Event()
-        self._request = engine.HostRequest()  # the submit in the making
+        self._request = engine.HostRequest()  # the submit that collects dispatches
         self._cancels: list[int] = []
         self._credit = 0
         self.probe_wanted = asyncio.Event()
 
     def resume(self, epoch: int) -> None:
-        """Continue under a new epoch.
+        """Continue under a new epoch after a resume.
 
-        Unwritten submits are dropped: the core sees that the host does not know them, and
-        dispatches them elsewhere. Cancels still count.
+        Unsent submits are dropped, because the core retries all sequences that the host does not
+        list. Unsent cancels are kept.
         """
         self.epoch = epoch
         self._request = engine.HostRequest()
         self._credit = 0
 
     def dispatch(self, dispatches: list[Dispatch]) -> None:
-        """Add sequences, converted now: their requests may end before they are written."""
+        """Add sequences, converted at once because a request may end before the write."""
         for dispatch in dispatches:
             convert.add_sequence(self._request.submit, dispatch)
         self.ready.set()
 
     def cancel(self, sequences: list[int]) -> None:
-        """Add cancels."""
+        """Add sequences to cancel."""
         self._cancels += sequences
         self.ready.set()
 
     def credit(self, frames: int) -> None:
-        """Allow the host more frames."""
+        """Grant the host credit for further frames."""
         self._credit += frames
         self.ready.set()
 
     def take(self) -> list[engine.HostRequest]:
-        """Return the messages to write now: submits before cancels, which may name them."""
+        """Return the messages to write now, with submits before cancels of the same sequences."""
         self.ready.clear()
         messages: list[engine.HostRequest] = []
         if self._credit:

@@ -1,7 +1,7 @@
-"""Receives other routers' reports of tenants' service in our pools.
+"""Receives other routers' reports of tenants' service in the pools of this router's cells.
 
-Peers come from the control plane's snapshot, so this goes on while the control plane is away. A
-silent peer is not counted any more: a cell then goes by its own counts.
+Peers are read from the last snapshot of the control plane, so reports are received even while the
+control plane is away. While a peer is silent, a cell uses only its own counts.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-_SILENCE_S = 3.0  # a peer says something every second
+_SILENCE_S = 3.0  # seconds without a message until a stream is renewed; peers send every second
 _CHANNEL_OPTIONS = (
     ("grpc.max_receive_message_length", 4 << 20),
     ("grpc.initial_reconnect_backoff_ms", 100),
@@ -38,7 +38,7 @@ _CHANNEL_OPTIONS = (
 
 
 class RouterPeer(NamedTuple):
-    """A router that owns cells of one of our pools."""
+    """Another router that owns cells of a pool in which this router owns cells."""
 
     pool_id: str
     router_id: str
@@ -46,7 +46,7 @@ class RouterPeer(NamedTuple):
 
 
 def cells_by_pool(state: ControlState, router_id: str) -> dict[str, list[str]]:
-    """Return the cells that a router owns."""
+    """Return the cells that a router owns, by pool."""
     found: dict[str, list[str]] = {}
     for cell in state.cells.values():
         if cell.router_id == router_id:
@@ -55,7 +55,7 @@ def cells_by_pool(state: ControlState, router_id: str) -> dict[str, list[str]]:
 
 
 def peers_of(state: ControlState, router_id: str) -> set[RouterPeer]:
-    """Return the other routers with cells of the pools of which a router owns some."""
+    """Return the other routers that own cells in the same pools as a router."""
     pools = cells_by_pool(state, router_id)
     return {
         RouterPeer(cell.pool_id, cell.router_id, cell.router_address)
@@ -70,7 +70,7 @@ class PoolPeers:
     def __init__(
         self, hub: Hub, tasks: asyncio.TaskGroup, reports: PoolReports, *, router_id: str
     ) -> None:
-        """Prepare; streams run in `tasks`."""
+        """Create a set without streams, which will run in `tasks`."""
         self._hub = hub
         self._tasks = tasks
         self._reports = reports
@@ -81,7 +81,7 @@ class PoolPeers:
         self._is_stopping = False
 
     def follow(self, state: ControlState) -> None:
-        """Adopt the present owners of cells."""
+        """Start and end streams so that they match the present owners of cells."""
         if self._is_stopping:
             return
         self._cells = cells_by_pool(state, self._router_id)
@@ -101,7 +101,7 @@ class PoolPeers:
             stream.cancel()
 
     def age_s(self) -> float:
-        """Return the seconds since the most silent peer was heard; 0: there is none."""
+        """Return the longest time since a peer's last report, in seconds; 0 without peers."""
         now = asyncio.get_running_loop().time()
         return max((now - heard_at for heard_at in self._received_at.values()), default=0.0)
 
@@ -128,7 +128,11 @@ class PoolPeers:
                 await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311 - spreads
 
     async def _read(self, peer: RouterPeer, channel: grpc.aio.Channel) -> None:
-        """Read one stream to its end; TimeoutError when it falls silent."""
+        """Read one stream to its end.
+
+        Raises:
+            TimeoutError: The peer sent no message for `_SILENCE_S`.
+        """
         request = wire.FollowServiceRequest(router_id=self._router_id, pool_id=peer.pool_id)
         call = RouterServiceStub(channel).FollowService(request)
         try:

@@ -1,7 +1,8 @@
-"""Reports tenants' service in our cells to the other routers of the pools.
+"""Reports tenants' service in this router's cells to the other routers of the same pools.
 
-Reports are made for all readers at once, and only while there are any. The more routers read, the
-rarer and smaller the reports are, so that a router's messages and accounts per second are bounded.
+A report is made once for all readers, and only while there are readers. With more readers, reports
+are less frequent and smaller, which bounds the messages and accounts per second that each router
+sends and receives.
 """
 
 import asyncio
@@ -14,18 +15,18 @@ from router.hub import Hub
 from sluice.wire.router.v1 import router_pb2 as wire
 
 INTERVAL_S = 0.1
-_INTERVAL_PER_READER_S = 0.005  # 80 routers with a cell each: every 0.4 s, 200 messages/s come in
-ACCOUNTS_MAX = 1024  # in one round of reports that a router reads, of all cells of a pool
+_INTERVAL_PER_READER_S = 0.005  # with 80 routers: a report every 0.4 s, 200 received per second
+ACCOUNTS_MAX = 1024  # accounts in one round of reports by all cells of a pool
 _ACCOUNTS_MIN = 32
 _SIGN_OF_LIFE_S = 1.0
-_BACKLOG_MAX = 16  # messages that a reader is behind; it is cut, and comes back
+_BACKLOG_MAX = 16  # most unsent messages per reader; above, the reader must connect again
 
 
 class ServiceReader:
-    """A router that reads our reports of one pool.
+    """Another router that reads this router's reports of one pool.
 
     Attributes:
-        is_cut: Whether the stream ends: the reader was too slow, or this router is ending.
+        is_cut: Whether the stream must end, because the reader is too slow or this router stops.
     """
 
     def __init__(self, first: bytes) -> None:
@@ -47,7 +48,7 @@ class ServiceReader:
         self._ready.set()
 
     async def next(self) -> bytes | None:
-        """Return the next message; None: there are no more."""
+        """Wait for the next message; return None if the stream must end."""
         await self._ready.wait()
         if self.is_cut:
             return None
@@ -58,7 +59,7 @@ class ServiceReader:
 
 
 class PoolReports:
-    """The reports of our cells, by pool, and their readers."""
+    """The reports of this router's cells, by pool, and the readers of the reports."""
 
     def __init__(self, hub: Hub, router_id: str) -> None:
         self._hub = hub
@@ -69,7 +70,7 @@ class PoolReports:
         self._told_at: dict[str, float] = {}
 
     def follow(self, cells: Mapping[str, Sequence[str]]) -> None:
-        """Adopt our present cells, by pool."""
+        """Set this router's present cells, by pool."""
         self._cells = {pool_id: tuple(ids) for pool_id, ids in cells.items()}
         self._look()
 
@@ -81,7 +82,7 @@ class PoolReports:
             self._wanted.clear()
 
     def open(self, pool_id: str) -> ServiceReader:
-        """Begin to serve a reader; the first message holds the accounts that change now."""
+        """Add a reader, whose first message contains the accounts with recent changes."""
         reports = [
             report
             for cell_id in self._cells.get(pool_id, ())
@@ -93,7 +94,7 @@ class PoolReports:
         return reader
 
     def close(self, pool_id: str, reader: ServiceReader) -> None:
-        """Forget a reader."""
+        """Remove a reader."""
         readers = self._readers[pool_id]
         readers.remove(reader)
         if not readers:
@@ -107,7 +108,7 @@ class PoolReports:
                 reader.cut()
 
     async def run(self) -> None:
-        """Report until cancelled."""
+        """Send reports at intervals until cancelled."""
         while True:
             await self._wanted.wait()
             readers = max(map(len, self._readers.values()), default=0)
@@ -138,7 +139,7 @@ class PoolReports:
 
 
 def packed(router_id: str, reports: Sequence[ServiceReport]) -> bytes:
-    """Return the message with these reports."""
+    """Return a serialized message with the given reports."""
     message = wire.FollowServiceResponse(router_id=router_id)
     for report in reports:
         cell = message.cells.add(cell_id=report.cell_id, epoch=report.epoch, number=report.number)
@@ -154,7 +155,7 @@ def unpacked(message: wire.FollowServiceResponse) -> Iterator[ServiceReport]:
     """Yield the reports of a message.
 
     Raises:
-        ValueError: The columns do not agree, or a sum is no number.
+        ValueError: The columns differ in length, or a sum is not finite.
     """
     for cell in message.cells:
         yield ServiceReport(
@@ -163,7 +164,11 @@ def unpacked(message: wire.FollowServiceResponse) -> Iterator[ServiceReport]:
 
 
 def accounts_of(cell: wire.CellService) -> list[TenantService]:
-    """Return the rows of a cell's columns; ValueError: they do not agree."""
+    """Return the accounts of a cell from the columns of its message.
+
+    Raises:
+        ValueError: The columns differ in length, or a sum is not finite.
+    """
     rows = len(cell.tenant_ids)
     columns = (cell.priorities, cell.since, cell.service)
     if any(len(column) != rows for column in columns) or not math.isfinite(math.fsum(cell.service)):

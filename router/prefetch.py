@@ -1,8 +1,8 @@
 """Loads adapters into engines' host memory before their first requests.
 
-The adapters are those of running rollouts, of models that changed their release a moment ago, and
-those that the router's plan gives a replica by demand. All other adapters are loaded by their first
-request; so a failed prefetch is only logged.
+Prefetched adapters are those of running rollouts, those of models whose release has just changed,
+and those that the router's plan assigns to a replica by demand. Any other adapter is loaded by its
+first request, so a failed prefetch is only logged.
 """
 
 import asyncio
@@ -19,27 +19,28 @@ from sluice.wire.engine.v1 import engine_pb2 as engine
 
 log = structlog.get_logger(__name__)
 
-PROMOTED_S = 60.0  # a model that was changed this long ago is like any other
-ADAPTERS_MAX = 64  # per pool; more would evict adapters in use from memory
-AT_ONCE_MAX = 16  # replicas
+PROMOTED_S = 60.0  # seconds after a change of a model's release in which its adapter is prefetched
+ADAPTERS_MAX = 64  # prefetched adapters per pool; more would evict used adapters from memory
+AT_ONCE_MAX = 16  # replicas that load at the same time
 _LOAD_S = 60.0
-_RETRY_S = 10.0  # after a load that failed
-PLAN_S = 5.0  # between two plans; loads of one should be done by the next
+_RETRY_S = 10.0  # seconds until a failed load is retried
+PLAN_S = 5.0  # seconds between two plans, enough for the loads of one plan
 
-# Loads adapters into a replica and returns what it holds then; FailedError.
+# Loads adapters into a replica, and returns the adapters that the replica then has; raises
+# FailedError if the load fails.
 Load = Callable[[str, list[str], float], Awaitable[engine.AdapterList]]
-# From the adapters that may be asked for, by cell, to those that each replica should load.
+# Maps the adapters that requests may name, by cell, to the adapters that each replica should load.
 Plan = Callable[[Mapping[str, Sequence[str]]], Mapping[str, Sequence[str]]]
 
 
 class Promotions:
-    """The models whose release has just changed; pure."""
+    """The adapters of models whose release has just changed; pure."""
 
     def __init__(self) -> None:
         self._until: OrderedDict[tuple[str, str], float] = OrderedDict()  # pool, adapter
 
     def on_change(self, response: control.WatchResponse, now_s: float) -> None:
-        """Take a change; after a snapshot no times of changes are known."""
+        """Record changed models; a snapshot is ignored, because it has no times of changes."""
         if response.is_snapshot:
             return
         for model in response.upserts.models:
@@ -49,7 +50,7 @@ class Promotions:
                 self._until.move_to_end(key)
 
     def urgent(self, state: ControlState, now_s: float) -> dict[str, set[str]]:
-        """Return the adapters that replicas should hold, by pool, those of rollouts first."""
+        """Return the adapters that replicas should load, by pool; rollouts take precedence."""
         while self._until and next(iter(self._until.values())) <= now_s:
             self._until.popitem(last=False)
         wanted: dict[str, set[str]] = {}
@@ -65,7 +66,7 @@ class Promotions:
 
 @dataclass(slots=True)
 class _PrefetchOrder:
-    """The load orders that one replica got, and its address."""
+    """The adapters that one replica was ordered to load, and the replica's address."""
 
     address: str
     digests: set[str] = field(default_factory=set[str])
@@ -74,7 +75,7 @@ class _PrefetchOrder:
 
 
 class Prefetch:
-    """Sends load orders to our replicas; its tasks belong to the given group."""
+    """Sends load orders to this router's replicas, by tasks in the given group."""
 
     def __init__(
         self,
@@ -85,13 +86,13 @@ class Prefetch:
         *,
         router_id: str,
     ) -> None:
-        """Prepare without replicas.
+        """Create a prefetch without orders.
 
         Args:
             tasks: TaskGroup in which loads run.
-            load: Loads adapters into the replica of an id, within a deadline.
-            held: Called with the adapters that a replica holds in memory.
-            plan: Plans for the adapters of models by cell; the most wanted come first.
+            load: Loads adapters into a replica, given by id, within a timeout.
+            held: Called with the adapters that a replica has in host memory.
+            plan: Returns the adapters that each replica should load, most important first.
             router_id: Id of this router.
         """
         self._tasks = tasks
@@ -112,11 +113,11 @@ class Prefetch:
             task.cancel()
 
     def on_change(self, response: control.WatchResponse) -> None:
-        """Note changes; `follow` must be called afterwards."""
+        """Record changed models; the caller must call `follow` afterwards."""
         self._promotions.on_change(response, asyncio.get_running_loop().time())
 
     def follow(self, state: ControlState) -> None:
-        """Send the load orders that replicas did not get yet; call at intervals."""
+        """Send the load orders that replicas have not received yet; call at intervals."""
         now_s = asyncio.get_running_loop().time()
         wanted = self._promotions.urgent(state, now_s)
         if now_s - self._planned_at_s >= PLAN_S:
@@ -143,7 +144,7 @@ class Prefetch:
                 task.add_done_callback(self._loads.discard)
 
     def _known(self, state: ControlState) -> dict[str, list[str]]:
-        """Return the adapters of all models, by our cells of their pools."""
+        """Return the adapters of all models, by this router's cells of the models' pools."""
         of_pool: dict[str, set[str]] = {}
         for model in state.models.values():
             if model.adapter_digest:

@@ -29,12 +29,12 @@ SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
-    ("grpc.so_reuseport", 0),  # a second router on the port is a mistake, not a helper
+    ("grpc.so_reuseport", 0),  # a second router on the same port must fail to start
 )
 
 
 class RouterService:
-    """Serves gateways; requests are parsed, responses go out as bytes that were built once."""
+    """Serves gateways and other routers; responses are serialized by their producers."""
 
     def __init__(self, hub: Hub, router_id: str, reports: PoolReports) -> None:
         self._hub = hub
@@ -44,7 +44,7 @@ class RouterService:
 
     def add_to(self, server: grpc.aio.Server) -> None:
         """Register the service's methods."""
-        # Responses are serialized where they are built; the identity is marked so for gRPC.
+        # Responses are already bytes, so gRPC gets None as the serializer.
         handler = grpc.stream_stream_rpc_method_handler(
             self.connect,  # pyright: ignore[reportArgumentType]
             request_deserializer=wire.ConnectRequest.FromString,
@@ -70,7 +70,7 @@ class RouterService:
         server.add_generic_rpc_handlers((handlers,))
 
     def end(self) -> None:
-        """End every stream, after what waits for it has been written."""
+        """End every stream, after its unsent messages have been written."""
         self._hub.is_ending = True
         self._reports.stop()
         self._ended.set()
@@ -80,7 +80,7 @@ class RouterService:
         request: wire.ExplainRequest,
         context: "grpc.aio.ServicerContext[wire.ExplainRequest, wire.Explanation]",
     ) -> wire.Explanation:
-        """Return the explanation of a request, or of one that might come."""
+        """Return the explanation of a known or a hypothetical request."""
         try:
             explanation = self._hub.explain(request)
         except ValueError as error:
@@ -93,7 +93,7 @@ class RouterService:
         _request: wire.PingRequest,
         _context: "grpc.aio.ServicerContext[wire.PingRequest, wire.PingResponse]",
     ) -> wire.PingResponse:
-        """Answer, which proves that the event loop runs."""
+        """Return an empty response, which proves that the event loop runs."""
         return wire.PingResponse()
 
     async def follow_service(
@@ -101,7 +101,7 @@ class RouterService:
         request: wire.FollowServiceRequest,
         context: "grpc.aio.ServicerContext[wire.FollowServiceRequest, bytes]",
     ) -> None:
-        """Send another router our reports of tenants' service, until it leaves or is too slow."""
+        """Stream reports of tenants' service to another router until it disconnects or lags."""
         reader = self._reports.open(request.pool_id)
         try:
             while (message := await reader.next()) is not None:
@@ -117,7 +117,7 @@ class RouterService:
         _requests: object,
         context: "grpc.aio.ServicerContext[wire.ConnectRequest, bytes]",
     ) -> None:
-        """Serve one gateway until it leaves, breaks the protocol or reads too slowly."""
+        """Serve one gateway until it disconnects, violates the protocol or reads too slowly."""
         try:
             async with asyncio.timeout(_HELLO_TIMEOUT_S):
                 first = cast("object", await context.read())
@@ -152,7 +152,7 @@ class RouterService:
         link: GatewayLink,
         context: "grpc.aio.ServicerContext[wire.ConnectRequest, bytes]",
     ) -> tuple[grpc.StatusCode, str]:
-        """Read, write and wait for the end side by side; return how it ended."""
+        """Read and write concurrently until the stream ends; return its status and the reason."""
         async with asyncio.TaskGroup() as tasks:
             jobs = [
                 tasks.create_task(self._read(link, context)),
@@ -198,9 +198,10 @@ class RouterService:
                 link.writing_since = None
 
     async def _wait_cut(self, link: GatewayLink) -> tuple[grpc.StatusCode, str]:
-        """Wait until too many bytes wait for the gateway, or one write takes too long.
+        """Wait until the gateway has too much unsent output, or one write takes too long.
 
-        Checked at intervals: a timer for each write would cost a tenth of it.
+        The duration of writes is checked at intervals, because a timer for each write would add a
+        tenth to the write's cost.
         """
         now = asyncio.get_running_loop().time
         while link.writing_since is None or now() - link.writing_since < _WRITE_TIMEOUT_S:

@@ -1,8 +1,8 @@
-"""Carries KV blocks from one engine host to another for requests that were split.
+"""Copies KV blocks of split requests from one engine host to another.
 
-Transfers have streams of their own, so that a slow one delays no frame. Each has a deadline, and
-always ends with the number of blocks that arrived, at worst none: the target then computes the rest
-itself.
+Transfers use their own streams, so that a slow transfer does not delay frames. Each transfer has a
+deadline, and always ends with the number of blocks that arrived, possibly zero. The target engine
+computes the missing blocks.
 """
 
 import asyncio
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-AT_ONCE_MAX = 2  # the bytes pass through this process
-# Bytes of one message: a step of the engine passes before each answer, and taking it in keeps
-# the event loop from everything else for about a millisecond per megabyte.
+AT_ONCE_MAX = 2  # most concurrent transfers, because the bytes pass through this process
+# Bytes per message. Larger messages wait for fewer engine steps, but each megabyte blocks the event
+# loop for about a millisecond.
 _MESSAGE_BYTES = 4 << 20
-_FIRST_BLOCKS = 4  # until the size of a block is known
+_FIRST_BLOCKS = 4  # blocks of the first message, before the size of a block is known
 _CLOSE_TIMEOUT_S = 0.5
 
 
 class Transfers:
-    """The transfers of a router; their tasks belong to the fleet's group."""
+    """The KV transfers of a router, each of which runs as a task."""
 
     def __init__(
         self,
@@ -40,13 +40,13 @@ class Transfers:
         open_stream: "Callable[[Target], Stream]",
         done: Callable[[int, int], None],
     ) -> None:
-        """Prepare.
+        """Create an empty set of transfers.
 
         Args:
             tasks: TaskGroup of the transfers.
-            target_of: Returns the address of a replica; None: it has gone.
-            open_stream: Makes an unopened stream to an engine host.
-            done: Takes the sequence and the number of blocks that were brought, once per transfer.
+            target_of: Returns the address of a replica; None for an unknown replica.
+            open_stream: Returns an unopened stream to an engine host.
+            done: Called once per transfer, with the sequence and the number of blocks that arrived.
         """
         self._tasks = tasks
         self._target_of = target_of
@@ -55,7 +55,7 @@ class Transfers:
         self._places = asyncio.Semaphore(AT_ONCE_MAX)
 
     def start(self, transfer: "Transfer") -> None:
-        """Begin a transfer; `done` is called at its end, soon after its deadline at the latest."""
+        """Start a transfer; `done` is called when it ends, or soon after its deadline."""
         dispatch = transfer.dispatch
         source, target = self._target_of(transfer.source), self._target_of(dispatch.replica_id)
         payload = dispatch.request.payload
@@ -90,7 +90,7 @@ class Transfers:
                     reason=reason,
                 )
             self._done(transfer.dispatch.sequence, relay.brought)
-        finally:  # in order even after a failure: hosts do not like streams that are cut off
+        finally:  # streams are closed properly even after a failure
             for stream in (giver, taker):
                 await stream.close(timeout_s=_CLOSE_TIMEOUT_S)
 
@@ -99,16 +99,16 @@ class _Relay:
     """A transfer over two open streams.
 
     Attributes:
-        brought: Blocks that have arrived, from the first one.
+        brought: Number of leading blocks that have arrived.
     """
 
     def __init__(self, hashes: bytes) -> None:
         self._hashes = hashes
-        self._requested = 0  # up to here blocks were asked for
+        self._requested = 0  # number of leading blocks that were requested
         self.brought = 0
 
     async def run(self, giver: "Stream", taker: "Stream") -> None:
-        """Carry all blocks, or as many as possible; requests for the next ones are sent ahead."""
+        """Copy all blocks, or as many as possible, requesting the next blocks in advance."""
         await self._request(giver, _FIRST_BLOCKS)
         while True:
             blocks = (await _answer(giver, "exported")).exported

@@ -1,4 +1,4 @@
-"""Translates messages into the core's plain data and back."""
+"""Converts protobuf messages to the core's data types, and back."""
 
 from router.core.fleet.prefix_index import BlockHashes
 from router.core.types.batch import GatewayBatch
@@ -10,10 +10,10 @@ from sluice.wire.router.v1 import router_pb2 as wire
 
 
 def request(submit: wire.Submit) -> Request:
-    """Return a request in the core's form.
+    """Return the core's request for a gateway's submit.
 
     Raises:
-        ValueError: The block hashes cannot be those of the prompt; the gateway is broken.
+        ValueError: There are more block hashes than the prompt has blocks.
     """
     prompt_tokens = len(submit.prompt)
     hashes: BlockHashes | tuple[int, ...] = ()
@@ -44,10 +44,10 @@ def request(submit: wire.Submit) -> Request:
 
 
 def add_sequence(message: engine.Submit, dispatch: Dispatch) -> None:
-    """Append a dispatch in the engine's form.
+    """Append a dispatch to a message for the engine.
 
-    The prompt stays in its packed form, copied and parsed in C: 20 times as fast as Python
-    integers. A preempted request goes on behind its emitted tokens.
+    The prompt is copied in its packed form by C code, 20 times as fast as through Python integers.
+    For a preempted request, the emitted tokens are appended to the prompt.
     """
     submit = dispatch.request.payload
     assert submit is not None, "a dispatch is converted before its request can end"
@@ -58,7 +58,7 @@ def add_sequence(message: engine.Submit, dispatch: Dispatch) -> None:
         cache_root=submit.cache_root,
         priority=submit.tier_priority,
     )
-    # Most have none of these, and to set nothing costs as much as to set something.
+    # Most sequences have none of these, and setting a default value takes as long as any other.
     if submit.stop_token_ids:
         sequence.stop_token_ids.extend(submit.stop_token_ids)
     if submit.adapter_digest:
@@ -84,7 +84,7 @@ def add_sequence(message: engine.Submit, dispatch: Dispatch) -> None:
 
 
 def _ask_for_logprobs(sequence: engine.Sequence, submit: wire.Submit) -> None:
-    """Ask for log probabilities of tokens that the prompt already holds."""
+    """Request log probabilities of prompt tokens, if the submit requests them."""
     if submit.HasField("prompt_logprobs"):
         sequence.prompt_logprobs = submit.prompt_logprobs
     if submit.scored_tokens:
@@ -92,14 +92,14 @@ def _ask_for_logprobs(sequence: engine.Sequence, submit: wire.Submit) -> None:
 
 
 def _of_dispatch(submit: wire.Submit, interrupted: int) -> str:
-    """Return the trace context of a dispatch, each of which is an attempt for the gateway."""
+    """Return the trace context of a dispatch, which traces show as an attempt of its own."""
     if not interrupted:
         return submit.traceparent
     return later_attempt(submit.traceparent, submit.attempt, interrupted)
 
 
 def submit_message(epoch: int, dispatches: list[Dispatch]) -> engine.Submit:
-    """Return one message with all of `dispatches`."""
+    """Return one message for the engine with all the given dispatches."""
     message = engine.Submit(epoch=epoch)
     for dispatch in dispatches:
         add_sequence(message, dispatch)
@@ -109,7 +109,7 @@ def submit_message(epoch: int, dispatches: list[Dispatch]) -> engine.Submit:
 def connect_response(batch: GatewayBatch) -> wire.ConnectResponse:
     """Return one message with all output of a tick for one gateway."""
     message = wire.ConnectResponse(handle=batch.handles, count=batch.counts, token=batch.tokens)
-    # Most have none of these, and an empty list costs as much as a full one.
+    # Most messages have none of these, and setting an empty list takes as long as any other.
     if batch.logprobs is not None:
         message.logprobs.CopyFrom(batch.logprobs)
     if batch.prompt_logprobs:

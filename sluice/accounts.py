@@ -5,8 +5,8 @@ import stat
 from collections.abc import Iterable
 from pathlib import Path
 
-# Of capabilities(7): to change owners, users and groups, to signal, trace and read all processes,
-# and to mount.
+# Bits of capabilities(7) that allow to change owners, users and groups, to signal, trace and read
+# all processes, and to mount.
 _BITS = {
     "CHOWN": 0,
     "DAC_OVERRIDE": 1,
@@ -19,15 +19,15 @@ _BITS = {
 
 
 def can_traverse(path: Path, uid: int, gid: int) -> bool:
-    """Return whether a user without other groups may enter every directory down to `path`.
+    """Return whether a user with only the group `gid` may enter every directory down to `path`.
 
-    Missing directories are left out: their creator makes them accessible.
+    Missing directories are ignored, because whoever creates them makes them accessible.
     """
     return not closed_part(path, uid, gid)
 
 
 def closed_part(path: Path, uid: int, gid: int) -> str:
-    """Return the first directory above or at `path` that a user may not enter; empty: none."""
+    """Return the deepest directory at or above `path` that a user may not enter; empty if none."""
     for directory in (path, *path.parents):
         try:
             status = directory.stat()
@@ -45,7 +45,7 @@ def closed_part(path: Path, uid: int, gid: int) -> str:
 
 
 def lacking_capabilities(names: Iterable[str]) -> list[str]:
-    """Return which of these capabilities this process does not have."""
+    """Return the given capabilities that this process lacks."""
     effective = _effective()
     return sorted(name for name in names if not effective >> _BITS[name] & 1)
 

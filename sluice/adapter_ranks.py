@@ -1,6 +1,7 @@
 """The largest rank of adapters that a replica serves, by its engine and its options; pure.
 
-Engines take their defaults from this table, so the control plane refuses the same ranks.
+Engines read their defaults from this table, so the control plane and the engines refuse the same
+ranks.
 """
 
 from collections.abc import Mapping
@@ -30,7 +31,7 @@ _ROOMS: Mapping[str, AdapterRoom] = {"openvino": OPENVINO, "sim": SIM, "trtllm":
 
 
 def adapter_rank_max(engine: str, options: Mapping[str, str]) -> int | None:
-    """Return the largest served rank; 0: no adapters, None: the engine is unknown.
+    """Return the largest served rank; 0 if no adapters are served, None for an unknown engine.
 
     Args:
         engine: Name of the engine.

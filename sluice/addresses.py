@@ -5,11 +5,11 @@ import re
 
 _FORM = re.compile(r"(?:[A-Za-z0-9._-]{1,253}|\[[0-9a-fA-F:.%]{2,60}\]):([0-9]{1,5})")
 _PORT_MAX = 65_535
-# All that the internet routes to single hosts lies in here; prefixes with IPv4 addresses do not,
-# except 6to4.
+# Network with all public unicast addresses of IPv6. Of the prefixes that embed IPv4 addresses, the
+# network only contains 6to4.
 _UNICAST = ipaddress.ip_network("2000::/3")
-# Not for hosts, whatever this version of Python says of them: 6to4 and its relays, protocols,
-# documentation.
+# Networks without public hosts, which some versions of Python regard as global: 6to4 and its
+# relays, protocol assignments, documentation.
 _SPECIAL = tuple(
     map(
         ipaddress.ip_network,
@@ -19,19 +19,19 @@ _SPECIAL = tuple(
 
 
 def is_address(text: str) -> bool:
-    """Return whether a text may be `host:port`; an IPv6 address stands in brackets."""
+    """Return whether a text has the form `host:port`, with an IPv6 address in brackets."""
     found = _FORM.fullmatch(text)
     return found is not None and int(found[1]) <= _PORT_MAX
 
 
 def host_and_port(address: str) -> tuple[str, int]:
-    """Return host and port; the host without brackets, in the form for sockets."""
+    """Return host and port of an address; an IPv6 host is returned without brackets."""
     host, _, port = address.rpartition(":")
     return host.strip("[]"), int(port)
 
 
 def is_public(address: str) -> bool:
-    """Return whether an address is one of the public internet."""
+    """Return whether an IP address belongs to a host on the public internet."""
     try:
         found = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:

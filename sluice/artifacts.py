@@ -1,7 +1,7 @@
-"""Content-addressed artifacts on a node: directories named by the digest of what they hold.
+"""Content-addressed artifacts on a node: directories that are named by the digest of their files.
 
-An artifact folder holds `<digest>/`, complete or absent, never half. The digest covers the relative
-names and the bytes of all files, so equal directories have equal names everywhere.
+In an artifact folder, a directory `<digest>/` is complete whenever it exists. The digest covers the
+relative names and the bytes of all files, so equal directories have equal names on all nodes.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ def digest_directory(directory: Path) -> str:
 
 
 def artifact_path(root: Path, digest: str) -> Path:
-    """Return the directory of a digest; FileNotFoundError when the node does not have it."""
+    """Return the directory of a digest; raises FileNotFoundError if the node lacks it."""
     path = root / digest
     if not path.is_dir():
         raise FileNotFoundError(f"artifact {digest} is not in {root}; import it first")

@@ -32,10 +32,10 @@ from sluice.settings import ServiceSettings
 
 log = structlog.get_logger(__name__)
 
-# Files that were refused are tried again after this long: the clock may have been behind, or
-# descriptors may have lacked.
+# Seconds until refused files are loaded again, because the cause may have been a wrong clock or a
+# lack of file descriptors.
 _RETRY_S = 30.0
-_FLIGHTS_MAX = 10  # per handshake with oneself; TLS 1.3 takes three
+_FLIGHTS_MAX = 10  # most message rounds of a test handshake; TLS 1.3 needs three
 
 Versions = tuple[tuple[str, int, int, int], ...]
 
@@ -69,7 +69,7 @@ class MtlsSettings(ServiceSettings):
 
 
 class CertificateError(ValueError):
-    """Certificates cannot be used; the message names the setting and the fix."""
+    """The certificates are unusable; the message names the setting and the fix."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,13 +129,13 @@ class Certificates:
         }
 
     def engine_callers(self) -> bytes:
-        """Return the CAs of allowed callers of engines, in PEM."""
+        """Return the CAs of permitted callers of engines, in PEM."""
         if self.engine_ca is None:
             return self.fresh().ca
         return _read("MTLS__ENGINE_CA", self.engine_ca)
 
     def fresh(self) -> Loaded:
-        """Return the present contents of the files, or the last good ones."""
+        """Return the present contents of the files, or the last valid contents."""
         with self._lock:
             versions: Versions = ()
             try:
@@ -154,7 +154,7 @@ class Certificates:
             return self._loaded
 
     def server_context(self, *, is_required: bool) -> ssl.SSLContext:
-        """Return a context for servers; each connection gets the newest files.
+        """Return a TLS context for servers, which uses the newest files for each connection.
 
         Args:
             is_required: Whether clients need a certificate. If not, one that is sent must be valid.
@@ -190,7 +190,7 @@ class Certificates:
         if protocol == ssl.PROTOCOL_TLS_SERVER:
             context.verify_mode = ssl.CERT_REQUIRED if is_required else ssl.CERT_OPTIONAL
             context.set_alpn_protocols(["http/1.1"])
-            # A session that is taken up again would have been checked against the files of then.
+            # Session tickets are disabled, because a resumed session is not verified again.
             context.options |= ssl.OP_NO_TICKET
             context.num_tickets = 0
         for file in _ca_files(self._ca_path):
@@ -249,7 +249,7 @@ class Certificates:
         """Return the certificate as a platform process sees it, as client or as server.
 
         Raises:
-            CertificateError: A peer would not take it.
+            CertificateError: A peer would refuse the certificate.
         """
         client = self._context(ssl.PROTOCOL_TLS_CLIENT, is_required=True)
         client.check_hostname = False  # the names come next
@@ -267,7 +267,7 @@ class Certificates:
 def shaken_hands(
     client: ssl.SSLContext, server: ssl.SSLContext
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the certificates that a client and a server see of each other, in memory alone.
+    """Perform a TLS handshake in memory; return the certificates that both sides receive.
 
     Raises:
         ssl.SSLError: A side refuses the other's certificate.
@@ -352,7 +352,7 @@ def _check_https(called: Mapping[str, str]) -> None:
 
 
 def install(certificates: Certificates | None, role: CertificateRole | None = None) -> None:
-    """Use these certificates from now on.
+    """Set this process's certificates.
 
     Raises:
         CertificateError: The certificates are not for this role.

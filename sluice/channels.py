@@ -1,7 +1,7 @@
-"""gRPC between platform processes: with the installation's token, and mutual TLS if set.
+"""gRPC between platform processes, with the installation's token, and mutual TLS if configured.
 
-Every call carries a token derived from the installation's secret for the called service, and every
-server checks it. Both happen once per call, never per message.
+Every call sends a token, derived from the installation's secret for the called service, and every
+server verifies the token. Sending and verifying happen once per call, not per message.
 """
 
 import asyncio
@@ -25,9 +25,9 @@ log = structlog.get_logger(__name__)
 
 Options = Sequence[tuple[str, Any]]
 _Context = grpc.aio.ServicerContext[Any, Any]
-# So long certificates are taken for unchanged: calls are many, and a look lists a directory.
+# Least seconds between two checks for new certificates, because a check lists a directory.
 _LOOK_S = 1.0
-# So long calls of a channel before the last may go on.
+# Seconds until the calls on a replaced channel, other than the latest replaced one, are ended.
 _GRACE_S = 300.0
 _NAMES = "x509_subject_alternative_name"
 TOKEN = "sluice-token"  # noqa: S105 - the name of a header
@@ -40,11 +40,12 @@ _UNKNOWN = (
 def channel_to(address: str, role: CertificateRole, *, options: Options) -> grpc.aio.Channel:
     """Return a channel to a platform process.
 
-    Its certificate is read now: a channel that outlives a connection is a `RenewedChannel`.
+    The certificate is read once, now. Use a `RenewedChannel` for a channel that lives longer than a
+    certificate.
 
     Args:
         address: host:port.
-        role: Expected role of the peer; certificates of other roles are refused, at any address.
+        role: Role that the peer's certificate must have.
         options: Options of gRPC.
     """
     certificates = ours()
@@ -56,10 +57,10 @@ def channel_to(address: str, role: CertificateRole, *, options: Options) -> grpc
 
 
 def engine_header() -> tuple[str, str]:
-    """Return the name of the header, and its value, that the engines require.
+    """Return the name and the value of the header that engines require.
 
-    Triton puts a prefix of its own before the name. It accepts one secret only, so the name
-    identifies it, and callers send all that they have.
+    Triton adds its own prefix to the name. An engine accepts the token of one secret only, so the
+    name identifies the secret, and callers send one header per secret.
     """
     return _engine_headers()[0]
 
@@ -81,7 +82,7 @@ def _service_of(method: str | bytes) -> str:
 
 
 class _TokenChannel(grpc.aio.Channel):
-    """A channel whose calls carry the token of the called service."""
+    """A channel whose calls send the token of the called service."""
 
     def __init__(self, bare: grpc.aio.Channel) -> None:
         self._bare = bare
@@ -135,9 +136,9 @@ def _secure(
 
 
 class RenewedChannel:
-    """A long-lived channel: renewed when the certificate has been replaced.
+    """A long-lived channel, which is replaced after the certificate has been replaced.
 
-    gRPC reconnects by itself, but always with the certificate of the channel's start.
+    A plain gRPC channel reconnects by itself, but always with its first certificate.
     """
 
     def __init__(self, address: str, role: CertificateRole, *, options: Options) -> None:
@@ -158,10 +159,10 @@ class RenewedChannel:
         return self._certificates.fresh()
 
     async def current(self) -> grpc.aio.Channel:
-        """Return the channel for the next call; running calls on older ones go on.
+        """Return the channel for the next call; running calls on older channels continue.
 
-        Calls on channels before the last have `_GRACE_S`: a certificate and its CA may be replaced
-        one shortly after the other.
+        When a channel is replaced, calls on the channel that it had replaced end after `_GRACE_S`.
+        So a certificate and its CA may be replaced in quick succession.
         """
         loaded = self._now()
         if loaded is not self._loaded:
@@ -194,10 +195,10 @@ def server(options: Options) -> grpc.aio.Server:
 
 
 def add_port(serving: grpc.aio.Server, address: str) -> int:
-    """Listen at host:port, and return the port.
+    """Let a server listen at host:port, and return the port.
 
     Raises:
-        RuntimeError: The address is taken.
+        RuntimeError: The address is in use.
     """
     certificates = ours()
     if certificates is None:
@@ -213,7 +214,7 @@ def _server_credentials(certificates: Certificates) -> grpc.ServerCredentials:
     told = certificates.fresh()
 
     def newest() -> grpc.ServerCertificateConfiguration | None:
-        """Return the certificates for the next connection; None: unchanged. Thread-safe."""
+        """Return the certificates for the next connection; None if unchanged. Thread-safe."""
         nonlocal told
         now = certificates.fresh()
         if now is told:
@@ -240,7 +241,7 @@ class _Callers(grpc.aio.ServerInterceptor):  # pyright: ignore[reportMissingType
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
-        """Return the method with the check in front: a coroutine, or a generator of answers."""
+        """Return the called method's handler, preceded by the check of the caller."""
         handler = await continuation(handler_call_details)
         if handler is None:
             return None

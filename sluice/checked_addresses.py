@@ -1,7 +1,8 @@
-"""Addresses that others name: looked up once, checked, and connected to as checked.
+"""Safe connections to hosts that users name: each name is resolved once, and checked.
 
-A name may resolve to any address, even one inside the platform. So all addresses of a name are
-checked for each connection, which then goes to a checked one: a second look-up cannot change it.
+A name may resolve to any address, even to an address inside the platform. So for each connection
+all addresses of the name are checked, and the connection uses one of the checked addresses, which a
+second look-up cannot replace.
 """
 
 import asyncio
@@ -12,12 +13,12 @@ from ipaddress import ip_address
 
 from aiohttp.abc import AbstractResolver, ResolveResult
 
-# Takes host, port and one of the host's addresses; returns the reason not to call it, or nothing.
+# Function of host, port and one of the host's addresses; returns the reason for a refusal, if any.
 Refuse = Callable[[str, int, str], str]
 
 
 class AddressRefusedError(PermissionError):
-    """An address must not be called.
+    """A connection to an address is not permitted.
 
     Attributes:
         reason: Reason in words.
@@ -56,7 +57,7 @@ async def checked_addresses(
     """Return the addresses of a host, all of which may be called.
 
     Raises:
-        AddressRefusedError: One of them must not be called.
+        AddressRefusedError: A connection to one of the addresses is not permitted.
         OSError: The name cannot be resolved.
     """
     loop = asyncio.get_running_loop()

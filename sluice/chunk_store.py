@@ -1,10 +1,10 @@
 """Stores the bytes of artifacts: immutable chunks by SHA-256, on a disk or in S3.
 
-A chunk is never incomplete: it is created whole or not at all, and a reader gets bytes with this
-hash or an error. PostgreSQL has the manifests that refer to chunks.
+A chunk is stored completely or not at all, and a reader gets bytes with the requested hash or an
+error. The manifests that refer to chunks are in PostgreSQL.
 
-Only the blocking calls of obstore are used, in threads of this class: its asynchronous ones may
-abort the interpreter when it ends while their last answer is on its way (obstore 0.12).
+Only the blocking functions of obstore are used, in threads of this class. Its asynchronous
+functions may abort the interpreter at exit while an answer is pending (obstore 0.12).
 """
 
 import asyncio
@@ -33,7 +33,7 @@ Backend: TypeAlias = LocalStore | S3Store | MemoryStore
 Result = TypeVar("Result")
 
 CALL_TIMEOUT_S: Final = 20.0
-_THREADS = 8  # as many calls at once; each holds at most one chunk of 4 MiB
+_THREADS = 8  # concurrent calls, each with at most one chunk of 4 MiB in memory
 _ERRORS = (BaseError, OSError)
 
 
@@ -50,7 +50,7 @@ class StoreDownError(PlatformError):
 
 
 class LostChunkError(PlatformError):
-    """The store lacks a chunk; the artifact has to be uploaded again."""
+    """The store lacks a chunk, so that its artifacts must be uploaded again."""
 
     def __init__(self, sha256: str, problem: str) -> None:
         message = f"chunk {sha256} {problem}: upload the artifacts that have it again"
@@ -77,7 +77,8 @@ def open_backend(url: str) -> Backend:
 
 def open_bucket(bucket: str, prefix: str) -> S3Store:
     """Return a bucket below a prefix, for calls that end within `CALL_TIMEOUT_S`."""
-    # An endpoint without TLS is named on purpose; options given here replace AWS_ALLOW_HTTP.
+    # An http:// endpoint is permitted, because the operator has configured it explicitly. The
+    # option replaces AWS_ALLOW_HTTP.
     is_plain = os.environ.get("AWS_ENDPOINT_URL", "").startswith("http://")
     options: ClientConfig = {
         "allow_http": is_plain,
@@ -98,20 +99,20 @@ def awake_s() -> float:
 
 
 def chunk_path(sha256: str) -> str:
-    """Return the path of a chunk; directories stay small."""
+    """Return the path of a chunk, in nested directories so that each stays small."""
     return f"chunks/{sha256[:2]}/{sha256[2:4]}/{sha256}"
 
 
 class ChunkStore:
-    """Chunks by SHA-256; safe to use from any number of control planes at once."""
+    """A store of chunks by SHA-256, which several control planes may use concurrently."""
 
     def __init__(self, backend: Backend) -> None:
-        """Use `backend`, until `close`."""
+        """Create a store on top of `backend`."""
         self._backend = backend
         self._threads = ThreadPoolExecutor(_THREADS, "artifact-store")
 
     def close(self) -> None:
-        """End the threads, each after its present call."""
+        """End the threads after their current calls."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def put(self, sha256: str, content: bytes) -> None:
@@ -132,7 +133,7 @@ class ChunkStore:
                 try:
                     obstore.put(self._backend, path, content, mode=mode, use_multipart=False)
                 except AlreadyExistsError:
-                    # A disk that lost its power may have kept less of it.
+                    # After a power failure, the file on disk may be incomplete.
                     if obstore.head(self._backend, path)["size"] != len(content):
                         continue
                 return
@@ -165,8 +166,8 @@ class ChunkStore:
 
         Args:
             sha256: Hash of the chunk.
-            before_s: Time by `awake_s` after which the deletion is skipped. A process that stood
-                still must not delete a chunk that was stored again since.
+            before_s: Time by `awake_s` after which the deletion is skipped. Otherwise a process
+                that was suspended could delete a chunk that has been stored again since.
 
         Raises:
             StoreDownError: The store does not answer; the chunk may be there, or not.

@@ -1,7 +1,7 @@
 """Embeddings and scores from a replica: Triton's `ModelInfer` with token ids, on grpc.aio.
 
-Texts of one request have one length, because a tensor is a rectangle; requests of different lengths
-are computed together by the replica. So a client sends one request per text, all at once.
+All texts of one request would need the same length, because a tensor is rectangular, but a replica
+batches requests of different lengths. So a client sends one request per text, concurrently.
 """
 
 import sys
@@ -27,25 +27,26 @@ assert sys.byteorder == "little", "tensors are little-endian, and so must be thi
 
 
 class PairedTokens(list[int]):
-    """The token ids of two texts that a cross-encoder reads as one, special ones included.
+    """The token ids, with special tokens, of two texts that a cross-encoder reads as one sequence.
 
     Attributes:
-        second_begins: Place of the second text; 0: the base does not tell texts apart.
+        second_begins: Index of the second text's first token; 0 if the base does not distinguish
+            the texts.
     """
 
     __slots__ = ("second_begins",)
 
     def __init__(self, ids: Iterable[int], second_begins: int) -> None:
-        """Take the ids of both."""
+        """Create the list from the token ids of both texts."""
         super().__init__(ids)
         self.second_begins = second_begins
 
 
 @dataclass(frozen=True, slots=True)
 class Embedding:
-    """The vector of one text, and the base that made it (when asked for).
+    """The vector of one text, and optionally the digest of the base that computed it.
 
-    An embedding has length 1. A base that classifies gives a score without bounds per label.
+    An embedding has length 1. A classifying base returns an unbounded score per label instead.
     """
 
     values: "array[float]"  # 3.11 cannot subscript it
@@ -53,19 +54,19 @@ class Embedding:
 
 
 class EmbeddingClient:
-    """A connection to one replica.
+    """A connection to one replica of an embedding base.
 
-    The replica's queue has no bound of its own, so each sender has one: `in_flight_max` calls. A
-    call that is cancelled, or whose deadline passes, leaves the queue.
+    Because the replica's queue is unbounded, each client has at most `in_flight_max` calls in
+    progress. A call that is cancelled or times out is removed from the queue.
     """
 
     def __init__(self, address: str, model: str = "embed", *, in_flight_max: int = 256) -> None:
-        """Prepare a connection to the Triton at `address` (host:port)."""
+        """Create a client for the Triton at `address` (host:port), without connecting."""
         self._address = address
         self._in_flight, self._in_flight_max = 0, in_flight_max
         self._model = model
         self._link = RenewedChannel(address, CertificateRole.ENGINE, options=CHANNEL_OPTIONS)
-        self._channel: grpc.aio.Channel | None = None  # that `_stub` is for
+        self._channel: grpc.aio.Channel | None = None  # channel of `_stub`
         self._stub: Any = None
 
     async def __aenter__(self) -> Self:
@@ -82,7 +83,7 @@ class EmbeddingClient:
         await self.close()
 
     async def close(self) -> None:
-        """Close the connection; calls that are under way are cancelled."""
+        """Close the connection, and cancel calls in progress."""
         await self._link.aclose()
 
     async def embed(
@@ -135,7 +136,7 @@ class EmbeddingClient:
         if status is grpc.StatusCode.DEADLINE_EXCEEDED:
             message = f"{self._address} has not answered within {timeout_s} s"
             return FailedError(ErrorCode.REPLICA_LOST, message)
-        # CANCELLED by the other side, that is: it is stopping.
+        # CANCELLED here means that the server cancelled the call, because the server is stopping.
         if status in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
             return FailedError(ErrorCode.UNAVAILABLE, where)
         return FailedError(ErrorCode.ENGINE_FAILED, where)
@@ -182,12 +183,12 @@ def read_response(message: Any) -> Embedding:
 
 
 def render_refusal(error: PlatformError) -> str:
-    """Return the text in which a replica says why it refuses: Triton carries nothing but text."""
+    """Return a refusal as text, because Triton transports no error codes."""
     return f"{error.code}: {error.message}"
 
 
 def parse_refusal(text: str) -> tuple[ErrorCode, str]:
-    """Return code and message of what `render_refusal` wrote; INVALID_REQUEST for other texts."""
+    """Return the code and message of a refusal's text; INVALID_REQUEST for any other text."""
     code, _, message = text.partition(": ")
     try:
         return ErrorCode(code), message

@@ -1,7 +1,7 @@
-"""The platform's errors: one closed list of codes for every service, the wire and the metrics.
+"""The platform's errors: one closed list of codes for all services, messages and metrics.
 
-A code names the reason; the class names the family, which decides about retries. Backpressure
-(`rejected`, `evicted`) never counts as a failure.
+The code of an error is its reason; the class of an error is its family, which decides whether to
+retry. Backpressure (`rejected`, `evicted`) is never treated as a failure.
 """
 
 from dataclasses import dataclass
@@ -53,38 +53,42 @@ class ErrorCode(StrEnum):
 
 
 class ErrorEvidence(StrEnum):
-    """The evidence that an error is about the release that met it."""
+    """Whether an error is evidence against the release that served the request."""
 
     NONE = "none"
-    FAULT = "fault"  # a release can cause it: its weights, its configuration, its engine
-    LATE = "late"  # no first token in time: as slow as can be
+    FAULT = "fault"  # the release may have caused the error by its weights, settings or engine
+    LATE = "late"  # the release did not produce a first token before the deadline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorPolicy:
-    """The consequences of an error, wherever it is met.
+    """How all parts of the platform treat an error of one code.
 
     Attributes:
-        status: HTTP status. 429: the caller is over its own limit; 503: the platform is over its
-            own.
-        moves: Whether a request without any token goes to the next owner of its cell.
-        is_asked_again: Whether an answer that has begun is retried until its patience ends.
-        lets_stand_in: Whether another model may answer: the wanted one is saturated or down.
-        is_passed_over: Whether a stand-in's refusal with this code is hidden: the client gets the
-            refusal of the requested model instead.
-        goes_to_control: Whether control answers, because no engine can load canary's adapter.
-        is_charged: Whether the request counts although it was not served, because it may have
-            caused work.
-        is_failure: Whether traces and alerts count the request as failed; a hang-up of the client
-            never does.
-        is_of_engine: Whether an engine may refuse a request with it; any other code becomes
+        status: HTTP status: 429 if the caller exceeds its own limit, 503 if the platform is at its
+            limit.
+        moves: Whether a request without output is submitted again to the cell's next owner.
+        is_asked_again: Whether an answer that has begun is retried, until the time for retries is
+            over.
+        lets_stand_in: Whether a fallback model may answer, because the requested model is saturated
+            or down.
+        is_passed_over: Whether a fallback model's refusal with this code is hidden, so that the
+            client gets the refusal of the requested model.
+        goes_to_control: Whether the control release answers instead, because no engine can load the
+            canary's adapter.
+        is_charged: Whether the request is charged to the caller's limits, because it may have
+            caused work although it was not served.
+        is_failure: Whether traces and alerts treat the request as failed; a disconnect of the
+            client is no failure.
+        is_of_engine: Whether an engine may refuse a request with this code; any other code becomes
             `engine_refused`.
-        is_of_health: Whether a probe with this result counts against the engine.
-        is_demand: Whether a router's refusal counts as demand for replicas: the pool lacked room.
-        spares_adapter: Whether a node's trial of an adapter is repeated without end: the adapter is
-            on its way, or the engine has no time or is away.
-        release: Evidence in a rollout.
-        own_kind: OpenAI's `type` where it does not follow from the status.
+        is_of_health: Whether a probe with this result is evidence against the engine's health.
+        is_demand: Whether a router's refusal is demand for replicas, because the pool lacked
+            capacity.
+        spares_adapter: Whether a node repeats its trial of an adapter without limit, because the
+            adapter may still arrive, or the engine is busy or away.
+        release: Evidence against the release in a rollout.
+        own_kind: OpenAI's `type`, if it does not follow from the status.
     """
 
     status: int
@@ -111,7 +115,7 @@ class ErrorPolicy:
 
 
 _Policy = ErrorPolicy
-# A new code, or another rule for one, is one line here.
+# The policy of every code. A new code needs one entry here.
 POLICIES: dict[ErrorCode, ErrorPolicy] = {
     ErrorCode.INVALID_REQUEST: _Policy(status=400, is_charged=True, is_of_engine=True),
     ErrorCode.UNSUPPORTED_PARAMETER: _Policy(status=400),
@@ -140,7 +144,7 @@ POLICIES: dict[ErrorCode, ErrorPolicy] = {
     ErrorCode.PRECONDITION_FAILED: _Policy(status=412),
     ErrorCode.IDEMPOTENCY_KEY_REUSED: _Policy(status=422),
     ErrorCode.ROLLOUT_UNSUPPORTED: _Policy(status=422),
-    # A rule of the caller's tenant: nothing has failed, as the tenant wants it.
+    # The tenant's own rule refused the text, which is no failure of the platform.
     ErrorCode.CONTENT_FILTER: _Policy(status=400, is_failure=False),
     ErrorCode.CONTEXT_LENGTH_EXCEEDED: _Policy(status=400, is_passed_over=True, is_of_engine=True),
     ErrorCode.RATE_LIMIT_REQUESTS: _Policy(status=429),
@@ -185,7 +189,7 @@ POLICIES: dict[ErrorCode, ErrorPolicy] = {
 
 
 def policy_of(outcome: str) -> ErrorPolicy | None:
-    """Return the policy of an outcome in an event; None: it was no error."""
+    """Return the policy of an event's outcome; None if the outcome is no error code."""
     return _OF_OUTCOME.get(outcome)
 
 
@@ -197,9 +201,9 @@ class PlatformError(Exception):
 
     Attributes:
         code: Code of the error.
-        message: Text for people, with the fix. Never holds secrets or another tenant's data.
-        retry_after_s: Seconds after which a retry makes sense; None: never.
-        param: Request field at fault, if there is one.
+        message: Text for people, with the fix, and without secrets or data of other tenants.
+        retry_after_s: Seconds after which to retry; None if a retry is useless.
+        param: Name of the invalid request field, if any.
     """
 
     def __init__(
@@ -223,12 +227,12 @@ class PlatformError(Exception):
 
 
 class BadRequestError(PlatformError):
-    """The request is at fault; sending it again does not help."""
+    """The request is invalid, so a retry cannot succeed."""
 
 
 class RejectedError(PlatformError):
-    """A refusal before any queue: over the caller's limit (429) or the platform's (503)."""
+    """A refusal before queuing: the caller's limit (429) or the platform's (503) is reached."""
 
 
 class FailedError(PlatformError):
-    """A failure after the dispatch."""
+    """A failure after the request was dispatched."""

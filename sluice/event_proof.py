@@ -1,4 +1,4 @@
-"""Proof that an event is of this installation: brokers accept messages from any client."""
+"""Proof that this installation made an event, because brokers accept messages of any client."""
 
 from collections.abc import Iterable, Mapping
 

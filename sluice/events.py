@@ -1,14 +1,15 @@
-"""Ships events to the broker without ever making a request wait.
+"""Sends events to the broker without delaying requests.
 
-`emit` appends to a bounded queue in memory; one owned thread does the rest. While the broker
-answers, events go straight to it. Once it has been away for `broker_wait_s`, or the client's own
-queue is full, all events go to the disk spool instead, and the thread replays the spool in order
-until it is empty; only then do events go straight again. Every lost event is counted.
+`emit` appends an event to a bounded queue in memory, and a thread of the producer sends the events.
+While the broker answers, events are sent directly. If the broker has been away for `broker_wait_s`,
+or the client's own queue is full, all events are written to the disk spool. The thread then sends
+the spool's events in order, and returns to direct sending when the spool is empty. Every lost event
+is counted.
 
-Delivery is at least once (a replayed batch may have arrived before): consumers deduplicate by
-`event_id`. A crash of the process loses events in memory only: the last `_TICK_S` of them, and
-those that the broker has not acknowledged within `broker_wait_s`. Routers report these instead.
-After the loss of a router, `put_on_disk` spools events that the broker does not take at once.
+Delivery is at least once, because a replayed batch may have been delivered before, so consumers
+deduplicate by `event_id`. A crash of the process loses only events in memory: those of the last
+`_TICK_S`, and those that the broker had not acknowledged. Routers report such events instead. After
+the loss of a router, `put_on_disk` spools all events that the broker does not acknowledge at once.
 """
 
 import threading
@@ -30,31 +31,32 @@ log = structlog.get_logger(__name__)
 REQUESTS_TOPIC = "sluice.requests.v1"
 TEXTS_TOPIC = "sluice.texts.v1"
 
-# Brokers refuse messages above 1 MB by default; one that is always refused would block the spool.
+# Largest event. Brokers refuse messages above 1 MB by default, and an event that is always refused
+# would block the spool.
 EVENT_MAX_BYTES = 900_000
-_TICK_S = 0.05  # how long an event may lie in memory before the thread sees it
-_CHUNK = 256  # events per step of the thread, so that it never holds the interpreter for long
+_TICK_S = 0.05  # longest time in seconds until the thread sees a new event
+_CHUNK = 256  # events per step of the thread, which bounds the time that it holds the interpreter
 _REPLAY_BATCH = 1_000
 _RETRY_PAUSE_S = 0.5
-# Seconds that the broker may take before events go to disk, from where they are sent again.
+# Seconds without an acknowledgement until events are spooled, after a call of `put_on_disk`.
 _ACKNOWLEDGED_S = 0.2
-_PURGE_S = 5.0  # purging is local and takes microseconds; a client stuck longer is given up
+_PURGE_S = 5.0  # longest purge; it is local and takes microseconds unless the client hangs
 
 
 @dataclass(frozen=True, slots=True)
 class EventStats:
-    """Counters since the start, and two gauges.
+    """Counters since the start of the producer, and the gauges `queued` and `spool_bytes`.
 
     Attributes:
-        emitted: Calls of `emit`.
-        delivered: Events acknowledged by the broker, replayed ones included.
-        delivery_failures: Attempts that the broker did not acknowledge; the events were spooled.
+        emitted: Number of calls of `emit`.
+        delivered: Events that the broker acknowledged, including replayed events.
+        delivery_failures: Attempts that the broker did not acknowledge; their events were spooled.
         spooled: Events written to the disk spool.
-        dropped: Lost events: no room in memory or on disk, too large, or no spool configured.
+        dropped: Events lost for lack of memory, disk or a spool, or because of their size.
         damaged: Records of the spool that could not be read back.
-        queued: Events in memory now; a gauge.
-        spool_bytes: Bytes on disk now; a gauge.
-        evicted: Records of the lesser spool that were deleted for these, because the disk was full.
+        queued: Events in memory now.
+        spool_bytes: Bytes of the spool on disk now.
+        evicted: Records of the lesser spool that were deleted to make room on a full disk.
     """
 
     emitted: int
@@ -82,7 +84,7 @@ def _client_config(
         "message.timeout.ms": int(broker_wait_s * 1000),
         "reconnect.backoff.ms": 50,
         "reconnect.backoff.max.ms": 1000,
-        # Successes are what was produced and neither failed nor is queued; no call for each.
+        # Successes are computed from the other counters, which saves a callback per event.
         "delivery.report.only.error": True,
         "log_level": 0,
         **security(),
@@ -90,9 +92,9 @@ def _client_config(
 
 
 class EventProducer:
-    """Sends serialised messages to one topic. Owns a thread from construction until `close`.
+    """Sends serialized messages to one topic, by a thread that runs until `close`.
 
-    Construct it after any fork; call `emit` from one thread only.
+    A producer must be constructed after any fork, and `emit` must be called from one thread only.
     """
 
     def __init__(
@@ -110,21 +112,21 @@ class EventProducer:
         may_spool: Callable[[], bool] = lambda: True,
         is_over: Callable[[bytes], bool] = lambda _: False,
     ) -> None:
-        """Start shipping; the broker need not run yet.
+        """Start the thread; the broker may still be down.
 
         Args:
             bootstrap: `host:port,...` of the brokers.
             topic: Topic of all events.
-            spool_directory: Root of the disk spool; several processes may share it. None: events
-                that cannot be delivered are dropped and counted.
-            spool_max_bytes: Bound of the spool; above it the oldest events are dropped and counted.
-            spool_segment_bytes: Bytes of a spool file, and the most that a crash delivers twice.
-            lesser_spool: Root of a spool of lesser events, deleted first on a full disk.
-            queue_max: Events in memory, and the same number again inside the client.
-            broker_wait_s: Seconds that the broker may be away before events go to disk.
+            spool_directory: Root of the disk spool, which several processes may share; None:
+                undeliverable events are dropped and counted.
+            spool_max_bytes: Largest size of the spool, above which the oldest events are dropped.
+            spool_segment_bytes: Size of a spool file, and the most bytes that a crash repeats.
+            lesser_spool: Root of a spool of less important events, deleted first on a full disk.
+            queue_max: Most events in the queue; the client's own queue has the same bound.
+            broker_wait_s: Seconds without an acknowledgement until events are spooled.
             linger_ms: Milliseconds that the client waits to fill a batch.
-            may_spool: Whether these events may use the disk; if not, spooled ones are dropped.
-            is_over: Returns whether an event from the spool has expired: then it is not sent.
+            may_spool: Returns whether these events may be spooled; if not, the spool is emptied.
+            is_over: Returns whether a spooled event has expired and must not be sent.
 
         Raises:
             OSError: The spool directory cannot be written.
@@ -154,7 +156,7 @@ class EventProducer:
         self._thread.start()
 
     def emit(self, payload: bytes) -> None:
-        """Queue one event; never blocks and never raises for lack of room or broker."""
+        """Queue one event, or count it as dropped if the queue is full; never blocks or raises."""
         if len(self._queue) >= self._queue_max or len(payload) > EVENT_MAX_BYTES:
             self._queue_drops += 1
         else:
@@ -162,16 +164,16 @@ class EventProducer:
         self._emitted += 1
 
     def put_on_disk(self) -> None:
-        """Spool events at once from now on instead of keeping them in memory; never blocks.
+        """Spool all events that the broker has not acknowledged `_ACKNOWLEDGED_S` from now.
 
-        To be called when no other process could report them if this one were killed. They may
-        arrive twice.
+        Call it while no router could report the events if this process were killed. Spooled events
+        may be delivered twice. The call never blocks.
         """
         self._disk_wanted = True
 
     @property
     def stats(self) -> EventStats:
-        """A snapshot; consistent enough for metrics."""
+        """Current values of the counters, read without a lock, for metrics only."""
         spool = self._spool
         in_client = len(self._producer)
         return EventStats(
@@ -188,14 +190,14 @@ class EventProducer:
 
     @property
     def is_spool_tight(self) -> bool:
-        """Whether the disk is short of room for these events."""
+        """Whether the spool is more than half full, or the disk is full."""
         return self._spool is not None and self._spool.is_tight
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until all events emitted before are at the broker; blocks, so call it in a thread.
+        """Wait until the broker has acknowledged all events emitted so far; blocks.
 
         Returns:
-            False when time ran out first; the events go on being shipped.
+            Whether all events were acknowledged within `timeout_s`; the thread continues to send.
         """
         wanted = self._emitted
         with self._settled:
@@ -204,7 +206,7 @@ class EventProducer:
             )
 
     def close(self, timeout_s: float = 5.0) -> None:
-        """Flush, put what is left into the spool (or count it as dropped), end the thread."""
+        """Flush, spool the remaining events or count them as dropped, and end the thread."""
         if self._thread.is_alive():
             self.flush(timeout_s)
             self._stop.set()
@@ -215,7 +217,7 @@ class EventProducer:
             try:
                 self._turn()
             except Exception:
-                # No task awaits this thread: without the catch every later event would be lost.
+                # No task awaits this thread, so an uncaught error would lose every later event.
                 log.exception("event_shipping_failed", topic=self._topic)
                 self._stop.wait(_RETRY_PAUSE_S)
         self._purge()
@@ -234,7 +236,7 @@ class EventProducer:
             with self._settled:
                 self._settled_emitted = emitted
                 self._settled.notify_all()
-        # Also the pause: returns early only when there is a failure to report.
+        # The poll is also the pause between turns; a delivery failure ends the poll early.
         self._producer.poll(0.0 if len(self._queue) > _CHUNK else _TICK_S)
 
     def _step(self, now: float) -> None:
@@ -256,7 +258,7 @@ class EventProducer:
             self._keep(self._take())
 
     def _is_disk_due(self, now: float) -> bool:
-        """Return whether events in memory have to be spooled now."""
+        """Return whether all events in memory must be spooled now."""
         if self._disk_wanted:
             self._disk_wanted, self._disk_at = False, self._disk_at or now + _ACKNOWLEDGED_S
         if self._disk_at is None or now < self._disk_at:
@@ -265,10 +267,10 @@ class EventProducer:
         return self._spool is not None
 
     def _may_wait(self) -> bool:
-        """Whether the queue can stay in memory until the spool is empty.
+        """Return whether new events can stay in memory because the replay of the spool ends soon.
 
-        Otherwise events that come during the replay would be spooled as well, and so on: under
-        steady load the spool would never be empty.
+        If all events that arrive during a replay were spooled, the spool would never be empty under
+        a steady load.
         """
         assert self._spool is not None
         is_last = self._replaying > 0 and not self._failed and self._spool.is_all_peeked
@@ -283,7 +285,7 @@ class EventProducer:
                 return
 
     def _replay(self, now: float) -> None:
-        """Send the oldest spooled events; forget them only when every one is acknowledged."""
+        """Send the oldest spooled events, and delete them once all are acknowledged."""
         assert self._spool is not None
         if self._replaying and not self._failed:
             if len(self._producer):
@@ -291,13 +293,13 @@ class EventProducer:
             self._spool.advance()
         elif self._failed:
             self._reset()
-            self._failed.clear()  # still in the spool
+            self._failed.clear()  # the failed events are still in the spool
             self._retry_at = now + _RETRY_PAUSE_S
         was_delivered = self._replaying > 0
         self._replaying = 0
         if now < self._retry_at:
             return
-        # One event is enough to ask whether the broker is back.
+        # After a failure, a single event tests whether the broker is back.
         batch = self._spool.peek(_REPLAY_BATCH if was_delivered else 1)
         if not batch:
             self._is_direct = True
@@ -318,7 +320,7 @@ class EventProducer:
         return True
 
     def _fall_back(self) -> None:
-        """Take back all unacknowledged events, oldest first, and use the spool from now on."""
+        """Spool all unacknowledged events, oldest first, and use the spool from now on."""
         self._reset()
         failed, self._failed = self._failed, []
         self._keep(failed)
@@ -327,12 +329,12 @@ class EventProducer:
             log.warning("events_spooled", topic=self._topic, events=len(failed))
 
     def _reset(self) -> None:
-        """Begin anew with a fresh client, without the old one's fatal error or lost sequence."""
+        """Replace the client, which may have a fatal error or a gap in its sequence numbers."""
         self._purge()
         self._producer = Producer(self._config)
 
     def _purge(self) -> None:
-        """Make the client report everything unacknowledged as failed."""
+        """Make the client report all unacknowledged events as failed."""
         self._producer.purge()
         deadline = time.monotonic() + _PURGE_S
         while len(self._producer) and time.monotonic() < deadline:

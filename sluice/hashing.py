@@ -1,8 +1,9 @@
-"""Block hashes of the prefix cache: the one function that gateway, router and engine share.
+"""Block hashes of the prefix cache, computed in the same way by gateway, router and engine.
 
-A chain: each full block's hash covers its token ids and, as key, the hash of the block before it;
-the first is keyed by a root that names everything else that the KV values depend on. Two prompts
-share cached blocks only if all of that is equal.
+The hashes form a chain: the hash of each full block covers the block's token ids and is keyed by
+the hash of the preceding block. The first block is keyed by a root, which covers everything else
+that the KV values depend on: base, adapter and tenant salt. So two prompts share a cached block
+only if their roots and all tokens up to the end of the block are equal.
 """
 
 import hashlib
@@ -12,14 +13,14 @@ from struct import iter_unpack
 
 BLOCK_TOKENS = 32  # tokens per KV block; fixed by the OpenVINO CPU plugin
 HASH_BYTES = 16
-_BLOCK = f"{4 * BLOCK_TOKENS}s"  # ids have 4 bytes
+_BLOCK = f"{4 * BLOCK_TOKENS}s"  # struct format of one block, with 4 bytes per token id
 
 
 def cache_root(base_digest: str, adapter_digest: str, tenant_salt: bytes) -> bytes:
-    """Return the 16-byte root of a chain.
+    """Return the 16-byte root of a chain of block hashes.
 
-    The parts are length-prefixed, so that no two different triples give the same input. The salt
-    keeps tenants from sharing, and so from timing, one another's prompts.
+    The parts are length-prefixed, so that different arguments never give the same input. Because of
+    the salt, tenants share no cached blocks, and cannot detect each other's prompts by timing.
     """
     digest = hashlib.blake2b(digest_size=HASH_BYTES)
     for part in (base_digest.encode(), adapter_digest.encode(), tenant_salt):
@@ -29,7 +30,7 @@ def cache_root(base_digest: str, adapter_digest: str, tenant_salt: bytes) -> byt
 
 
 def session_hash(tenant_id: str, session: str) -> int:
-    """Return the hash of a tenant's session, by which it stays together; 0: no session."""
+    """Return the hash of a tenant's session, used for sticky routing; 0 without a session."""
     if not session:
         return 0
     key = tenant_id.encode()
@@ -47,8 +48,8 @@ def block_hashes(
     Args:
         tokens: Token ids; at least `count * BLOCK_TOKENS` of them.
         root: Root of the chain, from `cache_root`.
-        count: Full blocks wanted.
-        known: Hashes of the first blocks, already computed; at most `count`.
+        count: Number of full blocks to hash.
+        known: Hashes of the first blocks that were already computed; at most `count`.
     """
     assert len(tokens) >= count * BLOCK_TOKENS, (len(tokens), count)
     hashes = list(known)
@@ -63,7 +64,7 @@ def chained_hashes(tokens: Sequence[int], root: bytes, known: bytes = b"") -> by
     Args:
         tokens: Token ids.
         root: Root of the chain, from `cache_root`.
-        known: Earlier result for a beginning of `tokens`; only the rest is hashed.
+        known: Earlier result for a prefix of `tokens`; only the rest is hashed.
     """
     first = len(known) // HASH_BYTES * BLOCK_TOKENS
     hashes = [known] if known else []
@@ -75,7 +76,7 @@ def chained_hashes(tokens: Sequence[int], root: bytes, known: bytes = b"") -> by
 def shared_blocks(one: bytes, other: bytes) -> int:
     """Return how many leading blocks two prompts have in common, by their concatenated hashes."""
     low, high = 0, min(len(one), len(other)) // HASH_BYTES
-    while low < high:  # hashes are chained: an equal one has equal ones before it
+    while low < high:  # binary search, since in a chain equal hashes imply equal preceding hashes
         middle = (low + high + 1) // 2
         last = slice((middle - 1) * HASH_BYTES, middle * HASH_BYTES)
         low, high = (middle, high) if one[last] == other[last] else (low, middle - 1)
@@ -85,8 +86,9 @@ def shared_blocks(one: bytes, other: bytes) -> int:
 def _extend(hashes: list[bytes], ids: Sequence[int], key: bytes) -> None:
     """Append the hash of each block of `ids`, which follow the block whose hash is `key`.
 
-    The ids are packed once: cutting a list per block costs as much as the hash. They are unsigned,
-    the format that arrays fill fastest; no token id is too large for it.
+    The ids are packed into an array once, because slicing a list per block would cost as much as
+    hashing. Unsigned 32-bit integers are the format that arrays fill fastest, and fit all token
+    ids.
     """
     blake2b = hashlib.blake2b
     packed = ids if isinstance(ids, array) and ids.typecode == "I" else array("I", ids)

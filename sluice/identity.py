@@ -1,8 +1,8 @@
-"""Identities that certificates prove, and the callers of each service; pure.
+"""The roles that certificates prove, and the roles that may call each service; pure.
 
-A process' certificate carries a DNS name per role: `<role>.<domain>`. DNS names, not URIs as SPIFFE
-has them, because every TLS library checks them in both directions: gRPC, Triton, aiohttp and
-Prometheus can all be told to expect `router.sluice.internal` wherever they dial.
+The certificate of a process has one DNS name per role, `<role>.<domain>`. DNS names are used
+instead of SPIFFE's URIs, because every TLS library can verify them: gRPC, Triton, aiohttp and
+Prometheus can all require a name such as `router.sluice.internal` at any address.
 """
 
 from collections.abc import Iterable
@@ -26,7 +26,7 @@ class CertificateRole(StrEnum):
 
 
 class Service(StrEnum):
-    """A service that listens; gRPC services by their full names."""
+    """A service that accepts calls; for gRPC services, the value is the full name."""
 
     ROUTER = "sluice.wire.router.v1.RouterService"
     CONTROL = "sluice.wire.control.v1.ControlService"
@@ -41,7 +41,7 @@ class Service(StrEnum):
 
 
 CALLERS: dict[Service, frozenset[CertificateRole]] = {
-    # The control plane pings; operators ask for explanations.
+    # The control plane sends pings, and operators request explanations.
     Service.ROUTER: frozenset(
         {
             CertificateRole.GATEWAY,
@@ -63,13 +63,13 @@ CALLERS: dict[Service, frozenset[CertificateRole]] = {
     Service.STATE: frozenset({CertificateRole.GATEWAY}),
     Service.RECORDS: frozenset({CertificateRole.GATEWAY}),
     Service.BATCHES: frozenset({CertificateRole.GATEWAY}),
-    # Gateways have embeddings made; agents probe. Triton itself asks for no role: allowed callers
-    # have a CA of their own.
+    # Gateways request embeddings, and agents send probes. Triton itself checks no roles, so the
+    # permitted callers have their own CA.
     Service.ENGINE: frozenset(
         {CertificateRole.GATEWAY, CertificateRole.ROUTER, CertificateRole.AGENT}
     ),
     Service.CHUNKS: frozenset({CertificateRole.AGENT}),
-    # Without a Prometheus, the control plane evaluates alert rules on them.
+    # In an installation without Prometheus, the control plane evaluates alert rules on metrics.
     Service.METRICS: frozenset(
         {CertificateRole.MONITORING, CertificateRole.OPERATOR, CertificateRole.CONTROL_PLANE}
     ),
@@ -78,10 +78,10 @@ CALLERS: dict[Service, frozenset[CertificateRole]] = {
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The identity of a peer, by its certificate.
+    """The identity of a peer, as its certificate proves it.
 
     Attributes:
-        roles: Roles of the certificate; an agent's is also for its engines.
+        roles: Roles of the certificate; that of an agent also has the role of its engines.
         names: All DNS names of the certificate.
     """
 
@@ -94,24 +94,24 @@ class Identity:
 
 
 def server_name(role: CertificateRole, domain: str) -> str:
-    """Return the DNS name that certificates of a role carry."""
+    """Return the DNS name in the certificates of a role."""
     return f"{role.value}.{domain}"
 
 
 def identity_of(names: Iterable[str], domain: str) -> Identity:
-    """Return the identity of a certificate with these DNS names; unknown names are ignored."""
+    """Return the identity for a certificate's DNS names; names of no role are ignored."""
     listed = tuple(names)
     known = {server_name(role, domain): role for role in CertificateRole}
     return Identity(frozenset(known[name] for name in listed if name in known), listed)
 
 
 def allowed(identity: Identity, service: str) -> bool:
-    """Return whether a peer may call a service; unlisted services allow none."""
+    """Return whether a peer may call a service; a service that is not listed has no callers."""
     return service in CALLERS and not CALLERS[Service(service)].isdisjoint(identity.roles)
 
 
 def refusal(identity: Identity, service: str, domain: str) -> str:
-    """Return the reason of a refusal, and the fix."""
+    """Return the reason for a refusal, and how to fix it."""
     callers = CALLERS[Service(service)] if service in CALLERS else frozenset[CertificateRole]()
     wanted = sorted(server_name(role, domain) for role in callers)
     return (

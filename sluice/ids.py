@@ -1,23 +1,23 @@
-"""The source of ids: one place, so that simulations can replace it by a seeded source."""
+"""The source of all ids and secrets, which simulations replace by a seeded source."""
 
 import re
 import secrets
 import time
 
-# Names of tenants, models, bases, ..., as their makers choose them.
+# Names that users choose for tenants, models, bases and other objects.
 ID_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,127}"
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"  # Crockford base 32: no i, l, o, u
 
 
 def base32(value: int, length: int) -> str:
-    """Return this many characters of Crockford's base 32, in lower case."""
+    """Return a number as `length` characters of Crockford's base 32, in lower case."""
     digits = [_ALPHABET[(value >> (5 * i)) & 31] for i in range(length)]
     return "".join(reversed(digits))
 
 
 def base32_value(text: str) -> int:
-    """Return the number of such characters; ValueError for others."""
+    """Return the number that `base32` encoded; raises ValueError for other characters."""
     value = 0
     for character in text:
         value = value << 5 | _ALPHABET.index(character)
@@ -25,18 +25,21 @@ def base32_value(text: str) -> int:
 
 
 def new_id(prefix: str) -> str:
-    """Return `prefix_` + 26 characters: milliseconds, so that ids sort, and 80 random bits."""
+    """Return `prefix_` and 26 characters, which encode the time in ms and 80 random bits.
+
+    Because the time comes first, ids sort by their creation.
+    """
     return f"{prefix}_{base32(time.time_ns() // 1_000_000, 10)}{base32(secrets.randbits(80), 16)}"
 
 
 def new_secret(prefix: str) -> str:
-    """Return a secret of 256 random bits; scanners recognise it by its prefix."""
+    """Return a secret of 256 random bits, with a prefix by which secret scanners find it."""
     return f"{prefix}-{secrets.token_urlsafe(32)}"
 
 
 def is_request_id(text: str) -> bool:
-    """Return whether a text may be a request's id, which is also a segment of URL paths.
+    """Return whether a text is a valid request id, which is also used as a URL path segment.
 
-    `.` and `..` are excluded: in a URL they would name another resource.
+    The texts `.` and `..` are invalid, because in a URL they would name another resource.
     """
     return _REQUEST_ID.fullmatch(text) is not None and text not in {".", ".."}

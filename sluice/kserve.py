@@ -1,11 +1,12 @@
 """The engine host's protocol inside Triton's `ModelStreamInfer`, on grpc.aio.
 
-Used by the router (attachments) and the node agent (canary). Messages are tritonclient's. Its
-client is not used: it cannot ask for the empty final response and loses the request id of errors.
+The module is used by the router (attachments) and by the node agent (probes). The message classes
+come from tritonclient. Its client is not used, because it cannot request the empty final response,
+and loses the request id of errors.
 
-How a stream ends matters: a finished stream is half-closed and read to its end. Cancelling after
-a final response leaks a model reference inside Triton, which then cannot stop in order. Cancelling
-earlier (a dead or silent host) is clean.
+A finished stream must be half-closed and read to its end. Cancelling a stream after a final
+response leaks a model reference inside Triton, which then cannot stop normally. Cancelling earlier,
+as for a dead or silent host, is safe.
 """
 
 import asyncio
@@ -28,8 +29,8 @@ _FINAL = "triton_final_response"
 _FINAL_RESPONSE = "triton_enable_empty_final_response"
 _ATTACH_ID = "attach"
 
-# Frames arrive at least every 0.25 s, so pings only serve to notice a dead peer on an idle channel;
-# Triton answers more frequent ones with GOAWAY.
+# Frames arrive at least every 0.25 s, so keepalive pings only detect a dead peer on an idle
+# channel. Triton answers more frequent pings with GOAWAY.
 CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
@@ -40,7 +41,7 @@ CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_reconnect_backoff_ms", 2_000),
     ("grpc.enable_retries", 0),
     ("grpc.enable_http_proxy", 0),
-    ("grpc.use_local_subchannel_pool", 1),  # a connection, and so a flow window, of its own
+    ("grpc.use_local_subchannel_pool", 1),  # each channel has its own connection and flow window
 )
 
 _EOF = grpc.aio.EOF  # pyright: ignore[reportAttributeAccessIssue] - the stubs lack it
@@ -49,10 +50,10 @@ _TRANSPORT_ERRORS = (grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.InvalidS
 
 
 def infer_request(model: str, request: engine.HostRequest, *, request_id: str) -> Any:
-    """Return the `ModelInferRequest` that carries `request`.
+    """Return the `ModelInferRequest` that contains `request`.
 
-    Only an attachment asks for its empty final response: for all others the final is silent, which
-    saves a message each.
+    Only an attachment requests the empty final response; for all other requests that message is
+    suppressed.
     """
     payload = request.SerializeToString()
     message = messages.ModelInferRequest(model_name=model, id=request_id)
@@ -66,10 +67,10 @@ def infer_request(model: str, request: engine.HostRequest, *, request_id: str) -
 def read_response(message: Any) -> tuple[str, engine.HostFrame | None, bool, str]:
     """Return the contents of a `ModelStreamInferResponse`.
 
-    That is (request id, frame if there is one, whether it is final, error text or "").
+    The result is (request id, frame or None, whether the response is final, error text or "").
 
     Raises:
-        DecodeError: The contents are no frame.
+        DecodeError: The contents are not a valid frame.
     """
     reply = message.infer_response
     final = _FINAL in reply.parameters and reply.parameters[_FINAL].bool_param
@@ -81,8 +82,8 @@ def read_response(message: Any) -> tuple[str, engine.HostFrame | None, bool, str
 class HostStream:
     """One `ModelStreamInfer` stream to an engine host.
 
-    One task iterates over the frames; `send` and `close` may be called from others. Every failure
-    of the host or of the way to it is raised as `FailedError`; after one, only `close` makes sense.
+    One task iterates over the frames; other tasks may call `send` and `close`. Every failure of the
+    host or of the connection raises `FailedError`, after which only `close` may be called.
     """
 
     def __init__(
@@ -101,8 +102,8 @@ class HostStream:
             model: Name of the model that holds the engine host.
             silence_s: Longest wait of the iteration for the next frame; None waits forever.
             send_timeout_s: Longest wait for gRPC to take a message.
-            channel: Channel to the address, with `CHANNEL_OPTIONS`; stays open. None: one of its
-                own.
+            channel: Channel to the address, with `CHANNEL_OPTIONS`, which `close` leaves open;
+                None: the stream opens its own channel.
         """
         self._address = address
         self._model = model
@@ -116,7 +117,7 @@ class HostStream:
         self._requests = 0
 
     async def __aenter__(self) -> Self:
-        """Return the stream; `open` stays the caller's, because it has a deadline."""
+        """Return the stream unopened; the caller calls `open`, which needs a timeout."""
         return self
 
     async def __aexit__(
@@ -125,7 +126,7 @@ class HostStream:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """End politely after a regular end, at once after an error."""
+        """Detach and close the stream; after an error, cancel it at once."""
         await self.close(timeout_s=2.0 if exc is None else 0.0)
 
     async def open(self, *, timeout_s: float, is_patient: bool = True) -> None:
@@ -133,10 +134,10 @@ class HostStream:
 
         Args:
             timeout_s: Longest wait.
-            is_patient: Try again when the connection is refused, until the time is up.
+            is_patient: Whether to retry a refused connection until `timeout_s` is over.
 
         Raises:
-            FailedError: UNAVAILABLE, no process answers at the address within `timeout_s`.
+            FailedError: With UNAVAILABLE if no process answers at the address within `timeout_s`.
         """
         if self._channel is None:
             role = CertificateRole.ENGINE
@@ -150,10 +151,10 @@ class HostStream:
         self._call = Stub(self._channel).ModelStreamInfer()
 
     async def send(self, request: engine.HostRequest) -> None:
-        """Write one request; returns when gRPC has taken it.
+        """Write one request, and return when gRPC has accepted the message.
 
         Raises:
-            FailedError: REPLICA_LOST, the stream is broken or does not take it in time.
+            FailedError: With REPLICA_LOST if the stream is broken, or the write times out.
         """
         request_id = _ATTACH_ID if request.HasField("attach") else str(self._requests)
         self._requests += 1
@@ -178,8 +179,8 @@ class HostStream:
         """Return the next frame, or None when the attachment or the stream has ended.
 
         Raises:
-            FailedError: REPLICA_LOST, the stream broke or was silent for `timeout_s`;
-                ENGINE_FAILED, Triton or the host answered with an error.
+            FailedError: With REPLICA_LOST if the stream broke or was silent for `timeout_s`, with
+                ENGINE_FAILED if Triton or the host answered with an error.
         """
         while True:
             async with self._read_lock:
@@ -210,8 +211,8 @@ class HostStream:
         self._call = self._channel = None
         if call is not None and not call.done():
             try:
-                # No detach that is cut off half-way: its final response would meet the cancel,
-                # and Triton has died of that (SIGSEGV, within tens of such ends).
+                # Without time for a complete detach, the stream is cancelled without a detach. A
+                # cancel that meets the final response of a detach can crash Triton (SIGSEGV).
                 if timeout_s <= 0:
                     raise TimeoutError  # noqa: TRY301 - the same end as one that takes too long
                 async with asyncio.timeout(timeout_s):
@@ -252,7 +253,11 @@ class HostStream:
 
 
 async def _connect(channel: grpc.aio.Channel, *, is_patient: bool) -> None:
-    """Wait until a channel is ready; TimeoutError when an impatient one was refused."""
+    """Wait until a channel is ready.
+
+    Raises:
+        TimeoutError: The connection was refused, and `is_patient` is false.
+    """
     while (state := channel.get_state(try_to_connect=True)) is not grpc.ChannelConnectivity.READY:
         if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE and not is_patient:
             raise TimeoutError
@@ -267,13 +272,13 @@ async def call_host(
     timeout_s: float,
     channel: grpc.aio.Channel | None = None,
 ) -> engine.HostFrame:
-    """Return the host's only answer to a request such as `adapters` or `probe`.
+    """Return the host's single answer to a request such as `adapters` or `probe`.
 
-    Uses a connection of its own, or `channel`.
+    The call uses `channel`, or opens its own connection.
 
     Raises:
-        FailedError: UNAVAILABLE or REPLICA_LOST: no answer in time; any other code: the host
-            refused, with its reason.
+        FailedError: With UNAVAILABLE or REPLICA_LOST if there is no answer in time; with the host's
+            own code if the host refused.
     """
     deadline = asyncio.get_running_loop().time() + timeout_s
     async with HostStream(address, model, send_timeout_s=timeout_s, channel=channel) as stream:
@@ -287,18 +292,18 @@ async def call_host(
     if frame.HasField("refused"):
         try:
             code = ErrorCode(frame.refused.code)
-        except ValueError:  # of a newer host
+        except ValueError:  # a newer host may send unknown codes
             code = ErrorCode.ENGINE_FAILED
         raise FailedError(code, f"{address} refused: {frame.refused.message}")
     return frame
 
 
 async def rest(address: str, model: str, timeout_s: float, *, is_asleep: bool) -> bool:
-    """Let an engine sleep, or wake it; return whether it sleeps now.
+    """Put an engine to sleep, or wake it up; return whether the engine sleeps now.
 
     Raises:
-        FailedError: ENGINE_BUSY: it holds sequences; UNSUPPORTED_PARAMETER: it cannot sleep; or it
-            is not healthy.
+        FailedError: With ENGINE_BUSY if the engine has sequences, with UNSUPPORTED_PARAMETER if the
+            engine cannot sleep, or with another code if the engine is not healthy.
     """
     request = engine.HostRequest(rest=engine.Rest(is_asleep=is_asleep))
     return (await call_host(address, model, request, timeout_s=timeout_s)).rested.is_asleep
@@ -323,12 +328,12 @@ async def probe(
         model: Model that the host serves.
         prompt: Token ids.
         tokens: Number of tokens to generate.
-        timeout_s: Seconds for all of it, the adapter's loading included; the host drops it then,
-            too.
+        timeout_s: Seconds for the whole call, including the load of the adapter; the host drops the
+            inference after the same time.
         adapter_digest: Digest of the adapter; empty: the base alone.
         cache_root: Root of the prefix cache, 16 bytes; a fresh one forces a full computation.
-        wants_logprobs: Whether the tokens' log probabilities are wanted, where the engine has them.
-        channel: Connection to the address; None: one of its own.
+        wants_logprobs: Whether to return log probabilities, if the engine supports them.
+        channel: Connection to the address; None: the call opens its own connection.
 
     Raises:
         FailedError: The engine is not healthy.

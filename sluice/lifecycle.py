@@ -1,7 +1,7 @@
-"""The lifecycle of services: background loops with an owner, and the two-step stop.
+"""The lifecycle of services: background loops with an owner, and stop signals.
 
-This module knows no service. Background tasks exist only inside an `asyncio.TaskGroup`; an
-unexpected error ends the group and with it the process, whose supervisor restarts it.
+This module is independent of any service. Background tasks run only inside an `asyncio.TaskGroup`.
+An unexpected error ends the group, and so the process, which its supervisor then restarts.
 """
 
 import asyncio
@@ -24,9 +24,9 @@ async def run_every(
 ) -> None:
     """Run `step` every `interval_s` seconds until cancelled.
 
-    The rhythm is that of the start: a slow step delays the next one, and missed ticks are dropped,
-    not queued. An `expected` error or a step that takes longer than `step_timeout_s` is logged and
-    the loop goes on; any other error ends it, and with it the `TaskGroup` that owns it.
+    Intervals are measured from the start of each step. A slow step delays the next step, and missed
+    steps are dropped, not queued. If a step raises an `expected` error or exceeds `step_timeout_s`,
+    the error is logged and the loop continues. Any other error ends the loop and its `TaskGroup`.
     """
     loop = asyncio.get_running_loop()
     next_at = loop.time()
@@ -42,7 +42,7 @@ async def run_every(
 
 @asynccontextmanager
 async def stop_signals() -> AsyncGenerator[asyncio.Event]:
-    """Yield an event that the first SIGTERM or SIGINT sets; a second one kills at once."""
+    """Yield an event that the first SIGTERM or SIGINT sets; a second signal kills the process."""
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     signals = (signal.SIGTERM, signal.SIGINT)
@@ -62,5 +62,5 @@ async def stop_signals() -> AsyncGenerator[asyncio.Event]:
 
 
 def backoff_s(attempt: int, *, first_s: float, max_s: float) -> float:
-    """Return the pause before retry number `attempt` (0 is the first): doubling, bounded."""
+    """Return the pause before retry number `attempt`, from 0; it doubles, up to `max_s`."""
     return min(max_s, first_s * 2.0 ** min(attempt, 32))

@@ -1,8 +1,8 @@
-"""The kinds of limits, for database, admin REST, wire, CLI and gateways alike. Pure.
+"""The kinds of limits, shared by database, admin REST, messages, CLI and gateways. Pure.
 
-A limit bounds one kind in one scope: an account, a key, or a model in an account. A set of limits
-is a dictionary of values by the names of their kinds; a missing kind, or 0, means no limit. A new
-kind is one more line of `KINDS`.
+A limit bounds one kind of quantity in one scope: an account, a key, or a model in an account. A set
+of limits is a dictionary from names of kinds to values; a missing kind or the value 0 means no
+limit. A new kind needs one more entry of `KINDS`.
 """
 
 from collections.abc import Mapping
@@ -15,20 +15,20 @@ from sluice.errors import ErrorCode
 if TYPE_CHECKING:  # the command line starts without protobuf
     from sluice.wire.control.v1 import control_pb2 as wire
 
-VALUE_MAX = 2**31 - 1  # largest common value of PostgreSQL's integer and the wire's uint32
-SLOT_WAIT_MS = 1000  # of requests at once: when one of those that are open ends is not known
+VALUE_MAX = 2**31 - 1  # largest value that fits PostgreSQL's integer and protobuf's uint32
+SLOT_WAIT_MS = 1000  # retry time at the concurrency limit, as the end of open requests is unknown
 
 Limits = dict[str, int]
 Holder: TypeAlias = "wire.Tier | wire.Tenant | wire.ApiKey"
 
 
 class Counted(IntEnum):
-    """The counted quantity; the first three are those that gateways send to Valkey."""
+    """The limited quantity; gateways send the first three quantities to Valkey."""
 
     REQUESTS = 1
-    TOKENS = 2  # of prompts and answers
-    OPEN = 3  # requests that have begun and not ended
-    LENGTH = 4  # tokens of one request, not a sum
+    TOKENS = 2  # tokens of prompts and answers
+    OPEN = 3  # requests that have started and not ended
+    LENGTH = 4  # tokens of a single request
 
 
 _CODES = {
@@ -44,13 +44,13 @@ class LimitKind:
     """A kind of limit.
 
     Attributes:
-        number: Number in Valkey, 1 to 255; never reused for another kind.
-        name: Name in JSON, in options, and on the wire.
-        counted: Counted quantity: requests, tokens or open requests.
-        text: The unit in words that follow a number.
-        window_s: Seconds in which an empty bucket refills; 0: no refill.
-        header: Suffix of its `x-ratelimit-*` headers; empty: it has none.
-        event_name: Name in the events of requests; empty: `name`.
+        number: Number of the kind in Valkey, 1 to 255; never reused for another kind.
+        name: Name of the kind in JSON, options and messages.
+        counted: The limited quantity.
+        text: Description of the unit, as it follows a number.
+        window_s: Seconds in which an empty token bucket refills; 0: no refill.
+        header: Suffix of the kind's `x-ratelimit-*` headers; empty: no headers.
+        event_name: Name in the events of requests; empty: the same as `name`.
     """
 
     number: int
@@ -63,7 +63,7 @@ class LimitKind:
 
     @property
     def code(self) -> ErrorCode:
-        """The error code of a request beyond the limit."""
+        """The error code of a request that exceeds the limit."""
         return _CODES[self.counted]
 
     @property
@@ -72,7 +72,7 @@ class LimitKind:
         return self.window_s * 1000
 
     def help(self, of: str) -> str:
-        """Return a sentence for an option; `of` is the owner of the limit."""
+        """Return the help text of an option; `of` names the owner of the limit."""
         return f"{self.text[0].upper()}{self.text[1:]} {of}"
 
     def ms_each(self, value: float) -> float:
@@ -123,14 +123,15 @@ KINDS = (
 )
 BY_NAME = {kind.name: kind for kind in KINDS}
 BY_NUMBER = {kind.number: kind for kind in KINDS}
-# Kinds that add up. A key has no others: a request's length limit does not depend on it.
+# Kinds that are sums over requests. Only these can be set for a key, because the length limit of a
+# request does not depend on the key.
 METERED = tuple(kind for kind in KINDS if kind.counted is not Counted.LENGTH)
 NAMES = tuple(kind.name for kind in KINDS)
 METERED_NAMES = tuple(kind.name for kind in METERED)
 
 
 def metered(limits: Mapping[str, int]) -> Limits:
-    """Return the kinds that add up, in the order of kinds."""
+    """Return the limits of the kinds in `METERED`, in the order of `KINDS`."""
     return {name: limits[name] for name in METERED_NAMES if name in limits}
 
 
@@ -148,14 +149,14 @@ def limits_of(holder: Holder, model_id: str = "") -> Limits:
 
     Args:
         holder: Message with the limits.
-        model_id: Model whose limits are wanted; empty: limits for all models together.
+        model_id: Return the limits of this model; empty: the limits of all models together.
     """
     return _columns_of(holder, model_id)
 
 
 def _columns_of(holder: Holder, model_id: str) -> Limits:
     """Return the limits in messages of the older form, with a field for each kind."""
-    # Tiers alone have limits for one model; a tenant's own stand in a message inside it.
+    # Only tiers have limits per model; the limits of a tenant are in a nested message.
     if model_id:
         found = getattr(holder, "model_limits", {}).get(model_id)
     else:

@@ -17,7 +17,7 @@ import structlog
 
 
 class _JsonFormatter(logging.Formatter):
-    """Lines of libraries, in the same form; their messages may contain data of clients."""
+    """Formats log records of libraries as JSON; their messages may contain data of clients."""
 
     def __init__(self, service: str) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class _JsonFormatter(logging.Formatter):
 
 
 class _Unfailing(io.TextIOBase):
-    """Drops lines that cannot be written: the disk is full, or the reader has stopped.
+    """A stream that drops lines that cannot be written, as on a full disk or without a reader.
 
     Logging must neither fail nor delay a request or the process. The rest of a half-written line
     goes out before the next one, which also reports the number of dropped lines.

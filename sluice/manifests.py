@@ -1,8 +1,8 @@
 """Manifests of artifacts, file by file and chunk by chunk; pure.
 
-A manifest lists per file its name, size, SHA-256 and the SHA-256 of each chunk of 4 MiB. Its holder
-can recompute the artifact's digest from it. It is data from outside: everything is checked,
-and its names can be used as paths below a directory on any system.
+A manifest lists the name, size and SHA-256 of each file, and the SHA-256 of each chunk of 4 MiB.
+The artifact's digest can be computed from the manifest alone. Because manifests come from outside,
+every field is validated, and file names are valid relative paths on any system.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ MANIFEST_BYTES_MAX = 16 << 20
 _NAME_CHARACTERS_MAX, _DEPTH_MAX = 255, 8
 _SIZE_MAX = CHUNKS_MAX * CHUNK_BYTES
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-_NAME_PART = re.compile(r"[A-Za-z0-9._+=@ -]*[A-Za-z0-9_+=@-]")  # none ends with a dot or a space
+_NAME_PART = re.compile(r"[A-Za-z0-9._+=@ -]*[A-Za-z0-9_+=@-]")  # no dot or space at the end
 _EMPTY_SHA256 = hashlib.sha256().hexdigest()
 
 
@@ -42,10 +42,10 @@ class FileEntry:
     """A file of an artifact.
 
     Attributes:
-        name: Name, relative to the artifact, with slashes.
-        size_bytes: Bytes of the file; may be 0, then there are no chunks.
+        name: Path relative to the artifact, with slashes.
+        size_bytes: Size of the file; an empty file has no chunks.
         sha256: SHA-256 of the whole file, in hex.
-        chunk_sha256s: SHA-256 of each chunk of `CHUNK_BYTES`; the last one may be shorter.
+        chunk_sha256s: SHA-256 of each chunk; all chunks have `CHUNK_BYTES` except the last.
     """
 
     name: str
@@ -54,7 +54,7 @@ class FileEntry:
     chunk_sha256s: tuple[str, ...]
 
     def chunks(self) -> Iterator[Chunk]:
-        """Yield the file's chunks, in its order."""
+        """Yield the chunks of the file in order."""
         left = self.size_bytes
         for sha256 in self.chunk_sha256s:
             yield Chunk(sha256, min(left, CHUNK_BYTES))
@@ -63,7 +63,7 @@ class FileEntry:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """The files of an artifact; made by `parse_manifest` or `manifest_of_directory`."""
+    """The files of an artifact, as `parse_manifest` or `manifest_of_directory` return them."""
 
     files: tuple[FileEntry, ...]
 
@@ -77,11 +77,11 @@ class Manifest:
 
     @property
     def size_bytes(self) -> int:
-        """Size of all files together."""
+        """Total size of all files."""
         return sum(file.size_bytes for file in self.files)
 
     def chunks(self) -> dict[str, int]:
-        """Return the size in bytes of each different chunk, by SHA-256."""
+        """Return the size in bytes of each distinct chunk, by SHA-256."""
         return {chunk.sha256: chunk.size_bytes for file in self.files for chunk in file.chunks()}
 
     def missing(self, present: Collection[str]) -> list[Chunk]:
@@ -93,7 +93,7 @@ class Manifest:
         return next((file for file in self.files if file.name == name), None)
 
     def document(self) -> dict[str, Any]:
-        """Return the content of its JSON form."""
+        """Return the manifest as a JSON object."""
         files = [
             {
                 "name": file.name,
@@ -111,7 +111,7 @@ class Manifest:
 
     @property
     def sha256(self) -> str:
-        """Hash of the canonical JSON: unlike `digest` it covers the claimed sizes and chunks."""
+        """Hash of the canonical JSON, which unlike `digest` also covers sizes and chunks."""
         return hashlib.sha256(self.canonical_json()).hexdigest()
 
 
@@ -138,7 +138,7 @@ def parse_manifest(document: object) -> Manifest:
 
 
 def manifest_of_directory(directory: Path) -> Manifest:
-    """Return the manifest of a directory; at most a chunk is in memory at once.
+    """Return the manifest of a directory, reading one chunk at a time.
 
     Raises:
         ManifestError: The directory is empty, too large, or holds a file that cannot be in an
@@ -167,7 +167,7 @@ def read_chunks(file: BinaryIO) -> Iterator[bytes]:
 
 
 def _made(files: Iterable[FileEntry]) -> Manifest:
-    """Return the manifest of files in the order in which the digest takes them."""
+    """Return the manifest of the given files, sorted as the digest requires."""
     made = Manifest(tuple(sorted(files, key=lambda file: file.name.split("/"))))
     _check_names([file.name for file in made.files])
     sizes: dict[str, int] = {}
@@ -246,7 +246,7 @@ def _check_name(name: str) -> None:
 
 
 def _check_names(names: list[str]) -> None:
-    """Refuse names that would collide on a system without distinction of case."""
+    """Refuse names that would collide on a case-insensitive file system."""
     files: dict[str, str] = {}
     directories: dict[str, str] = {}
     for name in names:

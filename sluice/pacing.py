@@ -1,6 +1,6 @@
-"""Bounds of what a stream may wait for, so that several of its tokens leave in one write."""
+"""Longest delays of tokens in a stream, by which several tokens share one write."""
 
-# Between two writes of a stream: well below the time that it may be silent.
+# Longest interval between two writes of a stream, well below the permitted silence of a stream.
 INTERVAL_MS_MAX = 5_000
-# That pieces of reasoning and of calls wait for those behind them: too little to be noticed.
+# Longest delay of reasoning and tool call tokens, too short to be noticed.
 GATHER_MS_MAX = 50

@@ -1,15 +1,15 @@
-"""Marks of prompts, by which gateways hear which blocks a cell caches; pure.
+"""Marks of prompts, by which routers report to gateways which prefixes a cell has cached; pure.
 
-A mark is a part of the hash of a prompt's block. Hashes are chained, so a mark at a depth stands
-for all blocks before it, and few depths of a prompt need one. Depths are numbers of leading blocks.
-Routers and gateways share these functions.
+A mark is a part of a block's hash. Because hashes are chained, the mark at some depth (a number of
+leading blocks) identifies all blocks up to that depth. So only a few depths of a prompt need a
+mark. Routers and gateways share these functions.
 """
 
 from collections.abc import Sequence
 
-DEPTH_MIN = 4  # blocks; to find fewer saves less than a millisecond of a GPU for each
+DEPTH_MIN = 4  # least depth with a mark, in blocks; finding fewer cached blocks saves too little
 _MARK_MASK = 0xFFFFFFFF
-_EXACT_BITS = 5  # up to 32 blocks every depth may have a mark, beyond that 16 in each octave
+_EXACT_BITS = 5  # every depth up to 32 blocks may have a mark, and 16 depths per octave beyond
 
 
 def mark_at(hashes: Sequence[int], depth: int) -> int:
@@ -17,39 +17,39 @@ def mark_at(hashes: Sequence[int], depth: int) -> int:
 
     Args:
         hashes: First eight bytes of the hash of each block, as integers.
-        depth: At least 1, at most all.
+        depth: Number of leading blocks, from 1 to the length of `hashes`.
     """
     return hashes[depth - 1] & _MARK_MASK
 
 
 def step_at(depth: int) -> int:
-    """Return the distance of the depths with marks, as it is up to a depth."""
+    """Return the distance between depths that may have marks, just below a depth."""
     return 1 << max(0, (depth - 1).bit_length() - _EXACT_BITS)
 
 
 def floored(depth: int) -> int:
-    """Return the deepest depth up to this one that may have a mark; 0: it is too small."""
+    """Return the greatest depth up to `depth` that may have a mark; 0 below `DEPTH_MIN`."""
     if depth < DEPTH_MIN:
         return 0
     return depth - depth % step_at(depth)
 
 
 def following(depth: int) -> int:
-    """Return the next depth that may have a mark."""
+    """Return the next greater depth that may have a mark."""
     return max(DEPTH_MIN, depth + step_at(depth + 1))
 
 
 def rungs(blocks: int) -> list[int]:
-    """Return the depths that have marks in every prompt of a length: the powers of two."""
+    """Return the depths at which every prompt of `blocks` blocks has marks: powers of two."""
     return [1 << power for power in range(2, blocks.bit_length())]
 
 
 def marks_of(hashes: Sequence[int], cached: int = 0) -> list[int]:
-    """Return the marks of a prompt that is computed: of its rungs, its end and its cached part.
+    """Return the marks of a computed prompt: at its rungs, its end and the end of its cached part.
 
     Args:
-        hashes: See `mark_at`.
-        cached: Leading blocks that were cached before, as those that several prompts share.
+        hashes: First eight bytes of the hash of each block, as integers.
+        cached: Number of leading blocks that were already cached, probably a shared prefix.
     """
     blocks = len(hashes)
     depths = {*rungs(blocks), floored(blocks), floored(min(cached, blocks))} - {0}

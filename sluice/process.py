@@ -1,9 +1,9 @@
-"""Child processes that can be trusted to end: own process group, bounded stop, nothing left behind.
+"""Child processes that end reliably: each has its own process group, which is stopped as a whole.
 
-Used by the node agent (Triton), by the local stack (every server) and by the tests. A
-`ChildProcess` never restarts anything by itself; `keep_running` does, with back-off, and tells its
-owner. An `AdoptedProcess` was started by an earlier owner, who may have died. Linux only: ends are
-noticed through pidfds, and descendants are found in /proc.
+This module is used by the node agent (for Triton), by the local stack (for every server) and by the
+tests. A `ChildProcess` is never restarted; `keep_running` restarts children with back-off and
+reports every change to its caller. An `AdoptedProcess` was started by an earlier process, which may
+have died. The module needs Linux, because it waits for pidfds and finds descendants in /proc.
 """
 
 import asyncio
@@ -41,9 +41,9 @@ __all__ = [
 
 log = structlog.get_logger(__name__)
 
-LOG_BYTES_MAX = 16 << 20  # a longer log becomes `<name>.1` when its process starts again
-HEALTHY_S = 30.0  # readiness that long makes the next failure the first one
-_KILL_WAIT_S = 5.0  # a killed process that lives longer hangs in the kernel
+LOG_BYTES_MAX = 16 << 20  # size above which a log is renamed to `<name>.1` at the next start
+HEALTHY_S = 30.0  # seconds of readiness after which the back-off starts again at its first value
+_KILL_WAIT_S = 5.0  # longest wait for killed processes; one that lives longer hangs in the kernel
 
 
 def _nothing() -> None:
@@ -55,16 +55,16 @@ class ProcessSpec:
     """The command, environment, stop and clean-up of a child.
 
     Attributes:
-        name: Name, unique within its owner; also of the log file.
+        name: Name of the child, unique within its owner.
         command: Program and arguments.
-        env: The child's whole environment; nothing is inherited.
-        log_file: File for stdout and stderr, appended. None: this process's own.
-        ready: Raises (OSError, ConnectionError, RuntimeError, ...) until the child can serve.
-        uid: User and group id to run as; None: this process's. Needs root.
-        stop_signal: Asks the child to end.
-        stop_grace_s: Seconds from `stop_signal` to SIGKILL of the group.
-        pass_fds: File handles that the child inherits under the same numbers.
-        cleanup: Runs after every end, whatever the reason; e.g. removes shared memory.
+        env: The child's complete environment; no variable is inherited.
+        log_file: File to which stdout and stderr are appended; None: those of this process.
+        ready: Raises an exception until the child can serve.
+        uid: User id to run as, which needs root; None: the user of this process.
+        stop_signal: Signal that requests the child to end.
+        stop_grace_s: Seconds from `stop_signal` until the group is killed.
+        pass_fds: File descriptors that the child inherits under the same numbers.
+        cleanup: Called after every end of the child, for example to remove shared memory.
     """
 
     name: str
@@ -82,22 +82,22 @@ class ProcessSpec:
 
 
 class ProcessFailedError(RuntimeError):
-    """The child ended, or did not become ready in time; the message holds the end of its log."""
+    """A child ended or did not become ready in time; the message includes the end of its log."""
 
 
 class OwnedProcess:
-    """The owner of a process group: watches its leader, and ends the whole group.
+    """The owner of a process group, which watches the group's leader and stops the whole group.
 
-    Always call `stop`, also after a crash: the group may outlive its leader. `release` instead
-    leaves the group running, for the next owner.
+    The caller must call `stop` even after the leader has crashed, because other processes of the
+    group may still run. Calling `release` instead leaves the group running for another owner.
     """
 
     def __init__(self, spec: ProcessSpec, pid: int, pidfd: int) -> None:
-        """Watch a running leader.
+        """Start to watch a running leader.
 
         Args:
-            spec: Spec of the process: its start, stop and clean-up.
-            pid: The leader's id, which is also that of the group.
+            spec: Spec of the process, with its stop and clean-up.
+            pid: The leader's process id, which is also the group's id.
             pidfd: Pidfd of the leader, owned by this object from now on.
         """
         self.spec = spec
@@ -120,12 +120,12 @@ class OwnedProcess:
 
     @property
     def is_running(self) -> bool:
-        """Whether the leader itself (not its descendants) runs."""
+        """Whether the leader runs; its descendants may run longer."""
         return not self._ended.is_set()
 
     @property
     def status(self) -> int | None:
-        """Exit status (negative: the signal); None while it runs, or when only others know it."""
+        """Exit status, negative for a signal; None while the leader runs, or if not known here."""
         return None
 
     async def ended(self) -> None:
@@ -133,16 +133,18 @@ class OwnedProcess:
         await self._ended.wait()
 
     def release(self) -> None:
-        """Give up the ownership: the group goes on, unwatched."""
+        """Stop watching the group, and leave it running."""
         self._close_pidfd()
 
     async def stop(self, *, grace_s: float | None = None) -> None:
-        """End the whole group: ask, wait, kill, clean up. Safe to call again, and to cancel.
+        """Stop the whole group: send the stop signal, wait, kill what is left, and clean up.
 
-        A call that is cancelled kills at once instead of waiting on, and still leaves nothing.
+        The call may be repeated. If the call is cancelled, it kills the group at once, and still
+        cleans up.
 
         Args:
-            grace_s: Seconds from asking to killing; None is the spec's. 0 kills without asking.
+            grace_s: Seconds between the stop signal and the kill; None: as in the spec; 0: kill
+                without a stop signal.
         """
         grace_s = self.spec.stop_grace_s if grace_s is None else grace_s
         try:
@@ -158,10 +160,10 @@ class OwnedProcess:
 
     async def _kill(self) -> None:
         if self._is_clean:
-            return  # the group's id may belong to another process by now
+            return  # by now the group's id may have been reused
         kill_group(self.pid)
         await self._ended.wait()
-        # Descendants end a moment after the leader; until then they hold ports and memory.
+        # Descendants may end later than the leader, and keep ports and memory until then.
         deadline = time.monotonic() + _KILL_WAIT_S
         while left := group_processes(self.pid):
             if time.monotonic() > deadline:
@@ -175,7 +177,7 @@ class OwnedProcess:
             self.spec.cleanup()
 
     def log_tail(self, lines: int = 5) -> str:
-        """Return the end of the log, for error messages."""
+        """Return the last lines of the log, for error messages."""
         if self.spec.log_file is None:
             return "see the log"
         try:
@@ -188,25 +190,27 @@ class OwnedProcess:
 
 
 class ChildProcess(OwnedProcess):
-    """A running child of a spec, started by this process.
+    """A child process that this process has started.
 
-    Not asyncio's own subprocess: uvloop's takes no user, and both can be cancelled half-way. Here
-    starting is one synchronous call, so a child either exists with an owner or does not exist.
+    The class does not use asyncio's subprocesses, because uvloop's variant cannot set a user, and
+    because their start can be cancelled half-way. Here the start is one synchronous call, so a
+    child never exists without an owner.
     """
 
     def __init__(self, spec: ProcessSpec, process: "subprocess.Popen[bytes]") -> None:
         self._process = process
-        # Of a `wait_ready` that asks now: brought forward when the child ends. A task that watched
-        # the end beside it would need a group, which can swallow a cancellation of ours.
+        # Timeout of the readiness check in progress, which is set to now when the child ends. A
+        # separate task that waits for the end would need a TaskGroup, which may hide a
+        # cancellation of the caller.
         self._ready_limit: asyncio.Timeout | None = None
         super().__init__(spec, process.pid, os.pidfd_open(process.pid))
 
     @classmethod
     async def start(cls, spec: ProcessSpec) -> "ChildProcess":
-        """Start the child in a session (and so a process group) of its own.
+        """Start the child in its own session, and so in its own process group.
 
         Raises:
-            OSError: No such program, no permission, no process or file handle left, disk full.
+            OSError: The program is missing or not permitted, or a resource is exhausted.
         """
         if spec.log_file is None:
             return cls(spec, _popen(spec, None))
@@ -222,26 +226,26 @@ class ChildProcess(OwnedProcess):
             self._ready_limit.reschedule(self._loop.time())
 
     def release(self) -> None:
-        """Give up the ownership; see `OwnedProcess`."""
+        """Stop watching the group, and leave it running; see `OwnedProcess`."""
         super().release()
         if self.is_running:
-            self._process.returncode = 0  # else it warns of a running child when it is collected
+            self._process.returncode = 0  # prevents Popen's warning about a running child
 
     @property
     def status(self) -> int | None:
-        """Exit status (negative: the signal), or None while it runs."""
+        """Exit status of the child, negative for a signal; None while the child runs."""
         return self._process.returncode if self._ended.is_set() else None
 
     async def wait(self) -> int:
-        """Wait for the end and return the exit status (negative: the signal)."""
+        """Wait until the child ends; return its exit status, negative for a signal."""
         await self._ended.wait()
         return self._process.returncode
 
     async def wait_ready(self, timeout_s: float, *, poll_s: float = 0.05) -> None:
-        """Wait until `spec.ready` passes.
+        """Wait until `spec.ready` returns without an exception.
 
         Raises:
-            ProcessFailedError: The child ended first, or time ran out.
+            ProcessFailedError: The child ended first, or was not ready within `timeout_s`.
         """
         deadline = time.monotonic() + timeout_s
         problem = "never answered"
@@ -251,13 +255,13 @@ class ChildProcess(OwnedProcess):
                     self._ready_limit = limit
                     try:
                         await self.spec.ready()
-                    finally:  # an ended deadline cannot be rescheduled
+                    finally:  # a timeout that is over cannot be rescheduled
                         self._ready_limit = None
             except Exception as error:  # noqa: BLE001 - any driver's error means: not ready yet
                 problem = repr(error)
                 await asyncio.sleep(poll_s)
             else:
-                if self.is_running:  # else another process answered on its port
+                if self.is_running:  # otherwise another process answered on the child's port
                     return
         if not self.is_running:
             raise ProcessFailedError(
@@ -276,13 +280,13 @@ class AdoptedProcess(OwnedProcess):
     def adopt(
         cls, spec: ProcessSpec, pid: int, is_it: Callable[[int], bool]
     ) -> "AdoptedProcess | None":
-        """Return the owner of the running group that `pid` leads; None when it is not that group.
+        """Return an owner of the running group that `pid` leads; None for another group.
 
         Args:
-            spec: Spec that the process was started with.
+            spec: Spec with which the process was started.
             pid: Process id of the leader.
-            is_it: Returns whether the process with this id now is the right one. Ids are reused;
-                during the call this one cannot be, unless the leader has ended.
+            is_it: Returns whether the process with a given id is the expected process, because the
+                system may have reused the id.
         """
         try:
             pidfd = os.pidfd_open(pid)
@@ -301,15 +305,16 @@ async def keep_running(
     on_change: Callable[[ChildProcess | None, str], None],
     backoff_max_s: float = 30.0,
 ) -> None:
-    """Run a child for ever: start, wait until ready, restart when it ends. Stops it when cancelled.
+    """Keep a child running until cancelled: start it, wait until ready, and restart it at its end.
 
-    A program that cannot be started at all (missing, no memory) is tried again like one that ended.
+    A cancellation stops the child. A program that cannot be started, for example for lack of
+    memory, is retried like a child that has ended.
 
     Args:
-        spec: Program, and how to start, stop and clean up after it.
-        ready_timeout_s: A child that is not ready by then is stopped and started again.
-        on_change: Called with every state: (child, "starting" | "ready"), and (None, reason) when
-            it is down.
+        spec: The child's program, start, stop and clean-up.
+        ready_timeout_s: Seconds after which a child that is not ready is stopped and restarted.
+        on_change: Called at every change of state, with (child, "starting"), (child, "ready"), or
+            (None, reason) when the child is down.
         backoff_max_s: Longest pause between starts; 30 s of readiness reset the pause.
     """
     attempt = 0
@@ -339,7 +344,7 @@ async def keep_running(
 
 
 def kill_group(pid: int) -> None:
-    """SIGKILL the process group that `pid` leads; nothing happens when it is gone."""
+    """Kill the process group that `pid` leads; a missing group is ignored."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
 
@@ -354,7 +359,7 @@ def free_port(host: str = "127.0.0.1") -> int:
 def port_is_free(host: str, port: int) -> bool:
     """Return whether a server could listen on the port now."""
     with socket.socket() as probe:
-        # As servers do: connections of an earlier server that linger in TIME_WAIT do not count.
+        # Servers set the same option, which ignores old connections in the state TIME_WAIT.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
@@ -392,7 +397,7 @@ def _has_ended(pidfd: int) -> bool:
 
 
 def _reap_group(pgid: int) -> None:
-    """Collect orphans of a group that have become this process's children, as in a container."""
+    """Reap orphans of a group that became this process's children, as happens in a container."""
     with suppress(ChildProcessError):
         while os.waitpid(-pgid, os.WNOHANG)[0]:
             pass
@@ -405,7 +410,7 @@ def _rotate(log_file: Path) -> None:
 
 
 async def _to_the_end(work: Coroutine[object, object, None]) -> None:
-    """Finish `work` even when cancelled meanwhile; the cancellation is raised afterwards."""
+    """Complete `work` even if this call is cancelled, and raise the cancellation afterwards."""
     task = asyncio.get_running_loop().create_task(work)
     cancelled: asyncio.CancelledError | None = None
     while not task.done():

@@ -1,4 +1,4 @@
-"""Reads processes from /proc: groups, memory, marked leftovers. Linux only."""
+"""Reads the groups, memory and environment of processes from /proc. Linux only."""
 
 import asyncio
 import os
@@ -8,19 +8,19 @@ from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-# Every process of a stack carries this variable, so that orphans (a dead server's children) can be
-# found and ended.
+# Environment variable of every process of a local stack, by which orphans (children of a dead
+# server) are found and ended.
 MARKER = "SLUICE_STACK"
 
 
 def _stat_fields(pid: int) -> list[str]:
-    """Return the fields of /proc/<pid>/stat from the state on; OSError when it is gone."""
+    """Return the fields of /proc/<pid>/stat from the state on; OSError without the process."""
     text = _read(f"/proc/{pid}/stat")
-    return text[text.rindex(")") + 2 :].split()  # the name before may hold anything
+    return text[text.rindex(")") + 2 :].split()  # the name in parentheses may have any characters
 
 
 def _read(file: str) -> str:
-    # Agents read these every second: a `Path` costs several times the system calls.
+    # Agents read such files every second, and a `Path` would take several times as long.
     with open(file, encoding="utf-8", errors="surrogateescape") as stream:  # noqa: PTH123
         return stream.read()
 
@@ -30,7 +30,7 @@ def _all_pids() -> list[int]:
 
 
 def group_processes(pgid: int) -> list[int]:
-    """Return the living processes of a process group; zombies do not count."""
+    """Return the ids of the processes of a process group, without zombies."""
     found: list[int] = []
     for pid in _all_pids():
         with suppress(OSError, ValueError):
@@ -40,9 +40,10 @@ def group_processes(pgid: int) -> list[int]:
 
 
 def start_ticks(pid: int) -> int:
-    """Return when a process started, in clock ticks since boot; 0 when it is gone.
+    """Return the start time of a process, in clock ticks since boot; 0 if there is no process.
 
-    Together with the id, this identifies a process for ever: ids are reused, but not within a tick.
+    Process id and start time together identify a process, because an id is not reused within one
+    tick.
     """
     with suppress(OSError, ValueError):
         return int(_stat_fields(pid)[19])
@@ -50,7 +51,7 @@ def start_ticks(pid: int) -> int:
 
 
 def environment(pid: int) -> dict[str, str]:
-    """Return the environment that a process was started with; empty when it is not readable."""
+    """Return the initial environment of a process; empty if it is not readable."""
     entries: list[bytes] = []
     with suppress(OSError):
         entries = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
@@ -59,7 +60,7 @@ def environment(pid: int) -> dict[str, str]:
 
 
 def program_name(pid: int) -> str:
-    """Return the file name of the program that a process runs; empty when it is gone."""
+    """Return the file name of a process's program; empty if there is no such process."""
     with suppress(OSError):
         program = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0]
         return Path(os.fsdecode(program)).name
@@ -67,9 +68,9 @@ def program_name(pid: int) -> str:
 
 
 async def first_end(pids: Sequence[int]) -> int:
-    """Wait until the first of these processes ends, and return its id; for ever without any.
+    """Wait until one of the given processes ends, and return its id; wait for ever without any.
 
-    They need not be children of this process.
+    The processes need not be children of this process.
     """
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[int] = loop.create_future()
@@ -94,12 +95,15 @@ async def first_end(pids: Sequence[int]) -> int:
 
 
 def memory_bytes(pids: Iterable[int]) -> int:
-    """Return the memory of processes: proportional set sizes, so shared pages count once."""
+    """Return the memory of processes as the sum of proportional set sizes (PSS).
+
+    In this sum, pages that the processes share are included only once.
+    """
     return sum(_pss_bytes(pid) for pid in pids)
 
 
 def cpu_s(pids: Iterable[int]) -> float:
-    """Return the processor time, in seconds, that processes have used; 0 for those gone."""
+    """Return the CPU time of processes, in seconds; ended processes are ignored."""
     ticks = 0
     for pid in pids:
         with suppress(OSError, ValueError):
@@ -108,9 +112,10 @@ def cpu_s(pids: Iterable[int]) -> float:
 
 
 def wants_processor(pids: Iterable[int]) -> bool:
-    """Return whether a thread of these processes runs, or waits for a processor or a disk.
+    """Return whether a thread of the processes runs, or waits for a CPU or a disk.
 
-    A sleeping or stopped thread does not. Tells a starved process from a frozen one.
+    Sleeping and stopped threads are ignored, so the result distinguishes a process that lacks CPU
+    time from a frozen process.
     """
     for pid in pids:
         with suppress(OSError, ValueError):

@@ -1,8 +1,8 @@
 """Ids of responses and records, with their creation time and a proof of their owner.
 
-A prefix such as `resp_` and 42 characters: the parts of `new_id` (milliseconds, 80 random bits),
-and the first 80 bits of a keyed digest of these and of the tenant. So the owner of an id is
-verified without a look-up.
+An id is a prefix such as `resp_` and 42 characters. These encode the time in milliseconds and 80
+random bits, as in `new_id`, and then the first 80 bits of a keyed digest of that part and of the
+tenant. So the owner of an id can be verified without a look-up.
 """
 
 import hmac
@@ -34,7 +34,7 @@ def new_owned_id(prefix: str, tenant_id: str, secret: SharedSecret) -> str:
 
 
 def is_owned(owned_id: str, prefix: str, tenant_id: str, secret: SharedSecret) -> bool:
-    """Return whether an id with a prefix was made here, for this tenant; in constant time."""
+    """Return whether this installation created an id for a tenant; compares in constant time."""
     if re.fullmatch(rf"{prefix}_[0-9a-hjkmnp-tv-z]{{42}}", owned_id) is None:
         return False
     stem, given = owned_id[:-_MAC_CHARACTERS], owned_id[-_MAC_CHARACTERS:]
@@ -43,7 +43,7 @@ def is_owned(owned_id: str, prefix: str, tenant_id: str, secret: SharedSecret) -
 
 
 def response_of_item(item_id: str, tenant_id: str, secret: SharedSecret) -> list[str]:
-    """Return the possible ids of the response that an item came with; none: no response."""
+    """Return the possible ids of the response of an item; empty if the item has no response."""
     found = _ITEM.fullmatch(item_id)
     if found is None:
         return []
@@ -52,12 +52,15 @@ def response_of_item(item_id: str, tenant_id: str, secret: SharedSecret) -> list
 
 
 def is_response_id(text: str) -> bool:
-    """Return whether a text has the form of an id, of any origin."""
+    """Return whether a text has the form of a response id, without a check of its origin."""
     return _FORM.fullmatch(text) is not None and created_unix_ms(text) < _UNIX_MS_MAX
 
 
 def belongs_to(response_id: str, tenant_id: str, secret: SharedSecret) -> bool:
-    """Return whether an id was made here, for this tenant; in constant time but for its form."""
+    """Return whether this installation created a response id for a tenant.
+
+    The proof is compared in constant time.
+    """
     if not is_response_id(response_id):
         return False
     stem, given = response_id[:_STEM], response_id[_STEM:]
@@ -66,12 +69,12 @@ def belongs_to(response_id: str, tenant_id: str, secret: SharedSecret) -> bool:
 
 
 def created_unix_ms(response_id: str) -> int:
-    """Return when a response was made, by its id."""
+    """Return the creation time of a response, in Unix milliseconds, from its id."""
     return base32_value(response_id[_TIME])
 
 
 def item_stem(response_id: str) -> str:
-    """Return the common stem of the ids of a response's items."""
+    """Return the part that the ids of all items of a response have in common."""
     return response_id[len(_PREFIX) + 1 : _STEM]
 
 

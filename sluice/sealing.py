@@ -1,7 +1,8 @@
-"""Secrets at rest: encrypted for a place and a purpose with keys of the installation's secret.
+"""Encryption of secrets at rest, with keys derived from the installation's secret.
 
-AES-256-GCM. A sealed text can be opened only by processes of the installation, and only at its own
-place: moved to another row, or to another server's address, it does not open.
+Texts are encrypted by AES-256-GCM for a purpose and a place, such as a database row. Only processes
+of the installation can decrypt a text, and only with the same purpose and place. So a text that is
+moved to another row, or to another server's address, cannot be decrypted.
 """
 
 import base64
@@ -18,28 +19,31 @@ _VERSION = "1."
 
 
 class SealError(ValueError):
-    """A sealed text cannot be opened here: other secrets, or another place."""
+    """A sealed text cannot be decrypted, because its secret or its place is different."""
 
 
 class Sealer:
-    """Seals and opens texts for one purpose; thread-safe."""
+    """Encrypts and decrypts texts for one purpose; thread-safe."""
 
     def __init__(self, secret: SharedSecret, purpose: str) -> None:
-        """Derive the keys: the installation's first secret seals, all of them open."""
+        """Derive the keys; the installation's first secret encrypts, all secrets can decrypt."""
         self._ciphers = [AESGCM(key) for key in secret.sealing_keys(purpose)]
 
     def seal(self, text: str, place: str) -> str:
-        """Return a text that can be opened for the same place alone; ASCII."""
+        """Return the encrypted text, in ASCII, which only the same place can decrypt."""
         nonce = os.urandom(_NONCE_BYTES)
         sealed = self._ciphers[0].encrypt(nonce, text.encode(), place.encode())
         return _VERSION + base64.urlsafe_b64encode(nonce + sealed).decode()
 
     def opened(self, sealed: str, place: str) -> str:
-        """Return the text sealed for a place; SealError where it cannot be opened."""
+        """Return the decrypted text of a place; raises SealError if that is impossible."""
         return self._opened(sealed, place)[0]
 
     def renewed(self, sealed: str, place: str) -> str | None:
-        """Return a text sealed with the newest secret; None: it is, or it cannot be opened."""
+        """Return the text encrypted again with the newest secret.
+
+        The result is None if the newest secret is already in use, or the text cannot be decrypted.
+        """
         try:
             text, is_newest = self._opened(sealed, place)
         except SealError:
@@ -47,7 +51,7 @@ class Sealer:
         return None if is_newest else self.seal(text, place)
 
     def _opened(self, sealed: str, place: str) -> tuple[str, bool]:
-        """Return a text, and whether the newest secret has sealed it."""
+        """Return the decrypted text, and whether the newest secret had encrypted it."""
         try:
             data = base64.urlsafe_b64decode(sealed.removeprefix(_VERSION).encode())
         except (binascii.Error, ValueError):

@@ -1,4 +1,4 @@
-"""Base of every service's settings: environment variables, read once, misspellings refused.
+"""Base of every service's settings: environment variables, read once, with unknown names refused.
 
 A field `x` of the section with prefix `GATEWAY__` is set by `GATEWAY__X`.
 """
@@ -47,7 +47,7 @@ class ServiceSettings(BaseSettings):
 
     @classmethod
     def from_environment(cls) -> Self:
-        """Return the settings, or end the process with one line per mistake and status 2."""
+        """Return the settings; on errors print one line per error and exit with status 2."""
         settings, problems = cls.check()
         if problems or settings is None:
             sys.stderr.write("\n".join(problems) + "\n")
@@ -56,9 +56,10 @@ class ServiceSettings(BaseSettings):
 
     @classmethod
     def check(cls) -> tuple[Self | None, list[str]]:
-        """Return the settings, None when there are none, and one line per mistake; never a value.
+        """Return the settings, or None if invalid, and one line per error without any value.
 
-        Unknown names with our prefix are mistakes: pydantic-settings itself ignores them.
+        Unknown names with the service's prefix are errors, although pydantic-settings itself
+        ignores them.
         """
         prefix = str(cls.model_config.get("env_prefix", ""))
         known = {(prefix + name).upper() for name in cls.model_fields}
@@ -75,7 +76,7 @@ class ServiceSettings(BaseSettings):
         try:
             return cls(), problems
         except ValidationError as error:
-            # Without the input: it may be a secret.
+            # The input is left out of the messages, because it may be a secret.
             return None, problems + [
                 f"{prefix}{'__'.join(str(part) for part in item['loc']).upper()}: {item['msg']}"
                 for item in error.errors(include_input=False, include_url=False)

@@ -1,8 +1,9 @@
 """The secret that all processes of an installation share, and digests derived from it.
 
-A caller of a platform port has to prove that it belongs to the installation. Only keyed digests of
-the secret leave a process, one for each purpose: a digest that was intercepted on the way to one
-service is useless at another. The secret itself is never sent, logged or given to an engine.
+A caller of a platform port must prove that it belongs to the installation. A process sends only
+keyed digests of the secret, a different digest for each purpose, so that a digest that is
+intercepted on the way to one service is useless at another service. The secret itself is never
+sent, logged or passed to an engine.
 """
 
 import hashlib
@@ -51,7 +52,7 @@ class InstallationSettings(ServiceSettings):
 
 
 def listed(text: str) -> list[str]:
-    """Return the secrets of a setting, the signing one first; an empty text is one, too."""
+    """Return the secrets of a setting, the signing secret first; an empty text is one secret."""
     return [part.strip() for part in text.split(",")]
 
 
@@ -63,7 +64,7 @@ class SharedSecret:
     """
 
     def __init__(self, secrets: Sequence[str], *, is_required: bool = True) -> None:
-        """Take the secrets: the first one signs, all are accepted."""
+        """Store the secrets, of which the first signs and all are accepted."""
         self.is_required = is_required
         self._keys = tuple(one.encode() for one in secrets)
         self.tokens = lru_cache(_PURPOSES_MAX)(self._tokens)
@@ -74,7 +75,7 @@ class SharedSecret:
         return tuple(_digest(key, b"token", purpose.encode()).hex() for key in self._keys)
 
     def is_token(self, purpose: str, given: Sequence[str | bytes]) -> bool:
-        """Return whether any given token is valid for this purpose; in constant time."""
+        """Return whether any given token is valid for a purpose, compared in constant time."""
         shown = [one.encode() if isinstance(one, str) else one for one in given]
         matches = [
             hmac.compare_digest(token.encode(), one)
@@ -84,25 +85,25 @@ class SharedSecret:
         return any(matches)
 
     def mac(self, purpose: str, data: bytes) -> bytes:
-        """Return the proof that a platform process made these bytes, 32 bytes."""
+        """Return a MAC of 32 bytes, which proves that a platform process made the data."""
         return _mac(self._macs(purpose)[0], data)
 
     def short_macs(self, purpose: str, data: bytes, size: int) -> tuple[bytes, ...]:
-        """Return the first bytes of each secret's proof; the first one signs, all are accepted."""
+        """Return the first bytes of each secret's MAC; the first is for signing, all are valid."""
         return tuple(_mac(empty, data)[:size] for empty in self._macs(purpose))
 
     def is_mac(self, purpose: str, data: bytes, given: bytes) -> bool:
-        """Return whether a platform process made these bytes; in constant time."""
+        """Return whether a MAC proves that a platform process made the data, in constant time."""
         macs = self._macs(purpose)
         matches = [hmac.compare_digest(_mac(empty, data), given) for empty in macs]
         return any(matches)
 
     def sealing_keys(self, purpose: str) -> tuple[bytes, ...]:
-        """Return each secret's key for sealing, 32 bytes; the first one seals, all of them open."""
+        """Return each secret's 32-byte encryption key; the first encrypts, all can decrypt."""
         return tuple(_digest(key, b"seal", purpose.encode()) for key in self._keys)
 
     def _empty_macs(self, purpose: str) -> tuple[hashlib.blake2b, ...]:
-        """Return a keyed BLAKE2b of each secret, begun for one purpose."""
+        """Return, for each secret, an empty BLAKE2b hash keyed for one purpose."""
         name = purpose.encode()
         keys = (_digest(key, b"mac", name) for key in self._keys)
         return tuple(hashlib.blake2b(key=key, digest_size=_MAC_BYTES) for key in keys)
@@ -123,14 +124,14 @@ class _Ours:
 
 
 def environment() -> dict[str, str]:
-    """Return the environment that makes another process a part of the installation."""
+    """Return the environment variables by which a child process joins the installation."""
     return {VARIABLE: os.environ[VARIABLE]}
 
 
 def use() -> None:
-    """Take the secret of the environment for this process, from now on.
+    """Read this process's secret from the environment.
 
-    Ends the process with status 2 and a line on stderr when there is none.
+    Without a valid secret, the process ends with status 2 and an error message on stderr.
     """
     settings, problems = InstallationSettings.check()
     if settings is None or problems:
@@ -145,7 +146,7 @@ def use() -> None:
 
 
 def install(secret: SharedSecret) -> None:
-    """Use this secret from now on."""
+    """Set this process's secret."""
     _Ours.secret = secret
 
 

@@ -1,9 +1,9 @@
-"""Which release a request of a model in rollout goes to: sticky, and everywhere the same.
+"""Chooses the release for a request while a model is rolled out; sticky and deterministic.
 
-A request's bucket is a hash of model, salt, tenant and session; it is in canary when its bucket is
-below the share. So a session that is once in canary stays there while the share grows, and every
-gateway, after any restart, says the same. Each rollout has its own salt, so that other sessions are
-the first ones in the next rollout.
+The bucket of a request is a hash of model, salt, tenant and session. The request gets the canary
+release if its bucket is below the canary's share. So a session that gets the canary keeps it while
+the share grows, and all gateways agree, even after restarts. Each rollout has its own salt, so that
+the next rollout begins with other sessions.
 """
 
 import hashlib
@@ -20,9 +20,9 @@ class ReleaseChoice:
 
     Attributes:
         release: Release of the model.
-        is_canary: Whether it is the new release.
-        is_pinned: Whether the tenant is pinned to it; then the request is not part of the
-            comparison.
+        is_canary: Whether the release is the canary.
+        is_pinned: Whether the tenant is pinned to the release, so that the rollout's comparison
+            leaves the request out.
     """
 
     release: str
@@ -32,15 +32,15 @@ class ReleaseChoice:
 
 @dataclass(frozen=True, slots=True)
 class ReleaseSplit:
-    """The present split of a model's traffic.
+    """The present split of a model's traffic between two releases.
 
     Attributes:
         model_id: Public name of the model, not an alias.
-        control: The release that serves requests outside canary.
-        canary: The release that is being rolled out.
-        share: Basis points of the sessions that are in canary, 0 to `SHARE_MAX`.
-        salt: Salt of the rollout; never changes while it lasts.
-        pins: Tenant id -> release; comes before the share.
+        control: Release that serves all other requests.
+        canary: Release that is rolled out.
+        share: Share of the sessions that get the canary, in basis points, 0 to `SHARE_MAX`.
+        salt: Salt of the rollout, constant for the whole rollout.
+        pins: Release by tenant id; a pin takes precedence over the share.
     """
 
     model_id: str
@@ -54,7 +54,7 @@ class ReleaseSplit:
         assert 0 <= self.share <= SHARE_MAX, self.share
 
     def choose(self, tenant_id: str, session: str, request_id: str) -> ReleaseChoice:
-        """Return the release for a request; `session` is empty when the request names none."""
+        """Return the release for a request; `session` is empty for a request without session."""
         pinned = self.pins.get(tenant_id)
         if pinned is not None:
             return ReleaseChoice(pinned, is_canary=pinned == self.canary, is_pinned=True)
@@ -63,17 +63,18 @@ class ReleaseSplit:
 
 
 def bucket(model_id: str, salt: str, tenant_id: str, key: str) -> int:
-    """Return a number in [0, `SHARE_MAX`) that depends on the arguments alone.
+    """Return a number in [0, `SHARE_MAX`) that depends only on the arguments.
 
-    Lengths are part of what is hashed, so that no two different cases give the same text.
+    The hashed text includes the lengths of its parts, so that different arguments give different
+    texts.
 
     Args:
         model_id: Public name of the model.
         salt: Salt of the rollout.
-        tenant_id: Tenant; tenants with equal names of sessions are not in canary together.
-        key: Session, or request id where there is none.
+        tenant_id: Id of the tenant, so that equal session names of two tenants are independent.
+        key: Name of the session, or the request id without a session.
     """
     text = f"{len(model_id)}:{model_id}{len(salt)}:{salt}{len(tenant_id)}:{tenant_id}{key}"
     digest = hashlib.blake2b(text.encode(), digest_size=_HASH_BITS // 8).digest()
-    # The high bits of hash x range: evenly spread to within 2**-50.
+    # The high bits of hash x range are uniform to within 2**-50.
     return int.from_bytes(digest, "little") * SHARE_MAX >> _HASH_BITS

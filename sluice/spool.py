@@ -1,10 +1,10 @@
-"""A bounded append-only spool on disk for records that a broker cannot take now.
+"""A bounded append-only spool on disk, for records that a broker does not accept now.
 
-A root directory holds numbered slots, one per process, each guarded by a lock file. A slot holds
-segment files, oldest first by name. A record is its length and CRC-32 (both u32, little endian) and
-then the payload. A segment is written once and never appended to after a restart, so that a torn
-tail can only cost the record that was being written. A spool belongs to one thread. Records survive
-the death of the process; a power failure may cost the last seconds.
+A root directory contains numbered slots, one per process, each protected by a lock file. A slot
+contains segment files, whose names sort by age. A record is its length and CRC-32 (both u32, little
+endian), followed by the payload. After a restart no record is appended to an old segment, so a
+crash can only damage the record that was being written. A spool must be used by one thread only.
+Records survive a crash of the process; a power failure may lose the last seconds.
 """
 
 import fcntl
@@ -19,15 +19,15 @@ from pathlib import Path
 
 _HEADER = struct.Struct("<II")
 _SUFFIX = ".spool"
-# Far above any event; a length beyond it is damage, not data.
+# Largest plausible record, far above any event; a greater length means a damaged file.
 RECORD_MAX_BYTES = 4 << 20
 _SLOTS_MAX = 1024
-# Of the lesser spool for one write: others may take the room before it is written.
+# Most evictions from the lesser spool per write, since other processes may use the freed space.
 _EVICTIONS_MAX = 3
 
 
 def encode_record(payload: bytes) -> bytes:
-    """Return the bytes of one record."""
+    """Return the encoded record of a payload."""
     return _HEADER.pack(len(payload), zlib.crc32(payload)) + payload
 
 
@@ -36,9 +36,9 @@ class Decoded:
     """The result of `decode_records`.
 
     Attributes:
-        payloads: Whole records, in order.
-        end: Offset after the last record looked at; where to read on.
-        damaged: Records left out because their checksum is wrong; a torn tail counts as one.
+        payloads: Payloads of intact records, in order.
+        end: Offset after the last examined record, from which to continue.
+        damaged: Number of records with a wrong checksum; an incomplete last record is one of them.
     """
 
     payloads: list[bytes]
@@ -47,9 +47,10 @@ class Decoded:
 
 
 def decode_records(data: bytes, start: int = 0, limit: int | None = None) -> Decoded:
-    """Read up to `limit` whole records of `data` from offset `start`.
+    """Decode up to `limit` intact records of `data` from offset `start`.
 
-    A wrong checksum costs that record; a length that cannot be true costs the rest of `data`.
+    A record with a wrong checksum is skipped. After an impossible length, the rest of `data` is
+    skipped.
     """
     payloads: list[bytes] = []
     damaged = 0
@@ -72,30 +73,29 @@ class Spool:
     """The segments of one slot: `append` at the end, `peek` and `advance` at the front.
 
     Attributes:
-        size_bytes: Bytes on disk now, replayed parts of the first segment included. Like the
-            counters it may be read from other threads.
-        dropped: Records deleted unread because the bound was reached, or because the disk refused.
+        size_bytes: Bytes on disk, including already replayed records of the first segment. This
+            and the counters may be read from other threads.
+        dropped: Records lost because the bound was reached or the disk was full.
         damaged: Records that could not be read back.
-        is_refused: Whether the disk did not take all of the last write, and nothing was deleted
-            since.
-        evicted: Records of the lesser spool that were deleted for these.
+        is_refused: Whether the last write failed in part, and nothing was deleted since.
+        evicted: Records of the lesser spool that were deleted to make room.
     """
 
     def __init__(
         self, root: Path, *, max_bytes: int, segment_bytes: int, lesser: Path | None = None
     ) -> None:
-        """Claim the first free slot under `root` and adopt the segments of other free slots.
+        """Lock the first free slot under `root`, and move the segments of other free slots there.
 
         Args:
-            root: Folder of all slots.
-            max_bytes: Bound of this slot.
-            segment_bytes: Size of one file.
-            lesser: Root of another spool on the same disk, of what matters less: when the disk is
-                full its records go, of all slots, before one of these is lost.
+            root: Directory of all slots.
+            max_bytes: Largest size of this slot.
+            segment_bytes: Largest size of one file.
+            lesser: Root of a spool of less important records on the same disk. On a full disk its
+                records, in all slots, are deleted before a record of this spool is lost.
 
         Raises:
             OSError: `root` cannot be written.
-            RuntimeError: Every slot is taken.
+            RuntimeError: Every slot is locked by another process.
         """
         assert 0 < segment_bytes <= max_bytes, (segment_bytes, max_bytes)
         self.dropped = 0
@@ -116,7 +116,7 @@ class Spool:
 
     @property
     def is_empty(self) -> bool:
-        """Whether everything was replayed."""
+        """Whether the spool has no records left."""
         return not self._sizes
 
     @property
@@ -125,10 +125,11 @@ class Spool:
         return len(self._sizes) == 1 and self._peeked[0] >= next(iter(self._sizes.values()))
 
     def append(self, payloads: Iterable[bytes]) -> int:
-        """Write the records at the end and return how many were written.
+        """Append records; return the number of written records.
 
-        Over the bound the oldest segments go. On a full disk the records of the lesser spool go
-        first, then those that did not fit; both are counted in `dropped`.
+        Above the size bound, the oldest segments are deleted. On a full disk the lesser spool is
+        emptied, and records that still do not fit are lost. All lost records of this spool are
+        counted in `dropped`.
         """
         batch: list[bytes] = []
         written = pending = 0
@@ -142,7 +143,7 @@ class Spool:
         return written + (self._write(batch) if batch else 0)
 
     def peek(self, limit: int) -> list[bytes]:
-        """Return up to `limit` of the oldest records, all of one segment; [] when empty."""
+        """Return up to `limit` of the oldest records, from one segment; empty without records."""
         while self._sizes:
             first = next(iter(self._sizes))
             if first == self._writing:
@@ -162,7 +163,7 @@ class Spool:
         return []
 
     def advance(self) -> None:
-        """Drop the records of the last `peek`; a finished segment is deleted."""
+        """Mark the records of the last `peek` as read; delete the segment after its last record."""
         if not self._sizes or self._peeked[0] == 0:
             return
         first = next(iter(self._sizes))
@@ -182,11 +183,11 @@ class Spool:
 
     @property
     def is_tight(self) -> bool:
-        """Whether the records need more than half of the room, or the disk has none."""
+        """Whether the spool is more than half full, or the disk is full."""
         return self.is_refused or self.size_bytes * 2 > self._max_bytes
 
     def close(self) -> None:
-        """Give the slot back; its records stay for the next owner."""
+        """Unlock the slot, whose records are kept for its next owner."""
         self._close_writer()
         os.close(self._lock)
 
@@ -201,7 +202,7 @@ class Spool:
         return written
 
     def _written(self, records: list[bytes]) -> int:
-        """Write as much as the disk takes; return the number of records."""
+        """Write as many records as fit on the disk; return their number."""
         data = b"".join(records)
         self._make_room(len(data))
         try:
@@ -214,18 +215,18 @@ class Spool:
         self.size_bytes += done
         if done == len(data):
             return len(records)
-        # A full disk took a part: whole records count, the torn rest is skipped by the reader.
+        # The disk is full. Complete records are counted, and readers skip the incomplete last one.
         self._close_writer()
         return len(decode_records(data[:done]).payloads)
 
     def _evict(self) -> bool:
-        """Empty the segments of the lesser spool; return whether that made room."""
+        """Empty all segments of the lesser spool; return whether that freed space."""
         made_room = False
         for segment in self._lesser.glob(f"*/*{_SUFFIX}") if self._lesser is not None else ():
             with suppress(OSError):
                 data = segment.read_bytes()
-                # Its owner may have it open: only so does the room come back now. To the owner it
-                # looks like one that was read to its end.
+                # The segment is truncated, not deleted, because its owner may have it open, and the
+                # space would then not be freed. To the owner the segment seems completely read.
                 os.truncate(segment, 0)
                 made_room = made_room or bool(data)
                 self.evicted += len(decode_records(data).payloads)
@@ -245,7 +246,7 @@ class Spool:
         return fd, path
 
     def _give_up_segment(self) -> None:
-        """Close a segment that could not be written; an empty one is deleted."""
+        """Close a segment that could not be written, and delete it if it is empty."""
         path = self._writing
         self._close_writer()
         if path is not None and not self._sizes[path]:
@@ -301,7 +302,7 @@ def _claim_slot(root: Path) -> tuple[Path, int]:
 
 
 def _adopt(root: Path, slot: Path) -> None:
-    """Move the segments of slots whose owner is gone (fewer workers than before) into `slot`."""
+    """Move the segments of slots without an owner, as of removed workers, into `slot`."""
     for other in sorted(root.iterdir()):
         if other == slot or not other.name.isdigit():
             continue

@@ -1,8 +1,9 @@
-"""/healthz, /readyz and /metrics for services without any other HTTP.
+"""/healthz, /readyz and /metrics for services without another HTTP server.
 
-A few lines on asyncio streams, so that such a service's image needs no HTTP framework. GET and HEAD
-only, one request per connection, bounded in size, time and number. With mutual TLS, metrics are for
-monitoring and operators; probes need no certificate, since kubelets have none.
+The server is built on asyncio streams, so that images of such services need no HTTP framework. It
+supports GET and HEAD, with one request per connection, and bounds the size, duration and number of
+requests. With mutual TLS, /metrics requires a certificate of a permitted role, while health checks
+need no certificate, because kubelets have none.
 """
 
 import asyncio
@@ -39,8 +40,8 @@ async def status_server(
 
     Args:
         address: Address to listen on.
-        is_ready: Whether the service wants traffic; /readyz answers 503 when not.
-        metrics: Returns the text exposition.
+        is_ready: Returns whether the service accepts traffic; if not, /readyz answers 503.
+        metrics: Returns the metrics in Prometheus' text format.
         why_not_ready: Text of the 503 of /readyz, for operators.
         page: Returns further metrics by their path; None: there are none. OSError: not now.
 
@@ -101,7 +102,7 @@ async def _other_page(
 
 
 def _request_line(head: bytes) -> tuple[bytes, bytes]:
-    """Return method and path of a request."""
+    """Return the method and the path of a request."""
     method, _, rest = head.partition(b"\r\n")[0].partition(b" ")
     return method, rest.partition(b" ")[0].partition(b"?")[0]
 

@@ -1,38 +1,37 @@
-"""Tickets with which one node may get the chunks of an artifact from another; pure.
+"""Tickets that permit a node to fetch the chunks of an artifact from another node; pure.
 
-The control plane writes a ticket with a key that only it and the node that serves know; see
-docs/distribution.md. A ticket is no secret of the artifact itself: its holder may fetch until it
-expires.
+The control plane signs a ticket with a key that it shares only with the serving node; see
+docs/distribution.md. The holder of a ticket may fetch the artifact until the ticket expires.
 """
 
 import hmac
 from collections.abc import Mapping
 
-LIFETIME_S = 300  # covers clocks that differ a little, and a control plane that is away for a while
+LIFETIME_S = 300  # validity in seconds, which covers clock skew and short control plane outages
 _TICKET_MAX = 512  # characters
 _NUMBER_MAX = 15  # digits
 
 
 def write(key_id: int, key: bytes, digest: str, node_id: str, expires_unix_s: int) -> str:
-    """Return a ticket.
+    """Return a signed ticket.
 
     Args:
         key_id: Id of the key.
         key: Key of the serving node.
         digest: Digest of the artifact.
-        node_id: Node that may fetch.
-        expires_unix_s: End of its validity.
+        node_id: Id of the node that may fetch the artifact.
+        expires_unix_s: Unix time at which the ticket expires.
     """
     mac = _mac(key, digest, node_id, expires_unix_s)
     return f"{key_id}.{expires_unix_s}.{mac}.{node_id}"
 
 
 def is_valid(ticket: str, keys: Mapping[int, bytes], digest: str, now_unix_s: float) -> bool:
-    """Return whether a ticket is for an artifact, signed with one of some keys, and not expired.
+    """Return whether a ticket permits to fetch an artifact: signed by a known key, not expired.
 
     Args:
-        ticket: Text from a caller.
-        keys: Keys by id.
+        ticket: Untrusted text from a caller.
+        keys: Accepted keys by id.
         digest: Digest of the requested artifact.
         now_unix_s: Unix time in seconds.
     """

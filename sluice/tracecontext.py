@@ -1,8 +1,8 @@
-"""W3C Trace Context (level 1): reading, passing on, and the derivation of span ids.
+"""W3C Trace Context (level 1): parsing and forwarding of headers, and the derivation of span ids.
 
-A request's own span id is part of its unique id, and the ids of the spans below follow from it by
-arithmetic. So every process that knows the request can name its spans: the gateway when it submits,
-telemetry when it makes spans of an event, repeatedly if necessary.
+The span id of a request is part of the request's unique id, and the ids of its child spans are
+computed from that span id. So every process that knows a request can compute the ids of its spans:
+the gateway when it submits the request, and telemetry whenever it builds spans from an event.
 """
 
 import hashlib
@@ -10,33 +10,32 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-# A later version may have more fields; ids of zeros only are no ids.
+# A later version may have more fields. Ids that consist of zeros are invalid.
 _TRACEPARENT = re.compile(
     r"(?!ff)([0-9a-f]{2})-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})(-.{0,128})?"
 )
 _SAMPLED = 1
 _UID = re.compile(r"[0-9a-f]{16}(?!0{16})[0-9a-f]{16}")
-# Level 1: only the name of a tenant, before an @, may begin with a digit.
+# In level 1, a key may begin with a digit only if it has the form tenant@system.
 _KEY = r"[a-z][a-z0-9_\-*/]{0,255}|[a-z0-9][a-z0-9_\-*/]{0,240}@[a-z][a-z0-9_\-*/]{0,13}"
-_VISIBLE = r"\x21-\x2b\x2d-\x3c\x3e-\x7e"  # but for comma and equals sign
+_VISIBLE = r"\x21-\x2b\x2d-\x3c\x3e-\x7e"  # printable ASCII without comma and equals sign
 _MEMBER = re.compile(rf"({_KEY})=[ {_VISIBLE}]{{0,255}}[{_VISIBLE}]")
 _MEMBERS_MAX = 32
-_HEADER_MAX = 8192  # longer ones are not looked at
-STATE_MAX = 512  # characters of a tracestate that are passed on
-_LONG_MEMBER = 128  # these go first where there is too much
-_SPAN_AT, _FLAGS_AT = 36, 52  # in a traceparent of ours
-_ANSWER_SHIFT = 16  # attempts are numbered below it
-STAGE_SHIFT = 48  # of the numbers of spans below an attempt
+_HEADER_MAX = 8192  # longest header in characters; a longer header is ignored
+STATE_MAX = 512  # most characters of a tracestate that are forwarded
+_LONG_MEMBER = 128  # members above this length are dropped first from a tracestate that is too long
+_SPAN_AT, _FLAGS_AT = 36, 52  # offsets of the span id and the flags in the platform's traceparents
+_ANSWER_SHIFT = 16  # bits of an attempt's number, below the number of the answer
+STAGE_SHIFT = 48  # bit offset of the numbers of an attempt's child spans
 
 
 class Upstream(NamedTuple):
     """The caller's trace context.
 
     Attributes:
-        trace_id: 32 hex digits; empty: there is no valid context, and a trace begins here.
-        span_id: Span of the caller, 16 hex digits.
-        is_sampled: Whether the caller samples this trace, or the gateway does where the trace
-            begins.
+        trace_id: 32 hex digits; empty without a valid context, so that a new trace begins.
+        span_id: Span id of the caller, 16 hex digits.
+        is_sampled: Whether the trace is sampled, as decided where the trace begins.
         state: `tracestate`, at most `STATE_MAX` characters.
     """
 
@@ -50,7 +49,7 @@ NONE = Upstream()
 
 
 def read(traceparents: Sequence[str], tracestates: Sequence[str] = ()) -> Upstream:
-    """Return the context of a request's headers; the empty one when it is not valid."""
+    """Return the trace context of a request's headers; an empty context if they are invalid."""
     found = _TRACEPARENT.fullmatch(traceparents[0]) if len(traceparents) == 1 else None
     if found is None:
         return NONE
@@ -62,7 +61,7 @@ def read(traceparents: Sequence[str], tracestates: Sequence[str] = ()) -> Upstre
 
 
 def bounded_state(headers: Sequence[str]) -> str:
-    """Return a valid `tracestate` of at most `STATE_MAX` characters; empty when it is not valid."""
+    """Return a `tracestate` shortened to `STATE_MAX` characters; empty if it is invalid."""
     text = ",".join(headers)
     if len(text) > _HEADER_MAX:
         return ""
@@ -87,12 +86,12 @@ def _size(members: Sequence[str]) -> int:
 
 
 def is_sampled(traceparent: str) -> bool:
-    """Return whether a traceparent of the platform is sampled; false without one."""
+    """Return whether a traceparent of the platform is sampled; false for an empty text."""
     return traceparent[-2:] == "01"
 
 
 def traceparent(trace_id: str, span_id: str, *, sampled: bool) -> str:
-    """Return the header of a span."""
+    """Return the `traceparent` header of a span."""
     return f"00-{trace_id}-{span_id}-{'01' if sampled else '00'}"
 
 
@@ -104,22 +103,22 @@ def request_span_id(uid: str) -> str:
 
 
 def child_span_id(span_id: str, number: int) -> str:
-    """Return the id of a span below another one; different for different numbers."""
+    """Return the id of a child span, which is different for each number."""
     return f"{int(span_id, 16) ^ number or 1:016x}"
 
 
 def attempt_number(part: int, number: int) -> int:
-    """Return the number of an attempt among the spans of its request; 1 is the gateway's part."""
+    """Return the number of an attempt among its request's spans; 1 is the gateway's own span."""
     return (part + 1) << _ANSWER_SHIFT | (number & 0xFFFF)
 
 
 def attempt_traceparent(of_request: str, part: int, number: int) -> str:
-    """Return the traceparent of an attempt for its router, from the request's own."""
+    """Return the traceparent of an attempt, for the router, from the request's traceparent."""
     return _below(of_request, attempt_number(part, number))
 
 
 def later_attempt(of_attempt: str, number: int, by: int) -> str:
-    """Return the traceparent of a later attempt, from that of an earlier one."""
+    """Return the traceparent of a later attempt, from the traceparent of an earlier attempt."""
     return _below(of_attempt, attempt_number(0, number) ^ attempt_number(0, number + by))
 
 

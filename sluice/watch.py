@@ -1,8 +1,8 @@
-"""Follows the control plane: its state as known in this process, live, and stored on disk.
+"""A live copy of the control plane's state, which is also stored on disk.
 
-Gateways and routers decide from this copy alone, so that they keep serving while the control plane
-is away, and can start from disk. The snapshot file holds key hashes and cache salts: only its owner
-may read it.
+Gateways and routers decide from this copy alone. So they keep serving while the control plane is
+away, and can start from the file on disk. Only the file's owner may read it, because the snapshot
+contains key hashes and cache salts.
 """
 
 import asyncio
@@ -39,41 +39,41 @@ KINDS = (
     "content_keys",
 )
 
-# First word of a snapshot file; then the SHA-256 of what follows the line, and the kinds in it.
+# First word of a snapshot file. The payload's SHA-256 and the kinds follow on the same line.
 _FORMAT = b"sluice-snapshot-1"
 _KINDS = ",".join(KINDS).encode()
-STEP_OBJECTS = 64  # looked at between two chances to let others run: well below 1 ms
-_SLICE_S = 0.002  # of work on a snapshot, before others have their turn
-_CHUNK_OBJECTS = 2000  # objects serialized in one go: about 1 ms with the interpreter lock held
-_SILENCE_S = 6.0  # heartbeats come every 2 s; three missed ones mean a dead connection
+STEP_OBJECTS = 64  # objects processed per step of a generator, which takes well below 1 ms
+_SLICE_S = 0.002  # seconds of work on a snapshot before other tasks run
+_CHUNK_OBJECTS = 2000  # objects serialized in one call, about 1 ms with the interpreter lock held
+_SILENCE_S = 6.0  # seconds until a stream is dead; heartbeats come every 2 s
 _LEAVE_TIMEOUT_S = 0.5
-_SAVE_DELAY_S = 1.0  # changes of this long are written together
-_SAVE_RETRY_S = 10.0  # after one that failed: a full disk may have room later
-_TOUCH_S = 30.0  # how much too old a file may look that is as good as new
-_LEFTOVER_S = 60.0  # a staging file of this age belongs to a writer that was killed
-_SAVE_SHARE = 20  # a save that took t is followed by at least 20 t without one
+_SAVE_DELAY_S = 1.0  # seconds in which changes are collected before the file is written
+_SAVE_RETRY_S = 10.0  # seconds until a failed write is retried, for example on a full disk
+_TOUCH_S = 30.0  # seconds between updates of the file's modification time without changes
+_LEFTOVER_S = 60.0  # age in seconds at which a staging file must belong to a killed writer
+_SAVE_SHARE = 20  # a write that took t seconds is followed by a pause of at least 20 t
 _CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_receive_message_length", 512 * 1024 * 1024),  # an older server's whole snapshot
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
     ("grpc.use_local_subchannel_pool", 1),
-    ("grpc.enable_http_proxy", 0),  # a proxy in the environment is not for our own fleet
+    ("grpc.enable_http_proxy", 0),  # a proxy in the environment must not be used within the fleet
 )
 
 
 def key_of(kind: str, message: Message) -> str:
-    """Return the key of an object of a kind: a base's digest, every other one's id."""
+    """Return the key of an object: the digest of a base, the id of any other object."""
     return cast("str", getattr(message, "digest" if kind == "bases" else "id"))
 
 
 class ControlState:
-    """All objects from the control plane, by id. Messages are replaced, never changed."""
+    """All objects of the control plane by id; a changed object is a new message."""
 
     def __init__(self) -> None:
         self.version = 0
-        # By kind, how often something of it may have changed: a follower of a few kinds compares
-        # these, and has nothing to do when an object of another kind brings a new version.
+        # Number of possible changes by kind. A user of a few kinds compares these numbers, and so
+        # ignores versions that only changed other kinds.
         self.revisions = dict.fromkeys(KINDS, 0)
         self.tiers: dict[str, wire.Tier] = {}
         self.tenants: dict[str, wire.Tenant] = {}
@@ -100,10 +100,10 @@ class ControlState:
         return cast("dict[str, Message]", getattr(self, kind))
 
     def apply(self, response: wire.WatchResponse) -> bool:
-        """Take a snapshot, or a delta that is newer than the state; return whether it was taken.
+        """Apply a snapshot, or a delta that is newer than the state; return whether it applied.
 
-        A snapshot is always taken, even one with a lower version: it may come from another control
-        plane, or from a restored database.
+        A snapshot is always applied, even with a lower version, because it may come from another
+        control plane or from a restored database.
         """
         if response.is_heartbeat:
             return False
@@ -127,7 +127,7 @@ class ControlState:
         return True
 
     def fill(self, snapshot: wire.WatchResponse) -> Iterator[None]:
-        """Take a snapshot, or a part of it, into this new state, `STEP_OBJECTS` at each step."""
+        """Add the objects of a snapshot, or of a part, to this state, `STEP_OBJECTS` per step."""
         for kind in KINDS:
             objects = self.of_kind(kind)
             for number, message in enumerate(getattr(snapshot.upserts, kind)):
@@ -137,14 +137,14 @@ class ControlState:
         self.version = snapshot.version
 
     def become(self, other: "ControlState") -> None:
-        """Take over another state's objects at once; the other must not be used any more."""
+        """Replace all objects by those of another state, which must not be used afterwards."""
         self.version = other.version
         for kind in KINDS:
             setattr(self, kind, other.of_kind(kind))
             self.revisions[kind] += 1
 
     def drop(self) -> Iterator[None]:
-        """Free the objects step by step: freeing 200,000 of them takes a while, too."""
+        """Free the objects step by step, because freeing 200,000 objects at once is slow."""
         for kind in KINDS:
             objects = self.of_kind(kind)
             while objects:
@@ -153,11 +153,10 @@ class ControlState:
                 yield
 
     def serialized(self) -> Iterator[bytes]:
-        """Return the serialized parts of a snapshot, each a millisecond of work.
+        """Return the serialized parts of a snapshot, each of which takes about a millisecond.
 
-        Each part is a message, the last one with the version. Joined they are one message, too:
-        protobuf concatenates repeated fields. The objects are listed now, so that later changes of
-        the state do no harm.
+        Each part is a message, the last one with the version. Concatenated, the parts are one valid
+        message. The objects are listed at the call, so later changes have no effect.
         """
         listed = {kind: tuple(self.of_kind(kind).values()) for kind in KINDS}
         return _serialize(self.version, listed)
@@ -178,12 +177,12 @@ def _chunks(items: Sequence[Message], size: int) -> Iterator[list[Message]]:
 
 
 def write_snapshot(pieces: Iterator[bytes], file: Path, *, true_at_unix_s: float = 0.0) -> None:
-    """Write a snapshot file atomically, mode 0600. Blocks; OSError.
+    """Write a snapshot file atomically, with mode 0600; blocks.
 
     Args:
-        pieces: Pieces of a serialized snapshot, in order.
-        file: File; its modification time is when the state was last known to be current.
-        true_at_unix_s: Unix seconds at which the state was last known to be current; 0: now.
+        pieces: Serialized parts of a snapshot, in order.
+        file: File, whose modification time is set to `true_at_unix_s`.
+        true_at_unix_s: Unix time at which the state was last known to be current; 0: now.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
     _remove_leftovers(file)
@@ -206,7 +205,7 @@ def write_snapshot(pieces: Iterator[bytes], file: Path, *, true_at_unix_s: float
 
 
 def _remove_leftovers(file: Path) -> None:
-    """Remove unfinished files of killed writers: each holds secrets, and much room."""
+    """Remove unfinished files of killed writers, which contain secrets and take disk space."""
     for staging in file.parent.glob(f".{file.name}_*"):
         with suppress(FileNotFoundError):  # another process of this folder was faster
             if time.time() - staging.stat().st_mtime > _LEFTOVER_S:
@@ -216,12 +215,12 @@ def _remove_leftovers(file: Path) -> None:
 def read_snapshot(file: Path) -> wire.WatchResponse:
     """Return the snapshot in a file.
 
-    The version is 0 when the writer knew other kinds of objects than this process does: its objects
-    are usable, but deltas from it would not complete them.
+    The version is 0 if the file's writer supported other kinds of objects than this process. Its
+    objects are then usable, but deltas would not add objects of the missing kinds.
 
     Raises:
-        OSError: No such file, or it cannot be read.
-        ValueError: Damaged, or written by another version.
+        OSError: The file is missing or cannot be read.
+        ValueError: The file is damaged, or has another format.
     """
     header, _, payload = file.read_bytes().partition(b"\n")
     form, digest, kinds = (*header.split(b" ", 2), b"", b"")[:3]
@@ -239,10 +238,10 @@ def read_snapshot(file: Path) -> wire.WatchResponse:
 
 
 class ControlWatcher:
-    """Keeps a `ControlState` equal to the control plane's.
+    """Keeps a `ControlState` equal to the control plane's state.
 
-    `run` belongs into the service's TaskGroup. While it runs with role ROUTER and an address, the
-    control plane takes this process for a live router.
+    Run `run` in the service's TaskGroup. While it runs with the role ROUTER and an address, the
+    control plane regards this process as a live router.
     """
 
     def __init__(
@@ -253,14 +252,14 @@ class ControlWatcher:
         own_address: str = "",
         snapshot_file: Path | None = None,
     ) -> None:
-        """Prepare; nothing is opened or read yet.
+        """Create a watcher without opening or reading anything.
 
         Args:
-            address: The control plane's gRPC `host:port`.
+            address: `host:port` of the control plane's gRPC.
             role: Role of this process.
-            instance_id: Unique among the processes of our role.
-            own_address: Routers: `host:port` that gateways dial.
-            snapshot_file: File of the last state; None: none is kept.
+            instance_id: Id of this process, unique within its role.
+            own_address: For routers: the `host:port` to which gateways connect.
+            snapshot_file: File for the last state; None: no file is written.
         """
         self.state = ControlState()
         self._address = address
@@ -274,7 +273,7 @@ class ControlWatcher:
         self._synced = asyncio.Event()
         self._unsaved = asyncio.Event()
         self._is_connected = False
-        self._coming = ControlState()  # of a snapshot, the parts that are here
+        self._coming = ControlState()  # the received parts of a snapshot
 
     @property
     def is_connected(self) -> bool:
@@ -282,31 +281,31 @@ class ControlWatcher:
         return self._is_connected
 
     def age_s(self) -> float:
-        """Return the age of the state in seconds; infinite when there never was one."""
+        """Return the age of the state in seconds; infinity before the first state."""
         return float("inf") if self._received_at is None else time.monotonic() - self._received_at
 
     def on_change(self, callback: Callable[[wire.WatchResponse], None]) -> None:
-        """Call `callback` with each change, after it was applied.
+        """Register a callback, called after each applied change.
 
-        A snapshot (`is_snapshot`) may have changed everything; otherwise only the objects in
-        `upserts` and `removals` did. Callbacks run on the event loop and must be quick; an error
-        ends `run`.
+        A snapshot (`is_snapshot`) may have changed all objects, a delta only the objects in
+        `upserts` and `removals`. Callbacks must be fast, and their errors end `run`.
         """
         self._callbacks.append(callback)
 
     def before_snapshot(self, prepare: Callable[[ControlState], Iterator[None]]) -> None:
-        """Call `prepare` with the state of a live snapshot before it replaces the present one.
+        """Register a preparation, called with a received snapshot before it replaces the state.
 
-        Slow work for many objects belongs there: it is done step by step, and other tasks run in
-        between. `on_change` follows; a snapshot from disk only has `on_change`.
+        Slow work on many objects belongs there, because other tasks run between its steps. The
+        callbacks of `on_change` follow. A snapshot from disk has no preparation.
         """
         self._preparations.append(prepare)
 
     async def wait_synced(self, timeout_s: float) -> bool:
-        """Wait until there is a state, from disk or live; False when the time is over.
+        """Wait until there is a state from disk or from the server; return False after `timeout_s`.
 
-        A live one counts when the server has marked it as the newest: first snapshots are shared
-        and may be older than the state that others have seen already.
+        A state from the server is used only once the server has marked it as current. The first
+        snapshot may be older than the state that other processes already have, because snapshots
+        are shared between connections.
         """
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
@@ -314,9 +313,9 @@ class ControlWatcher:
         return self._synced.is_set()
 
     async def leave(self) -> None:
-        """Announce that this router takes no more requests, so that its cells move; then end `run`.
+        """Report that this router stops, so that its cells are reassigned; never fails.
 
-        Never fails, even without a control plane.
+        The caller must also end `run`.
         """
         request = wire.LeaveRequest(instance_id=self._instance_id)
         try:
@@ -331,7 +330,7 @@ class ControlWatcher:
             log.warning("departure_not_reported", address=self._address, error=repr(error))
 
     def load_from_disk(self) -> bool:
-        """Start from the last stored state, if there is a good one. Blocks; call before serving."""
+        """Load a valid stored state, if any; return whether it was loaded. Blocks."""
         if self._file is None:
             return False
         try:
@@ -351,7 +350,7 @@ class ControlWatcher:
         return True
 
     async def run(self) -> None:
-        """Follow the control plane until cancelled; the state survives every failure of it."""
+        """Follow the control plane until cancelled, keeping the last state through failures."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._follow())
             if self._file is not None:
@@ -386,7 +385,7 @@ class ControlWatcher:
                 await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311 - spreads
 
     async def _responses(self, channel: grpc.aio.Channel) -> AsyncGenerator[wire.WatchResponse]:
-        """Yield responses of one call; TimeoutError when it falls silent."""
+        """Yield the responses of one call; raises TimeoutError if the server is silent."""
         request = wire.WatchRequest(
             role=self._role,
             instance_id=self._instance_id,
@@ -409,7 +408,7 @@ class ControlWatcher:
         if not self._is_connected:
             self._is_connected = True
             log.info("control_plane_connected", address=self._address, known=self.state.version)
-        if response.version:  # 0: a greeting before the first snapshot, which says nothing yet
+        if response.version:  # version 0 is a greeting before the first snapshot, without a state
             self._received_at = time.monotonic()
             if response.is_heartbeat:
                 self._synced.set()
@@ -422,10 +421,10 @@ class ControlWatcher:
             self._publish(response)
 
     async def _take_snapshot(self, response: wire.WatchResponse) -> None:
-        """Replace the state at once, after preparation in steps; later deltas wait.
+        """Prepare a complete snapshot step by step, then replace the state in one step.
 
         Args:
-            response: All of the snapshot, or the last part of it.
+            response: The whole snapshot, or its last part.
         """
         coming, before = self._coming, ControlState()
         await _in_slices(coming.fill(response))
@@ -474,7 +473,7 @@ class ControlWatcher:
         return time.time() - self.age_s() if self._received_at is not None else 0.0
 
     def _touch(self, file: Path) -> None:
-        """Set the file's modification time to when its state was last known to be current."""
+        """Set the file's modification time to the last time its state was known to be current."""
         at_unix_s = self._true_at_unix_s()
         if at_unix_s:
             with suppress(OSError):
@@ -482,7 +481,7 @@ class ControlWatcher:
 
 
 async def _in_slices(steps: Iterator[None]) -> None:
-    """Do all steps; other tasks run every `_SLICE_S`."""
+    """Run all steps of an iterator, and let other tasks run every `_SLICE_S`."""
     until_s = time.perf_counter() + _SLICE_S
     for _ in steps:
         if time.perf_counter() >= until_s:

@@ -1,6 +1,6 @@
-"""A cell: its queue, its fleet, and the numbers of both for decisions.
+"""The state of a cell: its queue, its replicas, and the figures that decisions need of both.
 
-Only this module reads these numbers for `router.core.decide`, which never sees a cell.
+The functions of `router.core.decide` get plain figures from this module and never see a cell.
 """
 
 from collections.abc import Mapping, Sequence
@@ -41,29 +41,29 @@ from sluice.priority import CLASSES
 from sluice.wire.router.v1 import router_pb2 as wire
 
 _SMOOTHING = 0.05
-_LATE_FACTOR = 4.0  # times the objective: from then on a request waits for a group
-_GATHER_S = 0.4  # between two groups of prompts for a replica whose memory is full
-# A walk over all replicas takes microseconds for each of them. The more there are, the less one
-# dispatch changes of what all can do.
+_LATE_FACTOR = 4.0  # a request that has waited this many times its objective waits for a group
+_GATHER_S = 0.4  # seconds between two groups of prompts for a replica whose memory is full
+# Seconds for which a computed supply is reused. Computing the supply costs microseconds per
+# replica, and one dispatch changes the supply of a large cell less than that of a small cell.
 _SUPPLY_KEPT_S = 0.01
 _SUPPLY_KEPT_PER_REPLICA_S = 0.0005
-_RUNS_KEPT_S = 0.05
-_PREEMPT_PAUSE_S = 0.05  # after a walk that found no sequence to interrupt
+_RUNS_KEPT_S = 0.05  # seconds for which the result of `runs_below` is reused
+_PREEMPT_PAUSE_S = 0.05  # seconds without a new search after a search found nothing to preempt
 
 
 class CellReadiness(IntEnum):
-    """Whether the open replicas of a cell can take a request."""
+    """Whether an open replica of a cell can start a request now."""
 
     READY = 1
-    PACED = 2  # they had better decode before they take it
-    FULL = 3  # none has room for it
+    PACED = 2  # replicas with room should decode some steps before they start the request
+    FULL = 3  # no open replica has room for the request
 
 
 class CellBook:
-    """The state of one cell that this router owns (or owned, while its requests run).
+    """The router's record of one cell that it owns, or owned while requests still run there.
 
     Attributes:
-        epoch: Greater than that of every earlier book of this cell at this router.
+        epoch: Epoch of this record, greater than those of all earlier records of this cell here.
         work: Demand meter.
         uncached_mean: Recent mean of the prompt tokens to compute per request.
         told: State in the last message to gateways.
@@ -101,9 +101,10 @@ class CellBook:
         self._runs_below_until = float("-inf")
 
     def aside(self) -> "CellBook":
-        """Return a copy of the cell for hypothetical questions, which learns for itself.
+        """Return a copy of the cell for hypothetical decisions.
 
-        Written by hand: a compiled class supports neither `copy` nor listing its slots.
+        Predictions made with the copy do not change the forecast of the original. The attributes
+        are copied by hand, because a compiled class supports neither `copy` nor listing its slots.
         """
         aside = CellBook(self.cell_id, self.config, self.epoch)
         aside.is_owned, aside.queue, aside.fleet = self.is_owned, self.queue, self.fleet
@@ -120,7 +121,7 @@ class CellBook:
     # --- replicas ---------------------------------------------------------------------------
 
     def update(self, book: ReplicaBook) -> None:
-        """Predict a replica anew after a change."""
+        """Recompute the predictions for a replica after a change of its state."""
         self.fleet.update(book)
         self.is_dirty = True
 
@@ -159,7 +160,7 @@ class CellBook:
         return Pressure(*self.queue.tenant_load(request.priority, request.tenant_id), alone_s)
 
     def renew_mean_speed(self, now: float) -> None:
-        """Compute the replicas' mean speed anew, at intervals."""
+        """Recompute the mean speed of the replicas, if the last result is too old."""
         self.fleet.renew_mean_speed(now, self.uncached_mean or 1.0)
 
     def enqueue(self, request: Request, now: float) -> None:
@@ -170,7 +171,7 @@ class CellBook:
         self.adapter_waiters.add(request, self.queue.requests)
 
     def look_up(self, request: Request) -> Mapping[str, int]:
-        """Return a waiting request's cached blocks by replica, and price it anew by them."""
+        """Return a waiting request's cached blocks by replica, and update its predicted cost."""
         matches = self.fleet.matches(request)
         uncached = request.prompt_tokens - self.fleet.most_cached(request, matches)
         if uncached != request.uncached_tokens:
@@ -184,7 +185,7 @@ class CellBook:
     # --- placement --------------------------------------------------------------------------
 
     def readiness(self, request: Request, matches: Mapping[str, int], now: float) -> CellReadiness:
-        """Return whether any open replica can take a request."""
+        """Return whether any open replica can start a request now."""
         found = CellReadiness.FULL
         for book in self.fleet.open_replicas.values():
             if book.opens_at(now) > now:
@@ -197,11 +198,11 @@ class CellBook:
         return found
 
     def held_for(self, request: Request) -> ReplicaBook | None:
-        """Return the replica whose memory is reserved for a request that fits nowhere yet.
+        """Return the replica whose KV memory is reserved for a request that fits nowhere yet.
 
-        Later requests may go elsewhere, but must not take that room. From now on all full replicas
-        get prompts in groups: a step with a prompt costs more, however short the prompt is, and a
-        request far beyond its objective loses little by the wait.
+        Later requests may be placed on other replicas, but not on this replica. From now on all
+        full replicas receive prompts in groups, because every step with a prompt costs extra time,
+        and a request far beyond its objective loses little by waiting for a group.
         """
         output, replicas = self.output_expected(request), self.fleet.open_replicas
         is_only = len(replicas) == 1
@@ -215,7 +216,7 @@ class CellBook:
         return max(full, key=lambda book: book.kv_free_blocks(), default=None)
 
     def is_gathered(self, request: Request, now: float) -> bool:
-        """Return whether a request waits for a replica's next group."""
+        """Return whether a very late request should wait for the next group of prompts."""
         if not _is_far_too_late(request, now):
             return False
         return any(book.gathers_until > now for book in self.fleet.open_replicas.values())
@@ -228,7 +229,7 @@ class CellBook:
         *,
         held: ReplicaBook | None = None,
     ) -> PlacementChoice | None:
-        """Return the best replica but `held` for a request; None: none can hold it now."""
+        """Return the best replica except `held` for a request; None if no replica has room."""
         fleet = self.fleet
         without: set[str] = set()
         if held is not None:
@@ -251,14 +252,14 @@ class CellBook:
         )
 
     def dispatched(self, book: ReplicaBook, request: Request, cached: int, now: float) -> None:
-        """Note the blocks, adapter and session of a dispatch; `cached` tokens are there."""
+        """Record a dispatch of a request with `cached` prompt tokens predicted to be cached."""
         self.fleet.dispatched(book, request, cached, now)
         self.is_dirty = True
 
     # --- forecasts --------------------------------------------------------------------------
 
     def supply(self, now: float) -> Supply:
-        """Return the capacity of the replicas, cached for a moment: computing it visits all."""
+        """Return the capacity of the replicas; the result is reused for some milliseconds."""
         if now >= self._supply_until:
             self._supply = self._supply_now(now)
             self._supply_until = now + max(
@@ -286,7 +287,7 @@ class CellBook:
             running = len(book.dispatches)
             room = int(book.kv_free_blocks() * limits.block_tokens / sequence_tokens)
             if not running:
-                room = max(room, 1)  # one sequence alone always goes
+                room = max(room, 1)  # an idle replica always accepts one sequence
             free += max(0, min(limits.sequences_max - running, room))
             speed, engine_model = book.speed, book.engine_model
             is_prefilling = engine_model.tokens > 0.0 or not engine_model.pauses
@@ -295,7 +296,7 @@ class CellBook:
         return Supply(replicas, tokens_s, backlog_s, free, ends_s) if replicas else NO_SUPPLY
 
     def demand(self, request: Request, prefill_s: float, now: float) -> WorkAhead:
-        """Return the work ahead of a request that came now, and its own; see `Pressure`."""
+        """Return the work ahead of a new request; `prefill_s` is that of its `Pressure`."""
         uncached = request.uncached_tokens
         requests, tokens = self.queue.ahead(
             request.priority, request.tenant_id, request.weight, uncached, now
@@ -309,12 +310,12 @@ class CellBook:
         return self.fleet.idle_prefill_s(uncached, request.prompt_tokens - uncached)
 
     def predict(self, request: Request, prefill_s: float, now: float) -> TimedPrediction:
-        """Return the predicted first token of a request that came now; see `Pressure`."""
+        """Return the TTFT prediction of a new request; `prefill_s` is that of its `Pressure`."""
         supply, demand = self.supply(now), self.demand(request, prefill_s, now)
         return self.forecast.predict(request, supply, demand, self.uncached_mean, now)
 
     def runs_below(self, priority: int, now: float) -> bool:
-        """Return whether lower tiers run on more than their reserved share; cached for a moment."""
+        """Return whether lower tiers run requests without a reserved share, briefly cached."""
         if now >= self._runs_below_until or priority != self._runs_below_of:
             self._runs_below = any(
                 dispatch.is_open
@@ -330,13 +331,14 @@ class CellBook:
     # --- preemption -------------------------------------------------------------------------
 
     def makes_room_for(self, request: Request) -> bool:
-        """Return whether room is being made for a waiting request."""
+        """Return whether sequences have been preempted for a waiting request."""
         return self._claims.has(request)
 
     def victims(self, request: Request, now: float) -> list[Dispatch]:
-        """Return the dispatches to preempt for a waiting request; empty: preemption does not help.
+        """Return the dispatches to preempt for a waiting request; empty if preemption cannot help.
 
-        A request makes room for itself once, and room made for others does not count as free.
+        Each request gets at most one preemption, and room that was made for other requests is not
+        treated as free.
         """
         if request.is_preemptible or now < self._preempt_at:
             return []
@@ -345,7 +347,7 @@ class CellBook:
             return []
         due_s = min(request.arrived_at + request.objective_s, request.deadline_at) - now
         if queue_wait_s(self.supply(now), 0, 0.0) + self.idle_prefill_s(request) <= due_s:
-            return []  # enough ends by itself
+            return []  # running sequences end early enough without a preemption
         books = self._preemptible_replicas(request)
         rooms: list[PreemptionRoom | None] = []
         for book in books:
@@ -397,7 +399,7 @@ class CellBook:
         return PreemptionRoom(
             sequences_free=limits.sequences_max - len(book.dispatches) - len(claims),
             blocks_free=book.kv_free_blocks() - sum(claim.blocks for claim in claims),
-            blocks_needed=min(blocks, limits.kv_blocks),  # one sequence alone always goes
+            blocks_needed=min(blocks, limits.kv_blocks),  # an empty replica always has room
             backlog_s=book.backlog_s(now),
             prefill_s=book.prefill_s(uncached, request.prompt_tokens - uncached),
         )
@@ -405,12 +407,12 @@ class CellBook:
     # --- news for other cells ---------------------------------------------------------------
 
     def service_report(self, owner: str, accounts_max: int, now: float) -> ServiceReport:
-        """Return the next report of tenants' service; the largest changes come first."""
+        """Return the next report of tenants' service, with the largest changes if it is full."""
         accounts = self.queue.report(accounts_max, now)
         return ServiceReport(self.cell_id, owner, self.epoch, self.queue.reports, accounts)
 
     def service_now(self, owner: str, accounts_max: int) -> ServiceReport:
-        """Return a report for a new reader; it belongs to the last one."""
+        """Return a report for a new reader, under the number of the last report."""
         accounts = self.queue.recent(accounts_max)
         return ServiceReport(self.cell_id, owner, self.epoch, self.queue.reports, accounts)
 
@@ -441,7 +443,7 @@ class CellBook:
     # --- news for gateways ------------------------------------------------------------------
 
     def wait_s(self, now: float) -> float:
-        """Return the predicted wait of a short request that came now, in seconds."""
+        """Return the predicted seconds of waiting for a short request that arrives now."""
         ready = self.fleet.ready()
         if not ready:
             return RETRY_AFTER_UNKNOWN_S
@@ -449,7 +451,7 @@ class CellBook:
         return backlog_s + self.queue.tokens / max(1.0, sum(book.tokens_s for book in ready))
 
     def state(self, now: float, *, is_draining: bool = False) -> wire.CellState:
-        """Return the cell's state for gateways, which they choose a cell by."""
+        """Return the cell's state, by which gateways choose a cell for a request."""
         output = int(self.answers.mean)
         books = self.fleet.replicas.values()
         owed = sum(int(book.owed_tokens(now)) + book.output_owed() for book in books)
@@ -483,7 +485,7 @@ def _may_stop(dispatch: Dispatch, request: Request) -> bool:
 
 
 def _occupants(book: ReplicaBook, request: Request) -> list[Dispatch]:
-    """Return a replica's dispatches that may be preempted for a request, or are ending."""
+    """Return a replica's dispatches that are ending or may be preempted for a request."""
     return [one for one in book.dispatches.values() if not one.is_open or _may_stop(one, request)]
 
 

@@ -1,4 +1,4 @@
-"""Decides when gateways get the states of cells: after changes, and all of them at intervals."""
+"""Decides when cell states are sent to gateways: changed cells soon, all cells at intervals."""
 
 from collections.abc import Collection, Iterable, Mapping
 
@@ -6,9 +6,9 @@ from router.core.cell import CellBook
 from router.core.tier_gates import TierGates
 from router.core.types.request import ConnectedGateway, Request
 
-_ALONE_FACTOR = 1.5  # a state waits so much longer for other news to come with
-_RECITAL_S = 1.0  # all states are repeated this often
-_URGENT_S = 0.02  # a tier that has no room any more is told as soon as that
+_ALONE_FACTOR = 1.5  # longest wait for another message to share, in broadcast intervals
+_RECITAL_S = 1.0  # least seconds between two broadcasts of all states
+_URGENT_S = 0.02  # least seconds between two broadcasts while a tier's gate is about to close
 
 
 class CellNews:
@@ -17,31 +17,31 @@ class CellNews:
     def __init__(self, interval_s: float) -> None:
         self._interval_s = interval_s
         self._told_at = self._recited_at = float("-inf")
-        self._gates: dict[str, TierGates] = {}  # by cell, while any is known
+        self._gates: dict[str, TierGates] = {}  # by cell; only cells with recent refusals
         self._is_urgent = False
 
     def refused(self, cell: CellBook, request: Request, retry_after_s: float, now: float) -> None:
-        """Note that a cell had no room for a request."""
+        """Record that admission refused a request for lack of capacity."""
         if request.adapter and cell.fleet.residency.is_cold(request.adapter):
-            return  # there may be room for all others
+            return  # there may be room for requests without a cold adapter
         gates = self._gates.setdefault(cell.cell_id, TierGates())
         if gates.refused(request, retry_after_s, now):
             cell.is_dirty = self._is_urgent = True
 
     def fitted(self, request: Request) -> None:
-        """Note that a cell had room for a request."""
+        """Record that a request was admitted."""
         if (gates := self._gates.get(request.cell_id)) is not None:
             gates.fitted(request)
 
     def turned_away(self, cell: CellBook, priority: int, requests: int, now: float) -> None:
-        """Note that gateways refused requests by what they heard of a cell."""
+        """Record that gateways refused requests because of a cell's gates."""
         if (gates := self._gates.get(cell.cell_id)) is not None:
             gates.turned_away(priority, requests, cell, now)
 
     def due_at(self) -> float:
-        """Return when a changed state is sent even without other messages.
+        """Return the time at which a changed state is sent even without other messages.
 
-        While there are frames, a tick comes before: the state leaves with its tokens.
+        While frames arrive, a tick comes earlier, and the state is sent along with tokens.
         """
         wait_s = _URGENT_S if self._is_urgent else _ALONE_FACTOR * self._interval_s
         return self._told_at + wait_s
@@ -55,7 +55,7 @@ class CellNews:
         may_recite: bool,
         is_draining: bool,
     ) -> None:
-        """Add the states of changed cells to the gateways' batches, or of all cells."""
+        """Add the states of changed cells, or at intervals of all cells, to gateways' batches."""
         everything = may_recite and now - self._recited_at >= _RECITAL_S
         if everything:
             self._recited_at = now

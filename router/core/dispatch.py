@@ -1,4 +1,4 @@
-"""Binds waiting requests to replicas, late: when a replica can start on them soon."""
+"""Binds waiting requests to replicas, as late as possible: when a replica can start them soon."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -18,14 +18,14 @@ from sluice.wire.router.v1 import router_pb2 as wire
 if TYPE_CHECKING:
     from router.core.fleet.replica import ReplicaBook
 
-_LOOK_AHEAD = 8  # requests behind one that no replica can hold now
+_LOOK_AHEAD = 8  # queued requests examined when the first request fits on no replica
 
 
 class QueueDispatcher:
-    """Assigns requests to replicas, and numbers their sequences.
+    """Dispatches queued requests to replicas, and assigns sequence numbers.
 
     Attributes:
-        sequences: Number of the last sequence.
+        sequences: The last assigned sequence number.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class QueueDispatcher:
         self.sequences = 0
 
     def bind(self, cell: CellBook, actions: Actions, now: float) -> None:
-        """Dispatch in the queue's order while a replica's next step is not full."""
+        """Dispatch requests in the queue's order while the next step of a replica has room."""
         queue = cell.queue
         cell.renew_mean_speed(now)
         while queue.requests and _opens_at(cell, now) <= now:
@@ -53,7 +53,7 @@ class QueueDispatcher:
             self._preempt(cell, now)
 
     def hand_over(self, cell: CellBook, dispatch: Dispatch, now: float) -> None:
-        """Continue a request after its first token on a replica that decodes."""
+        """Dispatch a split request, after its first token, to a replica that decodes."""
         request = dispatch.request
         request.prefilled_on = dispatch.replica_id
         matches = cell.fleet.index.matches(request.hashes)
@@ -67,7 +67,7 @@ class QueueDispatcher:
             self._handovers.ready.append(follower)
 
     def _preempt(self, cell: CellBook, now: float) -> None:
-        """Preempt batch work for the next requests, as far as it helps."""
+        """Preempt batch work for the next queued requests, where a preemption helps them."""
         victims: list[Dispatch] = []
         request = cell.queue.peek(now)
         for _ in range(_LOOK_AHEAD):
@@ -82,14 +82,14 @@ class QueueDispatcher:
             self._lifecycle.preempt(dispatch, now)
 
     def _next(self, cell: CellBook, now: float) -> tuple[Request, PlacementChoice] | None:
-        """Return the first request that can be placed now; end those that never can."""
+        """Return the first request that can be placed now, and evict requests that never can."""
         queue = cell.queue
         request = queue.peek(now)
         looked = repriced = 0
         held: ReplicaBook | None = None
-        full: set[str] = set()  # tenants whose next request finds no memory
+        full: set[str] = set()  # tenants whose next request finds no free KV memory
         while request is not None and looked < _LOOK_AHEAD:
-            if request.tenant_id in full:  # behind it wait longer ones, or later ones
+            if request.tenant_id in full:  # the tenant's further requests are longer, or came later
                 looked += 1
                 request = queue.skip(request)
                 continue
@@ -97,7 +97,7 @@ class QueueDispatcher:
             matches = cell.look_up(request)
             if request.uncached_tokens > before and repriced < _LOOK_AHEAD:
                 repriced += 1
-                request = queue.peek(now)  # it costs more than predicted: another may be first now
+                request = queue.peek(now)  # the cost rose, so another request may be first now
                 continue
             readiness = _readiness(cell, request, matches, now)
             if readiness is CellReadiness.PACED:
@@ -130,7 +130,7 @@ class QueueDispatcher:
         held: "ReplicaBook | None",
         now: float,
     ) -> PlacementChoice | None:
-        """Return the place for a request now; None: no replica but `held` has room."""
+        """Return the placement of a request; None if no replica except `held` has room."""
         choice = cell.choose(request, matches, now, held=held)
         return None if choice is None else self._handovers.refine(cell, request, choice, now)
 
@@ -142,13 +142,16 @@ class QueueDispatcher:
         choice: PlacementChoice,
         now: float,
     ) -> Dispatch | None:
-        """Book a request on a replica; return the dispatch to send, None: its blocks come first."""
+        """Record a dispatch on a replica, and return it if it is to be sent now.
+
+        The result is None if KV blocks must be transferred to the replica first.
+        """
         book = choice.book
         self.sequences += 1
         if choice.is_split and request.output is None:
-            request.output = []  # the second replica continues behind it
+            request.output = []  # the decode replica continues after these tokens
         dispatch = Dispatch(request, account, book.replica_id, sequence=self.sequences, now=now)
-        # The gateway knows of the prefill replica, and what was cached there.
+        # The gateway was already sent the placement on the prefill replica.
         dispatch.is_placed = bool(request.prefilled_on)
         request.dispatch = dispatch
         request.state = RequestState.RUNNING
@@ -180,5 +183,5 @@ def _readiness(
     cell: CellBook, request: Request, matches: Mapping[str, int], now: float
 ) -> CellReadiness:
     if cell.fleet.open_prefillers:
-        return CellReadiness.READY  # its prompt can be computed where nothing decodes
+        return CellReadiness.READY  # a prefill replica can compute the prompt
     return cell.readiness(request, matches, now)

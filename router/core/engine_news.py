@@ -1,4 +1,4 @@
-"""Applies the frames of engines to the books of replicas and to requests."""
+"""Applies the frames of engines to the records of replicas and to requests."""
 
 from router.core import frames
 from router.core.cell import CellBook
@@ -14,7 +14,7 @@ from sluice.wire.router.v1 import router_pb2 as wire
 
 
 class EngineNews:
-    """Books the step frames of all replicas, and ends the requests that engines have ended."""
+    """Records the step frames of all replicas, and ends the requests that engines have ended."""
 
     def __init__(
         self, config: CoreConfig, lifecycle: RequestLifecycle, dispatcher: QueueDispatcher
@@ -22,13 +22,13 @@ class EngineNews:
         self._config = config
         self._lifecycle = lifecycle
         self._dispatcher = dispatcher
-        self._busy: dict[str, ReplicaBook] = {}  # said "busy" a moment ago
+        self._busy: dict[str, ReplicaBook] = {}  # replicas that are paused after a "busy" reply
 
     def take(self, book: ReplicaBook, cell: CellBook, frame: engine.StepFrame, now: float) -> None:
-        """Book one frame of an attached replica.
+        """Record one frame of an attached replica.
 
         Raises:
-            ValueError: The frame contradicts itself; the attachment is to be ended.
+            ValueError: The frame contradicts itself, so that the caller must end the attachment.
         """
         state = frame.state
         if frame.admitted:
@@ -117,7 +117,7 @@ class EngineNews:
     ) -> None:
         message = entry.message or entry.code
         what = f": {message}"
-        if entry.reason == engine.FINISH_REASON_REFUSED:  # the request's fault, wherever it ran
+        if entry.reason == engine.FINISH_REASON_REFUSED:  # every engine would refuse this request
             policy = policy_of(entry.code)
             is_known = policy is not None and policy.is_of_engine
             code = ErrorCode(entry.code) if is_known else ErrorCode.ENGINE_REFUSED
@@ -135,12 +135,12 @@ class EngineNews:
             self._lifecycle.retry(dispatch, ErrorCode.ENGINE_FAILED, what, now)
 
     def rested(self, now: float) -> list[ReplicaBook]:
-        """Return the replicas whose pause after a "busy" is over."""
+        """Return the replicas whose pause after a "busy" reply is over."""
         found = [book for book in self._busy.values() if book.busy_until <= now]
         for book in found:
             del self._busy[book.replica_id]
         return found
 
     def next_at(self) -> float:
-        """Return when the next pause is over; inf: there is none."""
+        """Return the time at which the next pause is over; inf if no replica is paused."""
         return min((book.busy_until for book in self._busy.values()), default=float("inf"))

@@ -1,4 +1,4 @@
-"""Moves tokens from an engine's columns to the gateways' columns: the work for every token."""
+"""Copies tokens from an engine's frames to the gateways' batches; the router's work per token."""
 
 from math import isfinite
 from typing import cast
@@ -13,10 +13,10 @@ from sluice.wire.router.v1 import router_pb2 as wire
 
 
 def file_frame(book: ReplicaBook, frame: engine.StepFrame, stats: Stats, now: float) -> None:
-    """File a frame's tokens, with their log probabilities where they were asked for.
+    """Append a frame's tokens and log probabilities to the batches of the gateways.
 
     Raises:
-        ValueError: The columns of the frame do not agree; nothing of it was filed.
+        ValueError: The columns of the frame do not agree.
     """
     if frame.prompt_logprobs:
         logprobs.file_prompts(book, frame.prompt_logprobs)
@@ -30,12 +30,12 @@ def file_frame(book: ReplicaBook, frame: engine.StepFrame, stats: Stats, now: fl
 
 
 def file_tokens(book: ReplicaBook, frame: engine.StepFrame, stats: Stats, now: float) -> None:
-    """Append a frame's tokens to the batches of the gateways that want them.
+    """Append a frame's tokens to the batches of the gateways whose requests are still open.
 
     Raises:
-        ValueError: The columns of the frame do not agree; nothing of it was filed.
+        ValueError: The columns of the frame do not agree, and no token was appended.
     """
-    # Slices are lists made in C; iterating over a column costs three times as much.
+    # A slice copies a column to a list in C; iterating over the column takes three times as long.
     sequences, counts, tokens = frame.sequence[:], frame.count[:], frame.token[:]
     if len(sequences) != len(counts) or sum(counts) != len(tokens):
         raise ValueError("the columns of a frame do not agree")
@@ -62,9 +62,10 @@ def file_tokens(book: ReplicaBook, frame: engine.StepFrame, stats: Stats, now: f
 def _book_one_each(
     book: ReplicaBook, dispatches: list[Dispatch], stats: Stats, now: float
 ) -> ConnectedGateway | None:
-    """Book one token of each dispatch; return the gateway if a single one wants all of them.
+    """Record one token of each dispatch; return the gateway if one gateway gets all of them.
 
-    Neighbours are mostly of one tenant, so its counter is written once for all of them.
+    Consecutive dispatches often belong to one tenant, so the tenant's counter is written once for
+    each such group.
     """
     gateway = dispatches[0].gateway
     is_uniform = True
@@ -97,7 +98,7 @@ def _book_rows(
     stats: Stats,
     now: float,
 ) -> int:
-    """Book any number of tokens of each dispatch that is known; return how many these are."""
+    """Record the tokens of each known dispatch, and return their total number."""
     known = 0
     for dispatch, number in zip(dispatches, counts, strict=True):
         if dispatch is None:
@@ -115,7 +116,7 @@ def _book_rows(
 
 
 def _file_one_each(dispatches: list[Dispatch], tokens: list[int]) -> None:
-    """Append one token of each dispatch to the batch of its own gateway, if it is wanted."""
+    """Append one token of each open dispatch to the batch of that dispatch's gateway."""
     for dispatch, token in zip(dispatches, tokens, strict=True):
         if dispatch.is_open:
             batch = dispatch.gateway.batch
@@ -127,7 +128,7 @@ def _file_one_each(dispatches: list[Dispatch], tokens: list[int]) -> None:
 
 
 def _file_rows(dispatches: list[Dispatch | None], counts: list[int], tokens: list[int]) -> None:
-    """Append each row to the batch of its own gateway, if it is wanted."""
+    """Append the tokens of each open dispatch to the batch of that dispatch's gateway."""
     start = 0
     for dispatch, number in zip(dispatches, counts, strict=True):
         stop = start + number
@@ -144,16 +145,19 @@ def _file_rows(dispatches: list[Dispatch | None], counts: list[int], tokens: lis
 def file_missed(
     book: ReplicaBook, dispatch: Dispatch, entry: engine.Resumed, stats: Stats, now: float
 ) -> None:
-    """File the tokens that a resumed sequence made without a router; `entry` has all of them.
+    """Append the tokens that a resumed sequence produced while its stream was broken.
+
+    `entry` has all tokens of the sequence, including tokens that the router already received.
 
     Raises:
-        ValueError: The engine reports fewer tokens than before, or contradicts itself.
+        ValueError: The engine reports fewer tokens than before, or columns that do not agree.
     """
     known = dispatch.emitted
     missed = entry.output[known:]
     if len(entry.output) < known:
         raise ValueError("a resumed sequence is shorter than what was told of it")
-    logprobs.file_prompts(book, entry.prompt_logprobs)  # repeats do no harm: each has its place
+    # Repeated log probabilities do no harm, because each part says its position in the prompt.
+    logprobs.file_prompts(book, entry.prompt_logprobs)
     if missed:
         frame = engine.StepFrame(sequence=[dispatch.sequence], count=[len(missed)], token=missed)
         if entry.HasField("logprobs"):
@@ -162,7 +166,7 @@ def file_missed(
 
 
 def place(dispatch: Dispatch, engine_queue_us: int, stats: Stats, load_us: int = 0) -> None:
-    """Report the place of a request to its gateway, once per placement."""
+    """Report a request's replica and queue times to its gateway, once per dispatch."""
     if dispatch.is_placed:
         return
     dispatch.is_placed = True
@@ -173,7 +177,7 @@ def place(dispatch: Dispatch, engine_queue_us: int, stats: Stats, load_us: int =
     placed = wire.Placed(
         handle=dispatch.handle, replica_id=dispatch.replica_id, queue_us=wire_us(queue_s)
     )
-    # Most have none of these, and to set nothing costs as much as to set something.
+    # Most placements have none of these, and setting a default value takes as long as any other.
     if engine_queue_us:
         placed.engine_queue_us = engine_queue_us
     if load_us:
@@ -190,7 +194,7 @@ def place(dispatch: Dispatch, engine_queue_us: int, stats: Stats, load_us: int =
 
 
 def first_token(book: ReplicaBook, dispatch: Dispatch, stats: Stats, now: float) -> None:
-    """Book the end of a prefill."""
+    """Record a sequence's first token: the end of its prefill, and the request's TTFT."""
     book.prefilled(dispatch)
     dispatch.first_at = now
     if dispatch.is_open:
@@ -204,5 +208,5 @@ def first_token(book: ReplicaBook, dispatch: Dispatch, stats: Stats, now: float)
                 predicted_s = request.prediction.ttft_s()
                 request.prediction.first_token(waited_s)
                 request.prediction = None
-            # Without a serving replica there was nothing to predict from.
+            # A prediction made while no replica was attached is infinite, and left out.
             stats.ttft_predicted_s += predicted_s if isfinite(predicted_s) else waited_s

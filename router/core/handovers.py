@@ -1,8 +1,8 @@
-"""Follows split requests between their two replicas.
+"""Moves split requests from their prefill replica to their decode replica.
 
-A split request runs on a prefill replica for its first token, which is the answer's first token as
-well. Then the KV blocks of its prompt are copied to a decode replica, where it continues. A failure
-on the way costs time and never the answer: the decode side computes the prompt again.
+A prefill replica computes the prompt of a split request and the first token of the answer. Then the
+KV blocks of the prompt are copied to a decode replica, which generates the rest of the answer. If
+the copy fails, the decode replica computes the prompt again, so that the answer is only delayed.
 """
 
 from collections.abc import Mapping
@@ -16,16 +16,16 @@ from router.core.fleet.replica import ReplicaBook
 from router.core.types.actions import Transfer
 from router.core.types.request import Dispatch, Request
 
-FEATURE = "kv_transfer"  # of an engine that hands blocks out and takes them in
-_DEADLINE_MIN_S = 1.0  # every message waits for a step on either side
+FEATURE = "kv_transfer"  # feature of engines that can export and import KV blocks
+_DEADLINE_MIN_S = 1.0  # least deadline of a transfer, since messages wait for steps on both sides
 _DEADLINE_MAX_S = 5.0
-_DEADLINE_FACTOR = 4.0  # of the predicted time
-_GRACE_S = 1.0  # after its deadline no shell answers for a transfer any more
+_DEADLINE_FACTOR = 4.0  # deadline of a transfer as a multiple of the predicted duration
+_GRACE_S = 1.0  # seconds after the deadline, when the core stops waiting for the shell's report
 
 
 @dataclass(frozen=True, slots=True)
 class _Move:
-    """Blocks on their way to the replica where a dispatch is booked."""
+    """A transfer in progress, to the replica that a dispatch is recorded on."""
 
     dispatch: Dispatch
     transfer: Transfer
@@ -37,9 +37,9 @@ class Handovers:
     """The split requests of a router between their two replicas.
 
     Attributes:
-        times: Learned times of transfers.
-        ready: Dispatches that were booked before their blocks came, and can be sent now.
-        transfers: Transfers to be started.
+        times: Learned durations of transfers.
+        ready: Dispatches to send to their replicas, because their transfer is over or not needed.
+        transfers: Transfers to start at the next tick.
     """
 
     __slots__ = ("_moves", "ready", "times", "transfers")
@@ -51,13 +51,13 @@ class Handovers:
         self._moves: dict[int, _Move] = {}  # by sequence
 
     def begin(self, cell: CellBook, dispatch: Dispatch, cached_tokens: int, now: float) -> bool:
-        """Start to transfer the missing KV blocks of a booked dispatch; False: none are needed.
+        """Start the transfer of a dispatch's missing KV blocks; return whether one is started.
 
         Args:
-            cell: Book of the cell of both replicas.
-            dispatch: Dispatch that is booked on the target.
-            cached_tokens: Tokens that are predicted to be cached there already.
-            now: Time.
+            cell: The cell of both replicas.
+            dispatch: Dispatch on the decode replica.
+            cached_tokens: Prompt tokens that the decode replica is predicted to have cached.
+            now: Time, in seconds.
         """
         request = dispatch.request
         source = cell.fleet.replicas.get(request.prefilled_on)
@@ -86,7 +86,7 @@ class Handovers:
         return True
 
     def can_transfer(self, source: ReplicaBook, target: ReplicaBook, now: float) -> bool:
-        """Return whether blocks may go from one replica to another now."""
+        """Return whether KV blocks can be copied from one replica to another now."""
         return (
             self.times.is_usable(now)
             and source.limits is not None
@@ -97,17 +97,17 @@ class Handovers:
         )
 
     def end(self, cells: Mapping[str, CellBook], sequence: int, blocks: int, now: float) -> str:
-        """Take the end of a transfer; its dispatch is ready to run, with or without the blocks.
+        """Record the end of a transfer, after which its dispatch is sent in any case.
 
         Args:
             cells: All cells, by id.
-            sequence: Number of the dispatch; an unknown one is ignored.
-            blocks: Blocks that arrived, in order from the first.
+            sequence: Sequence number of the dispatch; an unknown number is ignored.
+            blocks: Number of leading blocks that arrived.
             now: Time, in seconds.
 
         Returns:
-            The result: complete, partial, failed, or abandoned when no request needs it any more;
-            empty when it was ignored.
+            "complete", "partial", "failed", or "abandoned" if the request no longer needs the
+            blocks; empty for an unknown sequence.
         """
         move = self._moves.pop(sequence, None)
         if move is None:
@@ -131,24 +131,25 @@ class Handovers:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no transfer is under way or waits to be sent."""
+        """Whether no transfer is in progress or due to start, and no dispatch is due to be sent."""
         return not (self._moves or self.ready or self.transfers)
 
     def overdue(self, now: float) -> list[int]:
-        """Return the transfers without an answer."""
+        """Return the sequences of transfers that the shell has not reported in time."""
         return [sequence for sequence, move in self._moves.items() if move.until <= now]
 
     def next_at(self) -> float:
-        """Return when the next transfer is overdue; inf: none is under way."""
+        """Return the time at which the next transfer is overdue; inf without a transfer."""
         moves = self._moves
         return min(move.until for move in moves.values()) if moves else float("inf")
 
     def refine(
         self, cell: CellBook, request: Request, whole: PlacementChoice, now: float
     ) -> PlacementChoice | None:
-        """Return a better choice in a cell with prefill replicas: whole, or split.
+        """Return the better of two placements: on one replica (`whole`), or split between two.
 
-        None: the better one opens later, and is worth the wait.
+        The result is None if the better placement is on a replica whose next step is still full.
+        The request then waits for that replica.
         """
         if not cell.fleet.open_prefillers:
             return whole
@@ -164,7 +165,7 @@ class Handovers:
         if request.output or request.output_max < 2 or not request.hashes:
             return None
         if target.limits is None or request.prompt_tokens >= target.limits.prompt_tokens_max:
-            return None  # its first token is its last
+            return None  # the context has room for one output token only
         matches = cell.fleet.index.matches(request.hashes)
         best: PlacementChoice | None = None
         for book in cell.fleet.open_prefillers.values():
@@ -189,7 +190,7 @@ class Handovers:
         as_split = PrefillSplit(
             backlog_s=backlog_s,
             prefill_s=best.cost_s - backlog_s,
-            # The transferred blocks wait for the target's step in flight, as a whole prompt does.
+            # Transferred blocks wait for the end of the target's current step, like any prompt.
             transfer_s=self.times.predict_s(uncached) + decode_step_s / 2,
             output_tokens=cell.output_expected(request),
             decode_step_s=decode_step_s,

@@ -10,7 +10,7 @@ from router.core.types.request import RequestState
 
 
 def check(core: RouterCore) -> None:
-    """Assert every invariant of the core; costs a walk over everything it holds."""
+    """Assert every invariant of the core, by visiting every cell, replica and request."""
     live = {
         id(request): request
         for gateway in core.gateways.values()
@@ -23,7 +23,7 @@ def check(core: RouterCore) -> None:
 
 
 def _check_cell(core: RouterCore, cell: CellBook, live: KeysView[int]) -> int:
-    """Return how many requests wait for a cell."""
+    """Assert the invariants of a cell; return the number of its waiting requests."""
     waiting = cell.queue.waiting()
     assert cell.queue.requests == len(waiting)
     assert cell.queue.tokens == sum(request.prompt_tokens for request in waiting)
@@ -48,7 +48,7 @@ def _check_cell(core: RouterCore, cell: CellBook, live: KeysView[int]) -> int:
 
 
 def _check_replicas(core: RouterCore) -> int:
-    """Return how many live requests run."""
+    """Assert the invariants of all replicas; return the number of running live requests."""
     running = 0
     for book in core.replicas.values():
         assert book.limits is not None or not book.dispatches, (

@@ -1,4 +1,4 @@
-"""The life of requests: accepted, queued, run, requeued, and ended exactly once."""
+"""The lifecycle of requests: accepted, queued, dispatched, requeued, and ended exactly once."""
 
 from collections.abc import Mapping
 from heapq import heapify, heappop, heappush
@@ -15,18 +15,18 @@ from sluice.errors import ErrorCode
 from sluice.wire.router.v1 import router_pb2 as wire
 
 _REASON_MAX = 200
-_UNTOLD_MAX = 8  # of one request: it may be preempted again and again before it is placed
-_LOOK_S = 1.0  # between two looks at requests that wait only briefly for a replica
-MOVED_RETRY_S = 0.2  # the gateway's next snapshot names the new owner
+_UNTOLD_MAX = 8  # interruptions kept per request until the gateway is sent its next placement
+_LOOK_S = 1.0  # longest seconds between two checks of a request that limits its wait for replicas
+MOVED_RETRY_S = 0.2  # seconds until the gateway's next snapshot names the cell's new owner
 
 
 class RequestLifecycle:
-    """Moves the live requests of a router from acceptance to their single end.
+    """Moves the live requests of a router from acceptance to their single outcome.
 
     Attributes:
         live: Number of accepted requests that have not ended.
-        cancels: Sequences to cancel, by replica; the core takes them at its tick.
-        stats: Totals since the shell last took them.
+        cancels: Sequences to cancel, by replica; sent and cleared at the core's next tick.
+        stats: Totals since the last call of `RouterCore.take_stats`.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class RequestLifecycle:
         self._orders = 0
         self._deadlines: list[tuple[float, int, Request]] = []
         self._looks: list[tuple[float, int, Request]] = []
-        self._now = 0.0  # of the last tick
+        self._now = 0.0  # time of the last tick
         self.live = 0
         self.cancels: dict[str, list[int]] = {}
         self.stats = Stats()
@@ -46,7 +46,7 @@ class RequestLifecycle:
     # --- in ---------------------------------------------------------------------------------
 
     def stamp(self, gateway: ConnectedGateway, request: Request, now: float) -> None:
-        """Set the arrival and the gateway of a request."""
+        """Set the arrival number, the gateway, and the deadline of a request."""
         self._orders += 1
         request.order = self._orders
         request.gateway = gateway
@@ -54,7 +54,7 @@ class RequestLifecycle:
         request.deadline_at = now + request.longest_wait_s(self._config.deadline_default_s)
 
     def accept(self, request: Request, cell: CellBook, now: float) -> None:
-        """Queue a stamped request; from now on it ends exactly once."""
+        """Queue a request after `stamp`; every accepted request ends exactly once."""
         request.gateway.requests[request.handle] = request
         cell.enqueue(request, now)
         self.live += 1
@@ -65,10 +65,14 @@ class RequestLifecycle:
     # --- back into the queue ----------------------------------------------------------------
 
     def retry(self, dispatch: Dispatch, code: ErrorCode | None, what: str, now: float) -> None:
-        """Queue an open dispatch's request again if no token was emitted; end it otherwise.
+        """Queue an open dispatch's request again, or end the request if tokens were emitted.
 
-        Without a code it is backpressure, which is no failure and has no limit but the deadline.
-        `what` is the text that follows the replica's name.
+        Args:
+            dispatch: The dispatch that ended without an answer.
+            code: Error code of the failure; None for backpressure, which is not a failed attempt
+                and may be repeated until the deadline.
+            what: Text that follows the replica's name in messages.
+            now: Time, in seconds.
         """
         request = dispatch.request
         message = f"replica {dispatch.replica_id}{what}"
@@ -84,7 +88,7 @@ class RequestLifecycle:
             request.attempts += 1
             request.avoid = dispatch.replica_id
             if request.attempts > self._config.retries_max:
-                # The client sees this text, too; the dispatch names the replica.
+                # Clients see this text, so it does not name the replica.
                 text = f"gave up after {request.attempts} attempts; last: the replica{what}"
                 self.end(request, Ending(wire.OUTCOME_KIND_FAILED, code, text))
                 return
@@ -93,7 +97,7 @@ class RequestLifecycle:
         self.requeue(dispatch, now)
 
     def preempt(self, dispatch: Dispatch, now: float) -> None:
-        """Preempt an open dispatch's request: it continues later, behind its emitted tokens."""
+        """Preempt an open dispatch, and queue its request again with the emitted tokens."""
         assert dispatch.request.output is not None, "only preemptible requests keep their output"
         self.cancels.setdefault(dispatch.replica_id, []).append(dispatch.sequence)
         dispatch.request.preemptions += 1
@@ -107,7 +111,7 @@ class RequestLifecycle:
         self.requeue(dispatch, now)
 
     def requeue(self, dispatch: Dispatch, now: float) -> None:
-        """Queue an open dispatch's request again, behind its emitted tokens."""
+        """Queue an open dispatch's request again, with the tokens emitted so far as its prompt."""
         request = dispatch.request
         cell = self._cells[request.cell_id]
         if not cell.is_owned:
@@ -123,10 +127,13 @@ class RequestLifecycle:
     # --- out --------------------------------------------------------------------------------
 
     def end(self, request: Request, ending: Ending) -> None:
-        """Give a request its single outcome; its dispatch stays booked until the engine's end."""
+        """Send a request's single outcome to its gateway.
+
+        The replica's record keeps the dispatch until the engine reports its end.
+        """
         assert request.state is not RequestState.DONE, "a request ends once"
         if request.output:
-            ending.output_tokens = len(request.output)  # of all its dispatches
+            ending.output_tokens = len(request.output)  # tokens of all dispatches of the request
         request.state = RequestState.DONE
         request.payload = None
         outcome = ending.outcome(request.handle)
@@ -143,7 +150,7 @@ class RequestLifecycle:
         count(ending, self.stats)
 
     def withdraw(self, request: Request, ending: Ending) -> None:
-        """End a waiting or running request with the given ending."""
+        """Remove a request from the queue, or cancel its sequence, and end the request."""
         dispatch = request.dispatch
         if dispatch is None:
             cell = self._cells[request.cell_id]
@@ -155,19 +162,19 @@ class RequestLifecycle:
         self.end(request, ending)
 
     def expire(self, now: float) -> None:
-        """Evict requests that miss their deadline, or wait too long for replicas."""
+        """Evict requests that missed their deadline, or waited too long for a ready replica."""
         self._now = now
         deadlines = self._deadlines
         while deadlines and deadlines[0][0] <= now:
             request = heappop(deadlines)[2]
             if not _has_begun(request):
                 self._evict(request, now)
-        if len(deadlines) > 2 * self.live + 64:  # mostly of requests that have ended
+        if len(deadlines) > 2 * self.live + 64:  # most entries belong to ended requests
             self._deadlines = _live(deadlines)
         self._look(now)
 
     def _look(self, now: float) -> None:
-        """Evict requests whose wait for a cell without replicas is over."""
+        """Evict requests that have waited for a ready replica as long as they may."""
         looks = self._looks
         while looks and looks[0][0] <= now:
             request = heappop(looks)[2]
@@ -198,18 +205,18 @@ class RequestLifecycle:
         self.withdraw(request, ending)
 
     def next_deadline(self) -> float:
-        """Return when `expire` is due; inf: unknown."""
+        """Return the time at which `expire` is due; inf if no request has a deadline."""
         return min(_next_at(self._deadlines), _next_at(self._looks))
 
 
 def _has_begun(request: Request) -> bool:
-    """Return whether a request has a first token, or has ended."""
+    """Return whether a request has its first token, or has ended."""
     dispatch = request.dispatch
     return bool(request.is_done or request.output or (dispatch is not None and dispatch.emitted))
 
 
 def _live(entries: list[tuple[float, int, Request]]) -> list[tuple[float, int, Request]]:
-    """Return a heap without the requests that have ended."""
+    """Return the heap without the entries of ended requests."""
     left = [entry for entry in entries if not entry[2].is_done]
     heapify(left)
     return left
@@ -222,9 +229,9 @@ def _next_at(entries: list[tuple[float, int, Request]]) -> float:
 
 
 def _interrupted(dispatch: Dispatch, code: str, message: str, now: float) -> None:
-    """Note for the gateway the end of a dispatch whose request goes on."""
+    """Record, for the gateway, the end of a dispatch whose request is still live."""
     request = dispatch.request
-    if request.prefilled_on:  # two replicas at one answer: the gateway knows of the first one
+    if request.prefilled_on:  # the gateway was sent the prefill replica of a split request only
         return
     arrived_at = request.arrived_at
     untold = request.untold = request.untold or []
@@ -244,7 +251,10 @@ def _interrupted(dispatch: Dispatch, code: str, message: str, now: float) -> Non
 
 
 def moved(cell_id: str, *, emitted: bool) -> Ending:
-    """Return the ending of a request whose cell has a new owner: its gateway submits it there."""
+    """Return the ending of a request whose cell has a new owner.
+
+    The gateway submits the request again, to the new owner.
+    """
     kind = wire.OUTCOME_KIND_LOST if emitted else wire.OUTCOME_KIND_EVICTED
     text = f"cell {cell_id} moved to another router; try again"
     return Ending(kind, ErrorCode.UNAVAILABLE, text, retry_after_s=MOVED_RETRY_S)

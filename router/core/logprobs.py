@@ -1,4 +1,4 @@
-"""Log probabilities, from an engine's columns to the gateways', for requests that want them."""
+"""Copies log probabilities from engines' frames to the batches of gateways."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -9,7 +9,7 @@ from sluice.wire.engine.v1 import engine_pb2 as engine
 
 
 def check(frame: engine.StepFrame) -> None:
-    """Assert that a frame has log probabilities of all the tokens of a sequence, or of none.
+    """Check that a frame has log probabilities of all tokens of a sequence, or of no token.
 
     Raises:
         ValueError: Only some tokens have log probabilities, or the columns do not agree.
@@ -25,7 +25,7 @@ def check(frame: engine.StepFrame) -> None:
 
 
 def file(book: ReplicaBook, columns: engine.Logprobs) -> None:
-    """Append the columns of a checked frame to the batches of the gateways, like its tokens."""
+    """Append the log probabilities of a checked frame to the batches of the gateways."""
     dispatches = book.dispatches
     top_tokens, top_logprobs = columns.top_token[:], columns.top_logprob[:]
     start = 0
@@ -48,7 +48,7 @@ def file(book: ReplicaBook, columns: engine.Logprobs) -> None:
 
 
 def file_prompts(book: ReplicaBook, parts: Iterable[engine.PromptLogprobs]) -> None:
-    """Append log probabilities of prompts to the batches of the gateways that asked for them.
+    """Append log probabilities of prompt tokens to the batches of their requests' gateways.
 
     Raises:
         ValueError: The columns do not agree.
@@ -67,10 +67,10 @@ def file_prompts(book: ReplicaBook, parts: Iterable[engine.PromptLogprobs]) -> N
 
 
 def missed(entry: engine.Resumed, known: int) -> engine.Logprobs:
-    """Return the log probabilities of a resumed sequence's tokens behind the first `known` ones.
+    """Return the log probabilities of a resumed sequence without its first `known` tokens.
 
     Raises:
-        ValueError: They do not cover all of its tokens, or the columns do not agree.
+        ValueError: Some tokens have no log probabilities, or the columns do not agree.
     """
     columns = entry.logprobs
     _check_columns(columns)

@@ -1,4 +1,4 @@
-"""Opens, updates and closes the books of a router's cells and replicas, by its assignment."""
+"""Creates, updates and deletes the records of cells and replicas that the router is assigned."""
 
 from collections.abc import Iterable
 
@@ -10,7 +10,7 @@ from router.core.types.plan import ReplicaPlan
 
 
 class Ownership:
-    """Opens, updates and closes the books of a router's cells and replicas."""
+    """Creates, updates and deletes the router's records of its cells and replicas."""
 
     def __init__(
         self,
@@ -19,14 +19,14 @@ class Ownership:
         replicas: dict[str, ReplicaBook],
         lifecycle: RequestLifecycle,
     ) -> None:
-        """Take the router's own books, which every call changes."""
+        """Store references to the router's records, which `adopt` changes."""
         self._config = config
         self._cells = cells
         self._replicas = replicas
         self._lifecycle = lifecycle
 
     def adopt(self, owned: Iterable[str], plans: Iterable[ReplicaPlan], epoch: int) -> None:
-        """Take the complete assignment of cells and replicas."""
+        """Apply the complete assignment of cells and replicas; see `RouterCore.on_cells`."""
         wanted = dict.fromkeys(owned)
         for cell_id in wanted:
             cell = self._cells.get(cell_id)
@@ -61,7 +61,7 @@ class Ownership:
             self._lifecycle.end(request, moved(cell.cell_id, emitted=bool(request.output)))
 
     def _forget(self, wanted: dict[str, None]) -> None:
-        """Drop replicas and cells that are no longer planned and are empty."""
+        """Delete the records of replicas and cells that are no longer assigned and are empty."""
         for book in list(self._replicas.values()):
             if book.is_leaving and not book.dispatches and book.limits is None:
                 cell = self._cells[book.cell_id]

@@ -1,11 +1,12 @@
-"""The router's decisions: admit, queue, place, and what every event means for every request.
+"""The router's decisions: which requests are admitted, queued, placed and ended, and when.
 
-Sans-I/O. The shell calls one method per event and then `tick`, which binds waiting requests to
-replicas and returns everything that is to be sent. Nothing here reads a clock.
+This module does no I/O and reads no clock. The shell calls one method per event and then `tick`,
+which binds waiting requests to replicas and returns all messages to send.
 
-Invariants, asserted here or in `router.core.invariants`: every accepted request ends
-exactly once; no replica is sent more than it holds; queues stay within their bounds; the books of a
-replica are its dispatches that have not been reported as ended.
+Invariants, asserted here or in `router.core.invariants`: every accepted request ends exactly once;
+no replica is sent more sequences or KV blocks than it has room for; queues stay within their
+bounds; a replica's record (`ReplicaBook`) lists exactly its dispatches that the engine has not
+reported as ended.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -34,7 +35,7 @@ from sluice.errors import ErrorCode
 from sluice.wire.engine.v1 import engine_pb2 as engine
 from sluice.wire.router.v1 import router_pb2 as wire
 
-SIGN_OF_LIFE_S = 0.25  # gateways take a router that says nothing for 0.9 s for frozen
+SIGN_OF_LIFE_S = 0.25  # longest silence to a gateway, which treats 0.9 s of silence as a freeze
 
 
 class RouterCore:
@@ -58,7 +59,7 @@ class RouterCore:
     # --- gateways ---------------------------------------------------------------------------
 
     def on_gateway(self, key: int, now: float) -> None:
-        """Begin a gateway connection; `key` is never used again."""
+        """Register a gateway connection under `key`, which no later connection reuses."""
         gateway = self.gateways[key] = ConnectedGateway(key)
         for cell in self.cells.values():
             if cell.is_owned:
@@ -66,16 +67,16 @@ class RouterCore:
                 gateway.batch.sketches.extend(cell.fleet.sketch.whole(cell.cell_id, cell.epoch))
 
     def on_gateway_gone(self, key: int) -> None:
-        """End a connection: its answers are not wanted any more."""
+        """End a gateway connection, and cancel all requests of that gateway."""
         gateway = self.gateways.pop(key)
         for request in list(gateway.requests.values()):
             self.lifecycle.withdraw(request, Ending(wire.OUTCOME_KIND_CANCELLED))
 
     def submit(self, key: int, request: Request, now: float) -> None:
-        """Queue a request or reject it at once.
+        """Queue a request, or reject the request at once.
 
         Raises:
-            ValueError: The handle is in use; the gateway is broken.
+            ValueError: The gateway already uses the handle for a live request.
         """
         gateway = self.gateways[key]
         if request.handle in gateway.requests:
@@ -105,7 +106,7 @@ class RouterCore:
         self._cell_news.fitted(request)
 
     def turned_away(self, cell_id: str, priority: int, requests: int, now: float) -> None:
-        """Count requests that a gateway refused by what it heard of a cell: they are demand."""
+        """Count requests that a gateway refused because of a cell's closed gate as demand."""
         cell = self.cells.get(cell_id)
         if cell is None:
             return
@@ -113,7 +114,7 @@ class RouterCore:
         self._cell_news.turned_away(cell, priority, requests, now)
 
     def cancel(self, key: int, handle: int) -> None:
-        """End a request on its gateway's wish; an unknown handle has already ended."""
+        """Cancel a request for its gateway; an unknown handle belongs to an ended request."""
         request = self.gateways[key].requests.get(handle)
         if request is not None:
             self.lifecycle.withdraw(request, Ending(wire.OUTCOME_KIND_CANCELLED))
@@ -121,30 +122,42 @@ class RouterCore:
     # --- cells and replicas -----------------------------------------------------------------
 
     def on_cells(self, owned: Iterable[str], plans: Iterable[ReplicaPlan], epoch: int = 1) -> None:
-        """Take over which cells are ours and which replicas they have; complete every time.
+        """Adopt the complete list of cells that this router owns, and of their replicas.
 
-        `epoch` is that of the cells that are new, greater than that of earlier ones.
-        Requests that wait for a cell that moved away are evicted, those that run there end here.
+        Requests that wait in a cell that moved to another router are evicted; requests that run in
+        such a cell are finished by this router.
+
+        Args:
+            owned: Ids of all owned cells.
+            plans: All replicas of the owned cells.
+            epoch: Epoch of the cells that are new; greater than every earlier epoch.
         """
         self._ownership.adopt(owned, plans, epoch)
 
     def on_siblings(self, cells: Collection[str]) -> None:
-        """Take which cells have others in their pool: gateways hear of the prefixes of these."""
+        """Set the cells that share their pool with other cells.
+
+        Gateways receive the prefix sketches of these cells only, because only there they have a
+        choice between cells.
+        """
         for cell in self.cells.values():
             cell.fleet.sketch.is_wanted = cell.cell_id in cells
 
     def has_ended(self, dispatch: Dispatch) -> bool:
-        """Return whether an engine has said its last word about a sequence, or is gone."""
+        """Return whether the engine has reported the end of a sequence, or is detached."""
         book = self.replicas.get(dispatch.replica_id)
         return book is None or book.dispatches.get(dispatch.sequence) is not dispatch
 
     def is_surplus(self, replica_id: str) -> bool:
-        """Return whether a replica left its cell and runs nothing of ours: time to detach."""
+        """Return whether the shell should detach from a replica.
+
+        That is so when the replica has left its cell and runs no sequence of this router.
+        """
         book = self.replicas.get(replica_id)
         return book is None or (book.is_leaving and not book.dispatches)
 
     def on_attached(self, replica_id: str, epoch: int, limits: EngineLimits, now: float) -> None:
-        """Begin to use a replica: its engine holds nothing of ours."""
+        """Begin to use a replica whose engine holds no sequence of this router."""
         book = self.replicas.get(replica_id)
         if book is None:
             return
@@ -153,7 +166,7 @@ class RouterCore:
         self.cells[book.cell_id].fleet.attached(book, now)
 
     def on_broken(self, replica_id: str, epoch: int) -> None:
-        """Send nothing to a replica whose stream is gone, until it is resumed or lost."""
+        """Pause dispatches to a replica whose stream broke, until it is resumed or lost."""
         book = self.replicas.get(replica_id)
         if book is not None and book.epoch == epoch and book.limits is not None:
             book.is_broken = True
@@ -167,12 +180,14 @@ class RouterCore:
         resumed: Sequence[engine.Resumed],
         now: float,
     ) -> None:
-        """Continue with an engine that kept our sequences while its stream was gone.
+        """Continue with an engine that kept this router's sequences while its stream was broken.
 
-        Sequences that it does not list have ended, as its first frame reports, or never arrived.
+        A sequence that the engine does not list has ended, as the engine's first frame reports, or
+        never reached the engine.
 
         Raises:
-            ValueError: The list contradicts the engine's own reports; end the attachment.
+            ValueError: The list contradicts the engine's own reports, so that the caller must end
+                the attachment.
         """
         book = self.replicas.get(replica_id)
         if book is None or book.epoch != epoch or book.limits is None:
@@ -187,7 +202,7 @@ class RouterCore:
         self.cells[book.cell_id].update(book)
 
     def on_replica_lost(self, replica_id: str, epoch: int, now: float) -> None:
-        """Give up an attachment: unstarted answers go elsewhere, the others end as LOST."""
+        """End an attachment: retry requests without output elsewhere, end the others as LOST."""
         book = self.replicas.get(replica_id)
         if book is None or book.epoch != epoch or book.limits is None:
             return
@@ -205,7 +220,7 @@ class RouterCore:
     # --- other cells of a pool --------------------------------------------------------------
 
     def on_service_elsewhere(self, cell_id: str, report: ServiceReport, now: float) -> None:
-        """Count another cell's report in a cell of its pool."""
+        """Apply another cell's report of tenant service to an owned cell of the same pool."""
         cell = self.cells.get(cell_id)
         if cell is not None:
             cell.queue.hear(report, now)
@@ -213,10 +228,10 @@ class RouterCore:
     # --- adapters ---------------------------------------------------------------------------
 
     def adapter_loads(self, known: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
-        """Return the adapters that each replica should load for requests to come.
+        """Return the adapters that each replica should load ahead of requests.
 
         Args:
-            known: Adapters that may be asked for, by cell.
+            known: Adapters that requests may name, by cell.
         """
         loads: dict[str, list[str]] = {}
         for cell in self.cells.values():
@@ -227,19 +242,25 @@ class RouterCore:
     # --- canary probes ----------------------------------------------------------------------
 
     def on_probe(self, replica_id: str, answer: CanaryAnswer, now: float) -> None:
-        """Take the answer of a canary inference."""
+        """Record the answer of a replica to a canary inference."""
         book = self.replicas.get(replica_id)
         if book is not None:
             self.cells[book.cell_id].fleet.health.answered(replica_id, answer, now)
 
     def on_probe_failed(self, replica_id: str, now: float) -> None:
-        """Note that a canary inference brought no answer in time."""
+        """Record that a replica did not answer a canary inference in time."""
         book = self.replicas.get(replica_id)
         if book is not None:
             self.cells[book.cell_id].fleet.health.probe_failed(replica_id, now)
 
     def on_transferred(self, sequence: int, blocks: int, now: float) -> None:
-        """End a transfer of this many blocks, in order; the request goes on in any case."""
+        """Record the end of a KV transfer, after which its request is dispatched in any case.
+
+        Args:
+            sequence: Sequence on the target replica.
+            blocks: Number of leading blocks that arrived; 0 if the transfer failed.
+            now: Time, in seconds.
+        """
         result = self.handovers.end(self.cells, sequence, blocks, now)
         if result:
             transfers = self.lifecycle.stats.transfers
@@ -248,10 +269,12 @@ class RouterCore:
     # --- frames -----------------------------------------------------------------------------
 
     def on_frame(self, replica_id: str, epoch: int, frame: engine.StepFrame, now: float) -> None:
-        """Book one step frame and file its tokens by gateway. The hot path: per token.
+        """Record one step frame, and append its tokens to the batches of their gateways.
+
+        This is the hot path, with work per token.
 
         Raises:
-            ValueError: The frame contradicts itself; the attachment is to be ended.
+            ValueError: The frame contradicts itself, so that the caller must end the attachment.
         """
         book = self.replicas.get(replica_id)
         if book is None or book.epoch != epoch or book.limits is None:
@@ -261,7 +284,10 @@ class RouterCore:
     # --- time -------------------------------------------------------------------------------
 
     def tick(self, now: float) -> Actions:
-        """Expire, bind requests that can start soon, and return all actions since the last tick."""
+        """Expire late requests, bind requests that can start soon, and return all actions.
+
+        The actions include those of the events since the last tick.
+        """
         actions = Actions()
         self.lifecycle.expire(now)
         for book in self.engine_news.rested(now):
@@ -294,13 +320,13 @@ class RouterCore:
 
     @property
     def has_decisions(self) -> bool:
-        """Whether a tick may have more to do than to hand out what frames have brought."""
+        """Whether a tick may decide anything, beyond sending the tokens of received frames."""
         if not self.handovers.is_idle:
             return True
         return any(cell.queue.requests for cell in self.cells.values())
 
     def next_tick_at(self, now: float) -> float:
-        """Return when `tick` is due even if nothing happens."""
+        """Return the time at which `tick` is due even if no event occurs."""
         due = [self._alive_at + SIGN_OF_LIFE_S, self.lifecycle.next_deadline()]
         for cell in self.cells.values():
             if cell.is_dirty:
@@ -312,7 +338,7 @@ class RouterCore:
         return max(min(due), now)
 
     def _hand_over(self, actions: Actions, now: float) -> None:
-        """Start transfers, and send dispatches that do not wait for one any more."""
+        """Start transfers, and send the dispatches whose transfer has ended."""
         handovers = self.handovers
         for sequence in handovers.overdue(now):
             self.on_transferred(sequence, 0, now)
@@ -323,7 +349,7 @@ class RouterCore:
             if dispatch.is_open:
                 dispatch.dispatched_at = now
                 actions.dispatches.setdefault(dispatch.replica_id, []).append(dispatch)
-            else:  # cancelled before its engine heard of it
+            else:  # cancelled before the dispatch was sent to its engine
                 cell = self.cells[book.cell_id]
                 book.finish(dispatch)
                 cell.fleet.released(dispatch)
@@ -332,7 +358,7 @@ class RouterCore:
         actions.transfers, handovers.transfers = handovers.transfers, []
 
     def _judge(self, cell: CellBook, actions: Actions, now: float) -> None:
-        """Apply changes in the health of the cell's replicas."""
+        """Apply health changes of the cell's replicas, such as ejections and readmissions."""
         for verdict in cell.fleet.health.verdicts():
             book = cell.fleet.replicas.get(verdict.replica_id)
             if book is None:
@@ -352,7 +378,7 @@ class RouterCore:
             cell.update(book)
 
     def _abandon(self, book: ReplicaBook, now: float) -> None:
-        """Take the requests off a replica whose tokens are wrong."""
+        """Cancel and retry all requests of a replica that gives wrong answers."""
         what = " gives wrong answers"
         for dispatch in list(book.dispatches.values()):
             if dispatch.is_open:
@@ -367,7 +393,7 @@ class RouterCore:
         return stats
 
     def drain(self) -> None:
-        """Accept no more requests; accepted ones go on."""
+        """Reject all new requests from now on; accepted requests are served to their end."""
         self.is_draining = True
         for cell in self.cells.values():
             cell.is_dirty = True
@@ -378,7 +404,7 @@ class RouterCore:
         return self.lifecycle.live
 
     def end_all(self) -> None:
-        """End the requests that are left at the end of the drain time."""
+        """End all requests that are still live when the drain time is over."""
         for gateway in self.gateways.values():
             for request in list(gateway.requests.values()):
                 has_emitted = request.output or (

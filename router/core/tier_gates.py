@@ -1,10 +1,11 @@
-"""Decides which share of a tier's requests gateways let through while most are refused; pure.
+"""Decides which share of an overloaded tier's requests gateways forward to a cell; pure.
 
-A refusal at the router costs the gateway a whole prompt's tokens. So gateways hear of tiers whose
-requests are mostly refused, and refuse a part of them before any work. The router sees only the
-requests that come through. It lets twice as many through as it has room for: half of them are still
-refused here, so its queue stays as long as the tier's deadline allows, and no replica waits for
-work. The share opens at once when a request behind all that waits would be in time.
+Before the router can refuse a request, the gateway has tokenized the whole prompt. So while most
+requests of a tier are refused, the router sends gateways a gate: the share of the tier's requests
+to forward. Gateways refuse all others before any work. The share is set so that about twice as many
+requests are forwarded as the cell can admit. Because the router still refuses half of them, its
+queue stays as long as the tier's deadline permits, and no replica idles. A gate opens fully as soon
+as a request at the end of the queue would meet its deadline.
 """
 
 from collections.abc import Iterator
@@ -15,30 +16,30 @@ from router.core.decide.forecast import bounded_retry_s, service_s
 from router.core.types.request import Request
 from sluice.wire.router.v1 import router_pb2 as wire
 
-# Of the requests that gateways let through, so many shall find room. The rest is the margin: a
-# gate never knows better than admission which request is short enough.
+# Intended share of admitted requests among the forwarded requests. The other half is a margin,
+# because only admission can decide which request is short enough.
 _FITTING = 0.5
-# A tier is saturated once, for as long as this, no more than so many of its requests found room.
-_WINDOW_S = 1.0
+# A tier is saturated if at most this share of its requests was admitted during the window.
+_WINDOW_S = 1.0  # time constant of the counts, and least age of an open gate, in seconds
 _SATURATED = 0.25
-_SEEN_MIN = 8  # requests in the window: fewer say nothing
-_STEP_S = 0.25  # between two changes of a share
-_FALL_MAX, _RISE_MAX = 2.0, 4.0  # factors by which a share changes at once
-_LEAST = 1 / 64  # one request in so many is let through in any case, to see when there is room
-_TENANTS_MAX = 32  # of a cell, told apart; all others of a tier have one gate
-_FORGOTTEN_S = 5.0  # after the last refusal, an open gate is forgotten
-_OPENING = 0.75  # of its deadline: a request that would wait no longer than that finds room
+_SEEN_MIN = 8  # least requests in the window; fewer are too small a sample
+_STEP_S = 0.25  # least seconds between two changes of a share
+_FALL_MAX, _RISE_MAX = 2.0, 4.0  # largest factors of one decrease and one increase of a share
+_LEAST = 1 / 64  # least share, so that some requests always probe whether there is room
+_TENANTS_MAX = 32  # tenants of a cell with gates of their own; all others share one per tier
+_FORGOTTEN_S = 5.0  # seconds after the last refusal until an open gate is deleted
+_OPENING = 0.75  # part of the deadline; a gate opens if the predicted wait is within that part
 
 
 class GateShare:
-    """The gate of a tier, or of one tenant in it.
+    """The gate of a tier, or of one tenant within a tier.
 
     Attributes:
-        share: Share of the requests that gateways let through.
+        share: Share of the requests that gateways forward.
         refused_at: Time of the last refusal.
-        retry_at: Time at which a request that was refused last may come again.
+        retry_at: Time at which the last refused request should be retried.
         admission_s: Deadline of the tier, in seconds.
-        reserved_permille: Share of the cell that the tier gets at least.
+        reserved_permille: Share of the cell that is reserved for the tier.
     """
 
     __slots__ = (
@@ -52,10 +53,10 @@ class GateShare:
         self.reserved_permille = 0
         self.refused_at = self.retry_at = now
         self._at = self._changed_at = self._open_since = now
-        self._came = self._fitted = 0.0  # in the window, which fades
+        self._came = self._fitted = 0.0  # arrived and admitted requests, decaying over time
 
     def refused(self, request: Request, retry_after_s: float, now: float) -> None:
-        """Count a request without room."""
+        """Record a refused request."""
         self._fade(now)
         self._came += 1.0
         self.refused_at, self.retry_at = now, now + retry_after_s
@@ -63,7 +64,7 @@ class GateShare:
         self.reserved_permille = request.reserved_permille
 
     def fitted(self) -> None:
-        """Count a request that found room."""
+        """Record an admitted request."""
         self._came += 1.0
         self._fitted += 1.0
 
@@ -72,7 +73,7 @@ class GateShare:
         self._came, self._fitted, self._at = kept * self._came, kept * self._fitted, now
 
     def is_saturated(self, now: float) -> bool:
-        """Return whether an open gate is to be closed."""
+        """Return whether an open gate must start to limit requests."""
         return (
             self.share == 1.0
             and now - self._open_since >= _WINDOW_S
@@ -81,7 +82,7 @@ class GateShare:
         )
 
     def step(self, now: float) -> None:
-        """Change the share by the requests that came of late."""
+        """Adjust the share by the recent requests, at most every `_STEP_S`."""
         self._fade(now)
         is_closing = self.is_saturated(now)
         if not is_closing and (self.share == 1.0 or now - self._changed_at < _STEP_S):
@@ -95,7 +96,7 @@ class GateShare:
             self._open_since = now
 
     def open(self, now: float) -> None:
-        """Let everything through."""
+        """Let gateways forward all requests."""
         self.share = 1.0
         self._came = self._fitted = 0.0
         self._changed_at = self._open_since = now
@@ -107,15 +108,16 @@ class TierGates:
     __slots__ = ("_shares",)
 
     def __init__(self) -> None:
-        self._shares: dict[tuple[int, str], GateShare] = {}  # by priority and tenant, "": others
+        # By priority and tenant id; the empty id stands for all tenants without their own gate.
+        self._shares: dict[tuple[int, str], GateShare] = {}
 
     @property
     def is_empty(self) -> bool:
-        """Whether no refusal is remembered."""
+        """Whether no gate exists, because no request was refused recently."""
         return not self._shares
 
     def refused(self, request: Request, retry_after_s: float, now: float) -> bool:
-        """Count a request without room; return whether gateways should hear of it at once."""
+        """Record a refused request; return whether gateways should be sent the gates at once."""
         if not _counts(request):
             return False
         key = (request.priority, request.tenant_id)
@@ -128,7 +130,7 @@ class TierGates:
         return found.is_saturated(now)
 
     def fitted(self, request: Request) -> None:
-        """Count a request that found room."""
+        """Record an admitted request."""
         if not _counts(request):
             return
         shares, priority = self._shares, request.priority
@@ -137,11 +139,11 @@ class TierGates:
             found.fitted()
 
     def told(self, cell: CellBook, gateways: int, now: float) -> Iterator[wire.TierGate]:
-        """Change the shares, and yield the gates that are not open.
+        """Adjust the shares, and yield the messages for all gates that are not fully open.
 
         Args:
             cell: The cell.
-            gateways: Number of gateways; each promises retries by itself.
+            gateways: Number of gateways, each of which computes retry times on its own.
             now: Time, in seconds.
         """
         if not self._shares:
@@ -164,7 +166,7 @@ class TierGates:
             )
 
     def turned_away(self, priority: int, requests: int, cell: CellBook, now: float) -> None:
-        """Promise retries behind requests that gateways refused."""
+        """Postpone later retries, because gateways promised retries to requests they refused."""
         taken_s = requests * service_s(cell.supply(now), cell.uncached_mean)
         retry_s = cell.forecast.promises.retry_after_s(priority, 0.0, taken_s, now) + taken_s
         retry_at = now + bounded_retry_s(retry_s)
@@ -174,12 +176,15 @@ class TierGates:
 
 
 def _counts(request: Request) -> bool:
-    """Return whether a gateway could have refused a request: by the deadline of its tier alone."""
+    """Return whether a gate applies to a request.
+
+    Gateways refuse only by the deadline of the tier, and never a request with a begun answer.
+    """
     return request.admission_s > 0.0 and not request.is_begun
 
 
 def _has_room(cell: CellBook, priority: int, gate: GateShare, now: float) -> bool:
-    """Return whether a request would be in time behind all that waits."""
+    """Return whether a request at the end of the queue would meet the tier's deadline."""
     queue = cell.queue
     if not queue.requests:
         return True

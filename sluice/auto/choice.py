@@ -4,8 +4,9 @@
          + price of a second * (wait for the first step + prefill of what is not cached + decode)
          + price of a miss * (1 - quality)
 
-A conversation has its prefix in the cache of the model that answered last. To change models is to
-compute that prefix anew, which is in the other model's cost; so it changes only if that pays.
+The prefix of a conversation is cached by the model that answered last. Another model would have to
+compute that prefix again, which is part of the other model's expected cost. So the model of a
+conversation changes only if the change saves more than that.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,14 +17,15 @@ from sluice.auto.features import PromptFeatures
 from sluice.auto.quality import QualityTable
 from sluice.errors import BadRequestError, ErrorCode, PlatformError, RejectedError
 
-# Requests that wait per ready replica from which a pool counts as saturated.
+# Waiting requests per ready replica above which a pool is regarded as saturated.
 SATURATED_QUEUE = 10
-# A conversation changes its model only for a gain above this share of what staying costs: waits are
-# predictions, and two that are almost equal would send it back and forth.
+# Least gain for which a conversation changes its model, as a share of the present model's cost.
+# Because waits are predictions, a smaller margin would let conversations alternate between models
+# of almost equal cost.
 SWITCH_MARGIN = 0.2
-# Tokens of an answer where neither the caller nor experience says.
+# Assumed output tokens, if neither the caller nor earlier answers suggest a number.
 _OUTPUT_TOKENS = 256.0
-# Estimates of prompts are this far off, for bounds of contexts alone.
+# Assumed error factor of estimated prompt sizes, used only for context limits.
 _CONTEXT_SLACK = 1.15
 _MILLION = 1e6
 
@@ -31,24 +33,24 @@ _MILLION = 1e6
 class AutoReason(StrEnum):
     """The reason of a choice."""
 
-    CHEAPEST = "cheapest"  # of the least expected cost
-    KEPT = "kept"  # the conversation stays: to compute its prefix anew would cost more
-    SWITCHED = "switched"  # the conversation changes, and that pays for its prefix
-    SATURATED = "saturated"  # a cheaper one's queue is too long for this tier
-    BELOW_FLOOR = "below_floor"  # the best there is: none reaches the floor of quality
-    EXPLORED = "explored"  # at random, to learn
-    PINNED = "pinned"  # the policy names it
-    ONLY = "only"  # no other could answer
-    STAND_IN = "stand_in"  # the chosen one refused
+    CHEAPEST = "cheapest"  # the model has the least expected cost
+    KEPT = "kept"  # the conversation keeps its model, since a change would not save enough
+    SWITCHED = "switched"  # the conversation changes its model, which saves enough
+    SATURATED = "saturated"  # the pool of a cheaper model is saturated
+    BELOW_FLOOR = "below_floor"  # no model reaches the quality floor, so the best is chosen
+    EXPLORED = "explored"  # the model was drawn at random, to learn about it
+    PINNED = "pinned"  # the policy pins this model
+    ONLY = "only"  # no other model could answer
+    STAND_IN = "stand_in"  # the chosen model refused, and this model answers instead
 
 
 @dataclass(frozen=True, slots=True)
 class AutoCandidate:
-    """A model that may answer; prices are of a million tokens, in the policy's currency.
+    """A model that may answer, with prices per million tokens in the policy's currency.
 
     Attributes:
-        name: Public name.
-        release: Release that the name points at.
+        name: Public name of the model.
+        release: Release that the name resolves to.
         prompt_price: Price of prompt tokens.
         cached_price: Price of cached prompt tokens.
         output_price: Price of output tokens.
@@ -68,11 +70,11 @@ class PoolOutlook:
     """The state of a model's pool, as the gateway knows it.
 
     Attributes:
-        is_served: Whether a replica takes requests.
-        replicas: Number of replicas that take requests.
+        is_served: Whether a replica accepts requests.
+        replicas: Number of replicas that accept requests.
         queued: Number of waiting requests.
-        wait_s: Predicted seconds until a new request begins.
-        prompt_token_s: Seconds of prefill per token that is not cached.
+        wait_s: Predicted seconds until a new request starts.
+        prompt_token_s: Seconds of prefill per uncached prompt token.
         output_token_s: Seconds of decode per token.
     """
 
@@ -85,22 +87,22 @@ class PoolOutlook:
 
     @property
     def is_saturated(self) -> bool:
-        """Whether the queue is too long for tiers that another model could serve."""
+        """Whether the queue is so long that another model should answer."""
         return self.queued > SATURATED_QUEUE * max(1, self.replicas)
 
 
 @dataclass(frozen=True, slots=True)
 class AutoRules:
-    """The wishes of a tenant, in the currency of its prices.
+    """A tenant's preferences for the choice, in the currency of its prices.
 
     Attributes:
-        price_max: Most that a turn's tokens may be expected to cost; 0: no ceiling.
-        quality_min: The least quality that is expected of an answer, 0 to 1; 0: no floor.
+        price_max: Highest expected price of a turn's tokens; 0: no ceiling.
+        quality_min: Least expected quality of an answer, 0 to 1; 0: no floor.
         second_price: Price of a second of waiting.
         miss_price: Price of a bad answer.
-        explored_share: Share of new conversations with a random choice, 0 to 1.
-        queue_priority_min: Least priority of tiers that wait for a saturated pool; lower tiers do
-            not.
+        explored_share: Share of new conversations whose model is drawn at random, 0 to 1.
+        queue_priority_min: Least priority of tiers whose requests wait for a saturated pool;
+            requests of lower tiers use another model.
         pin: Model that answers all requests; empty: none.
     """
 
@@ -118,11 +120,11 @@ class AutoTurn:
     """A turn of a conversation.
 
     Attributes:
-        features: Traits of the whole conversation.
-        output_tokens: Usual tokens of such answers; 0: not known.
-        current: Model that answered last; empty: none, or too long ago for its cache.
+        features: Features of the whole conversation.
+        output_tokens: Mean output tokens of similar answers; 0: not known.
+        current: Model that answered last; empty if there is none, or its cache has expired.
         cached: Cached prompt tokens, by model.
-        draw: Random number of the turn, 0 to below 1.
+        draw: Random number of the turn, at least 0 and below 1.
     """
 
     features: PromptFeatures
@@ -133,7 +135,7 @@ class AutoTurn:
 
     @property
     def answer_tokens(self) -> float:
-        """Tokens that are expected of the answer."""
+        """Expected output tokens of the answer."""
         expected, most = self.output_tokens or _OUTPUT_TOKENS, self.features.output_tokens_max
         return min(expected, most) if most else expected
 
@@ -144,12 +146,13 @@ class AutoOption:
 
     Attributes:
         price: Price of the tokens.
-        seconds: Time until the last token.
-        running: Price and time together: the cost without that of a miss.
-        quality: Chance that the answer is good.
-        cost: Whole expected cost.
-        propensity: Chance of the choice.
-        is_eligible: Whether the model could be chosen: neither below the floor nor saturated.
+        seconds: Predicted seconds until the last token.
+        running: Cost of tokens and time, without the cost of a bad answer.
+        quality: Probability that the answer is good.
+        cost: Total expected cost.
+        propensity: Probability with which the model was chosen.
+        is_eligible: Whether the model could be chosen, which is not so below the quality floor or
+            with a saturated pool.
     """
 
     name: str
@@ -198,11 +201,11 @@ def choose(
         candidates: Models that the caller may use.
         turn: The turn.
         table: Qualities of the models.
-        pools: Pools by model; one that is missing is not served.
+        pools: State of the pools by model; a model without an entry is not served.
         rules: Rules of the tenant.
 
     Raises:
-        PlatformError: No model is left: 400 because of the request, 503 because of the fleet.
+        PlatformError: No model can answer: 400 if the request is the cause, 503 if the fleet is.
     """
     fitting = _fitting(candidates, turn)
     options = [_option(it, turn, table, pools, rules) for it in fitting]
@@ -225,7 +228,7 @@ def choose(
 def expected_running(
     candidate: AutoCandidate, turn: AutoTurn, pool: PoolOutlook, second_price: float
 ) -> tuple[float, float, float]:
-    """Return price, seconds and both together of a turn on a model."""
+    """Return the price, the seconds, and the cost of both, of a turn on a model."""
     prompt, output = turn.features.tokens, turn.answer_tokens
     cached = min(prompt, turn.cached.get(candidate.name, 0))
     price = (prompt - cached) * candidate.prompt_price + cached * candidate.cached_price
@@ -249,7 +252,8 @@ def _fitting(candidates: Sequence[AutoCandidate], turn: AutoTurn) -> Sequence[Au
     if fitting or not candidates:
         return fitting
     largest = max(it.context_tokens_max for it in candidates)
-    # The estimate may be wrong: the model's own count decides, where the prompt alone may fit.
+    # Because the estimate may be wrong, the models with the largest context are kept if the prompt
+    # alone may fit, and the model's exact token count decides later.
     if turn.features.tokens < largest * _CONTEXT_SLACK:
         return [it for it in candidates if it.context_tokens_max == largest]
     raise BadRequestError(
@@ -309,7 +313,7 @@ def _eligible(
         good, why = [it for it in served if it.quality == best], AutoReason.BELOW_FLOOR
     if turn.features.tier_priority >= rules.queue_priority_min > 0:
         return good, why
-    # Below the floor, too: an answer of a smaller model rather than a place in a long queue.
+    # If all good models are saturated, prefer an unsaturated model below the floor to a long queue.
     free = [it for it in good if not pools[it.name].is_saturated]
     free = free or [it for it in served if not pools[it.name].is_saturated]
     if not free:
@@ -344,7 +348,7 @@ def _decide(
 
 
 def propensities(costs: Sequence[float], explored_share: float) -> list[float]:
-    """Return the chance of each model: uniform for explored turns, the first one otherwise."""
+    """Return the probability of each model: uniform if explored, otherwise the cheapest model."""
     each = explored_share / len(costs)
     best = min(range(len(costs)), key=lambda index: costs[index])
     return [each + (1.0 - explored_share) * (index == best) for index in range(len(costs))]

@@ -1,9 +1,9 @@
-"""An estimate of a new table of qualities from logged choices and judgements. Pure.
+"""Estimates the results of a new quality table from logged choices and judgements. Pure.
 
-Each logged turn has the models that could be chosen, their expected costs, and the chance of each.
-A judged answer is evidence for one model alone. So judgements are weighted by how much more often
-the new table would choose that model (inverse propensity), or correct a model of the reward by them
-(doubly robust). See docs/auto.md.
+Each logged turn lists the models that could be chosen, with their expected costs and probabilities.
+A judged answer is evidence only for the model that answered. So each judgement is weighted by how
+much more often the new table would choose that model (inverse propensity), or is used to correct
+the prediction of a reward model (doubly robust). See docs/auto.md.
 """
 
 import math
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from sluice.auto.choice import propensities
 from sluice.auto.quality import QualityCell, QualityTable
 
-# Judgements that a model of the reward begins with, of the cluster's mean.
+# Number of judgements that the prior mean of the reward model is worth.
 _SMOOTHING = 2.0
 _Z95 = 1.96
 
@@ -36,8 +36,8 @@ class LoggedTurn:
     Attributes:
         cluster: Cluster of the conversation.
         model: The model that answered.
-        options: The models that could be chosen, each with a chance above 0.
-        good: Judgement, 0 to 1; None: the answer was not judged.
+        options: The models that could be chosen, each with a probability above 0.
+        good: Judgement of the answer, 0 to 1; None if the answer was not judged.
     """
 
     cluster: int
@@ -47,21 +47,21 @@ class LoggedTurn:
 
     @property
     def chance(self) -> float:
-        """The chance with which the answering model was chosen; 0: it was no option."""
+        """Probability with which the answering model was chosen; 0 if it was not an option."""
         return sum(it.propensity for it in self.options if it.name == self.model)
 
     @property
     def is_open(self) -> bool:
-        """Whether there was a choice: a conversation that stays, or a pin, leaves none."""
+        """Whether several models could be chosen, unlike with a kept conversation or a pin."""
         return len(self.options) > 1 and self.chance > 0
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyEstimate:
-    """An estimate of a share, with its standard error.
+    """An estimate of the share of good answers, with its standard error.
 
     Attributes:
-        mean: Share of good answers.
+        mean: Estimated share of good answers.
         error: Standard error; infinite without enough data.
     """
 
@@ -84,17 +84,17 @@ class PolicyEvaluation:
     """A new table compared with the log.
 
     Attributes:
-        turns: Logged turns with a choice.
-        judged: Number of these turns with a judgement.
-        effective: Effective sample size of the weighted judgements; a low one means little
+        turns: Number of logged turns in which several models could be chosen.
+        judged: Number of logged turns with a choice and a judgement.
+        effective: Effective sample size of the weighted judgements; a small size means little
             evidence.
-        logged_good: Share of good answers as logged.
-        ips: Share under the new table, by inverse propensity, weights normalised.
-        doubly_robust: Share under the new table, by inverse propensity on the errors of a reward
-            model.
-        logged_cost: Mean cost of a turn as logged, without misses.
-        new_cost: Mean cost of a turn under the new table, exact given the log.
-        moved: Share of turns that the new table sends to another model.
+        logged_good: Share of good answers in the log.
+        ips: Share of good answers under the new table, by self-normalised inverse propensity.
+        doubly_robust: Share of good answers under the new table, by a reward model corrected with
+            inverse propensity.
+        logged_cost: Mean cost of a turn in the log, without the cost of bad answers.
+        new_cost: Mean cost of a turn under the new table, computed exactly from the log.
+        moved: Share of turns for which the new table prefers another model.
     """
 
     turns: int
@@ -116,12 +116,12 @@ def evaluate(
     miss_price: float,
     explored_share: float,
 ) -> PolicyEvaluation:
-    """Return the estimate of a table's results on logged turns.
+    """Return the estimated results of a new table on logged turns.
 
     Args:
-        logged: The turns.
+        logged: Logged turns.
         table: The new table.
-        quality_min: The tenant's floor.
+        quality_min: The tenant's quality floor.
         miss_price: The tenant's price of a bad answer.
         explored_share: Share of turns that explore at random under the new table.
     """
@@ -155,11 +155,11 @@ def evaluate(
 
 
 def learned(logged: Iterable[LoggedTurn], releases: Mapping[str, str]) -> list[QualityCell]:
-    """Return the judged answers as the cells of a table, in order.
+    """Return the cells of a quality table with the sums of all judged answers, in order.
 
     Args:
-        logged: Logged turns; turns without a choice count as well.
-        releases: Releases by model, for options that name none.
+        logged: Logged turns, including turns without a choice.
+        releases: Release by model, for options without a release.
     """
     sums: dict[tuple[int, str, str], list[float]] = defaultdict(lambda: [0.0, 0.0])
     for turn in logged:
@@ -202,7 +202,7 @@ def _new_chances(
     miss_price: float,
     explored_share: float,
 ) -> dict[str, float]:
-    """Return the chance of each model under the new table."""
+    """Return the probability of each model under the new table."""
     qualities = [table.quality(turn.cluster, it.name, it.release) for it in turn.options]
     floor = min(quality_min, max(qualities))
     good = [
@@ -236,7 +236,7 @@ def _plain(values: Sequence[float]) -> PolicyEstimate:
 
 
 def _normalised(weights: Sequence[float], goods: Sequence[float]) -> PolicyEstimate:
-    """Return the self-normalised estimate; its error by the delta method."""
+    """Return the self-normalised estimate, with its error by the delta method."""
     total = sum(weights)
     if total <= 0:
         return PolicyEstimate(0.0, math.inf)

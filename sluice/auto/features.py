@@ -1,26 +1,26 @@
-"""The traits of a conversation that decide which model answers it. Pure.
+"""The features of a conversation, by which a model is chosen. Pure.
 
-The whole conversation counts, not its last line: "commit it" after an hour of code is code. Long
-conversations are sampled, spread over all messages.
+Features describe the whole conversation, not only its last message, because "commit it" after an
+hour of code is a request about code. Long conversations are sampled across all messages.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
-# Of features and clusters together: a table that was learned under another one says nothing here.
+# Version of features and clusters; a quality table of another version is not applicable.
 SCHEME = 1
-# Characters and messages that are looked at: about 0.1 ms of work.
+# Limits of the sample, in characters and messages, for about 0.1 ms of work.
 _SAMPLE_CHARACTERS = 3072
 _MESSAGES_FIRST = 8
 _MESSAGES_LAST = 24
 _PIECE_LEAST = 96
-# UTF-8 bytes of a token: about four, in most languages. The model's own tokenizer counts exactly,
-# but only once a model is chosen.
+# UTF-8 bytes per token, about four in most languages. An exact count needs the tokenizer of the
+# model, which has not been chosen yet.
 BYTES_PER_TOKEN = 4
-# Bounds of the sizes in tokens: a question, a page, a document.
+# Bounds between the sizes question, page and document, in tokens.
 _SIZES = (256, 4096)
-# Counted as they stand in lower case: searching for fixed texts is ten times as fast as patterns.
+# Texts to search for in the lower-case sample, ten times as fast as regular expressions.
 _CODE_MARKS = (
     *("```", "=>", ");", "()", "{\n", "</", "::", "==", "->", "#include", "\nclass ", "\nimport "),
     *("    return ", "const ", "select *", "stack trace", "pull request", "unit test"),
@@ -50,10 +50,10 @@ _ENGLISH = frozenset(
         *("i", "my", "me", "do", "how", "we", "if", "will", "your", "was", "but", "all", "when"),
     }
 )
-# Matches per thousand characters from which a text is of a kind, and the least of them.
+# Least matches per thousand characters, and least matches, for a text to be of a kind.
 _PER_THOUSAND = 4.0
 _MATCHES_LEAST = 2
-_LENGTH_LEAST = 250  # of what the matches of a short text are measured by
+_LENGTH_LEAST = 250  # least length, in characters, by which matches are divided
 _WORDS_LEAST = 8
 _WORDS_MOST = 300
 _ENGLISH_SHARE = 0.12
@@ -61,7 +61,7 @@ _FOREIGN_BYTES = 0.15
 
 
 class PromptKind(IntEnum):
-    """The kind of work that a conversation is."""
+    """The kind of task that a conversation is about."""
 
     TEXT = 0
     CODE = 1
@@ -72,15 +72,15 @@ class PromptKind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class PromptFeatures:
-    """The traits of a whole conversation.
+    """The features of a whole conversation.
 
     Attributes:
         tokens: Estimated tokens of the prompt.
-        code: Matches of code per thousand characters of the sample; 0: too few to count.
-        maths: Matches of mathematics per thousand characters of the sample; 0: too few to count.
+        code: Matches of code per thousand characters of the sample; 0 if there are too few.
+        maths: Matches of mathematics per thousand characters of the sample; 0 if there are too few.
         is_foreign: Whether the text is not English.
-        tools: Number of tools that may be called.
-        output_tokens_max: Bound of the answer; 0: none was given.
+        tools: Number of tools that the model may call.
+        output_tokens_max: Most output tokens of the answer; 0: no bound.
         tier_priority: Priority of the caller's tier.
     """
 
@@ -94,7 +94,7 @@ class PromptFeatures:
 
     @property
     def kind(self) -> PromptKind:
-        """The first kind that fits; tools come first: they need a model that calls them."""
+        """The kind of task; with tools always TOOLS, since the model must be able to call them."""
         if self.tools:
             return PromptKind.TOOLS
         if max(self.code, self.maths) >= _PER_THOUSAND:
@@ -103,7 +103,7 @@ class PromptFeatures:
 
     @property
     def cluster(self) -> int:
-        """The cluster, below `CLUSTERS`: the kind and the size."""
+        """Number of the cluster, below `CLUSTERS`, which combines kind and size."""
         size = sum(self.tokens >= bound for bound in _SIZES)
         return self.kind * (len(_SIZES) + 1) + size
 
@@ -124,19 +124,19 @@ def features_of(
     tier_priority: int = 0,
     prompt_tokens: int = 0,
 ) -> PromptFeatures:
-    """Return the traits of a conversation.
+    """Return the features of a conversation.
 
     Args:
         texts: Texts of all messages, in order.
-        tools: Number of tools that may be called.
-        output_tokens_max: Bound of the answer; 0: none.
+        tools: Number of tools that the model may call.
+        output_tokens_max: Most output tokens of the answer; 0: no bound.
         tier_priority: Priority of the caller's tier.
-        prompt_tokens: Tokens that come as ids, in addition to the texts.
+        prompt_tokens: Number of prompt tokens that the request has as token ids.
     """
     characters = sum(map(len, texts))
     sample = _sample(texts).lower()
     words, bytes_ = sample.split(), len(sample.encode(errors="replace"))
-    # Of scripts other than Latin a token has about as many bytes, not characters.
+    # The bytes per token, not the characters per token, are similar in all scripts.
     told = characters * bytes_ // max(1, len(sample))
     return PromptFeatures(
         tokens=prompt_tokens + -(-told // BYTES_PER_TOKEN),

@@ -1,13 +1,13 @@
-"""The question to a judge model about an answer, and the verdict in its reply; pure.
+"""The request to a judge model about an answer, and the verdict in the judge's reply; pure.
 
-Texts of the judged conversation are foreign data: they go as JSON into one message, and
-the reply is held to a schema, so that they can choose between two words at most.
+The texts of the judged conversation are untrusted data. They are embedded as JSON in one message,
+and a schema restricts the reply to two words, so that an injected text can at most choose the word.
 """
 
 import json
 from typing import Any
 
-# A judge reads the end of a long conversation: the question is there.
+# A judge gets only the end of a long conversation, which contains the question.
 PROMPT_CHARACTERS_MAX, ANSWER_CHARACTERS_MAX = 24_000, 8_000
 _GOOD, _BAD = "good", "bad"
 _REPLY_TOKENS = 64
@@ -51,7 +51,7 @@ def judge_body(judge: str, prompt: str, answers: str) -> dict[str, Any]:
 
 
 def rating_of(reply: str) -> str | None:
-    """Return `good` or `bad`; None: the reply has no verdict, such as one that was cut."""
+    """Return `good` or `bad`; None if the reply has no verdict, for example if it was cut off."""
     try:
         found: Any = json.loads(reply)
         rating = found["verdict"]

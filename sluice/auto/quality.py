@@ -1,8 +1,8 @@
 """The quality of a model's answers in a cluster, as Beta posteriors. Pure.
 
-A cell begins with the published results of the model, or with an operator's own estimate, counted
-as so many judgements. Judged answers of the platform itself (thumbs, golden prompts, a judge) are
-added.
+The prior of a cell is the published result of the model, or an operator's own estimate, weighted
+like a number of judgements. Judged answers of the platform itself (by users' ratings, golden
+prompts or a judge model) are added to the prior.
 """
 
 from collections.abc import Iterable, Mapping
@@ -51,7 +51,7 @@ class QualityPrior:
     quality: float = 0.0
 
     def pseudo(self, cluster: int) -> tuple[float, float]:
-        """Return mean and weight for a cluster."""
+        """Return the mean and the weight of the prior for a cluster."""
         scores = PUBLISHED.get(self.published)
         if scores is not None:
             return scores[kind_of(cluster).name.lower()], PUBLISHED_WEIGHT

@@ -1,10 +1,10 @@
 """Decides which answer to a canary prompt is right, and whether another answer differs. Pure.
 
-The right answer is the one that more than half of at least three replicas give. Prompts are sampled
-greedily, so two sound engines can differ for one reason only: two tokens are almost equally
-probable, another batch rounds the other way, and all later tokens differ. This fork is recognized
-by its logprobs and is no difference; the tokens before it are compared. Without logprobs every
-different token is a difference.
+The right answer is the answer that more than half of at least three replicas give. Because canary
+prompts are decoded greedily, the answers of two healthy engines can diverge for one reason only:
+two tokens are almost equally probable, and different batches round differently. This fork is
+recognized by its logprobs and accepted, and only the tokens before the fork are compared. Without
+logprobs, any different token is a difference.
 """
 
 from collections import Counter
@@ -15,7 +15,7 @@ from heapq import nsmallest
 from math import isfinite, log, nan
 from statistics import median
 
-CANDIDATES_MAX = 16  # distinct answers that are compared with all others
+CANDIDATES_MAX = 16  # most distinct answers that are compared with all other answers
 _HALF = log(0.5)
 
 
@@ -28,14 +28,14 @@ class Difference(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """How answers are compared.
+    """The thresholds for comparisons of answers.
 
     Attributes:
         voters_min: Least number of replicas for a consensus.
-        near_tie: Largest difference in nats of two logprobs that rounding may swap. Leaves room for
-            16-bit logits, which have steps of 0.125 above 16.
-        drift: Mean difference in nats of the logprobs of equal tokens from which on an answer is
-            wrong, in a pool of unknown noise.
+        near_tie: Largest difference of two logprobs, in nats, whose order rounding may swap. The
+            value suits 16-bit logits, which have steps of 0.125 above 16.
+        drift: Largest mean difference of the logprobs of equal tokens, in nats, in a pool whose
+            noise is unknown; above, an answer is wrong.
         drift_min: Lower bound of the fitted drift, for replicas that agree to the last digit.
         drift_noises: Fitted drift, as a multiple of the replicas' median difference; at most
             `drift`.
@@ -55,14 +55,14 @@ RULES = Rules()
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Token ids and their logprobs; without logprobs where the engine reports none."""
+    """Token ids with their logprobs, which are empty if the engine reports none."""
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...] = ()
 
 
 def difference(found: Text, truth: Text, rules: Rules = RULES) -> Difference | None:
-    """Return the kind of difference from the right answer; None: the answers agree."""
+    """Return the kind of difference from the right answer; None if the answers agree."""
     fork = _fork(found, truth)
     if _drift(found, truth, fork, rules.drift_tokens_min) > rules.drift:
         return Difference.LOGPROBS
@@ -89,7 +89,7 @@ def _drift(found: Text, truth: Text, fork: int, tokens_min: int) -> float:
 
 
 def _is_near_tie(found: Text, truth: Text, fork: int, rules: Rules) -> bool:
-    """Whether both tokens of a fork were almost equally probable: neither is above one half."""
+    """Return whether both tokens at a fork are almost equally probable."""
     if fork >= min(len(found.logprobs), len(truth.logprobs)):
         return False
     mine, right = found.logprobs[fork], truth.logprobs[fork]
@@ -101,8 +101,8 @@ def fitted(common: Text, answers: Iterable[Sequence[Text]], rules: Rules = RULES
 
     Args:
         common: Right answer.
-        answers: Last answers of each replica. More than half of the replicas are honest.
-        rules: Rules of comparison where the noise is unknown.
+        answers: Last answers of each replica; more than half of the replicas must be honest.
+        rules: Rules for a pool whose noise is unknown.
     """
     drifts = [
         max((_drift(it, common, fork, rules.drift_tokens_min) for it, fork in forks), default=0.0)
@@ -116,9 +116,9 @@ def fitted(common: Text, answers: Iterable[Sequence[Text]], rules: Rules = RULES
 def consensus(voters: Sequence[Text], rules: Rules = RULES) -> Text | None:
     """Return the answer that more than half of at least `voters_min` answers agree with, or None.
 
-    Of several such answers the one with the most votes wins. Its logprobs are the medians of the
-    answers that agree. Only `CANDIDATES_MAX` distinct answers are compared with all, so the cost
-    grows linearly with the number of voters.
+    If there are several such answers, the answer with the most votes is returned. Its logprobs are
+    medians over the equal answers. Only `CANDIDATES_MAX` distinct answers are compared with all
+    others, so the cost grows linearly with the number of voters.
     """
     if len(voters) < rules.voters_min:
         return None
@@ -127,7 +127,7 @@ def consensus(voters: Sequence[Text], rules: Rules = RULES) -> Text | None:
         kinds.setdefault(text.token_ids, []).append(text.logprobs)
     best: Text | None = None
     best_votes = len(voters) // 2
-    if not any(text.logprobs for text in voters):  # nothing tells a near tie: equal, or not
+    if not any(text.logprobs for text in voters):  # without logprobs only equal answers agree
         common = max(kinds, key=lambda kind: len(kinds[kind]))
         return Text(common) if len(kinds[common]) > best_votes else None
     for token_ids in _candidates({kind: len(alike) for kind, alike in kinds.items()}):
@@ -143,14 +143,15 @@ def consensus(voters: Sequence[Text], rules: Rules = RULES) -> Text | None:
 def _candidates(kinds: Mapping[tuple[int, ...], int]) -> list[tuple[int, ...]]:
     """Return the most frequent answers, and the one that follows the majority token by token.
 
-    In some pools near ties make every answer unique. The followed answer finds a majority with
-    common first tokens there, even if some wrong replicas agree better with each other.
+    In some pools, near ties make every answer unique. Following the most frequent token at each
+    position then finds an answer that a majority agrees with, even if some wrong replicas agree
+    better with each other.
     """
     frequent = nsmallest(CANDIDATES_MAX - 1, kinds, key=lambda kind: (-kinds[kind], kind))
     common, place = list(kinds), 0
     while len(common) > 1:
         weights: Counter[int] = Counter()
-        for kind in common:  # answers that end here are of the kind -1
+        for kind in common:  # the token -1 stands for the end of an answer
             weights[kind[place] if place < len(kind) else -1] += kinds[kind]
         token = min(weights, key=lambda token: (-weights[token], token))
         if token < 0:
@@ -162,7 +163,7 @@ def _candidates(kinds: Mapping[tuple[int, ...], int]) -> list[tuple[int, ...]]:
 
 
 def _votes(voters: Sequence[Text], candidate: Text, beaten: int, rules: Rules) -> int:
-    """Return how many answers agree with one; 0 as soon as more than `beaten` is out of reach."""
+    """Return how many answers agree with a candidate; 0 if these cannot exceed `beaten`."""
     left = len(voters) - beaten
     for text in voters:
         if difference(text, candidate, rules) is not None:

@@ -1,14 +1,14 @@
 """Kinds of evidence about a replica's answers, and the verdict on one answer.
 
-Routers, agents and the quality guard send prompts to replicas and collect the evidence.
-`sluice.detector.record` turns it into suspicion. docs/wrong-answers.md has the rules.
+Routers, agents and the quality guard send prompts to replicas and collect the evidence, from which
+`sluice.detector.record` derives the suspicion. docs/wrong-answers.md has the rules.
 """
 
 from enum import StrEnum
 
 
 class EvidenceKind(StrEnum):
-    """The kind of an answer that is evidence."""
+    """The kind of prompt whose answer is evidence."""
 
     LIFE = "life"  # an agent's liveness check: the right engine and base answered in time
     CANARY = "canary"  # a router's prompt, compared by token ids with the answers of the cell
@@ -20,5 +20,5 @@ class AnswerVerdict(StrEnum):
 
     RIGHT = "right"
     WRONG = "wrong"
-    UNANSWERED = "unanswered"  # no answer: health checks judge that
+    UNANSWERED = "unanswered"  # there was no answer, which is left to health checks
     UNJUDGED = "unjudged"  # the right answer is unknown

@@ -2,9 +2,9 @@
 
 
 def room(total: int, out: int) -> int:
-    """Return how many more of `total` replicas may be taken out of service: a third at most.
+    """Return how many more replicas may be taken out of service, if `out` of `total` already are.
 
-    When more replicas fail at once, the measure or the load is at fault. Of one or two replicas
-    none is taken out. A negative number is the excess over the third.
+    At most a third of the replicas, rounded down, may be out of service. If more replicas fail at
+    once, the cause is probably the measurement or the load. A negative result is the excess.
     """
     return total // 3 - out

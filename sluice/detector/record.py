@@ -31,7 +31,7 @@ class Suspicion(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Threshold:
-    """A finding needs `wrong` wrong answers among the last `of`."""
+    """The least number of wrong answers (`wrong`) among the last `of` answers for a finding."""
 
     wrong: int
     of: int
@@ -40,8 +40,8 @@ class Threshold:
 THRESHOLDS: Mapping[EvidenceKind, Threshold] = MappingProxyType(
     {
         EvidenceKind.LIFE: Threshold(2, 2),
-        # Token ids alone cannot tell a wrong answer from a near tie that another batch rounds
-        # the other way.
+        # With token ids alone, a wrong answer cannot be distinguished from a near tie that another
+        # batch rounds differently.
         EvidenceKind.CANARY: Threshold(3, 3),
         EvidenceKind.GOLDEN: Threshold(2, 3),
     }
@@ -53,9 +53,9 @@ class Record:
     """The evidence on one replica.
 
     Attributes:
-        recent: Verdicts on the last answers of each kind, as many as its threshold looks at; the
-            newest last.
-        suspicion: Suspicion that follows from these verdicts.
+        recent: Verdicts on the last answers of each kind, as many as the kind's threshold needs,
+            the newest last.
+        suspicion: Suspicion that follows from the verdicts.
     """
 
     recent: Mapping[EvidenceKind, tuple[AnswerVerdict, ...]]

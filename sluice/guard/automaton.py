@@ -1,13 +1,15 @@
-"""Finds all matches of many rules at once in a text that arrives in pieces. Pure, linear time.
+"""Finds all matches of many rules in a text that arrives in pieces. Pure, in linear time.
 
 A candidate is a position of the text at which a match may have begun. A state of the automaton is
-the list of open candidates, the earliest first, each with the places of the expressions (see
-`places`) that it may have reached. States are made when a text needs them. Two candidates at the
-same place will match alike from there on. The earlier one covers more text, so it stands for both,
-except in rules with a check (the digits of a card), where both stay.
+the list of open candidates, in the order of the text. Each candidate has a set of places, which are
+nodes of the compiled expressions (see `places`) that the candidate may have reached. States are
+created on demand. Two candidates at the same place match the same following texts. Only the earlier
+candidate is kept, because it covers more text, except in rules with a further check of the match
+(such as the digits of a card number), where both candidates are kept.
 
-A step takes one character, a leap a piece of text such as a token. Both are cached, so that most
-pieces cost one look-up. The cache is bounded, and emptied at its bound.
+A step is a transition by one character, and a leap is a transition by a piece of text, such as a
+token. Steps and leaps are cached, so that most pieces need one look-up. The cache is emptied when
+it is full.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -17,8 +19,8 @@ from sluice.guard.characters import UNSEEN, Before, before
 from sluice.guard.dictionaries import Dictionary, Spelt
 from sluice.guard.places import Eats, Ends, Holds, Places, Spells
 
-REMEMBERED_MAX = 100_000  # steps and leaps of one automaton; about 30 MB
-LEAP_CHARACTERS_MAX = 24  # nearly all tokens are shorter, and longer pieces do not repeat
+REMEMBERED_MAX = 100_000  # most cached steps and leaps per automaton, about 30 MB
+LEAP_CHARACTERS_MAX = 24  # longest cached piece; most tokens are shorter, longer pieces are rare
 
 Node = int | Spelt
 
@@ -27,9 +29,9 @@ class Find(NamedTuple):
     """The match of a rule.
 
     Attributes:
-        origin: Begin of the match: the index of an open candidate, or `~n` for n characters behind
-            the begin of the piece.
-        end: End of the match, in characters from the begin of the piece.
+        origin: Start of the match: the index of an open candidate, or `~n` for the position n
+            characters after the start of the piece.
+        end: End of the match, in characters from the start of the piece.
         rule: Index of the rule.
     """
 
@@ -42,10 +44,10 @@ class AutomatonStep(NamedTuple):
     """The transition of a state by a piece of text.
 
     Attributes:
-        state: State behind the piece.
-        origins: Origins of the candidates of that state, numbered as in `Find`.
-        finds: Matches in the order of their ends.
-        is_same: Whether the candidates stay the same: all go on, and none is new.
+        state: State after the piece.
+        origins: Origins of the candidates of `state`, numbered as in `Find`.
+        finds: Matches, in the order of their ends.
+        is_same: Whether all candidates are still open, and none is new.
     """
 
     state: "OpenCandidates"
@@ -55,10 +57,10 @@ class AutomatonStep(NamedTuple):
 
 
 class OpenCandidates:
-    """A state: the candidates that are open at a position of the text.
+    """A state of the automaton: the open candidates at a position of the text.
 
     Attributes:
-        left: Kind of the text before the next character.
+        left: Kind of the character before the position.
         groups: Places of each open candidate, the earliest candidate first.
         steps: Cached steps by the next character.
         leaps: Cached leaps by the next piece.
@@ -165,7 +167,7 @@ class Automaton:
             finds += self._ended(moved, origin, 1)
             self._add(origin, moved, taken, groups, origins)
         moved = self._begun(state.left, character)
-        finds += self._ended(moved, -1, 1)  # ~0: begins at the character
+        finds += self._ended(moved, -1, 1)  # the origin -1 is ~0, a start at this character
         self._add(-1, moved, taken, groups, origins)
         is_same = origins == [*range(len(state.groups))]
         following = self._state(before(character), tuple(groups))
@@ -179,7 +181,7 @@ class Automaton:
         groups: list[frozenset[Node]],
         origins: list[int],
     ) -> None:
-        """Add a candidate that goes on, without the places of earlier candidates."""
+        """Add a candidate that is still open, without places that earlier candidates have."""
         alive = frozenset([it for it in moved if it not in taken and not self._is_end(it)])
         if alive:
             groups.append(alive)
@@ -187,7 +189,7 @@ class Automaton:
             taken |= alive - self._kept
 
     def _begun(self, left: Before, character: str) -> Collection[Node]:
-        """Return the places of a candidate that begins with a character; cached."""
+        """Return the places of a new candidate that starts with a character; cached."""
         known = self._beginnings.get((left, character))
         if known is None:
             moved = self._moved(self._resolved(self._fresh, left, character), character)
@@ -195,7 +197,7 @@ class Automaton:
         return known
 
     def _resolved(self, group: frozenset[Node], left: Before, right: str | None) -> frozenset[Node]:
-        """Return a group of places, extended by the places behind fulfilled conditions."""
+        """Return a group of places, extended by all places that follow fulfilled conditions."""
         waiting = [it for it in group if it in self._conditions]
         if not waiting:
             return group
@@ -243,7 +245,7 @@ class Automaton:
         return isinstance(node, int) and isinstance(self._places[node], Ends)
 
     def _visible_finds(self, finds: list[Find]) -> tuple[Find, ...]:
-        """Return matches by their end; of a rule without a check only the earliest origin."""
+        """Return matches by their end; for rules without a check only the earliest origin."""
         if not finds:
             return ()
         told, seen = list[Find](), set[tuple[int, int]]()
@@ -264,10 +266,10 @@ class Automaton:
         return known
 
     def _note(self, state: OpenCandidates) -> None:
-        """Count a cached transition; at the bound empty the cache.
+        """Count a cached transition, and empty the cache when it is full.
 
-        A running stream keeps its state object, which new streams then no longer share. It shares
-        states again from the next state that is made anew.
+        A text in progress keeps its state object, which is then no longer shared with new texts,
+        until the text reaches a newly created state.
         """
         self.made += 1
         self.remembered += 1

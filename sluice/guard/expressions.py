@@ -1,7 +1,7 @@
 """Compiles regular expressions into places of an automaton. Pure.
 
-The language is Python's without look-around, references and atomic groups, which no automaton can
-do. All matches count (see `automaton`), so greedy and lazy repeats are the same.
+The language is Python's, without look-around, references and atomic groups, which an automaton
+cannot express. Greedy and lazy repeats are equivalent, because the automaton finds all matches.
 """
 
 import importlib
@@ -16,7 +16,7 @@ from sluice.guard.places import Eats, Forks, Holds, PlaceCondition, Places, TooL
 EXPRESSION_CHARACTERS_MAX = 1000
 EXPRESSION_PLACES_MAX = 2000
 
-# The standard library's own parser: a second one could read the same expression differently.
+# The standard library's own parser, because another parser could interpret expressions differently.
 _reader: Any = importlib.import_module("re._parser")
 _Has = Callable[[str], bool]
 

@@ -1,14 +1,14 @@
-"""Applies a set of rules to a text that arrives in pieces, and decides which text may leave. Pure.
+"""Applies rules to a text that arrives in pieces, and releases text that cannot match. Pure.
 
-The result does not depend on how a text is cut into pieces:
+The result does not depend on how the text is cut into pieces:
 
-- Every match of every rule counts, wherever it begins. Overlapping matches form one run.
+- All matches of all rules are found. Overlapping matches form one run.
 - `rewrite`: each run is replaced once, by the replacement of its first rule in the set.
 - `block`: the text ends as soon as a match is complete, before the earliest position at which any
   match was still possible.
 
-So all text leaves at once but its longest suffix that can still become part of a match. No
-character of a match ever leaves.
+So all text is released at once, except its longest suffix that can still become part of a match. No
+character of a match is ever released.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ from sluice.guard.named_sets import CHECKED_SETS, NAMED_SETS
 from sluice.guard.places import Ends, Forks, Holds, PlaceCondition, Places, Spells
 from sluice.guard.rules import PLACES_MAX, GuardAction, GuardRule
 
-# Bound of compiled places: of the expressions, and a few for the words of each rule.
+# Most compiled places: those of all expressions, and a few for the words of each rule.
 _PLACES_MAX = PLACES_MAX + 10_000
 
 
@@ -70,9 +70,9 @@ class MatchRun:
     """A run of overlapping matches.
 
     Attributes:
-        start: Index in the text of the first character.
-        end: Index in the text behind the last character.
-        rules: Rules that match, as a bit set of their indices.
+        start: Index of the run's first character in the text.
+        end: Index after the run's last character in the text.
+        rules: Indices of the matching rules, as a bit set.
     """
 
     __slots__ = ("end", "rules", "start")
@@ -85,7 +85,7 @@ class MatchRun:
 
 
 class GuardedText:
-    """One text under rules: `push` and `flush` return what may leave.
+    """A text to which rules are applied; `push` and `flush` return the released text.
 
     Attributes:
         counts: Number of runs with a match of a rule, by the index of the rule.
@@ -103,10 +103,10 @@ class GuardedText:
         """Begin a text."""
         self._matcher = matcher
         self._state = matcher.automaton.start
-        self._origins: Sequence[int] = ()  # begins of the open candidates, as indices
+        self._origins: Sequence[int] = ()  # start indices of the open candidates
         self._runs: list[MatchRun] = []  # runs that an open candidate may still extend
         self._held = ""
-        self._start = 0  # index in the text of the held part
+        self._start = 0  # index of the held part in the text
         self.length = self.rewritten = 0
         self.counts: dict[int, int] = {}
         self.blocked_by: int | None = None
@@ -118,16 +118,16 @@ class GuardedText:
 
     @property
     def released(self) -> int:
-        """Number of characters that have left or were replaced."""
+        """Number of characters that were released or replaced."""
         return self._start
 
     @property
     def held(self) -> str:
-        """The text held back because it may become part of a match."""
+        """The text that is held back because it may become part of a match."""
         return self._held
 
     def push(self, text: str) -> str:
-        """Take the next piece; return what may leave."""
+        """Process the next piece; return the text that is released."""
         state = self._state
         leap = state.leaps.get(text)
         if leap is None:
@@ -154,7 +154,7 @@ class GuardedText:
         return text[:cut]
 
     def flush(self) -> str:
-        """The text has ended; return the rest of it."""
+        """End the text; return the rest of the released text."""
         if self.blocked_by is not None:
             return ""
         self._take(self._matcher.automaton.end(self._state), self.length)
@@ -162,7 +162,7 @@ class GuardedText:
         return "" if self.blocked_by is not None else self._released()
 
     def _push_finds(self, text: str) -> str:
-        """Push a piece with matches character by character, so that the cut makes no difference."""
+        """Process a piece with matches character by character, to be independent of the cuts."""
         automaton, released = self._matcher.automaton, list[str]()
         for character in text:
             step = automaton.step(self._state, character)
@@ -179,7 +179,7 @@ class GuardedText:
         return "".join(released)
 
     def _take(self, finds: Sequence[Find], at: int) -> None:
-        """Note matches; a match that blocks the text drops the held part."""
+        """Record matches; a match that blocks the text drops the held part."""
         matcher, runs = self._matcher, self._runs
         for it in finds:
             start = self._origins[it.origin] if it.origin >= 0 else at - 1 - it.origin
@@ -200,7 +200,7 @@ class GuardedText:
             runs.append(run)
 
     def _released(self) -> str:
-        """Return what may leave now, with each closed run replaced."""
+        """Return the text that is released now, with each complete run replaced."""
         border = self._origins[0] if self._origins else self.length
         if not self._runs:
             return self._left(border)

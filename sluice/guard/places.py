@@ -1,6 +1,6 @@
-"""The compiled form of expressions: places (states) of a nondeterministic automaton. Pure.
+"""The compiled form of expressions: places, which are states of a nondeterministic automaton. Pure.
 
-A place consumes a character, holds a condition on its left and right neighbours, or marks the match
+A place consumes a character, checks a condition on the neighbouring characters, or marks the match
 of a rule. Transitions without a character are resolved when the automaton is built.
 """
 
@@ -14,9 +14,9 @@ from sluice.guard.characters import Before, is_word
 class PlaceCondition(Enum):
     """A condition on the position between two characters."""
 
-    BOUNDARY = auto()  # between a word and other text
+    BOUNDARY = auto()  # between a word character and another character
     NO_BOUNDARY = auto()
-    EDGE = auto()  # not inside a word; unlike a boundary, it may lie between two signs
+    EDGE = auto()  # not between two word characters
     BEGIN = auto()
     END = auto()
     LINE_BEGIN = auto()
@@ -28,7 +28,7 @@ class PlaceCondition(Enum):
 
 
 def _joins(left: Before, right: str | None) -> tuple[bool, bool]:
-    """Return whether a word character stands on the left, and whether one stands on the right."""
+    """Return whether the left and whether the right neighbour is a word character."""
     return left is Before.WORD, right is not None and is_word(right)
 
 
@@ -51,14 +51,14 @@ class Eats(NamedTuple):
 
 
 class Holds(NamedTuple):
-    """A place that goes on where its condition holds."""
+    """A place that leads to the place `behind` if its condition holds."""
 
     condition: PlaceCondition
     behind: int
 
 
 class Forks(NamedTuple):
-    """A place that goes on at several places at once."""
+    """A place that leads to several places without consuming a character."""
 
     behind: tuple[int, ...]
 
@@ -80,26 +80,26 @@ Place = Eats | Holds | Forks | Ends | Spells
 
 
 class TooLargeError(ValueError):
-    """The expressions need more places than the bound."""
+    """The expressions need more places than permitted."""
 
 
 class Places:
     """The places of one automaton; expressions are built from their end to their begin."""
 
     def __init__(self, most: int) -> None:
-        """Begin without places; `most` bounds their number."""
+        """Create an empty list of places, of which there may be at most `most`."""
         self._most = most
         self.all: list[Place] = []
 
     def add(self, place: Place) -> int:
-        """Return the index of a new place. TooLargeError: the bound is reached."""
+        """Add a place, and return its index; raises TooLargeError if there are too many."""
         if len(self.all) >= self._most:
             raise TooLargeError
         self.all.append(place)
         return len(self.all) - 1
 
     def closure(self, start: int) -> tuple[int, ...]:
-        """Return the places reached without a character or condition, forks left out."""
+        """Return all places reached from `start` without a character or condition, except forks."""
         found, waiting = dict[int, None](), [start]
         forks = set[int]()
         while waiting:

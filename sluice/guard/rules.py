@@ -1,4 +1,4 @@
-"""The guard rules of a tenant: parsed, bounded and checked. Pure."""
+"""The guard rules of a tenant, with their parser, bounds and validation. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ RULES_MAX = 500
 WORDS_MAX = 50_000
 WORD_CHARACTERS_MAX = 128
 REPLACEMENT_CHARACTERS_MAX = 128
-PLACES_MAX = 50_000  # places of all expressions of a set
+PLACES_MAX = 50_000  # most compiled places of all expressions of a set
 THRESHOLD_DEFAULT = 0.5
 FENCE_TOKENS = 32  # tokens of a fence without a number
 CHARACTERS_MAX = 1_000_000  # characters of all words and expressions of a set
@@ -24,7 +24,7 @@ class GuardAction(StrEnum):
     """The action on a match, the strictest first."""
 
     BLOCK = "block"  # the text ends before the match
-    REWRITE = "rewrite"  # a replacement stands for the match
+    REWRITE = "rewrite"  # the match is replaced
     MARK = "mark"  # the text stays, and the client gets an annotation
     COUNT = "count"
 
@@ -39,22 +39,22 @@ class GuardTarget(StrEnum):
 
 
 class GuardFence(StrEnum):
-    """How long an answer waits for classifiers, the strictest last."""
+    """The unit in which an answer is held back for classifiers, the strictest last."""
 
-    NONE = "none"  # text leaves at once; a later match ends the answer
-    SENTENCE = "sentence"  # text leaves by sentences
-    TOKENS = "tokens"  # text leaves by a number of tokens
-    END = "end"  # the whole answer waits
+    NONE = "none"  # text is released at once; a later match ends the answer
+    SENTENCE = "sentence"  # text is released sentence by sentence
+    TOKENS = "tokens"  # text is released in groups of a fixed number of tokens
+    END = "end"  # text is released when the whole answer is complete
 
 
 OF_REQUESTS = frozenset({GuardTarget.PROMPT, GuardTarget.TOOL_RESULTS})
 
 
 class GuardRuleError(ValueError):
-    """A set of rules is refused.
+    """A set of rules is invalid.
 
     Attributes:
-        field: Path of the field at fault, such as `rules[3].expression`.
+        field: Path of the invalid field, such as `rules[3].expression`.
     """
 
     def __init__(self, field: str, message: str) -> None:
@@ -64,7 +64,7 @@ class GuardRuleError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class GuardRule:
-    """One rule; it searches by one of `words`, `expression`, `named` and `classifier`.
+    """One rule, which uses exactly one of `words`, `expression`, `named` and `classifier`.
 
     Attributes:
         id: Name of the rule, unique in its set; shown to clients and in events and metrics.
@@ -76,8 +76,8 @@ class GuardRule:
         classifier: Name of a classifier of the gateways.
         category: Category of the classifier; empty: any.
         threshold: Least score of a match.
-        is_case_sensitive: Whether letters match their own case only.
-        is_within_words: Whether words are found inside longer ones too.
+        is_case_sensitive: Whether letters match only the same case.
+        is_within_words: Whether words are also found inside longer words.
         replacement: Text in place of a match, for the action `rewrite`.
     """
 
@@ -124,7 +124,7 @@ def _rule(it: Mapping[str, Any]) -> GuardRule:
 
 
 def check(rules: Sequence[GuardRule]) -> None:
-    """Raise GuardRuleError for unusable rules; it names the field and the fix."""
+    """Validate rules; raises GuardRuleError, with the field and the fix, if they are invalid."""
     if len(rules) > RULES_MAX:
         raise GuardRuleError("rules", f"{len(rules)} rules; at most {RULES_MAX} are allowed")
     characters = sum([it.characters for it in rules])

@@ -1,8 +1,8 @@
-"""Decides whether a request may wait, and which request it replaces when there is no room.
+"""Decides whether a request may enter the queue, and which request it replaces in a full queue.
 
-A request refused here was never queued. Under pressure requests are refused or shed in this order:
-batch work, requests whose adapter no replica has, the lowest tiers. The highest tier is refused
-only when no lower tier runs on more than its reserved share.
+A refused request was never queued. Under overload requests are refused or shed in this order: batch
+work, requests whose adapter is loaded on no replica, the lowest tiers. A request of the highest
+tier is refused only if no lower tier runs on more than its reserved share.
 """
 
 from collections.abc import Iterator
@@ -27,18 +27,18 @@ from sluice.errors import ErrorCode
 from sluice.wire.router.v1 import router_pb2 as wire
 
 DRAINING_RETRY_S = 0.5
-_RELOCATION_S = 1.0  # a cell without owner here: about the time until one is assigned
-COLD_SHARE = 0.75  # of the queue's bounds or of the deadline; beyond it cold adapters are refused
+_RELOCATION_S = 1.0  # usual seconds until a cell without an owner is assigned to a router
+COLD_SHARE = 0.75  # part of the queue's bounds, or of the deadline, open to cold adapters
 _COLD_ADAPTER = "the adapter is on no replica yet; try again later, or ask for the base model"
-_SAMPLE = 4  # one of so many predictions is made although nothing depends on it, to learn from it
+_SAMPLE = 4  # every fourth request gets a full prediction even if a bound would do, for learning
 
 
 class Pressure(NamedTuple):
-    """The numbers of a cell that admission needs for every request.
+    """The figures that admission needs for every request.
 
     Attributes:
-        tenant_requests: Requests of its tenant that wait in its tier.
-        tenant_tokens: Prompt tokens of these requests.
+        tenant_requests: Waiting requests of the same tenant and tier.
+        tenant_tokens: Prompt tokens of these waiting requests.
         prefill_s: Seconds of the request's own prefill on an idle replica.
     """
 
@@ -48,19 +48,19 @@ class Pressure(NamedTuple):
 
 
 class FleetLimits(Protocol):
-    """The limits of a cell's replicas that admission reads; see `CellFleet`."""
+    """The limits of a cell's replicas, as admission reads them from `CellFleet`."""
 
     prompt_tokens_max: int | None
     has_adapters: bool
     residency: AdapterResidency
 
     def cold_load_s(self, adapter: str) -> float:
-        """Return the seconds until an adapter could be loaded anywhere; 0.0: it is warm."""
+        """Return the seconds to load an adapter; 0.0 if a replica has already loaded it."""
         ...
 
 
 class AdmissionCell(Protocol):
-    """The numbers of a cell that admission reads; see `CellBook`."""
+    """The state of a cell, as admission reads it from `CellBook`."""
 
     is_owned: bool
     queue: FairQueue
@@ -70,15 +70,15 @@ class AdmissionCell(Protocol):
 
     @property
     def fleet(self) -> FleetLimits:
-        """The limits of its replicas."""
+        """The limits of the cell's replicas."""
         ...
 
     def supply(self, now: float) -> Supply:
-        """Return the supply of its replicas."""
+        """Return the capacity of the cell's replicas."""
         ...
 
     def predict(self, request: Request, prefill_s: float, now: float) -> TimedPrediction:
-        """Return the predicted first token of a request that came now."""
+        """Return the TTFT prediction for a request that arrives now."""
         ...
 
     def runs_below(self, priority: int, now: float) -> bool:
@@ -95,10 +95,11 @@ def rejection(
     pressure: Pressure | None,
     router_is_draining: bool,
 ) -> Ending | None:
-    """Return why a request is refused, with a realistic time for a retry, or None.
+    """Return the ending of a request that is refused, or None if the request is admitted.
 
-    A refusal without a time depends on the request alone: a retry does not help. Only data for
-    later predictions is changed. `pressure` comes from `CellBook.price`; None: there is no cell.
+    The ending has a predicted retry time, except when the refusal depends on the request alone, so
+    that a retry cannot succeed. The call changes only data for later predictions. `pressure` comes
+    from `CellBook.price`, and is None if the cell is unknown.
     """
     if router_is_draining:
         message = "this router is shutting down; try again"
@@ -122,9 +123,10 @@ def rejection(
 def room_for(
     request: Request, cell: AdmissionCell, config: CoreConfig, now: float
 ) -> Iterator[tuple[Request, Ending]]:
-    """Yield the requests that an admitted one replaces in the queue, each with its ending.
+    """Yield the queued requests that an admitted request replaces, each with its ending.
 
-    The caller ends each one, which removes it from the queue, before it asks for the next.
+    Before it resumes the iteration, the caller must end the yielded request, which removes the
+    request from the queue.
     """
     while _excess(request, cell, config) is not None:
         victim = _cheapest_to_lose(request, cell, now)
@@ -142,10 +144,10 @@ def _rejected(code: ErrorCode, message: str, retry_after_s: float = 0.0) -> Endi
 
 
 def _unservable(request: Request, cell: AdmissionCell) -> Ending | None:
-    """Refuse a request that no replica of the cell could serve, whatever the load."""
+    """Refuse a request that no replica of the cell could serve at any load."""
     longest = cell.fleet.prompt_tokens_max
     if longest is None:
-        return None  # nothing is attached: not known yet
+        return None  # the limits are not known before a replica is attached
     if request.prompt_tokens > longest:
         message = f"the prompt has {request.prompt_tokens} tokens, {longest} fit; shorten it"
         return _rejected(ErrorCode.CONTEXT_LENGTH_EXCEEDED, message)
@@ -176,7 +178,7 @@ def _over_tenant_limit(
 def _excess(
     request: Request, cell: AdmissionCell, config: CoreConfig, *, share: float = 1.0
 ) -> tuple[float, float] | None:
-    """Return the requests and tokens above the queue's bounds; None: it is within them."""
+    """Return the requests and tokens above the queue's bounds; None if the request fits."""
     queue = cell.queue
     requests = queue.requests + 1 - share * config.queue_requests_max
     tokens = queue.tokens + request.prompt_tokens - share * config.queue_tokens_max
@@ -210,7 +212,7 @@ def _is_cold(request: Request, cell: AdmissionCell) -> bool:
 
 
 def _is_kept(request: Request, cell: AdmissionCell, now: float) -> bool:
-    """Return whether a request of the highest tier waits, because lower tiers still run."""
+    """Return whether to queue a request in any case: of the highest tier, while lower ones run."""
     priority = request.priority
     return cell.forecast.is_top(priority) and cell.runs_below(priority, now)
 
@@ -223,12 +225,12 @@ def _cheapest_to_lose(request: Request, cell: AdmissionCell, now: float) -> Requ
 
 
 def told(seconds: float) -> str:
-    """Return a time in the form for callers: in the unit of their setting, if it is short."""
+    """Return a duration as text for a client, in milliseconds below one second."""
     return f"{seconds:.1f} s" if seconds >= 1 else f"{seconds * 1000:.0f} ms"
 
 
 def drain_s(cell: AdmissionCell, now: float) -> float:
-    """Return the predicted time until half of the queue is served, in the form for callers."""
+    """Return a retry time: the predicted seconds until half of the queue is served, bounded."""
     queue = cell.queue
     wait_s = queue_wait_s(cell.supply(now), queue.requests, queue.tokens)
     return bounded_retry_s(wait_s / 2)
@@ -237,9 +239,9 @@ def drain_s(cell: AdmissionCell, now: float) -> float:
 def _too_late(
     request: Request, cell: AdmissionCell, config: CoreConfig, prefill_s: float, now: float
 ) -> Ending | None:
-    """Refuse a request that would miss the deadline of its first token, however long it waited."""
+    """Refuse a request whose predicted first token comes after its deadline."""
     if not cell.queue.requests or request.is_begun:
-        return None  # with an empty queue only a try shows how long it takes
+        return None  # with an empty queue the request is served at once, which measures the TTFT
     forecast = cell.forecast
     supply = cell.supply(now)
     if not supply.replicas:
@@ -247,7 +249,8 @@ def _too_late(
     deadline_s = _deadline_s(request, config)
     is_cold = _is_cold(request, cell)
     if not is_cold and request.order % _SAMPLE:
-        # Behind all that waits it would wait longest: cheap to see, and mostly enough.
+        # The wait behind the whole queue is an upper bound that is cheap to compute. If that
+        # bound is within the deadline, no exact prediction is needed.
         everything = cell.queue.requests, cell.queue.tokens
         accuracy = forecast.accuracy(request.uncached_tokens, cell.uncached_mean)
         correction = accuracy.correction()
@@ -277,10 +280,10 @@ def _too_late(
 
 
 def _deadline_s(request: Request, config: CoreConfig) -> float:
-    """Return the seconds within which the first token must be predicted.
+    """Return the longest predicted TTFT with which a request is admitted, in seconds.
 
-    The deadline of a tier is for waiting: a request's own prefill on an idle replica is no reason
-    for a refusal.
+    A tier's deadline limits the wait, so the time that a long prompt's own prefill takes on an idle
+    replica is added.
     """
     longest_s = request.longest_wait_s(config.deadline_default_s)
     if not request.admission_s:
@@ -289,10 +292,10 @@ def _deadline_s(request: Request, config: CoreConfig) -> float:
 
 
 def _cold_limit_s(request: Request, cell: AdmissionCell, deadline_s: float) -> float:
-    """Return the limit for a request whose adapter no replica has: a margin within its deadline.
+    """Return the longest predicted TTFT for a request whose adapter no replica has loaded.
 
-    The load of the adapter itself does not count as a wait: under a steady load no adapter would
-    ever be loaded.
+    The limit is `COLD_SHARE` of the deadline plus the time to load the adapter. If the load time
+    were treated as waiting, no adapter would ever be loaded under a steady load.
     """
     load_s = cell.fleet.cold_load_s(request.adapter) if request.admission_s else 0.0
     return COLD_SHARE * deadline_s + load_s

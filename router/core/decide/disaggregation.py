@@ -1,19 +1,21 @@
 """Decides whether a request is split: prefill on one replica, decode on another.
 
-Plain numbers in, a choice out. Only cells with prefill replicas split, and each request anew.
+The functions compare plain figures. Only cells with prefill replicas split requests, and they
+decide for each request separately.
 """
 
 from dataclasses import dataclass
 
-# A second of prefill takes so much from each sequence that decodes there, in seconds of waiting
-# for a first token: it delays them all, and each of them a little.
+# Cost of one second of prefill for each sequence that decodes on the same replica, expressed in
+# seconds of TTFT. The prefill delays every decoding sequence a little.
 _INTERFERENCE = 0.01
-# So many of those that wait count: enough to keep no prefill replica idle beside a queue.
+# Most waiting requests in the cost of an unsplit request. Eight make the cost large enough that no
+# prefill replica stays idle while requests wait.
 _WAITING_MAX = 8
 # Priors: 320 KB of cache per token (a 70-billion-parameter base) over 100-gigabit Ethernet.
 _TOKEN_S = 32e-6
 _SETUP_S = 0.01
-_PRIOR_TOKENS = 2000.0  # weight of the prior, as so many tokens
+_PRIOR_TOKENS = 2000.0  # weight of the prior, as the size of one transfer in tokens
 _SMOOTHING = 0.2
 _BACKOFF_FIRST_S = 1.0
 _BACKOFF_MAX_S = 60.0
@@ -21,13 +23,13 @@ _BACKOFF_MAX_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """The costs of a request that stays on one replica.
+    """The costs of a request that is served by a single replica.
 
     Attributes:
-        backlog_s: Seconds of prefill owed there.
-        prefill_s: Seconds of the request's own prefill there.
-        decodes: Sequences that its prefill slows down.
-        waiting: Requests that would wait for its prefill; none while replicas are free.
+        backlog_s: Seconds of prefill work already queued on the replica.
+        prefill_s: Seconds of the request's own prefill on the replica.
+        decodes: Number of decoding sequences that the prefill slows down.
+        waiting: Number of queued requests that the prefill delays; 0 while a replica is free.
     """
 
     backlog_s: float
@@ -38,14 +40,14 @@ class Whole:
 
 @dataclass(frozen=True, slots=True)
 class PrefillSplit:
-    """The costs of the same request on two replicas.
+    """The costs of a request that is split between a prefill replica and a decode replica.
 
     Attributes:
-        backlog_s: Seconds of prefill owed where its prompt would be computed.
-        prefill_s: Seconds of the request's own prefill there.
-        transfer_s: Seconds between its first and its second token.
-        output_tokens: Expected tokens of its answer.
-        decode_step_s: Seconds between its other tokens.
+        backlog_s: Seconds of prefill work already queued on the prefill replica.
+        prefill_s: Seconds of the request's own prefill on the prefill replica.
+        transfer_s: Seconds between the first and the second output token.
+        output_tokens: Expected output tokens.
+        decode_step_s: Seconds between later output tokens.
     """
 
     backlog_s: float
@@ -56,13 +58,13 @@ class PrefillSplit:
 
 
 def whole_cost_s(whole: Whole) -> float:
-    """Return the predicted TTFT, plus its costs for other requests."""
+    """Return the predicted TTFT of an unsplit request, plus the delay of other requests."""
     others = _INTERFERENCE * whole.decodes + min(whole.waiting, _WAITING_MAX)
     return whole.backlog_s + whole.prefill_s * (1.0 + others)
 
 
 def split_cost_s(split: PrefillSplit) -> float:
-    """Return the predicted TTFT, plus the pause after the first token."""
+    """Return the predicted TTFT of a split request, plus the pause after the first token."""
     return split.backlog_s + split.prefill_s + split.transfer_s
 
 
@@ -70,9 +72,9 @@ def is_split_better(whole: Whole, split: PrefillSplit, tpot_s: float) -> bool:
     """Return whether a request is to be split.
 
     Args:
-        whole: The request on the best replica that decodes.
-        split: The request on the best prefill replica, then there.
-        tpot_s: The objective of the mean time per output token: the pause is part of it.
+        whole: Costs on the best decoding replica alone.
+        split: Costs on the best prefill replica, and then on that decoding replica.
+        tpot_s: Objective of the mean seconds per output token, the pause included.
     """
     if split.output_tokens < 2:
         return False
@@ -83,7 +85,7 @@ def is_split_better(whole: Whole, split: PrefillSplit, tpot_s: float) -> bool:
 
 
 class TransferTimes:
-    """The learned duration of transfers; after failures they pause."""
+    """The learned duration of KV transfers, and the pause of transfers after a failure."""
 
     __slots__ = ("_backoff_s", "_seconds", "_tokens", "_until")
 
@@ -94,11 +96,11 @@ class TransferTimes:
         self._until = float("-inf")
 
     def predict_s(self, tokens: int) -> float:
-        """Return the predicted time for the blocks of this many tokens."""
+        """Return the predicted seconds to transfer the KV blocks of `tokens` tokens."""
         return _SETUP_S + tokens * self._seconds / self._tokens if tokens else 0.0
 
     def is_usable(self, now: float) -> bool:
-        """Return whether transfers are allowed: not for a while after a failure."""
+        """Return whether transfers are permitted, that is, not paused after a failure."""
         return now >= self._until
 
     def observe(self, tokens: int, seconds: float) -> None:
@@ -108,8 +110,8 @@ class TransferTimes:
         self._seconds += _SMOOTHING * (max(0.0, seconds - _SETUP_S) - self._seconds)
 
     def failed(self, now: float) -> None:
-        """Learn from a failed transfer: repeated failures make the pause longer."""
+        """Pause transfers after a failure; each further failure doubles the pause, up to 60 s."""
         if not self.is_usable(now):
-            return  # it was under way when the first one failed
+            return  # this transfer was in progress when an earlier failure began the pause
         self._backoff_s = min(max(_BACKOFF_FIRST_S, 2 * self._backoff_s), _BACKOFF_MAX_S)
         self._until = now + self._backoff_s

@@ -1,7 +1,8 @@
-"""Predicts the TTFT of a request that came now, for admission, and learns from the real one.
+"""Predicts the TTFT of an arriving request for admission, and learns from the measured TTFT.
 
-Every input is a plain number. A prediction decides whether a request is refused at once. Its
-unknown part is left to a correction factor, which follows the real times within bounds.
+All inputs are plain numbers. By the prediction, admission refuses requests that would miss their
+deadline. A correction factor, which follows the ratio of measured to predicted waits within bounds,
+covers effects that the model omits.
 """
 
 from dataclasses import dataclass
@@ -13,15 +14,15 @@ CORRECTION_MIN = 0.5
 CORRECTION_MAX = 8.0
 RETRY_AFTER_MIN_S = 0.1
 RETRY_AFTER_MAX_S = 30.0
-RETRY_AFTER_UNKNOWN_S = 2.0  # nothing is attached: about the time a replica takes to come back
-_SMOOTHING = 0.05  # weight of a new error
-_PRIOR_S = 1.0  # waits that the first errors are weighed against
-_SHARE_MIN = 0.02  # of what higher tiers leave
-_ARRIVALS_S = 5.0  # horizon of what is known of arrivals
-HIGHER_TIERS_MAX_S = _ARRIVALS_S  # recent arrivals add no more to a wait; see `beside_s`
-_ARRIVALS_KNOWN_S = 2.0  # less is no rate but a burst
-_SIZES = (1.0, 4.0)  # of prompts, in means: short, long, very long
-_TOP_KEPT_S = 60.0  # the highest tier is the highest one seen in this time
+RETRY_AFTER_UNKNOWN_S = 2.0  # retry time without a replica: about the time to attach one again
+_SMOOTHING = 0.05  # weight of a new observation in the running means
+_PRIOR_S = 1.0  # initial mean of predicted and of measured waits, in seconds
+_SHARE_MIN = 0.02  # least share of the supply that a prediction assumes for any tier
+_ARRIVALS_S = 5.0  # time constant of the arrival rates, in seconds
+HIGHER_TIERS_MAX_S = _ARRIVALS_S  # most that higher tiers add to a wait; see `beside_s`
+_ARRIVALS_KNOWN_S = 2.0  # least divisor of the rates: a shorter observation may be just a burst
+_SIZES = (1.0, 4.0)  # bounds of the classes short, long, very long, in mean uncached prompts
+_TOP_KEPT_S = 60.0  # seconds for which the highest tier with a request is remembered
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +33,8 @@ class Supply:
         replicas: Replicas that are attached and not draining.
         tokens_s: Prompt tokens per second that the replicas can compute beside their present
             decoding.
-        backlog_s: Seconds of prefill owed by the replica with the least.
-        sequences_free: Free places for sequences, with KV blocks.
+        backlog_s: Seconds of queued prefill work on the least loaded replica.
+        sequences_free: Number of further sequences for which batch slots and KV blocks are free.
         ends_s: Sequences that end per second.
     """
 
@@ -46,13 +47,13 @@ class Supply:
 
 @dataclass(frozen=True, slots=True)
 class WorkAhead:
-    """A request, and the work served before it.
+    """The work of a request, and the queued work that is served before the request.
 
     Attributes:
-        requests_ahead: Waiting requests that are served before it.
-        tokens_ahead: Prompt tokens that have to be computed for them.
-        prefill_s: Seconds of the request's own prefill, on an idle replica.
-        adapter_s: Seconds until its adapter is loaded.
+        requests_ahead: Waiting requests that are served before the request.
+        tokens_ahead: Uncached prompt tokens of the requests ahead.
+        prefill_s: Seconds of the request's own prefill on an idle replica.
+        adapter_s: Seconds until the request's adapter is loaded.
     """
 
     requests_ahead: int
@@ -65,9 +66,10 @@ NO_SUPPLY = Supply(0, 0.0, 0.0, 0, 0.0)
 
 
 def queue_wait_s(supply: Supply, requests_ahead: int, tokens_ahead: float) -> float:
-    """Return the time until a request with so much work ahead starts; inf: no replica serves.
+    """Return the seconds until a request starts behind the work ahead; inf without a replica.
 
-    Prefill and places are used at the same time, so the scarcer of the two decides.
+    The wait is the longer of two: until the prefill work ahead is computed, and until enough
+    sequences have ended to free batch slots and KV blocks.
     """
     if not supply.replicas or supply.tokens_s <= 0.0:
         return float("inf")
@@ -79,13 +81,13 @@ def queue_wait_s(supply: Supply, requests_ahead: int, tokens_ahead: float) -> fl
 
 
 def share_left(supply: Supply, requests_s: float, tokens_s: float, reserved: float) -> float:
-    """Return the share of a supply that higher tiers leave.
+    """Return the share of the cell's capacity that the higher tiers leave to a tier.
 
     Args:
         supply: Capacity for all tiers.
         requests_s: Requests per second of the higher tiers.
         tokens_s: Prompt tokens per second of the higher tiers.
-        reserved: Least share of the tier.
+        reserved: Share that is reserved for the tier.
     """
     taken = tokens_s / supply.tokens_s if supply.tokens_s > 0.0 else 0.0
     if supply.sequences_free <= 0 and supply.ends_s > 0.0:
@@ -94,15 +96,16 @@ def share_left(supply: Supply, requests_s: float, tokens_s: float, reserved: flo
 
 
 def beside_s(wait_s: float, share: float, for_s: float) -> float:
-    """Return a wait with only a share of the supply, for `for_s` at most.
+    """Return a wait that is prolonged because only `share` of the supply is available.
 
-    A present load is assumed to last as long as it has lasted, and not for ever.
+    The load of the higher tiers is assumed to last for another `for_s` seconds, about as long as
+    that load has been observed.
     """
     return min(wait_s / share, wait_s + (1.0 - share) * for_s)
 
 
 def service_s(supply: Supply, tokens: float) -> float:
-    """Return by how much a request lengthens the wait of those behind it."""
+    """Return the seconds by which one request lengthens the wait of the requests behind it."""
     if not supply.replicas or supply.tokens_s <= 0.0:
         return 0.0
     prefill = tokens / supply.tokens_s
@@ -112,14 +115,17 @@ def service_s(supply: Supply, tokens: float) -> float:
 
 
 def bounded_retry_s(wait_s: float) -> float:
-    """Return a wait as a Retry-After; one of inf is not known."""
+    """Return a wait as a bounded Retry-After; an infinite wait becomes a default."""
     if wait_s == float("inf"):
         return RETRY_AFTER_UNKNOWN_S
     return min(max(wait_s, RETRY_AFTER_MIN_S), RETRY_AFTER_MAX_S)
 
 
 class Accuracy:
-    """The error of predictions as a ratio of means, so that long waits count for more."""
+    """The ratio of the mean measured wait to the mean predicted wait.
+
+    Long waits have more weight in a ratio of means than in a mean of ratios.
+    """
 
     __slots__ = ("_actual_s", "_predicted_s")
 
@@ -127,13 +133,13 @@ class Accuracy:
         self._actual_s = self._predicted_s = _PRIOR_S
 
     def aside(self) -> "Accuracy":
-        """Return a copy that learns for itself."""
+        """Return an independent copy."""
         aside = Accuracy()
         aside._predicted_s, aside._actual_s = self._predicted_s, self._actual_s
         return aside
 
     def observe(self, predicted_s: float, actual_s: float) -> None:
-        """Learn from one request; `predicted_s` as it was before the correction."""
+        """Learn from one request, by its uncorrected prediction and its measured wait."""
         self._predicted_s += _SMOOTHING * (predicted_s - self._predicted_s)
         self._actual_s += _SMOOTHING * (actual_s - self._actual_s)
 
@@ -146,22 +152,23 @@ class Accuracy:
 
 
 class Arrivals:
-    """The recent arrivals, by tier."""
+    """The recent arrival rates of requests and prompt tokens, by tier."""
 
     __slots__ = ("_since", "_tiers")
 
     def __init__(self) -> None:
-        self._since: float | None = None  # when the first one came
-        self._tiers: dict[int, tuple[float, float, float]] = {}  # requests, tokens, when
+        self._since: float | None = None  # time of the first arrival
+        # By priority: decaying counts of requests and tokens, and the time of the last update.
+        self._tiers: dict[int, tuple[float, float, float]] = {}
 
     def aside(self) -> "Arrivals":
-        """Return a copy that counts for itself."""
+        """Return an independent copy."""
         aside = Arrivals()
         aside._since, aside._tiers = self._since, dict(self._tiers)
         return aside
 
     def add(self, priority: int, tokens: int, now: float) -> None:
-        """Note an admitted request."""
+        """Record an admitted request."""
         if self._since is None:
             self._since = now
         requests, before, at = self._tiers.get(priority, (0.0, 0.0, now))
@@ -169,13 +176,13 @@ class Arrivals:
         self._tiers[priority] = kept * requests + 1.0, kept * before + tokens, now
 
     def known_s(self, now: float) -> float:
-        """Return for how long arrivals are known, up to the horizon."""
+        """Return the observed seconds that the decaying counts stand for, below 5 seconds."""
         if self._since is None:
             return 0.0
         return _ARRIVALS_S * (1.0 - exp((self._since - now) / _ARRIVALS_S))
 
     def above(self, priority: int, now: float) -> tuple[float, float]:
-        """Return requests and tokens per second of the tiers above one."""
+        """Return the requests and tokens per second of all tiers above `priority`."""
         requests = tokens = 0.0
         for tier, (count, size, at) in self._tiers.items():
             if tier > priority:
@@ -192,22 +199,23 @@ class Promises:
     __slots__ = ("_until",)
 
     def __init__(self) -> None:
-        self._until: dict[int, float] = {}  # by tier: promised requests are served until then
+        # By priority: the time when the retries promised so far will have been served.
+        self._until: dict[int, float] = {}
 
     def aside(self) -> "Promises":
-        """Return a copy that promises for itself."""
+        """Return an independent copy."""
         aside = Promises()
         aside._until = dict(self._until)
         return aside
 
     def retry_after_s(self, priority: int, wait_s: float, service_s: float, now: float) -> float:
-        """Return the time after which one more request fits, behind those refused before.
+        """Return the seconds until a refused request would fit, behind earlier refused requests.
 
         Args:
-            priority: Tier of the request.
-            wait_s: Seconds until it would fit, without other refused clients.
-            service_s: Seconds by which its own service delays others.
-            now: Time.
+            priority: Priority of the request's tier.
+            wait_s: Seconds until the request would fit if no other refused request returned.
+            service_s: Seconds by which serving the request delays later requests.
+            now: Time, in seconds.
         """
         at = max(now + wait_s, self._until.get(priority, 0.0))
         self._until[priority] = min(at + service_s, now + RETRY_AFTER_MAX_S)
@@ -215,11 +223,11 @@ class Promises:
 
 
 class TimedPrediction:
-    """The predicted TTFT of one request; learns once from the real one.
+    """The predicted TTFT of one request, which its forecast later compares with the measured TTFT.
 
     Attributes:
-        uncorrected_s: Seconds until the request is started, before the correction.
-        served_s: Seconds from then on to the first token.
+        uncorrected_s: Predicted seconds until the request starts, before the correction.
+        served_s: Predicted seconds from the start to the first token.
     """
 
     __slots__ = ("_accuracy", "_wait_s", "served_s", "uncorrected_s")
@@ -231,27 +239,29 @@ class TimedPrediction:
         served_s: float,
         overdue_s: float = float("inf"),
     ) -> None:
-        """Predict; after `overdue_s` no request overtakes this one."""
+        """Correct the predicted wait; after `overdue_s` no later request is served before."""
         self._accuracy = accuracy
         self.uncorrected_s = uncorrected_s
         self.served_s = served_s
-        # The work ahead now is served in any case; work that overtakes it does so for a time only.
+        # The correction covers later requests that are served before this request, which happens
+        # until `overdue_s` only. So it never raises the wait beyond both that time and the work
+        # that is already ahead.
         self._wait_s = min(uncorrected_s * accuracy.correction(), max(uncorrected_s, overdue_s))
 
     def wait_s(self) -> float:
-        """Return the corrected time until it is started; inf: no replica serves."""
+        """Return the corrected seconds until the request starts; inf without a replica."""
         return self._wait_s
 
     def ttft_s(self) -> float:
-        """Return the time until the first token; inf: no replica serves."""
+        """Return the predicted seconds until the first token; inf without a replica."""
         return self.wait_s() + self.served_s
 
     def first_token(self, waited_s: float) -> None:
-        """Learn from the first token."""
+        """Learn from a first token that came after `waited_s` seconds."""
         self._accuracy.observe(self.uncorrected_s, max(0.0, waited_s - self.served_s))
 
     def expired(self, waited_s: float) -> None:
-        """Learn from a request that had none by now: it took longer than this."""
+        """Learn from a request that has waited longer than predicted without a first token."""
         if waited_s > self.uncorrected_s + self.served_s:
             self.first_token(waited_s)
 
@@ -269,7 +279,7 @@ class FirstTokenForecast:
         self._top_until = float("-inf")
 
     def aside(self) -> "FirstTokenForecast":
-        """Return a copy that learns and promises for itself."""
+        """Return an independent copy, for hypothetical predictions."""
         aside = FirstTokenForecast()
         aside._accuracies = tuple(it.aside() for it in self._accuracies)
         aside.arrivals = self.arrivals.aside()
@@ -278,9 +288,10 @@ class FirstTokenForecast:
         return aside
 
     def accuracy(self, uncached_tokens: int, mean: float) -> Accuracy:
-        """Return the accuracy of predictions for prompts of a size.
+        """Return the accuracy of predictions for prompts of about this size.
 
-        With shortest first, later requests overtake only long ones, so each size has its own.
+        Each class of sizes has its own accuracy, because the queue serves the shortest prompt
+        first, so that later requests overtake mainly long prompts.
         """
         size = sum(uncached_tokens > factor * mean for factor in _SIZES)
         return self._accuracies[size]
@@ -294,13 +305,13 @@ class FirstTokenForecast:
         reserved_permille: int,
         now: float,
     ) -> float:
-        """Return the uncorrected seconds until a request is started, beside higher tiers.
+        """Return the uncorrected seconds until a request starts, given the higher tiers' load.
 
         Args:
             supply: Capacity of the cell.
             ahead: Requests and prompt tokens that are served before the request.
             priority: Priority of the request's tier.
-            reserved_permille: Share that its tier gets at least.
+            reserved_permille: Share that is reserved for the request's tier.
             now: Time, in seconds.
         """
         wait_s = queue_wait_s(supply, *ahead)
@@ -316,7 +327,7 @@ class FirstTokenForecast:
         uncached_mean: float,
         now: float,
     ) -> TimedPrediction:
-        """Return the predicted first token of a request; `uncached_mean` is that of its cell."""
+        """Return a request's TTFT prediction; `uncached_mean` is the cell's mean prompt size."""
         wait_s = self.wait_s(
             supply,
             (demand.requests_ahead, demand.tokens_ahead),
@@ -329,11 +340,11 @@ class FirstTokenForecast:
         return TimedPrediction(accuracy, wait_s, demand.prefill_s + demand.adapter_s, overdue_s)
 
     def seen(self, priority: int, now: float) -> None:
-        """Note that a tier has work."""
+        """Record that a request of this priority arrived, to know the highest active tier."""
         if priority >= self._top or now >= self._top_until:
             self._top = priority
             self._top_until = now + _TOP_KEPT_S
 
     def is_top(self, priority: int) -> bool:
-        """Return whether no higher tier had any work recently."""
+        """Return whether no request of a higher tier arrived recently."""
         return priority >= self._top

@@ -1,6 +1,6 @@
-"""Chooses the replica for a request, and how far ahead of its work a replica is sent more.
+"""Chooses the replica for a request by predicted cost, and which replicas are excluded.
 
-The only place with the formulas; `explain` shows its results.
+This module has all cost formulas of placement; `router.core.explain` reports their results.
 """
 
 from bisect import bisect_right
@@ -13,29 +13,32 @@ from router.core.fleet.speed import MeanSpeed
 from router.core.types.plan import ReplicaRole
 from router.core.types.request import Request
 
-# Computing what another replica holds takes capacity from other requests.
+# Extra cost of an uncached token, as a multiple of its prefill time, because every recomputed
+# token takes capacity from other requests.
 _RECOMPUTE_WEIGHT = 1.0
-# A sequence that would miss the objective of its time per token costs this share of it.
+# Cost of each sequence that would miss its TPOT objective, as a share of that objective.
 _RISK_SHARE = 0.2
-# Decode-only steps that a prompt waits for at most, so that decoding sequences are in time again.
+# Most decode-only steps for which a prompt is held back, so that decoding sequences catch up with
+# their TPOT objective.
 _PAUSES_MAX = 8
-# A session stays where it was between equals, as if this many tokens more were cached there. The
-# index knows the real cache; a larger bonus sends conversations to where they do harm.
+# Bonus of the replica that served the session's last request, as this many further cached tokens.
+# The bonus only breaks near ties, because the prefix index already reports what is cached; a larger
+# bonus would send conversations to overloaded replicas.
 _HOME_TOKENS = 16
-# One place sums up the owed prefill in steps, another as a whole: the sums may differ by so
-# much, and where they do one replica more is priced.
+# Tolerance, in seconds, between two sums of the same owed prefill that are rounded differently. A
+# difference within the tolerance only causes one more replica to be priced.
 ROUNDED_S = 1e-6
 
 
 @dataclass(slots=True)
 class PlacementChoice:
-    """A replica for a request, with the predictions behind the choice.
+    """The replica chosen for a request, with the predictions behind the choice.
 
     Attributes:
-        book: Book of the replica.
+        book: The router's record of the replica.
         cached_tokens: Prompt tokens that the replica has cached.
-        cost_s: Predicted seconds, which placement minimises.
-        is_split: Whether the replica computes the prompt only; see `disaggregation`.
+        cost_s: Predicted cost in seconds, which placement minimises.
+        is_split: Whether the replica only computes the prompt; see `disaggregation`.
     """
 
     book: ReplicaBook
@@ -72,7 +75,8 @@ def prompt_cost_s(mean_speed: MeanSpeed, uncached: int, cached: int) -> float:
 def is_paced(book: ReplicaBook, uncached: int, cached: int) -> bool:
     """Return whether a replica should decode some more steps before its next prompt.
 
-    Call after `opens_at` or `cost_s`.
+    The caller must have called `opens_at` or `cost_s` for the replica at this time, because both
+    advance the engine model.
     """
     engine_model = book.engine_model
     if engine_model.is_idle or engine_model.pauses >= _PAUSES_MAX:
@@ -83,7 +87,7 @@ def is_paced(book: ReplicaBook, uncached: int, cached: int) -> bool:
 def excluded_by(
     book: ReplicaBook, request: Request, output: int, cached: int, *, is_only: bool
 ) -> str:
-    """Return in a word why a replica may not take a request now or soon; empty when it may."""
+    """Return the reason why a replica cannot be sent a request soon; empty if there is none."""
     limits = book.limits
     if limits is None:
         return "not attached"
@@ -109,7 +113,7 @@ def excluded_by(
 
 
 def cached_tokens(book: ReplicaBook, request: Request, matches: Mapping[str, int]) -> int:
-    """Return how many prompt tokens a replica is predicted to have cached; never the last one."""
+    """Return the prompt tokens that a replica probably has cached; never the last token."""
     blocks = matches.get(book.replica_id)
     return book.cached_in(request.prompt_tokens, blocks) if blocks else 0
 
@@ -128,22 +132,22 @@ def choose(
     is_only: bool,
     now: float,
 ) -> PlacementChoice | None:
-    """Return the cheapest replica; it may be one above its window that holds the prompt.
+    """Return the cheapest replica for a request, even if its next step is already full.
 
-    Replicas that hold more of the prompt than most are priced one by one; the others by their owed
-    prefill, until that alone costs more than the best so far.
+    Replicas with more cached blocks of the prompt than most replicas are priced first. All others
+    follow in the order of their owed prefill, until that alone costs more than the best replica.
 
     Args:
-        books: Replicas that may take work, by name; the first of equals is chosen.
+        books: Replicas that accept work, by name; among equals the first is chosen.
         request: The request to place.
-        matches: Cached leading blocks by replica; holders only.
-        owed_until: `EngineModel.owed_until` of `books`, in order; renewed where it has passed.
+        matches: Number of cached leading blocks by replica, without replicas that have none.
+        owed_until: `EngineModel.owed_until` of `books`; updated where that time has passed.
         mean_speed: Speed of the cell's replicas.
         output: Output tokens to book KV blocks for.
         home: Replica of the session's last request.
-        adapter_s: Seconds until its adapter is in a slot, by replica; empty for the base.
-        without: Names of `books` to leave out.
-        is_only: Whether the cell has only replicas that the request should avoid.
+        adapter_s: Seconds until the request's adapter is loaded, by replica; empty for the base.
+        without: Names of `books` to exclude.
+        is_only: Whether the cell has a single open replica, which `Request.avoid` cannot exclude.
         now: Time, in seconds.
     """
     names, best_s, best_at, best_cached = list(books), float("inf"), -1, 0
@@ -182,9 +186,11 @@ def _looked_at_first(
     mean_speed: MeanSpeed,
     home: str | None,
 ) -> tuple[float, dict[str, float]]:
-    """Return `prompt_cost_s` of most replicas, and of those priced first: home, holders of more.
+    """Return `prompt_cost_s` of most replicas, and that of each replica to price first.
 
-    Home comes first, since no lower bound includes its bonus.
+    Replicas to price first are the session's last replica and the replicas with more cached
+    blocks than most. The session's replica is the very first, because the lower bounds do not
+    include its bonus.
     """
     book = next(iter(books.values()))
     blocks_of_all = min(matches.values()) if len(matches) >= len(books) else 0
@@ -204,11 +210,12 @@ def _looked_at_first(
 def _by_owed(
     books: Mapping[str, ReplicaBook], owed_until: dict[str, float], now: float
 ) -> list[str]:
-    """Return names by the time when their owed work is done; idle ones in the order of `books`."""
+    """Return replica names by the time when the owed work is done, idle replicas first."""
     until = owed_until.__getitem__
     order = sorted(owed_until, key=until)
     free = bisect_right(order, now, key=until)
-    if free and until(order[free - 1]) > IDLE:  # owed work is done, and no frame has said so yet
+    # The owed work of some replica should be done by now, although no frame has reported that yet.
+    if free and until(order[free - 1]) > IDLE:
         for name in order[:free]:
             engine_model = books[name].engine_model
             engine_model.advance(now)

@@ -1,7 +1,7 @@
 """Decides which running batch work is preempted for a waiting request of a higher tier.
 
-A preempted request goes back into the queue with its emitted tokens: it loses its place, not its
-tokens, and most of its prompt is still cached when it comes back.
+A preempted request returns to the queue with its emitted tokens, so no output is lost. When it is
+dispatched again, most of its prompt is still cached.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -9,20 +9,20 @@ from dataclasses import dataclass
 
 from router.core.types.request import Request, RequestState
 
-PREEMPTIONS_MAX = 3  # of one request; then it runs to its end
-_CLAIM_S = 2.0  # an engine gives cancelled sequences up within some steps
-_REPLICAS_MAX = 8  # looked at closely for one request, those that owe least
+PREEMPTIONS_MAX = 3  # preemptions per request, after which the request runs to its end
+_CLAIM_S = 2.0  # seconds until a claim expires; an engine ends cancelled sequences within steps
+_REPLICAS_MAX = 8  # replicas examined per request: those with the least owed prefill
 
 
 @dataclass(frozen=True, slots=True)
 class RunningSequence:
-    """A sequence on a replica that may be preempted or is ending already.
+    """A sequence on a replica that may be preempted or is already ending.
 
     Attributes:
-        blocks: KV blocks booked for it.
+        blocks: KV blocks reserved for the sequence.
         progress_tokens: Computed tokens, prompt and output, that may have to be computed again.
-        owed_s: Seconds of its prefill that are left.
-        is_ending: Whether the sequence was cancelled, so that its room is free in a moment.
+        owed_s: Remaining seconds of the sequence's prefill.
+        is_ending: Whether the sequence was cancelled, so that its slot and blocks are free soon.
     """
 
     blocks: int
@@ -33,13 +33,13 @@ class RunningSequence:
 
 @dataclass(frozen=True, slots=True)
 class PreemptionRoom:
-    """The room of a replica, and the needs of a request there.
+    """The free capacity of a replica, and the needs of a request on that replica.
 
     Attributes:
-        sequences_free: Places, without those of ending sequences.
-        blocks_free: KV blocks, without those of ending sequences.
+        sequences_free: Free batch slots, not counting the slots of ending sequences.
+        blocks_free: Free KV blocks, not counting the blocks of ending sequences.
         blocks_needed: KV blocks of the request with its expected output.
-        backlog_s: Seconds of prefill owed.
+        backlog_s: Seconds of owed prefill.
         prefill_s: Seconds of the request's own prefill.
     """
 
@@ -51,7 +51,7 @@ class PreemptionRoom:
 
 
 def fits(room: PreemptionRoom, left_s: float) -> bool:
-    """Return whether the first token comes within `left_s` without a preemption."""
+    """Return whether a request gets its first token within `left_s` without a preemption."""
     return (
         room.sequences_free > 0
         and room.blocks_free >= room.blocks_needed
@@ -64,8 +64,9 @@ def cheapest(
 ) -> list[int] | None:
     """Return the indices of the sequences to preempt so that the first token comes within `left_s`.
 
-    The least progress is lost first, and each preemption is necessary: without it there would be
-    too little room or too little time. None: not even all of them would help.
+    Sequences with the least progress are chosen first. Each chosen preemption is necessary, because
+    without it the capacity or the time would not suffice. The result is None if preempting all
+    sequences would not suffice.
     """
     sequences = room.sequences_free + sum(entry.is_ending for entry in running)
     blocks = room.blocks_free + sum(entry.blocks for entry in running if entry.is_ending)
@@ -102,12 +103,12 @@ def cheapest(
 
 @dataclass(frozen=True, slots=True)
 class RoomClaim:
-    """Room that was made on a replica for a request that has not taken it yet.
+    """Capacity that preemptions free on a replica for a request that is still queued.
 
     Attributes:
-        blocks: KV blocks.
+        blocks: KV blocks that the request needs.
         stopped: Preempted sequences.
-        until: Time at which the claim ends by itself.
+        until: Time at which the claim expires.
     """
 
     request: Request
@@ -118,28 +119,28 @@ class RoomClaim:
 
 
 class RoomClaims:
-    """The room that is being made in a cell; a request makes room for itself once."""
+    """The claims of a cell's waiting requests on preempted capacity, at most one per request."""
 
     __slots__ = ("_claims",)
 
     def __init__(self) -> None:
-        self._claims: dict[int, RoomClaim] = {}  # by order of the request
+        self._claims: dict[int, RoomClaim] = {}  # by `Request.order`
 
     def has(self, request: Request) -> bool:
-        """Return whether room is being made for a waiting request."""
+        """Return whether a waiting request has a claim."""
         return request.order in self._claims
 
     def add(
         self, request: Request, replica_id: str, blocks: int, stopped: Iterable[int], now: float
     ) -> None:
-        """Note that sequences were interrupted for a request."""
+        """Record that sequences were preempted for a request."""
         until = now + _CLAIM_S
         self._claims[request.order] = RoomClaim(
             request, replica_id, blocks, frozenset(stopped), until
         )
 
     def forget_ended(self, now: float) -> None:
-        """Drop claims that have expired, or whose request does not wait any more."""
+        """Drop claims that have expired, and claims of requests that left the queue."""
         gone = [
             order
             for order, claim in self._claims.items()
@@ -167,10 +168,10 @@ def cheapest_replica(
     """Return the replica where the least progress is lost, and the sequences to preempt there.
 
     Args:
-        rooms: Room of each replica with sequences that may be interrupted; None: it has none.
+        rooms: Free capacity of each replica; None for a replica without preemptible sequences.
         running: Returns the sequences of a replica; called for a few replicas only.
-        due_s: Seconds until the request's objective.
-        deadline_s: Seconds until its deadline, which counts where the objective is lost.
+        due_s: Seconds until the request misses its TTFT objective.
+        deadline_s: Seconds until its deadline, used where the objective cannot be met.
     """
     places = sorted((room.backlog_s, index) for index, room in enumerate(rooms) if room is not None)
     best: tuple[int, list[int]] | None = None
@@ -180,7 +181,7 @@ def cheapest_replica(
         assert room is not None, "places have room"
         sequences = running(index)
         chosen = cheapest(room, sequences, due_s)
-        if chosen is None:  # late it is already, but it need not wait any longer
+        if chosen is None:  # the objective cannot be met, but a first token before the deadline can
             chosen = cheapest(room, sequences, deadline_s)
         if not chosen:
             continue

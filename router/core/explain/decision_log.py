@@ -1,10 +1,10 @@
-"""Keeps the reasons of placements, as far as they are of interest.
+"""Records why requests were placed as they were, at a bounded rate.
 
-A full explanation looks at every replica. So only some placements are explained in full: a sample,
-and, as often as `decision_pause_s` allows, those of requests that are traced, late, or were placed
-before. Of every other placement three numbers are kept. The gateway gets them at the end of failed
-requests, and as often as the pause allows of slow, evicted or interrupted ones, which under
-overload may be all.
+A full explanation visits every replica. So only some placements are explained in full: a sample,
+and, at most once per `decision_pause_s`, a placement of a request that is traced, late, or was
+placed before. For every other placement the router keeps three figures. These are sent with the
+outcome of every failed request, and with the outcomes of slow, evicted or interrupted requests. The
+latter are limited to one per `decision_pause_s`, because under overload all requests may be slow.
 """
 
 from router.core.cell import CellBook
@@ -29,7 +29,7 @@ class DecisionLog:
     def remember(
         self, cell: CellBook, dispatch: Dispatch, choice: PlacementChoice, now: float
     ) -> None:
-        """Keep the figures of a request's placement before it is sent."""
+        """Explain a placement before the dispatch is sent, or keep its three figures."""
         request = dispatch.request
         if self._sample and dispatch.sequence % self._sample == 0:
             dispatch.decision = explain.decision(cell, request, choice, now)
@@ -42,9 +42,9 @@ class DecisionLog:
         dispatch.known = (choice.cost_s, choice.book.backlog_s(now), cell.queue.requests)
 
     def tell(self, dispatch: Dispatch, outcome: wire.Outcome, now: float) -> None:
-        """Add the placement's figures to a request's end, where they are of interest."""
+        """Add the explanation of a placement to the request's outcome, where it is of interest."""
         if dispatch.decision is not None:
-            if not dispatch.is_placed:  # else the gateway heard it with the placement
+            if not dispatch.is_placed:  # otherwise the explanation was sent with the placement
                 outcome.decision.CopyFrom(dispatch.decision)
             return
         if dispatch.known is None:

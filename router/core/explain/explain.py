@@ -1,7 +1,7 @@
-"""Explains where a request is and why, or where it would go if it came now.
+"""Explains the state of a request, or how a hypothetical request would be decided.
 
-Reads the books with the same functions that decide, and changes nothing: functions that would learn
-run on a copy.
+Explanations call the same functions as the decisions, and change no state. Functions that would
+learn from the call run on a copy of the cell.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from router.core.types.config import CoreConfig
 from router.core.types.request import ConnectedGateway, Dispatch, Request
 from sluice.wire.router.v1 import router_pb2 as wire
 
-_LONGEST_S = 4e6  # most that fits into 32 bits of milliseconds; also for never
+_LONGEST_S = 4e6  # longest duration in 32-bit milliseconds; also stands for infinity
 
 
 class ExplainedCore(Protocol):
@@ -33,10 +33,10 @@ def explain(core: ExplainedCore, what: str | Request, now: float) -> wire.Explan
     """Return the explanation of a request.
 
     Args:
-        core: State to read; stays unchanged.
-        what: Id of a waiting or running request, or a hypothetical request; the latter is filled in
-            as if it had come now, and must never have been submitted.
-        now: Time.
+        core: The router core's state, which is not changed.
+        what: Id of a waiting or running request, or a hypothetical request. The hypothetical
+            request is changed as if it arrived now, and must not be submitted.
+        now: Time, in seconds.
     """
     if isinstance(what, Request):
         return _new(core, what, now)
@@ -51,7 +51,7 @@ def explain(core: ExplainedCore, what: str | Request, now: float) -> wire.Explan
 def decision(
     cell: CellBook, request: Request, choice: PlacementChoice, now: float
 ) -> wire.Explanation:
-    """Return the explanation of a placement before it is sent."""
+    """Return the full explanation of a placement before the dispatch is sent."""
     explanation = _outline(request, "placed", now)
     explanation.candidates.extend(candidates(cell, request, now))
     _tell_choice(explanation, request, choice)
@@ -64,13 +64,13 @@ def decision(
 
 
 def recalled(dispatch: Dispatch, cost_s: float, backlog_s: float, waiting: int) -> wire.Explanation:
-    """Return the explanation of a placement from its few kept figures.
+    """Return a short explanation of a past placement, from the three figures that were kept.
 
     Args:
         dispatch: The request's dispatch.
         cost_s: Predicted cost of the chosen replica, in seconds.
-        backlog_s: Seconds of prefill that the chosen replica owed.
-        waiting: Requests that were left in the queue of the cell.
+        backlog_s: Seconds of owed prefill on the chosen replica.
+        waiting: Number of requests that remained in the cell's queue.
     """
     request = dispatch.request
     words = [
@@ -95,16 +95,16 @@ def recalled(dispatch: Dispatch, cost_s: float, backlog_s: float, waiting: int) 
 
 
 def candidates(cell: CellBook, request: Request, now: float) -> list[wire.Candidate]:
-    """Return all replicas of a cell as placement sees them for a request, best first.
+    """Return all replicas of a cell with their costs for a request, the best replica first.
 
-    Replicas that may take the request come before the others. Of equals, placement would take the
-    first.
+    Replicas that can be sent the request come before excluded replicas. Among replicas of equal
+    cost, placement chooses the first.
     """
     matches = cell.fleet.index.matches(request.hashes) if request.hashes else {}
     home = cell.fleet.sessions.home(request.session, now) if request.session else None
     waits_s = cell.fleet.adapter_waits_s(request.adapter) if request.adapter else {}
     output = cell.output_expected(request)
-    is_shut = cell.fleet.opens_at(now) > now  # one open window lets all be looked at
+    is_shut = cell.fleet.opens_at(now) > now  # the next steps of all replicas are full
     rows: list[tuple[bool, float, wire.Candidate]] = []
     for book in (cell.fleet.open_replicas | cell.fleet.replicas).values():
         candidate = _candidate(cell, book)
@@ -185,7 +185,7 @@ def _known(core: ExplainedCore, cell: CellBook, request: Request, now: float) ->
 
 
 def _new(core: ExplainedCore, request: Request, now: float) -> wire.Explanation:
-    """Explain the fate of a request that came now."""
+    """Explain how a hypothetical request would be decided if it arrived now."""
     request.arrived_at = now
     request.deadline_at = now + request.longest_wait_s(core.config.deadline_default_s)
     found = core.cells.get(request.cell_id)
@@ -220,7 +220,7 @@ def _new(core: ExplainedCore, request: Request, now: float) -> wire.Explanation:
 def _choice(
     core: ExplainedCore, cell: CellBook, request: Request, now: float
 ) -> PlacementChoice | None:
-    """Return where the next request would be sent now; None: it waits."""
+    """Return the placement of the request if it were next in the queue; None if it would wait."""
     matches = cell.fleet.index.matches(request.hashes) if request.hashes else {}
     choice = cell.choose(request, matches, now)
     if choice is not None and cell.fleet.open_prefillers:
@@ -247,7 +247,7 @@ def _may_start(found: Sequence[wire.Candidate]) -> bool:
 
 
 def _start_s(explanation: wire.Explanation) -> float:
-    """Return the predicted time until the first token on the chosen replica."""
+    """Return the predicted seconds until the first token on the chosen replica."""
     chosen = _chosen(explanation)
     return (chosen.backlog_us + chosen.prefill_us + chosen.adapter_us) * 1e-6
 
@@ -257,7 +257,7 @@ def _chosen(explanation: wire.Explanation) -> wire.Candidate:
 
 
 def _tell_choice(explanation: wire.Explanation, request: Request, choice: PlacementChoice) -> None:
-    """Write the chosen replica and the reason."""
+    """Write the chosen replica, and the reason for the choice, into an explanation."""
     explanation.chosen = choice.book.replica_id
     chosen = _chosen(explanation)
     if choice.is_split:
@@ -303,7 +303,7 @@ def _why_queued(
 
 
 def _history(request: Request) -> list[str]:
-    """Return the earlier events of a request."""
+    """Return sentences about earlier failures and preemptions of a request."""
     words: list[str] = []
     if request.attempts:
         words.append(f"{request.attempts} attempts failed, the last on {request.avoid}")
@@ -313,7 +313,7 @@ def _history(request: Request) -> list[str]:
 
 
 def _why_none(found: Sequence[wire.Candidate], cell: CellBook, now: float) -> str:
-    """Return why no replica may take a request now."""
+    """Return the reason why no replica can be sent a request now."""
     reasons = [candidate.excluded_by for candidate in found]
     if not reasons:
         return "its cell has no replicas"

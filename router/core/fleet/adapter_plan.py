@@ -1,34 +1,36 @@
-"""Plans which replicas of a cell hold which adapters before their next requests.
+"""Plans which replicas of a cell load which adapters ahead of requests.
 
-An adapter gets copies by its share of the requests, and the adapters with most requests come first.
-Beyond the replicas' memory an adapter is loaded by its own requests, which wait for it.
+The number of an adapter's copies is proportional to its share of the requests, and adapters with
+more requests are planned first. An adapter that no longer fits into the replicas' memory is loaded
+when a request needs it, and that request waits for the load.
 """
 
 from collections.abc import Collection, Iterable, Mapping
 from heapq import heapify, heappop, heappush, nlargest
 from math import ceil, exp2
 
-HALF_LIFE_S = 600.0  # of a request's weight
-KNOWN_MAX = 16_384  # adapters with a count; then the half with fewest requests is forgotten
-LOADS_MAX = 8  # per replica and plan; the engine reads them while it serves
-# Copies for the load of one replica: placement needs a choice, and bursts of an adapter room.
+HALF_LIFE_S = 600.0  # seconds until a request's weight in the demand is halved
+KNOWN_MAX = 16_384  # adapters with a count; above, the half with fewest requests is forgotten
+LOADS_MAX = 8  # most loads per replica and plan, because engines load while they serve
+# Copies of an adapter per replica's worth of its load. Two leave placement a choice, and leave
+# capacity for bursts.
 _COPIES_PER_LOAD = 2.0
-_PLANNED_SHARE = 0.875  # of the memory; the rest is for adapters that requests load
-_SCALE_MAX = 100.0  # half-lives; then all weights are scaled down
+_PLANNED_SHARE = 0.875  # planned part of the memory; the rest is for adapters that requests load
+_SCALE_MAX = 100.0  # half-lives after which all weights are scaled down, to prevent an overflow
 
 
 class AdapterDemand:
-    """The requests for each adapter of a cell, the latest with most weight."""
+    """The demand for each adapter of a cell, as request counts that decay over time."""
 
     __slots__ = ("_began_at", "_counts", "_sum")
 
     def __init__(self) -> None:
         self._counts: dict[str, float] = {}
-        self._sum = 0.0  # of the weights of all requests, with or without an adapter
+        self._sum = 0.0  # sum of the weights of all requests, with or without an adapter
         self._began_at = 0.0
 
     def came(self, adapter: str, now: float, requests: float = 1.0) -> None:
-        """Count requests; without an adapter they count in the load alone."""
+        """Record requests for an adapter; an empty adapter only adds to the total load."""
         passed = (now - self._began_at) / HALF_LIFE_S
         if passed > _SCALE_MAX:
             faded = exp2(-min(passed, 1000.0))
@@ -44,7 +46,7 @@ class AdapterDemand:
                 self._counts = {it: self._counts[it] for it in kept}
 
     def shares(self, limit: int) -> dict[str, float]:
-        """Return the shares of the requests, of the adapters with most; at most `limit`."""
+        """Return the shares of the `limit` adapters with most requests, in all requests."""
         counts = self._counts
         most = nlargest(limit, counts, key=counts.__getitem__)
         return {adapter: counts[adapter] / self._sum for adapter in most}
@@ -55,12 +57,12 @@ def missing_copies(
     rooms: Mapping[str, int],
     held: Mapping[str, Collection[str]],
 ) -> dict[str, list[str]]:
-    """Return the adapters that each replica should load, the most wanted first.
+    """Return the adapters that each replica should load, those with most requests first.
 
     Args:
-        shares: Share of the cell's requests by adapter, the greatest first.
-        rooms: Adapters that each replica may hold; replicas that serve none are left out.
-        held: Adapters that are on each replica, or on their way.
+        shares: Share of the cell's requests by adapter, in descending order.
+        rooms: Number of adapters that fit on each replica, without replicas that serve none.
+        held: Adapters that each replica already has, or is loading.
     """
     holders: dict[str, list[str]] = {}
     for replica_id in rooms:
@@ -94,14 +96,15 @@ def _lightest(
     count: int,
     without: Collection[str],
 ) -> Iterable[str]:
-    """Return the replicas with the least planned load that have room.
+    """Return the `count` replicas with the least planned load that still have room.
 
     Args:
-        order: A heap of replicas by load as it was; it is kept true here, and loses full ones.
+        order: Heap of replicas by their load, which may be out of date. The call corrects the
+            entries that it visits, and removes full replicas.
         load: Planned share of the requests by replica.
-        left: Free places by replica.
-        count: Number of replicas.
-        without: Replicas that hold the adapter already.
+        left: Number of adapters that still fit, by replica.
+        count: Number of replicas to return.
+        without: Replicas that already have the adapter.
     """
     found: list[str] = []
     aside: list[tuple[float, str]] = []

@@ -1,24 +1,24 @@
-"""The places of a cell's adapters: loaded, in an engine's host memory, or on disk.
+"""Where the adapters of a cell are: loaded, in an engine's host memory, or only on disk.
 
-Engines report loaded adapters. The router infers that an unloaded one stays in host memory for a
-while, and learns how long a load from either place takes; both are predictions.
+Engines report the loaded adapters. The router assumes that an unloaded adapter stays in host memory
+for a while. From the waits of requests it learns how long a load takes, from memory and from disk.
 """
 
 from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterable
 from enum import IntEnum
 
-# Priors by place, from a rank-16 adapter of an 8-billion-parameter base (about 80 MB): nothing, a
-# copy over PCIe between two steps, and a read from a local disk with its check.
+# Prior load times, in seconds, for a rank-16 adapter of an 8-billion-parameter base (about 80 MB):
+# already loaded, copied over PCIe between two steps, read from a local disk and verified.
 _LOAD_S = (0.0, 0.05, 1.0)
 _SMOOTHING = 0.2
-# Adapters that a replica probably keeps in memory beside the loaded ones; one that was unloaded
-# before this many others is probably gone.
+# Number of unloaded adapters that a replica is assumed to keep in host memory, least recently used
+# first to be dropped, until its reports show otherwise.
 IN_MEMORY_MAX = 64
 
 
 class AdapterPlace(IntEnum):
-    """The place of an adapter on a replica, the nearest to use first."""
+    """Where a replica has an adapter, in the order of load time."""
 
     LOADED = 0
     MEMORY = 1
@@ -30,10 +30,11 @@ class _Replica:
 
     Attributes:
         loaded: Digests of loaded adapters, by the engine's last report.
-        memory: Digests of adapters in host memory or on their way; the least recently used first.
-        used: Digest -> living sequences.
-        loading: Digest -> place of the adapter when a sequence first needed it.
-        memory_max: Adapters that its memory holds beside the loaded ones, as far as is known.
+        memory: Digests of adapters that are in host memory or being read, least recently used
+            first.
+        used: Number of running sequences by digest.
+        loading: Where an adapter was when a sequence first needed it, by digest.
+        memory_max: Assumed number of adapters in host memory that are not loaded.
     """
 
     __slots__ = ("loaded", "loading", "memory", "memory_max", "used")
@@ -46,20 +47,23 @@ class _Replica:
         self.loading: dict[str, AdapterPlace] = {}
 
     def place(self, digest: str) -> AdapterPlace:
-        """Return the place of an adapter."""
+        """Return where the replica has an adapter."""
         if digest in self.loaded:
             return AdapterPlace.LOADED
         return AdapterPlace.MEMORY if digest in self.memory else AdapterPlace.COLD
 
     def keep(self, digest: str) -> None:
-        """Note that an adapter is in host memory and used."""
+        """Record that an adapter is in host memory, as the most recently used adapter."""
         self.memory[digest] = None
         self.memory.move_to_end(digest)
         while len(self.memory) > self.memory_max + len(self.loaded) + len(self.used):
             self.memory.popitem(last=False)
 
     def report(self, digests: Iterable[str]) -> None:
-        """Take all adapters in memory; a memory that has lost unused ones is full."""
+        """Record the complete list of adapters in host memory.
+
+        If the engine has dropped unused adapters, its memory is full, which shows its size.
+        """
         reported = dict.fromkeys(digests)
         gone = self.memory.keys() - reported.keys() - self.used.keys() - self.loaded
         beside = len(reported.keys() - self.loaded)
@@ -78,32 +82,32 @@ class AdapterResidency:
         self._load_s = dict(zip(AdapterPlace, _LOAD_S, strict=True))
 
     def resident(self, replica_id: str, digests: Iterable[str]) -> None:
-        """Take an engine's report of all loaded adapters."""
+        """Record an engine's complete list of loaded adapters."""
         replica = self._replicas.setdefault(replica_id, _Replica())
         replica.loaded = frozenset(digests)
         for digest in sorted(replica.loaded):
             replica.keep(digest)
 
     def reported(self, replica_id: str, digests: Iterable[str]) -> None:
-        """Take an engine's report of adapters in host memory."""
+        """Record an engine's complete list of adapters in host memory."""
         self._replicas.setdefault(replica_id, _Replica()).report(digests)
 
     def forget(self, replica_id: str) -> None:
-        """Drop a replica: its engine is gone."""
+        """Delete the record of a replica whose engine is detached."""
         self._replicas.pop(replica_id, None)
 
     def acquire(self, replica_id: str, digest: str) -> None:
-        """Note the dispatch of a sequence that uses an adapter."""
+        """Record the dispatch of a sequence that uses an adapter."""
         replica = self._replicas.setdefault(replica_id, _Replica())
         if not replica.used[digest]:
             place = replica.place(digest)
             if place is not AdapterPlace.LOADED:
                 replica.loading[digest] = place
         replica.used[digest] += 1
-        replica.keep(digest)  # the next one will not wait for a read
+        replica.keep(digest)  # the dispatched sequence makes the engine read the adapter
 
     def release(self, replica_id: str, digest: str) -> None:
-        """Note the end of an acquired sequence; a lost replica is ignored."""
+        """Record the end of a sequence that uses an adapter; ignored for a lost replica."""
         replica = self._replicas.get(replica_id)
         if replica is None or digest not in replica.used:
             return
@@ -113,19 +117,19 @@ class AdapterResidency:
             replica.loading.pop(digest, None)
 
     def loaded(self, replica_id: str, digest: str, seconds: float) -> None:
-        """Learn from the wait of the first sequence that needed an adapter."""
+        """Learn the load time from the wait of the first sequence that needed an adapter."""
         replica = self._replicas.get(replica_id)
         place = None if replica is None else replica.loading.pop(digest, None)
         if place is not None:
             self._load_s[place] += _SMOOTHING * (max(0.0, seconds) - self._load_s[place])
 
     def place(self, replica_id: str, digest: str) -> AdapterPlace:
-        """Return the place of an adapter on a replica."""
+        """Return where a replica has an adapter."""
         replica = self._replicas.get(replica_id)
         return AdapterPlace.COLD if replica is None else replica.place(digest)
 
     def load_s(self, replica_id: str, digest: str) -> float:
-        """Return the predicted seconds until an adapter is loaded, if there is room for it."""
+        """Return the predicted seconds to load an adapter on a replica that has a free slot."""
         return self._load_s[self.place(replica_id, digest)]
 
     def held(self, replica_id: str) -> Collection[str]:
@@ -134,7 +138,7 @@ class AdapterResidency:
         return () if replica is None else replica.memory
 
     def room(self, replica_id: str, adapter_slots: int) -> int:
-        """Return how many adapters a replica can hold, in slots or in memory."""
+        """Return the number of adapters that fit on a replica, in slots and in host memory."""
         replica = self._replicas.get(replica_id)
         return adapter_slots + (IN_MEMORY_MAX if replica is None else replica.memory_max)
 
@@ -145,12 +149,12 @@ class AdapterResidency:
         )
 
     def used(self, replica_id: str) -> set[str]:
-        """Return the adapters of a replica's living sequences."""
+        """Return the adapters of a replica's running sequences."""
         replica = self._replicas.get(replica_id)
         return set() if replica is None else set(replica.used)
 
     def has_room(self, replica_id: str, digest: str, adapter_slots: int) -> bool:
-        """Return whether an adapter is used already, or has room beside the used ones."""
+        """Return whether sequences use the adapter already, or a slot is free of used adapters."""
         replica = self._replicas.get(replica_id)
         if replica is None:
             return adapter_slots > 0

@@ -1,4 +1,4 @@
-"""Learns how long the answers of a cell and of its tenants are, for the booking of KV blocks."""
+"""Learns the mean answer length of a cell and of its tenants, to reserve KV blocks by it."""
 
 from collections import OrderedDict
 
@@ -20,7 +20,7 @@ class AnswerLengths:
         self._by_tenant: OrderedDict[str, float] = OrderedDict()
 
     def expected(self, tenant_id: str, output_max: int) -> int:
-        """Return the output tokens to book for a request; a longer answer gets more."""
+        """Return the output tokens to reserve for a request; a longer answer reserves more."""
         mean = int(self._by_tenant.get(tenant_id, self.mean))
         return mean if 1 <= mean <= output_max else min(output_max, max(1, mean))
 

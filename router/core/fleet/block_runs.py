@@ -3,8 +3,9 @@
 from collections import deque
 from collections.abc import Hashable, Sequence
 
-# An engine that reports evictions says itself what is gone; until it has, its replica may seem to
-# hold this share more. Guessing what it evicts would forget blocks that are never reported again.
+# Share of the cache by which the index may exceed a replica's size until the engine reports its
+# evictions. If the router guessed evictions instead, it would forget blocks that are still cached
+# and never reported again.
 _REPORT_SLACK_RATIO = 0.125
 
 
@@ -13,9 +14,9 @@ class BlockRun:
 
     Attributes:
         keys: Hashes of the blocks, in the order of the chain; never empty.
-        holders: The bits of the replicas that hold all of them.
-        is_loose: Whether the run may come from a report, which does not say where a chain ends and
-            the next one begins.
+        holders: The bits of the replicas that hold all blocks of the run.
+        is_loose: Whether the run may come from a report, which does not mark the boundaries
+            between chains.
     """
 
     __slots__ = ("holders", "is_loose", "keys")
@@ -27,12 +28,12 @@ class BlockRun:
 
 
 class Use:
-    """The runs that one dispatch or report of a replica used last.
+    """A dispatch to a replica or a report by it, with the runs that it was the last to use.
 
     Attributes:
-        number: Sequence number of dispatches and reports.
-        at: Time of the dispatch; long ago for runs that only the engine has reported.
-        runs: The runs in the order of the prompt; the last is evicted first.
+        number: Number of the dispatch or report, in ascending order.
+        at: Time of the dispatch; -inf for a report.
+        runs: Runs in the order of the prompt; the last run is evicted first.
     """
 
     __slots__ = ("at", "number", "runs")
@@ -44,16 +45,16 @@ class Use:
 
 
 class HeldBlocks:
-    """The KV blocks that one replica holds, by the router's books.
+    """The KV blocks that one replica holds, by the router's record.
 
-    Each replica has a dictionary of its own: a full dictionary is copied as a whole, and one for
-    all would stop the router for 150 ms with two million blocks.
+    Each replica has its own dictionary, because a full dictionary is copied as a whole when it
+    grows. A single dictionary with two million blocks would block the router for 150 ms.
 
     Attributes:
         kv_blocks: Size of the replica's cache, in blocks.
         where: Run of each block.
         uses: Last use of each run.
-        by_age: Uses by number; the least recent first, none without runs.
+        by_age: Uses with at least one run, by number, in ascending order.
     """
 
     __slots__ = (
@@ -72,12 +73,12 @@ class HeldBlocks:
 
     @property
     def room(self) -> int:
-        """Number of blocks that it may hold."""
+        """Most blocks that the index may hold for the replica."""
         slack = int(self.kv_blocks * _REPORT_SLACK_RATIO) if self.has_events else 0
         return self.kv_blocks + slack
 
     def use(self, run: BlockRun, use: Use) -> None:
-        """Move a run to a new use."""
+        """Make `use` the last use of a run."""
         older = self.uses.get(run)
         if older is use:
             return
@@ -87,7 +88,7 @@ class HeldBlocks:
         use.runs.append(run)
 
     def unuse(self, run: BlockRun) -> None:
-        """Take a run out of its last use."""
+        """Remove a run from its last use."""
         self._leave(run, self.uses.pop(run))
 
     def _leave(self, run: BlockRun, use: Use) -> None:
@@ -96,22 +97,22 @@ class HeldBlocks:
             del self.by_age[use.number]
 
     def point(self, keys: list[Hashable], run: BlockRun) -> None:
-        """Set the run of some blocks."""
+        """Set the run of the given blocks."""
         self.where.update(dict.fromkeys(keys, run))
 
     def forget(self, keys: list[Hashable]) -> None:
-        """Drop blocks that are not held any more."""
+        """Remove blocks that the replica no longer holds."""
         deque(map(self.where.__delitem__, keys), 0)
 
 
 def distinct(hashes: Sequence[Hashable]) -> list[Hashable]:
-    """Return the hashes without repeats; a valid prompt has none."""
+    """Return the hashes without duplicates, which a valid prompt does not have."""
     keys = list(hashes)
     return keys if len(set(keys)) == len(keys) else list(dict.fromkeys(keys))
 
 
 def agreement(own: list[Hashable], keys: list[Hashable], start: int) -> int:
-    """Return how many of `own` equal the keys from `start` on."""
+    """Return the length of the common prefix of `own` and `keys[start:]`."""
     part = keys[start : start + len(own)]
     if part == own:
         return len(own)
@@ -120,9 +121,9 @@ def agreement(own: list[Hashable], keys: list[Hashable], start: int) -> int:
 
 
 def overlap(run: BlockRun, hashes: Sequence[Hashable], start: int) -> int:
-    """Return how many blocks of a run equal those of a prompt from `start` on.
+    """Return the length of the common prefix of a run and `hashes[start:]`.
 
-    A binary search: equal hashes of a chain have equal ones before them.
+    In a chain, equal hashes imply equal preceding hashes, so a binary search suffices.
     """
     own = run.keys
     if run.is_loose:
@@ -141,7 +142,7 @@ def overlap(run: BlockRun, hashes: Sequence[Hashable], start: int) -> int:
 
 
 def stretch(own: list[Hashable], keys: list[Hashable], start: int, step: int) -> int:
-    """Return how many keys, from `start` on, follow `own` by steps of 1 or -1."""
+    """Return how many keys from `start` on match `own`, read forwards (1) or backwards (-1)."""
     at = len(own) - 1 if own[-1] == keys[start] else own.index(keys[start])
     count = 1
     limit = min(len(keys) - start, len(own) - at if step > 0 else at + 1)

@@ -1,7 +1,7 @@
-"""The replicas of one cell, with all that is known about them together.
+"""The replicas of one cell, and the cell's shared knowledge about them.
 
-Health, adapters, cached blocks, homes of sessions and the mean speed are kept here; the queue and
-decisions see replicas only through this class.
+This knowledge is the replicas' health, loaded adapters, cached blocks, sessions and mean speed. The
+queue and the decisions access replicas only through this class.
 """
 
 from collections.abc import Iterable, Mapping
@@ -19,20 +19,20 @@ from router.core.types.request import Dispatch, Request
 from sluice.wire.engine.v1 import engine_pb2 as engine
 
 _MEAN_SPEED_KEPT_S = 0.1
-_RECHECK_S = 0.001  # frames come as often; this is for those that are late
+_RECHECK_S = 0.001  # least seconds until a check for a step whose frame is late
 
 
 class CellFleet:
     """The replicas of one cell.
 
     Attributes:
-        replicas: All planned replicas, and those that still run requests, by name.
-        open_replicas: Replicas that may be sent more, now or when their window opens.
+        replicas: All planned replicas, and replicas that still run requests, by id.
+        open_replicas: Replicas that may be sent requests, now or when their next step has room.
         owed_until: `EngineModel.owed_until` of the open replicas, as of their last change.
-        open_prefillers: Open replicas that compute prompts for others; not in `open_replicas`.
-        absent_since: Time when a check first found no ready replica; None: the last check found
-            one.
-        prompt_tokens_max: Longest prompt that any replica takes; None: no replica is attached.
+        open_prefillers: Open replicas with the role PREFILL, which `open_replicas` leaves out.
+        absent_since: Time of the first check that found no ready replica; None if the last check
+            found a ready replica.
+        prompt_tokens_max: Longest prompt that any replica accepts; None if none is attached.
         has_adapters: Whether any attached replica serves adapters.
     """
 
@@ -63,7 +63,7 @@ class CellFleet:
     # --- attachment -------------------------------------------------------------------------
 
     def update(self, book: ReplicaBook) -> None:
-        """Refresh a replica after a change, and file it as open or not."""
+        """Recompute a replica's predictions after a change, and whether the replica is open."""
         book.refresh(is_healthy=self.health.may_take(book.replica_id, len(book.dispatches)))
         self._file(book)
 
@@ -83,9 +83,9 @@ class CellFleet:
             self.owed_until.pop(book.replica_id, None)
 
     def attached(self, book: ReplicaBook, now: float) -> None:
-        """Begin to use a replica with an empty engine."""
+        """Start to use a replica whose engine has no sequences."""
         assert book.limits is not None
-        self.index.drop_replica(book.replica_id)  # the engine tells what it caches
+        self.index.drop_replica(book.replica_id)  # the engine will report its cached blocks
         self.index.add_replica(book.replica_id, book.limits.kv_blocks)
         self.residency.forget(book.replica_id)
         self.health.attached(book.replica_id, now)
@@ -93,7 +93,7 @@ class CellFleet:
         self.update(book)
 
     def detached(self, book: ReplicaBook, dispatches: list[Dispatch], now: float) -> None:
-        """Stop using a replica; `dispatches` were alive there."""
+        """Stop using a replica; `dispatches` are those that were live on it."""
         for dispatch in dispatches:
             self.released(dispatch)
         self.health.lost(book.replica_id, now)
@@ -101,7 +101,7 @@ class CellFleet:
         self.update(book)
 
     def forget(self, replica_id: str) -> None:
-        """Drop a replica that is not planned any more."""
+        """Delete all records of a replica that is no longer planned."""
         del self.replicas[replica_id]
         self.index.drop_replica(replica_id)
         self.residency.forget(replica_id)
@@ -112,7 +112,7 @@ class CellFleet:
         self.open_prefillers.pop(replica_id, None)
 
     def _relimit(self) -> None:
-        """Compute the limits of the attached replicas anew."""
+        """Recompute the limits over all attached replicas."""
         self._mean_speed_until = float("-inf")
         limits = [book.limits for book in self.replicas.values() if book.limits is not None]
         longest = (entry.prompt_tokens_max for entry in limits)
@@ -122,7 +122,7 @@ class CellFleet:
     # --- work -------------------------------------------------------------------------------
 
     def cached(self, replica_id: str, events: engine.KvEvents, now: float) -> None:
-        """Note an engine's report of stored and removed blocks."""
+        """Record an engine's report of stored and removed KV blocks."""
         if events.reset:
             self.index.reset(replica_id)
         if events.stored:
@@ -133,7 +133,7 @@ class CellFleet:
     def dispatched(
         self, book: ReplicaBook, request: Request, cached_tokens: int, now: float
     ) -> None:
-        """Note the blocks, the adapter and the session that a dispatch brings to a replica."""
+        """Record the blocks, the adapter and the session of a dispatch to a replica."""
         if request.hashes:
             if self.sketch.is_wanted and not request.session:
                 self._sketch(book, request, cached_tokens, now)
@@ -147,14 +147,14 @@ class CellFleet:
         self._file(book)
 
     def _sketch(self, book: ReplicaBook, request: Request, cached_tokens: int, now: float) -> None:
-        """Mark a prompt that gateways may not find by its session."""
+        """Add a prompt without a session to the prefix sketch for gateways."""
         limits, index = book.limits, self.index
         assert limits is not None, "only attached replicas get requests"
         self.sketch.use(request.hashes, cached_tokens // limits.block_tokens, now)
         self.sketch.age(index.evicted, len(index))
 
     def released(self, dispatch: Dispatch) -> None:
-        """Note that an engine has ended a sequence."""
+        """Record that an engine has ended a sequence."""
         if dispatch.request.adapter:
             self.residency.release(dispatch.replica_id, dispatch.request.adapter)
 
@@ -169,7 +169,7 @@ class CellFleet:
         ]
 
     def absent_s(self, now: float) -> float:
-        """Return the seconds since a look first found no ready replica; 0.0: there is one."""
+        """Return the seconds since a check first found no ready replica; 0.0 if one is ready."""
         if self.ready():
             self.absent_since = None
             return 0.0
@@ -178,7 +178,7 @@ class CellFleet:
         return now - self.absent_since
 
     def opens_at(self, now: float) -> float:
-        """Return when the next replica may be sent a request: `now` or later; inf: unknown."""
+        """Return the time at which a replica may be sent a request; inf without open replicas."""
         first = float("inf")
         for book in self.open_replicas.values():
             opens_at = book.opens_at(now)
@@ -188,12 +188,12 @@ class CellFleet:
         return first
 
     def prefillers_open_at(self, now: float) -> float:
-        """Return when the next prefill replica may be sent a request; inf: there is none."""
+        """Return the time at which a prefill replica may be sent a request; inf without any."""
         opens_at = (book.opens_at(now) for book in self.open_prefillers.values())
         return min(opens_at, default=float("inf"))
 
     def retry_at(self, now: float) -> float:
-        """Return when the next step ends without an event; inf: unknown."""
+        """Return the predicted end of the next step of any replica; inf if none is running."""
         first, soonest = float("inf"), now + _RECHECK_S
         for book in self.open_replicas.values():
             at = book.engine_model.boundary_at
@@ -204,7 +204,7 @@ class CellFleet:
         return first
 
     def renew_mean_speed(self, now: float, prompt_tokens: float) -> None:
-        """Compute the mean speed of the replicas again, and the fastest for such a prompt."""
+        """Recompute, at intervals, the mean speed and the fastest replica for a usual prompt."""
         if now >= self._mean_speed_until:
             self._mean_speed_until = now + _MEAN_SPEED_KEPT_S
             speeds = [book.speed for book in self.ready()]
@@ -212,17 +212,17 @@ class CellFleet:
             self._fastest = min(speeds, key=lambda it: it.prefill_s(prompt_tokens, 0), default=None)
 
     def least_prefill_s(self, prompt_tokens: int) -> float:
-        """Return the seconds of an uncached prompt on the fastest replica while it is idle."""
+        """Return the prefill seconds of an uncached prompt on the fastest replica, if idle."""
         fastest = self._fastest
         return 0.0 if fastest is None else fastest.prefill_s(prompt_tokens, 0)
 
     def idle_prefill_s(self, uncached: int, cached: int) -> float:
-        """Return the seconds of a prompt on the next open replica, if it were idle."""
+        """Return the prefill seconds of a prompt on some open replica, if it were idle."""
         book = next(iter(self.open_replicas.values()), None) or next(iter(self.ready()), None)
         return 0.0 if book is None else book.prefill_s(uncached, cached)
 
     def adapter_waits_s(self, adapter: str) -> dict[str, float]:
-        """Return the seconds until an adapter is loaded, by replica; inf: no room for it."""
+        """Return the seconds until an adapter is loaded, by replica; inf without a free slot."""
         return {
             replica_id: self._adapter_wait_s(book, adapter)
             for replica_id, book in self.open_replicas.items()
@@ -235,10 +235,10 @@ class CellFleet:
         return self.residency.load_s(book.replica_id, adapter)
 
     def adapter_loads(self, known: Iterable[str]) -> dict[str, list[str]]:
-        """Return the adapters that each replica should load for requests to come.
+        """Return the adapters that each replica should load ahead of requests.
 
         Args:
-            known: Adapters that may be asked for; those without a request yet come last.
+            known: All adapters that requests may name; adapters without requests come last.
         """
         rooms = {
             book.replica_id: self.residency.room(book.replica_id, book.limits.adapter_slots)
@@ -255,14 +255,14 @@ class CellFleet:
         return missing_copies(shares, rooms, held) if shares else {}
 
     def cold_load_s(self, adapter: str) -> float:
-        """Return the seconds until an adapter could be loaded anywhere; 0.0: it is warm."""
+        """Return the seconds to load an adapter; 0.0 if a replica has it loaded or in memory."""
         if not adapter or not self.residency.is_cold(adapter):
             return 0.0
         anywhere = next(iter(self.replicas), "")
         return self.residency.load_s(anywhere, adapter)
 
     def matches(self, request: Request) -> Mapping[str, int]:
-        """Return a request's cached leading blocks by replica; holders only."""
+        """Return the number of cached leading blocks by replica, without replicas with none."""
         return self.index.matches(request.hashes) if request.hashes else {}
 
     def most_cached(self, request: Request, matches: Mapping[str, int]) -> int:

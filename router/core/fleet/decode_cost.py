@@ -1,19 +1,19 @@
-"""Learns the cost of an output token on a replica at its full number of sequences.
+"""Learns the cost of an output token on a replica that runs its full number of sequences.
 
-A step without prompts takes `base + row * sequences`: a line fitted to recent steps. So even a
-lightly loaded replica shows its capacity.
+The duration of a step without prompts is modelled as `base + row * sequences`, fitted to recent
+steps. So the capacity of a lightly loaded replica can be extrapolated.
 """
 
-_COLD_STEPS = 20  # the first steps of an engine teach nothing: it compiles, and its caches are cold
+_COLD_STEPS = 20  # first steps of an engine, ignored because of compilation and cold caches
 _SMOOTHING = 0.02
-_STEPS_MIN = 50  # before the line is known
-_SPREAD_MIN = 0.25  # variance of the sequences below which they tell no slope
-_BEYOND_MAX = 4.0  # times the most sequences of late: longer steps are unknown
-_FADE = 0.9995  # of that most, per step
+_STEPS_MIN = 50  # least steps for a usable fit
+_SPREAD_MIN = 0.25  # least variance of the number of sequences for a usable slope
+_BEYOND_MAX = 4.0  # extrapolation limit, as a multiple of the most sequences seen recently
+_FADE = 0.9995  # factor per step on the most sequences seen
 
 
 class DecodeCost:
-    """The line of one replica.
+    """The fitted cost of decode steps on one replica.
 
     Attributes:
         steps: Number of observed steps without prompts.
@@ -41,15 +41,15 @@ class DecodeCost:
 
     @property
     def is_known(self) -> bool:
-        """Whether enough steps were seen."""
+        """Whether enough steps were measured."""
         return self.steps >= _COLD_STEPS + _STEPS_MIN
 
     def full(self, sequences_max: float, tpot_s: float) -> tuple[int, float]:
-        """Return the sequences of a full replica, and seconds per output token there.
+        """Return the number of sequences at full load, and the seconds per output token then.
 
         Args:
-            sequences_max: Largest number of sequences with room.
-            tpot_s: Longest step that the objective allows.
+            sequences_max: Most sequences that fit into the batch and the KV cache.
+            tpot_s: Longest permitted step, which is the TPOT objective.
         """
         row_s = 0.0
         if self._variance > _SPREAD_MIN:

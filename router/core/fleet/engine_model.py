@@ -1,7 +1,7 @@
 """A model of an engine's present work, predicted from the state in its last frame.
 
-Engines compute prompts in the order of arrival, in steps of a bounded number of tokens, and the
-router sends them all their work. So between two frames the router follows each engine step by step
+An engine computes prompts in the order of arrival, in steps of a bounded number of tokens, and gets
+all its work from one router. So between two frames, the router can simulate the engine step by step
 at its learned speed.
 """
 
@@ -12,27 +12,27 @@ from collections.abc import Iterable
 from router.core.fleet.speed import Speed
 
 _STARVED_TOKENS = 64  # prompt tokens per step when decodes alone fill the budget
-IDLE = float("-inf")  # `boundary_at` of an engine that does nothing
+IDLE = float("-inf")  # value of `boundary_at` for an idle engine
 
 
-# A prompt that an engine has not begun or not completed: when it was sent, what is left of it in
-# tokens, and what that adds to steps in seconds. Every frame makes anew those of all that wait, so
-# they are tuples: in a burst they would else be most of a frame's cost.
+# A prompt that an engine has not completed: the time when it was sent, its uncomputed tokens, and
+# the seconds that these tokens add to steps. The type is a plain tuple, because every frame creates
+# new ones for all waiting prompts, which in a burst is most of a frame's cost.
 Prompt = tuple[float, float, float]
 
 
 class EngineModel:
-    """The model of one engine; call `advance` before reading it.
+    """The model of one engine; call `advance` before reading its attributes.
 
     Attributes:
-        boundary_at: End of the step in flight; -inf: the engine is idle.
-        tokens: Prompt tokens owed beyond the step in flight.
-        work_s: Seconds that these tokens add to their steps.
-        decoding: Sequences that decode, at the end of the step in flight.
-        slack_s: Running sum over all steps of the objective per output token minus the step's
-            duration. A sequence is ahead of its objective by the sum's growth since its first
-            token.
-        pauses: Decode-only steps since the last one that computed a prompt.
+        boundary_at: Predicted end of the current step; -inf if the engine is idle.
+        tokens: Prompt tokens that are uncomputed after the current step.
+        work_s: Seconds that these prompt tokens add to later steps.
+        decoding: Number of decoding sequences at the end of the current step.
+        slack_s: Sum over all steps of (TPOT objective - duration of the step). The growth of this
+            sum since a sequence's first token is the time by which the sequence is ahead of its
+            objective.
+        pauses: Number of decode-only steps since the last step with prompt tokens.
     """
 
     __slots__ = (
@@ -48,24 +48,32 @@ class EngineModel:
         self.tokens = self.work_s = self.slack_s = 0.0
         self.decoding = self.pauses = 0
         self._prompts: deque[Prompt] = deque()  # in the order of arrival
-        self._begun: list[float] = []  # credit at the first token of each that decodes, sorted
-        # Sequences that the frames do not tell of yet: the credit, and how many began at it.
+        self._begun: list[float] = []  # `slack_s` at the first token of each sequence, sorted
+        # Predicted first tokens that no frame has reported yet: (`slack_s`, number of sequences).
         self._guessed: list[tuple[float, int]] = []
 
     # --- what is known ----------------------------------------------------------------------
 
     def began(self, slack_s: float) -> None:
-        """Note a first token, with the slack at that time."""
+        """Record that a sequence has its first token, at the given slack."""
         insort(self._begun, slack_s)
 
     def ended(self, slack_s: float) -> None:
-        """Note the end of a sequence that began at this slack."""
+        """Record the end of a sequence whose first token came at the given slack."""
         del self._begun[bisect_right(self._begun, slack_s) - 1]
 
     def anchor(
         self, at: float, prompts: list[Prompt], decoding: int, slack_s: float, *, pauses: int
     ) -> None:
-        """Restart from the true state at the end of a step, at a time not after now."""
+        """Replace the prediction by the reported state at the end of a step.
+
+        Args:
+            at: Time of the end of the step, not after now.
+            prompts: Prompts that are not completed, in the order of arrival.
+            decoding: Number of decoding sequences.
+            slack_s: Slack at that time.
+            pauses: Decode-only steps since the last step with prompt tokens.
+        """
         self._prompts = deque(prompts)
         self.tokens = self.work_s = 0.0
         for _, tokens, work_s in prompts:
@@ -78,7 +86,7 @@ class EngineModel:
         self._guessed.clear()
 
     def send(self, tokens: float, work_s: float, now: float) -> None:
-        """Note a dispatch; its work begins with the next step, at once if the engine is idle."""
+        """Record a dispatch, whose work begins with the next step, or now on an idle engine."""
         self.advance(now)
         self._prompts.append((now, tokens, work_s))
         self.tokens += tokens
@@ -90,7 +98,7 @@ class EngineModel:
     # --- what follows -----------------------------------------------------------------------
 
     def advance(self, now: float) -> None:
-        """Simulate the steps that begin until now."""
+        """Simulate all steps that begin up to now."""
         while IDLE < self.boundary_at <= now:
             prompts = self._prompts
             if prompts and prompts[0][0] <= self.boundary_at:
@@ -141,26 +149,26 @@ class EngineModel:
 
     @property
     def is_idle(self) -> bool:
-        """Whether the engine does nothing."""
+        """Whether the engine has no work."""
         return self.boundary_at == IDLE
 
     @property
     def owed_until(self) -> float:
-        """Earliest time when all owed work is done; `IDLE` where there is none.
+        """Earliest time at which all owed work is done; `IDLE` without work.
 
-        Time alone does not make it earlier, so unlike all else it may be read without `advance`.
+        The result does not decrease as time passes, so it may be read without a call of `advance`.
         """
         return self.boundary_at + self.work_s
 
     def next_is_full(self) -> bool:
-        """Return whether the present work fills the next step."""
+        """Return whether the owed prompt tokens fill the next step."""
         return self.tokens >= 1 and self.tokens >= self.budget - self.decoding
 
     def at_risk(self, tokens: float, work_s: float) -> int:
-        """Return how many decoding sequences would miss their objective for one more prompt.
+        """Return how many decoding sequences would miss their objective because of a new prompt.
 
-        On a slow engine, steps with prompts take longer than the objective allows; sequences whose
-        slack is below that excess are at risk.
+        On a slow engine, steps with prompt tokens take longer than the TPOT objective. Sequences
+        that are ahead of the objective by less than the total excess are at risk.
         """
         begun = self._begun
         if not begun and not self._guessed:
@@ -175,5 +183,5 @@ class EngineModel:
         return at_risk + sum(count for slack_s, count in self._guessed if slack_s > least_s)
 
     def check(self, begun: Iterable[float]) -> None:
-        """Assert that the slacks are those of the decoding sequences."""
+        """Assert that the recorded slacks equal those of the decoding sequences."""
         assert self._begun == sorted(begun)

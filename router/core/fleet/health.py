@@ -1,14 +1,16 @@
-"""Health of a cell's replicas: slow, lying and failing ones are ejected, and tried again.
+"""Health of a cell's replicas: slow, lying and failing replicas are ejected and later retried.
 
-A replica is ejected as *slow* when the 99th percentile of its recent steps is more than three times
-the median of its peers', each step measured against what steps of its size usually take in this
-cell; as *lying* when its canaries accuse it, by the rules of the detector (`sluice.detector`); as
-*failing* after engine failures in a row. After a back-off that doubles it is probed, gets a trial
-share of the work, and is healthy again after good answers. A lost replica that comes back begins
-with the trial; one that is lost again and again waits like the rest.
+A replica is ejected as *slow* if the 99th percentile of its recent step times is more than three
+times the median of its peers' percentiles. Each step time is first divided by the usual time of
+steps of that size in the cell. A replica is ejected as *lying* if its canary answers accuse it by
+the rules of `sluice.detector`, and as *failing* after several engine failures in a row. After a
+back-off, which doubles with each ejection, an ejected replica is probed. Then it gets a few
+requests as a trial, and is healthy again after enough good answers. A replica that was lost and
+attached again starts with the trial; after repeated losses it first waits for the back-off.
 
-At most a third of the attached replicas is ejected at a time. When many seem ill, the measure or
-the load is at fault, and a pool that serves badly is better than one that does not serve.
+At most a third of the attached replicas is ejected at the same time. If more replicas seem
+unhealthy, the cause is probably the measurement or the load, and a pool that serves badly is better
+than a pool that does not serve.
 """
 
 from dataclasses import dataclass
@@ -24,42 +26,42 @@ from sluice.detector.record import CLEAN, Suspicion
 
 SLOW, LYING, FAILING, LOST = "slow", "lying", "failing", "lost"
 
-PROBE_INTERVAL_S = 5.0  # of a healthy replica; each costs it sixteen short decode rows
-PROBE_TIMEOUT_S = 6.0  # the shell's own deadline is 5 s; after this a probe is given up unheard
-TRIAL_ACTIVE = 4  # sequences that a half-open replica holds at most
-TRIAL_GOOD = 3  # answers, of requests or probes, that end the trial
+PROBE_INTERVAL_S = 5.0  # seconds between probes of a healthy replica; each generates 16 tokens
+PROBE_TIMEOUT_S = 6.0  # seconds until a probe is abandoned, above the shell's own timeout of 5 s
+TRIAL_ACTIVE = 4  # most sequences on a replica that is on trial
+TRIAL_GOOD = 3  # good answers, to requests or probes, that end a trial
 BACKOFF_FIRST_S = 1.0
 BACKOFF_MAX_S = 60.0
-FORGIVE_S = 60.0  # healthy for this long: the back-off begins anew
+FORGIVE_S = 60.0  # seconds of health after which the back-off starts again at the first value
 
-_FIRST_PROBE_S = 0.25  # after the attachment, so that a pool's first answers come together
-_TRIAL_PROBE_S = 0.2
-_FAILURES_MAX = 3  # incidents in a row
-_PROBES_MISSED_MAX = 2  # in a row
-_PROBE_PAUSE_S = 0.1  # so that the next answer comes from another batch
+_FIRST_PROBE_S = 0.25  # seconds from attachment to first probe, so that a pool answers together
+_TRIAL_PROBE_S = 0.2  # seconds between probes of a replica on trial
+_FAILURES_MAX = 3  # consecutive engine failures until an ejection
+_PROBES_MISSED_MAX = 2  # consecutive unanswered probes until an ejection
+_PROBE_PAUSE_S = 0.1  # seconds until a repeated probe, which then runs in another batch
 
 _NEVER = float("inf")
-_RELEASE_ORDER = {SLOW: 0, LOST: 1, FAILING: 2, LYING: 3}  # order of return in a panic
+_RELEASE_ORDER = {SLOW: 0, LOST: 1, FAILING: 2, LYING: 3}  # order of early returns; see `_release`
 
 
 class HealthState(IntEnum):
-    """Whether a replica may take work."""
+    """Whether a replica is sent requests."""
 
     HEALTHY = 0
     EJECTED = 1
-    HALF_OPEN = 2  # a trial share
+    HALF_OPEN = 2  # on trial, with at most `TRIAL_ACTIVE` sequences
 
 
 @dataclass(frozen=True, slots=True)
 class HealthVerdict:
-    """A change of state.
+    """A change of a replica's health state.
 
     Attributes:
         replica_id: Id of the replica.
         state: New state of the replica.
-        reason: SLOW, LYING, FAILING, LOST, or empty when it is healthy.
-        wrong: Wrongly answered canaries, of the counted ones.
-        asked: Counted canaries.
+        reason: SLOW, LYING, FAILING or LOST; empty for a healthy replica.
+        wrong: Number of wrongly answered canaries among `asked`.
+        asked: Number of recent canaries on record.
     """
 
     replica_id: str
@@ -80,19 +82,19 @@ class _Replica:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        # Not all of a pool at the same moment.
+        # The interval differs between replicas, so that a pool is not probed all at once.
         self.interval_s = PROBE_INTERVAL_S * (0.8 + 0.4 * (crc32(name.encode()) % 1024) / 1024)
         self.is_attached = False
         self.state = HealthState.HEALTHY
         self.reason = ""
-        self.since = 0.0  # of the state
-        self.strikes = 0  # ejections and losses that are not forgiven yet
-        self.good = 0  # of the trial
+        self.since = 0.0  # time of the last change of state
+        self.strikes = 0  # ejections and losses since the last long healthy period
+        self.good = 0  # good answers of the present trial
         self.steps = Steps()
         self.clear()
 
     def clear(self) -> None:
-        """Drop the observations of an attachment, or those before an ejection."""
+        """Drop all observations, at the start of an attachment or at an ejection."""
         self.answer: Text | None = None
         self.is_new_answer = False
         self.record = CLEAN
@@ -100,10 +102,10 @@ class _Replica:
         self.failed_at = -_NEVER
         self.steps.clear()
         self.probe_at = _NEVER
-        self.probed_at: float | None = None  # a probe is on its way
+        self.probed_at: float | None = None  # start of the probe in progress
 
     def starts_probe(self, now: float) -> bool:
-        """Return whether a probe is due and none is under way; then it starts now."""
+        """Start a probe if one is due and none is in progress; return whether it started."""
         if self.probed_at is not None and now >= self.probed_at + PROBE_TIMEOUT_S:
             self.probed_at = None
         if self.probed_at is not None or now < self.probe_at:
@@ -114,9 +116,10 @@ class _Replica:
 
 
 class CellHealth:
-    """The health of one cell's replicas. Unknown replicas are ignored, and count as healthy.
+    """The health of one cell's replicas.
 
-    Call `tick` after every event; then `verdicts`. Times are monotonic seconds.
+    Events of unknown replicas are ignored, and their state is HEALTHY. The caller calls `tick` and
+    then `verdicts` after every event. All times are monotonic seconds.
     """
 
     def __init__(self) -> None:
@@ -126,12 +129,12 @@ class CellHealth:
         self._due = _NEVER
         self._is_answer_new = False
         self._question = 0
-        self._is_fewer = False  # attached replicas, since the last tick
+        self._is_fewer = False  # whether a replica was removed since the last tick
 
     # --- what happens -----------------------------------------------------------------------
 
     def attached(self, replica_id: str, now: float) -> None:
-        """Begin an attachment: on trial when an earlier one was lost a moment ago."""
+        """Start an attachment: as healthy, or on trial or ejected after recent losses."""
         replica = self._replicas.get(replica_id)
         if replica is None:
             replica = self._replicas[replica_id] = _Replica(replica_id)
@@ -149,7 +152,7 @@ class CellHealth:
         self._due = min(self._due, replica.probe_at)
 
     def lost(self, replica_id: str, now: float) -> None:
-        """End an attachment that broke or was silent; one that ended in order is forgotten."""
+        """Record that an attachment was lost; for an orderly end call `forget` instead."""
         replica = self._replicas.get(replica_id)
         if replica is None or not replica.is_attached:
             return
@@ -161,7 +164,7 @@ class CellHealth:
         self._release(now)
 
     def forget(self, replica_id: str) -> None:
-        """Drop a replica that left the cell; the next `tick` applies the effects on others."""
+        """Delete the record of a replica that left the cell; other replicas follow at `tick`."""
         replica = self._replicas.pop(replica_id, None)
         if replica is not None:
             self._steps.leave(replica.steps)
@@ -179,28 +182,29 @@ class CellHealth:
         decodes: int = 0,
         kv_blocks: int = 0,
     ) -> None:
-        """Note an engine's step: its time, and the work in it.
+        """Record the duration and the work of an engine's step.
 
         Args:
             replica_id: Id of the replica.
-            step_s: Seconds of the step.
-            now: Monotonic seconds.
+            step_s: Duration of the step, in seconds.
+            now: Time, in monotonic seconds.
             prompt_tokens: Prompt tokens that the step computed.
-            decodes: Sequences that got a token.
+            decodes: Number of decoding sequences in the step.
             kv_blocks: KV blocks in use.
         """
         replica = self._replicas.get(replica_id)
         if replica is None or replica.state is HealthState.EJECTED or step_s <= 0.0:
             return
-        context = kv_blocks.bit_length() + 1 >> 1  # matters less than the rest: in steps of 4
+        context = kv_blocks.bit_length() + 1 >> 1  # matters less, so classes grow by factors of 4
         size = prompt_tokens.bit_length() << 16 | decodes.bit_length() << 8 | context
         if self._steps.add(replica.steps, size, step_s, now):
             self._due = min(self._due, self._steps.judged_at + JUDGE_S)
 
     def failed(self, replica_id: str, now: float) -> None:
-        """Note that an engine failed a sequence; do not report "busy" here.
+        """Record that an engine failed a sequence; a "busy" reply is not a failure.
 
-        A failed step ends all of its sequences: simultaneous failures are one incident.
+        Failures at the same time are recorded as one incident, because a failed step ends all
+        sequences in it.
         """
         replica = self._replicas.get(replica_id)
         if replica is None or not replica.is_attached or replica.failed_at == now:
@@ -210,7 +214,7 @@ class CellHealth:
         self._failed(replica, now)
 
     def succeeded(self, replica_id: str, now: float) -> None:
-        """Note that an engine finished a request."""
+        """Record that an engine finished a request."""
         replica = self._replicas.get(replica_id)
         if replica is not None and replica.is_attached:
             replica.failures = 0
@@ -218,7 +222,7 @@ class CellHealth:
                 self._good(replica, now)
 
     def answered(self, replica_id: str, answer: CanaryAnswer, now: float) -> None:
-        """Note the answer to a probe; those to an earlier question do not count any more."""
+        """Record the answer to a probe, and discard answers to an earlier canary prompt."""
         replica = self._probe_over(replica_id, now)
         if replica is None:
             return
@@ -235,7 +239,7 @@ class CellHealth:
         self._due = now
 
     def probe_failed(self, replica_id: str, now: float) -> None:
-        """Note that a probe was not answered in time, or with an error that is not "busy"."""
+        """Record that a probe timed out, or failed with an error other than "busy"."""
         replica = self._probe_over(replica_id, now)
         if replica is not None:
             self._missed(replica, now)
@@ -243,7 +247,10 @@ class CellHealth:
     # --- what follows -----------------------------------------------------------------------
 
     def tick(self, now: float) -> list[str]:
-        """Judge, and return the replicas to probe now: each has at most one probe under way."""
+        """Judge new observations, and return the replicas to probe now.
+
+        A replica has at most one probe in progress.
+        """
         if now < self._due:
             return []
         if self._is_fewer:
@@ -267,11 +274,11 @@ class CellHealth:
         return probes
 
     def next_at(self, now: float) -> float:
-        """Return when `tick` is due even if nothing happens; infinity without replicas."""
+        """Return the time at which `tick` is due without an event; infinity without replicas."""
         return max(now, self._due)
 
     def may_take(self, replica_id: str, active: int) -> bool:
-        """Return whether a replica that holds `active` sequences may be sent one more."""
+        """Return whether a replica with `active` sequences may be sent another sequence."""
         replica = self._replicas.get(replica_id)
         if replica is None:
             return True
@@ -280,17 +287,17 @@ class CellHealth:
         return replica.state is HealthState.HEALTHY
 
     def state(self, replica_id: str) -> HealthState:
-        """Return the state of a replica; of one that is lost, EJECTED."""
+        """Return the state of a replica, which is EJECTED for a lost replica."""
         replica = self._replicas.get(replica_id)
         return HealthState.HEALTHY if replica is None else replica.state
 
     def reason(self, replica_id: str) -> str:
-        """Return why a replica is not healthy: SLOW, LYING, FAILING, LOST; empty if it is."""
+        """Return SLOW, LYING, FAILING or LOST for an unhealthy replica; empty if healthy."""
         replica = self._replicas.get(replica_id)
         return "" if replica is None else replica.reason
 
     def verdicts(self) -> list[HealthVerdict]:
-        """Return the changes of state since the last call, in their order."""
+        """Return the changes of state since the last call, in order."""
         verdicts, self._verdicts = self._verdicts, []
         return verdicts
 
@@ -332,7 +339,10 @@ class CellHealth:
         self._verdicts.append(HealthVerdict(replica.name, HealthState.HALF_OPEN, reason))
 
     def _release(self, now: float) -> None:
-        """Try the mildest cases early when others were lost: at most a third stays ejected."""
+        """Start early trials after a loss of replicas, so that at most a third stays ejected.
+
+        Replicas that were ejected for the least serious reasons come first.
+        """
         self._is_fewer = False
         attached = [entry for entry in self._replicas.values() if entry.is_attached]
         ejected = [entry for entry in attached if entry.state is HealthState.EJECTED]
@@ -341,7 +351,10 @@ class CellHealth:
             self._try(replica, replica.reason, now)
 
     def _good(self, replica: _Replica, now: float) -> None:
-        """Count a good answer of a trial; the last one ends it, unless it was slow throughout."""
+        """Record a good answer of a trial, and end the trial after the last good answer.
+
+        The replica is then healthy, or is ejected again if most steps of the trial were slow.
+        """
         replica.good += 1
         if replica.good < TRIAL_GOOD:
             return
@@ -354,7 +367,7 @@ class CellHealth:
         self._verdicts.append(HealthVerdict(replica.name, HealthState.HEALTHY, ""))
 
     def _failed(self, replica: _Replica, now: float) -> None:
-        """Eject after failures in a row; one is enough in a trial."""
+        """Eject a replica after several consecutive failures, or after one during a trial."""
         is_trial = replica.state is HealthState.HALF_OPEN
         too_many = replica.failures >= _FAILURES_MAX or replica.missed >= _PROBES_MISSED_MAX
         if replica.state is HealthState.EJECTED or not (is_trial or too_many):
@@ -369,7 +382,7 @@ class CellHealth:
     def _probe_over(self, replica_id: str, now: float) -> _Replica | None:
         replica = self._replicas.get(replica_id)
         if replica is None or not replica.is_attached or replica.probed_at is None:
-            return None  # of an older attachment, or given up
+            return None  # the probe belongs to an earlier attachment, or was abandoned
         replica.probed_at = None
         if replica.state is HealthState.HALF_OPEN:
             replica.probe_at = min(replica.probe_at, now + _TRIAL_PROBE_S)
@@ -385,9 +398,10 @@ class CellHealth:
             self._failed(replica, now)
 
     def _truth(self, own: Text | None = None) -> tuple[Text | None, Rules]:
-        """Return the right answer, None if it is unknown, and how answers are compared with it.
+        """Return the right answer, or None if unknown, and the rules for comparisons with it.
 
-        `own` is the answer of an ejected replica, which counts in its own case only.
+        Healthy replicas vote on the right answer. `own` is the additional vote of an ejected
+        replica whose own answer is judged.
         """
         voters = [
             replica.answer
@@ -423,7 +437,10 @@ class CellHealth:
                 self._good(replica, now)
 
     def _judge_ejected(self, replica: _Replica, answer: Text, now: float) -> None:
-        """Put a replica that answers right on trial; a lying one only when the truth is known."""
+        """Start the trial of an ejected replica that answers right, or eject it again.
+
+        If the right answer is unknown, the trial starts unless the replica was ejected as lying.
+        """
         verdict = _verdict(answer, *self._truth(answer))
         is_unknown = verdict is AnswerVerdict.UNJUDGED
         if verdict is AnswerVerdict.RIGHT or (is_unknown and replica.reason != LYING):
@@ -432,7 +449,7 @@ class CellHealth:
             self._eject(replica, replica.reason if is_unknown else LYING, now)
 
     def _doubt(self, replica: _Replica, now: float) -> None:
-        """Ask again soon; after repeated doubts, eject."""
+        """Probe a replica with a wrong answer again soon, or eject it once it is accused."""
         replica.good = 0
         if replica.record.suspicion < Suspicion.ACCUSED:
             replica.probe_at = now + _PROBE_PAUSE_S
@@ -449,7 +466,7 @@ def _verdict(answer: Text, truth: Text | None, rules: Rules) -> AnswerVerdict:
 
 
 def _strike(replica: _Replica, now: float) -> None:
-    """Count an ejection or a loss; those before a long healthy time are dropped."""
+    """Add an ejection or a loss; a preceding long healthy period clears earlier ones."""
     if replica.state is HealthState.HEALTHY and now - replica.since >= FORGIVE_S:
         replica.strikes = 0
     replica.strikes += 1

@@ -10,12 +10,12 @@ from router.core.types.work import EngineSpeed
 def usual_speed(
     books: Sequence[ReplicaBook], *, sequence_tokens: float, tpot_s: float
 ) -> EngineSpeed | None:
-    """Return the median speed of the replicas that have measured enough; None: none has.
+    """Return the median speed of all replicas with enough measured steps; None without any.
 
     Args:
-        books: Attached replicas.
-        sequence_tokens: Mean tokens of a sequence in the KV cache.
-        tpot_s: Objective of the mean time per output token.
+        books: Records of the attached replicas.
+        sequence_tokens: Mean tokens per sequence in the KV cache.
+        tpot_s: Objective of the mean time per output token, in seconds.
     """
     found: list[EngineSpeed] = []
     for book in books:

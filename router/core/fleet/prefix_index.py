@@ -1,9 +1,9 @@
-"""The KV blocks of each replica of a cell, as far as placement knows them.
+"""The index of cached KV blocks of each replica of a cell, as placement uses it.
 
-Its sources are dispatches and reports of engines. Block hashes form chains, so blocks that came
-together are kept together, as a *run*: consecutive blocks of a chain with the same holders, found
-by the first of them. To look a prompt up costs as much as it has runs, not blocks. A wrong answer
-costs no more than a worse placement: the engine computes what it lacks.
+The index is updated by dispatches and by reports of engines. Because block hashes form chains, the
+index stores *runs*: consecutive blocks of a chain that the same replicas hold, keyed by the first
+block. So the cost of looking up a prompt grows with its runs, not with its blocks. The index may be
+wrong; then the placement is worse, and the engine computes the missing blocks.
 """
 
 from collections.abc import Hashable, Iterable, Iterator, Sequence
@@ -20,33 +20,33 @@ from router.core.fleet.block_runs import (
 )
 from sluice.hashing import HASH_BYTES
 
-# An engine's removal that reaches us so soon after our own dispatch of the block is older than that
-# dispatch, or is made good by it: the engine computes the block again.
+# Seconds after a dispatch in which a reported removal of the dispatch's blocks is ignored. Either
+# the report is older than the dispatch, or the engine computes the block again for the dispatch.
 REMOVAL_GUARD_S = 5.0
-_RUN_MAX = 256  # blocks; bounds what it costs to take a run apart
+_RUN_MAX = 256  # most blocks per run, which bounds the cost of splitting a run
 _NAMES_KEPT = 4096
-_SHARDS = 16  # of a large dictionary; see `HeldBlocks`
+_SHARDS = 16  # parts of a large dictionary, for the reason given at `HeldBlocks`
 _LONG_AGO = float("-inf")
 
 
 class BlockHashes(Sequence[int]):
-    """The block hashes of a prompt or of a report, read from the bytes they came in.
+    """The block hashes of a prompt or of a report, read from the bytes of the message.
 
-    Only the first eight bytes of each hash are used: among ten million blocks, one pair in 370,000
-    indices is mistaken for another, which spoils a prediction and no answer. These keys need less
-    memory than the bytes, and cost nothing to make.
+    Only the first eight bytes of each hash are used as a key. With ten million blocks, two blocks
+    collide in one of 370,000 indices, which spoils a prediction but no answer. These keys need less
+    memory than whole hashes, and need no conversion.
 
     Attributes:
-        view: View of the bytes, without a call into Python for each hash.
+        view: View of the bytes as integers, which avoids a Python call per hash.
     """
 
     __slots__ = ("view",)
 
     def __init__(self, data: bytes) -> None:
-        """Look at concatenated hashes.
+        """Create a view of concatenated hashes.
 
         Raises:
-            ValueError: The last one is cut off.
+            ValueError: The last hash is incomplete.
         """
         if len(data) % HASH_BYTES:
             raise ValueError(f"{len(data)} bytes of block hashes, not a multiple of {HASH_BYTES}")
@@ -67,29 +67,29 @@ class BlockHashes(Sequence[int]):
 
 
 class PrefixIndex:
-    """The blocks of all replicas of a cell; calls about unknown replicas change nothing.
+    """The cached blocks of all replicas of a cell; calls for unknown replicas have no effect.
 
     Attributes:
-        evicted: Number of times that a replica has lost a block.
+        evicted: Total number of evicted blocks, over all replicas.
     """
 
     def __init__(self) -> None:
         self.evicted = 0
         self._heads: dict[Hashable, BlockRun] = {}  # first block -> run
-        # Blocks of loose runs -> the bits of their holders there; in the midst of such a run may
-        # be what continues a prompt.
+        # Block of a loose run -> the bits of the replicas that hold the block in a loose run. The
+        # continuation of a prompt may begin in the middle of a loose run.
         self._loose: list[dict[Hashable, int]] = [{} for _ in range(_SHARDS)]
         self._held: dict[str, HeldBlocks] = {}
         self._numbered: list[HeldBlocks | None] = []
-        self._numbers = 0  # of uses
-        self._names: dict[int, tuple[str, ...]] = {}  # of sets of holders that were asked for
+        self._numbers = 0  # number of the last use
+        self._names: dict[int, tuple[str, ...]] = {}  # bits of replicas -> their ids, as a cache
 
     def __len__(self) -> int:
-        """Return the number of known pairs of a replica and a block."""
+        """Return the number of pairs of a replica and a block cached on it."""
         return sum(len(held.where) for held in self._held.values())
 
     def add_replica(self, replica_id: str, kv_blocks: int) -> None:
-        """Begin with an empty replica; a known one is begun anew."""
+        """Add a replica without blocks, in place of any earlier record of it."""
         self.drop_replica(replica_id)
         if None not in self._numbered:
             self._numbered.append(None)
@@ -98,7 +98,7 @@ class PrefixIndex:
         self._names.clear()
 
     def drop_replica(self, replica_id: str) -> None:
-        """Drop a replica."""
+        """Remove a replica and its blocks."""
         held = self._held.pop(replica_id, None)
         if held is not None:
             self._clear(held)
@@ -106,14 +106,14 @@ class PrefixIndex:
             self._names.clear()
 
     def reset(self, replica_id: str) -> None:
-        """Drop a replica's blocks: its engine is about to report all of them anew."""
+        """Remove all blocks of a replica whose engine is about to report its whole cache."""
         held = self._held.get(replica_id)
         if held is not None:
             self._clear(held)
             held.has_events = True
 
     def dispatched(self, replica_id: str, hashes: Sequence[Hashable], now: float) -> None:
-        """Note that a replica will hold all blocks of a prompt, and has just used them."""
+        """Record that a replica was sent a prompt, and so will have all its blocks cached."""
         held = self._held.get(replica_id)
         if held is None or not len(hashes):
             return
@@ -123,8 +123,8 @@ class PrefixIndex:
         self._shrink(held)
 
     def stored(self, replica_id: str, hashes: Sequence[Hashable], now: float) -> None:
-        """Take an engine's report of cached blocks, which may be a few seconds old."""
-        del now  # a dispatch that we know of is not older
+        """Record an engine's report of cached blocks, which may be a few seconds old."""
+        del now  # the report's age is unknown, so it does not refresh the blocks' last use
         held = self._held.get(replica_id)
         if held is None:
             return
@@ -148,7 +148,7 @@ class PrefixIndex:
         self._shrink(held)
 
     def removed(self, replica_id: str, hashes: Sequence[Hashable], now: float) -> None:
-        """Take an engine's report of evicted blocks, unless it is older than the last dispatch."""
+        """Record an engine's report of evicted blocks, except blocks of recent dispatches."""
         held = self._held.get(replica_id)
         if held is None:
             return
@@ -169,13 +169,16 @@ class PrefixIndex:
             self._lose_some(held, run, lost)
 
     def matches(self, hashes: Sequence[Hashable]) -> dict[str, int]:
-        """Return how many leading blocks of a prompt each replica holds; holders only."""
+        """Return the number of leading blocks of a prompt that each replica has cached.
+
+        Replicas without any of the blocks are left out.
+        """
         if isinstance(hashes, BlockHashes):
             hashes = hashes.view
         size = len(hashes)
         heads = self._heads
         found: dict[str, int] = {}
-        left = -1  # bits of the replicas that hold all before
+        left = -1  # bits of the replicas that hold all blocks so far
         count = 0
         while count < size:
             key = hashes[count]
@@ -201,7 +204,7 @@ class PrefixIndex:
     # --- runs -------------------------------------------------------------------------------
 
     def _cover(self, held: HeldBlocks, keys: list[Hashable], use: Use, *, is_report: bool) -> None:
-        """Make a replica hold a chain, or the rest of one, as part of a use."""
+        """Record that a replica holds a chain of blocks, as part of a use."""
         start = 0
         while start < len(keys):
             run = self._heads.get(keys[start])
@@ -219,12 +222,12 @@ class PrefixIndex:
             start += len(run.keys)
 
     def _make(self, keys: list[Hashable], *, is_loose: bool) -> BlockRun:
-        """Return a new run; the caller gives it to a holder."""
+        """Return a new run without holders; the caller must add a holder."""
         run = self._heads[keys[0]] = BlockRun(keys, 0, is_loose=is_loose)
         return run
 
     def _split(self, run: BlockRun, at: int) -> BlockRun:
-        """Take `run.keys[at:]` off into a run of their own, and return that."""
+        """Split a run: move `run.keys[at:]` into a new run, and return the new run."""
         tail = BlockRun(run.keys[at:], run.holders, is_loose=run.is_loose)
         del run.keys[at:]
         for held in self._holding(run.holders):
@@ -235,9 +238,10 @@ class PrefixIndex:
         return tail if twin is tail else self._unite(twin, tail)
 
     def _unite(self, run: BlockRun, twin: BlockRun) -> BlockRun:
-        """Make one run of two with the same first block, and return it; the rest is split off.
+        """Merge the common prefix of two runs with the same first block; return the merged run.
 
-        Twins arise when blocks are reported apart from the blocks that they follow.
+        What follows the common prefix is split off. Twins arise when blocks are reported
+        separately from the blocks that precede them.
         """
         same = agreement(run.keys, twin.keys, 0)
         if same < len(run.keys):
@@ -254,7 +258,7 @@ class PrefixIndex:
         return run
 
     def _find_loose(self, key: Hashable, holders: int) -> BlockRun:
-        """Make the block with which loose runs continue the first of a run, and return that."""
+        """Split loose runs so that the block `key` begins a run, and return that run."""
         for held in self._holding(holders):
             run = held.where[key]
             at = run.keys.index(key)
@@ -269,7 +273,7 @@ class PrefixIndex:
             shard[key] = shard.get(key, 0) | bit
 
     def _forget(self, held: HeldBlocks, run: BlockRun, keys: list[Hashable]) -> None:
-        """Note that a replica does not hold some blocks of a run any more."""
+        """Record that a replica no longer holds some blocks of a run."""
         self.evicted += len(keys)
         held.forget(keys)
         if run.is_loose:
@@ -281,7 +285,7 @@ class PrefixIndex:
                     shard[key] = others
 
     def _join(self, held: HeldBlocks, use: Use) -> None:
-        """Join runs of a use that no other use holds, within the bound of their length."""
+        """Join consecutive runs of a use that only this replica holds, up to `_RUN_MAX` blocks."""
         runs = use.runs
         kept = runs[:1]
         for run in runs[1:]:
@@ -304,7 +308,7 @@ class PrefixIndex:
         return use
 
     def _give(self, held: HeldBlocks, run: BlockRun) -> None:
-        """Make a replica hold a run; its blocks in other runs move to this one."""
+        """Add a replica to a run's holders; its copies of the blocks in other runs are removed."""
         where = held.where
         if not where.keys().isdisjoint(run.keys):
             keys = set(run.keys)
@@ -323,7 +327,7 @@ class PrefixIndex:
             excess = len(held.where) - held.room
 
     def _trim(self, held: HeldBlocks, run: BlockRun, at: int) -> None:
-        """Note that a replica does not hold `run.keys[at:]` any more."""
+        """Record that a replica no longer holds `run.keys[at:]`."""
         if not at:
             self._lose(held, run)
         elif run.holders != held.bit:
@@ -333,7 +337,7 @@ class PrefixIndex:
             del run.keys[at:]
 
     def _lose(self, held: HeldBlocks, run: BlockRun) -> None:
-        """Note that a replica does not hold a run any more."""
+        """Record that a replica no longer holds a run."""
         held.unuse(run)
         self._forget(held, run, run.keys)
         run.holders ^= held.bit
@@ -341,7 +345,7 @@ class PrefixIndex:
             del self._heads[run.keys[0]]
 
     def _lose_some(self, held: HeldBlocks, run: BlockRun, gone: set[Hashable]) -> None:
-        """Note that a replica does not hold some blocks of a run any more."""
+        """Record that a replica no longer holds the given blocks of a run."""
         keys = run.keys
         stop = len(keys)
         while stop:
@@ -376,7 +380,7 @@ class PrefixIndex:
         return names
 
     def check(self) -> None:
-        """Assert that all indices agree and that all bounds hold."""
+        """Assert that all dictionaries are consistent, and within their bounds."""
         runs = {run: None for held in self._held.values() for run in held.uses}
         assert {run.keys[0]: run for run in runs} == self._heads
         assert len(runs) == len(self._heads)

@@ -1,9 +1,10 @@
-"""The sketch of a cell's cached prefixes that gateways of a pool with several cells hear of.
+"""The sketch of a cell's cached prefixes, sent to gateways if the pool has several cells.
 
-A sketch holds marks of the prompts that the cell has placed of late, in two generations. The older
-one leaves when the younger one is full, or when the replicas have evicted as many blocks as they
-hold: least recently used blocks go first, so the older generation's are gone by then. A mark that
-is used again moves to the younger one. A sketch may be wrong; then a request finds less in a cache.
+A sketch is a set of marks (short hashes) of the prompts that the cell has placed recently, in two
+generations. The older generation is dropped when the younger one is full, or when the replicas have
+evicted as many blocks as they hold. Because the least recently used blocks are evicted first, the
+blocks of the older generation are no longer cached by then. A mark that is used again moves to the
+younger generation. A sketch may be wrong; then a request finds less of its prompt cached.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,19 +12,19 @@ from collections.abc import Iterator, Sequence
 from sluice.prefix_marks import marks_of
 from sluice.wire.router.v1 import router_pb2 as wire
 
-MARKS_MAX = 2048  # per generation: 8 KiB on the wire, for a gateway that comes
-MARKS_PER_S = 200.0  # told at most, to each gateway: 800 bytes
-_BURST_MARKS = 400.0
+MARKS_MAX = 2048  # marks per generation, 8 KiB for a gateway that connects
+MARKS_PER_S = 200.0  # mean rate of new marks to each gateway, 800 bytes per second
+_BURST_MARKS = 400.0  # new marks that may be sent at once
 _LONG_AGO = float("-inf")
 
 
 class PrefixSketch:
-    """The sketch of one cell, and the marks that gateways have not heard.
+    """The sketch of one cell, and the marks that gateways have not been sent.
 
     Attributes:
         generation: Number of the younger generation.
         is_wanted: Whether the pool has other cells, so that gateways have a choice.
-        marks_max: Marks of a generation.
+        marks_max: Most marks per generation.
     """
 
     __slots__ = (
@@ -37,7 +38,7 @@ class PrefixSketch:
         self.marks_max = MARKS_MAX
         self._older: dict[int, None] = {}
         self._younger: dict[int, None] = {}
-        self._news: list[tuple[int, list[int]]] = []  # generation and marks
+        self._news: list[tuple[int, list[int]]] = []  # unsent marks, by generation
         self._allowance = _BURST_MARKS
         self._allowed_at = _LONG_AGO
         self._evicted = 0
@@ -47,14 +48,14 @@ class PrefixSketch:
         return len(self._older.keys() | self._younger.keys())
 
     def use(self, hashes: Sequence[int], cached: int, now: float) -> None:
-        """Mark a prompt that is placed on a replica.
+        """Add the marks of a prompt that is placed on a replica.
 
-        Marks beyond the allowance are left out, first those of prompts that share nothing.
+        Marks above the permitted rate are left out, those of prompts without cached blocks first.
 
         Args:
             hashes: First eight bytes of the hash of each block.
-            cached: Leading blocks that the replica has cached.
-            now: Time in seconds.
+            cached: Number of leading blocks that the replica has cached.
+            now: Time, in seconds.
         """
         younger = self._younger
         fresh = [mark for mark in marks_of(hashes, cached) if mark not in younger]
@@ -75,11 +76,11 @@ class PrefixSketch:
             self._news.append((self.generation, fresh))
 
     def age(self, evicted: int, held: int) -> None:
-        """Let a generation go whose blocks the replicas have evicted.
+        """Drop the older generation if the replicas have evicted its blocks.
 
         Args:
-            evicted: Blocks that the cell's replicas have ever evicted.
-            held: Blocks that they hold.
+            evicted: Total number of blocks that the cell's replicas have evicted.
+            held: Number of blocks that the replicas hold now.
         """
         if evicted - self._evicted > held:
             self._evicted = evicted
@@ -91,13 +92,13 @@ class PrefixSketch:
         self.generation += 1
 
     def news(self, cell_id: str, epoch: int) -> Iterator[wire.CellSketch]:
-        """Yield what gateways have not heard; it counts as told."""
+        """Yield the marks that gateways have not been sent, and regard them as sent."""
         news, self._news = self._news, []
         for generation, marks in news:
             yield wire.CellSketch(cell_id=cell_id, epoch=epoch, generation=generation, marks=marks)
 
     def whole(self, cell_id: str, epoch: int) -> Iterator[wire.CellSketch]:
-        """Yield all of it, for a gateway that comes."""
+        """Yield the whole sketch, for a gateway that connects."""
         for generation, marks in (
             (self.generation - 1, self._older),
             (self.generation, self._younger),

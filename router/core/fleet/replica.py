@@ -1,6 +1,6 @@
-"""The router's book of one replica: sent work, received results, learned speed.
+"""The router's record of one replica: dispatched work, received results, learned speed.
 
-The engine's present work is predicted from the book: see `router.core.fleet.engine_model`.
+From this record `router.core.fleet.engine_model` predicts the engine's present work.
 """
 
 from router.core.fleet.engine_model import IDLE, EngineModel, Prompt
@@ -9,25 +9,25 @@ from router.core.types.plan import EngineLimits, ReplicaRole
 from router.core.types.request import Dispatch
 from sluice.wire.engine.v1 import engine_pb2 as engine
 
-_OUTGROWN_PART = 4  # an answer longer than booked is expected to grow by one in this many
+_OUTGROWN_PART = 4  # an answer longer than expected is now expected to grow by a quarter
 
 
 class ReplicaBook:
-    """One replica's dispatches and predicted backlog; `refresh` after every change.
+    """One replica's dispatches and predicted backlog; call `refresh` after every change.
 
     Attributes:
-        limits: None while it is not attached.
+        limits: Limits of the engine; None while the replica is not attached.
         is_leaving: Whether the replica is no longer planned for this cell.
-        is_broken: Whether the replica's stream is gone; it may be back in a moment.
-        may_take: Whether it is attached, not draining and healthy, with a sequence to spare: only
-            its time window remains.
-        slack_s: See `EngineModel`; by the last frame.
-        tokens_s: Prompt tokens that it computes per second in full steps.
-        foreign: Sequences of other senders: the cell's last owner, or an operator.
-        foreign_blocks: KV blocks of these sequences.
+        is_broken: Whether the replica's stream is broken, and may be resumed soon.
+        may_take: Whether the replica is attached, healthy and not draining, with a free batch slot.
+            Then only a full next step can delay a dispatch.
+        slack_s: Value of `EngineModel.slack_s` at the last frame.
+        tokens_s: Prompt tokens that the replica computes per second in full steps.
+        foreign: Number of sequences from other senders, such as the cell's previous owner.
+        foreign_blocks: KV blocks of the foreign sequences.
         sent_at: Time of the last dispatch.
-        gathers_until: Time until which freed memory of this full replica is collected for a group
-            of requests that are late anyway.
+        gathers_until: Time until which this full replica collects freed KV memory for a group of
+            requests that are far beyond their objective.
     """
 
     __slots__ = (
@@ -39,7 +39,7 @@ class ReplicaBook:
     )
 
     def __init__(self, replica_id: str, cell_id: str, tpot_s: float) -> None:
-        """Begin; `tpot_s` is the objective of the mean time per output token."""
+        """Create a record; `tpot_s` is the objective of the mean seconds per output token."""
         self.replica_id = replica_id
         self.cell_id = cell_id
         self.is_draining = False
@@ -54,16 +54,16 @@ class ReplicaBook:
 
     def _reset(self) -> None:
         self.dispatches: dict[int, Dispatch] = {}  # by sequence, in the order of dispatch
-        self._prefills: dict[int, Dispatch] = {}  # of these, those without a first token
+        self._prefills: dict[int, Dispatch] = {}  # the dispatches without a first token
         self.kv_booked = 0
-        self._kv_told = 0  # blocks in use by the engine's account, and of what it lacks
+        self._kv_told = 0  # blocks in use as the engine reports, plus blocks of later dispatches
         self.sent_at = self.gathers_until = 0.0
-        self.running = 0  # by the engine's last word
+        self.running = 0  # running sequences in the engine's last report
         self.foreign = self.foreign_blocks = 0
         self.busy_until = self.frame_at = 0.0
         self.is_broken = self.may_take = False
         self.output_booked = 0
-        self.emitted = 0  # of live dispatches
+        self.emitted = 0  # emitted tokens of live dispatches
         self.slack_s = 0.0
         self.pauses = 0
         self.engine_model = EngineModel(self.speed, self.speed.budget, self._tpot_s)
@@ -73,7 +73,7 @@ class ReplicaBook:
     # --- attachment -------------------------------------------------------------------------
 
     def attach(self, epoch: int, limits: EngineLimits, now: float) -> None:
-        """Begin an attachment with an empty engine."""
+        """Start an attachment to an engine without sequences."""
         assert not self.dispatches, "the dispatches of an older attachment were not given up"
         if self.speed.budget != limits.step_tokens_max:
             self.speed = Speed(limits.step_tokens_max)
@@ -83,21 +83,21 @@ class ReplicaBook:
         self.frame_at = now
 
     def detach(self) -> list[Dispatch]:
-        """End the attachment; return the dispatches that were alive, in the order of dispatch."""
+        """End the attachment; return its live dispatches, in the order of dispatch."""
         dispatches = list(self.dispatches.values())
         self._reset()
         self.limits = None
         return dispatches
 
     def resume(self, epoch: int, listed: set[int], now: float) -> None:
-        """Continue under a new epoch; sequences not `listed` were ended, or never arrived."""
+        """Continue under a new epoch; sequences not in `listed` have ended or never arrived."""
         self.epoch = epoch
         self.frame_at = now
         self.is_broken = False
         self._unlisted = set(self.dispatches) - listed
 
     def take_unlisted(self) -> list[Dispatch]:
-        """Return the sequences unknown to the engine, after a resumed attachment's first frame."""
+        """Return, once after a resume, the dispatches that the engine does not know."""
         if not self._unlisted:
             return []
         gone = [self.dispatches[key] for key in sorted(self._unlisted) if key in self.dispatches]
@@ -112,10 +112,11 @@ class ReplicaBook:
         return -(-tokens // self.limits.block_tokens)
 
     def kv_free_blocks(self) -> int:
-        """Return the free KV blocks, the lesser of the books and the engine's own count.
+        """Return the free KV blocks, by the router's reservations and the engine's reports.
 
-        The books count shared blocks once for each sequence; the engine's count lacks the expected
-        growth of its sequences.
+        The used blocks are the lesser of two estimates. The router's reservations contain blocks
+        that sequences share more than once. The engine's count is exact, and the expected growth of
+        the running sequences is added to it.
         """
         limits = self.limits
         if limits is None:
@@ -128,9 +129,9 @@ class ReplicaBook:
         return limits.kv_blocks - min(used, grown)
 
     def fits(self, prompt_tokens: int, output_tokens: int, cached_tokens: int = 0) -> bool:
-        """Return whether the KV cache has room; one sequence alone always fits.
+        """Return whether the KV cache has room for a sequence; an idle replica always has.
 
-        Its cached blocks take no additional room, or the room of blocks that would be evicted.
+        Cached blocks of the prompt need no further room.
         """
         limits = self.limits
         assert limits is not None
@@ -140,7 +141,7 @@ class ReplicaBook:
         return needed <= self.kv_free_blocks() or not self.dispatches
 
     def add(self, dispatch: Dispatch, output_tokens: int, cached_tokens: int, now: float) -> None:
-        """Book a dispatch with its predicted cached tokens and expected output."""
+        """Record a dispatch, and reserve KV blocks for its prompt and expected output."""
         limits = self.limits
         assert limits is not None
         assert len(self.dispatches) < limits.sequences_max, "a replica was sent more than it holds"
@@ -162,7 +163,7 @@ class ReplicaBook:
         self.engine_model.send(dispatch.prefill_owed, self._work_s(dispatch), now)
 
     def admitted(self, dispatch: Dispatch, cached_tokens: int) -> None:
-        """Take the engine's count of a prompt's cached tokens."""
+        """Record that the engine runs a sequence, and how much of its prompt was cached."""
         if dispatch.sequence in self._prefills:
             owed = dispatch.prompt_tokens - min(cached_tokens, dispatch.prompt_tokens - 1)
             self._owe(dispatch, owed)
@@ -170,14 +171,14 @@ class ReplicaBook:
             dispatch.is_admitted = True
 
     def prefilled(self, dispatch: Dispatch) -> None:
-        """Note a first token: nothing of the prompt is owed any more."""
+        """Record a first token, with which the prefill of the sequence is complete."""
         if self._prefills.pop(dispatch.sequence, None) is not None:
             self._owe(dispatch, 0)
             dispatch.slack_s = self.slack_s
             self.engine_model.began(dispatch.slack_s)
 
     def outgrow(self, dispatch: Dispatch) -> None:
-        """Book more blocks for an answer that is longer than expected."""
+        """Reserve more KV blocks for an answer that is longer than expected."""
         output = min(
             dispatch.output_max, dispatch.emitted + max(1, dispatch.emitted // _OUTGROWN_PART)
         )
@@ -208,17 +209,17 @@ class ReplicaBook:
     # --- what the engine says ---------------------------------------------------------------
 
     def progress(self, frame: engine.StepFrame) -> None:
-        """Book the step of a frame before its tokens: its duration and its work."""
+        """Record the duration and the prefill work of a frame's step, before its tokens."""
         state = frame.state
         if not frame.steps or self.limits is None:
-            return  # a sign of life
+            return  # a heartbeat without a step
         head = next(iter(self._prefills.values()), None)
         context = 0.0 if head is None else head.prompt_tokens - head.prefill_owed
         self.speed.observe(state, context + state.step_prompt_tokens / 2)
         self.slack_s += frame.steps * (self._tpot_s - state.step_us * 1e-6)
         computed = state.step_prompt_tokens
         self.pauses = 0 if computed else self.pauses + frame.steps
-        if frame.steps > 1:  # the other steps' work shows in the rest
+        if frame.steps > 1:  # work of unreported steps follows from what the engine still owes
             waiting = len(self.dispatches) - state.running - state.waiting
             if not waiting:
                 computed = max(computed, self._book_owed - state.prefill_tokens_owed)
@@ -230,7 +231,7 @@ class ReplicaBook:
             computed -= part
 
     def observe(self, frame: engine.StepFrame, now: float) -> None:
-        """Take the engine's report on itself, after the frame's ends were booked."""
+        """Record the engine's report of its own state, after the frame's ended sequences."""
         state = frame.state
         self.frame_at = now
         self.running = state.running
@@ -243,8 +244,8 @@ class ReplicaBook:
         written_at = now - self.speed.lag_s
         prompts: list[Prompt] = []
         blocked: list[Prompt] = []
-        # Prompts that waited before the last step and were not taken into it wait for memory, which
-        # nothing takes where nothing runs: there the host has not heard of them yet.
+        # Prompts that were sent before the last step began, but were not admitted by it, wait for
+        # KV memory. If no sequence runs, memory is free, and the prompts have not arrived yet.
         began_at = written_at - state.step_us * 1e-6 if state.running else float("-inf")
         prompt_work_s = self.speed.prompt_work_s
         for dispatch in self._prefills.values():
@@ -254,7 +255,7 @@ class ReplicaBook:
                 blocked.append((float("inf"), owed, work_s))
             else:
                 prompts.append((sent_at, owed, work_s))
-        prompts += blocked  # the others go on
+        prompts += blocked  # blocked prompts do not delay the others
         if self.foreign:
             tokens = max(0, state.prefill_tokens_owed - self._book_owed)
             prompts.insert(0, (written_at, tokens, tokens / self.tokens_s))
@@ -262,7 +263,7 @@ class ReplicaBook:
         self.engine_model.anchor(written_at, prompts, decoding, self.slack_s, pauses=self.pauses)
 
     def _not_admitted_blocks(self) -> int:
-        """Return the blocks of the youngest sequences, which the engine does not run yet."""
+        """Return the KV blocks of the latest dispatches, which the engine does not run yet."""
         blocks, left = 0, len(self.dispatches) - self.running
         for dispatch in reversed(self.dispatches.values()):
             if left <= 0:
@@ -274,16 +275,16 @@ class ReplicaBook:
     # --- predictions ------------------------------------------------------------------------
 
     def owed_tokens(self, now: float) -> float:
-        """Return the prompt tokens that are owed beyond the step in flight."""
+        """Return the uncomputed prompt tokens after the current step."""
         self.engine_model.advance(now)
         return self.engine_model.tokens
 
     def output_owed(self) -> int:
-        """Return the output tokens that are still expected of live dispatches."""
+        """Return the output tokens that live dispatches are still expected to generate."""
         return max(0, self.output_booked - self.emitted)
 
     def backlog_s(self, now: float) -> float:
-        """Return the time until a prompt that is sent now begins."""
+        """Return the seconds until the prefill of a prompt that is sent now would begin."""
         engine_model = self.engine_model
         boundary_at = engine_model.boundary_at
         if boundary_at == IDLE:
@@ -298,18 +299,21 @@ class ReplicaBook:
         return work_s + left_s if left_s > 0.0 else work_s
 
     def cached_in(self, prompt_tokens: int, blocks: int) -> int:
-        """Return the prompt tokens that this many leading blocks hold; never the last one."""
+        """Return the prompt tokens in this many leading blocks; never the last token."""
         limits = self.limits
         if not blocks or limits is None:
             return 0
         return min(blocks * limits.block_tokens, prompt_tokens - 1)
 
     def prefill_s(self, uncached: int, cached: int) -> float:
-        """Return the time until a prompt would be computed here, behind work already sent."""
+        """Return the seconds of a prompt's own prefill on this replica, without a queue."""
         return self.speed.prefill_s(uncached, cached)
 
     def opens_at(self, now: float) -> float:
-        """Return when it may be sent more work: as soon as its next step is not full."""
+        """Return the time at which the replica may be sent more work.
+
+        That is as soon as its next step is not full and no pause after a "busy" reply lasts.
+        """
         engine_model = self.engine_model
         if engine_model.boundary_at <= now:
             engine_model.advance(now)
@@ -317,7 +321,7 @@ class ReplicaBook:
         return max(at, self.busy_until)
 
     def refresh(self, *, is_healthy: bool) -> None:
-        """Recompute the replica's speed, and whether it may be sent more work at all."""
+        """Recompute `tokens_s` and `may_take` after a change of the replica."""
         limits = self.limits
         if limits is not None:
             budget = max(limits.step_tokens_max // 8, limits.step_tokens_max - self.running)
@@ -325,7 +329,7 @@ class ReplicaBook:
         self.recount(is_healthy=is_healthy)
 
     def recount(self, *, is_healthy: bool) -> None:
-        """Recompute whether the replica may be sent more work at all, after a dispatch."""
+        """Recompute `may_take`, for example after a dispatch."""
         limits = self.limits
         self.may_take = (
             limits is not None
@@ -336,7 +340,7 @@ class ReplicaBook:
         )
 
     def check(self) -> None:
-        """Assert that the running sums are those of the dispatches."""
+        """Assert that all running sums equal the sums over the dispatches."""
         dispatches = self.dispatches.values()
         assert self._book_owed == sum(dispatch.prefill_owed for dispatch in dispatches)
         assert self.output_booked == sum(dispatch.output_booked for dispatch in dispatches)

@@ -1,8 +1,8 @@
 """The speed of one replica, learned from its frames.
 
-A step takes decode_step_s, and for every prompt token in it token_s + attention_s * (tokens before
-it). All three follow the last steps, so that a replica that slows down, or whose batch grows, is
-noticed within some steps.
+The modelled duration of a step is decode_step_s, plus token_s + attention_s * (preceding tokens)
+for every prompt token in the step. All three parameters follow the latest steps, so that a slower
+replica or a larger batch shows within some steps.
 """
 
 from statistics import median
@@ -15,19 +15,19 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _SMOOTHING = 0.1  # weight of a new sample
-_TREND_SMOOTHING = 0.03  # of one that also tells how the cost grows with the context
-_STEP_S = 0.02  # of a full step, until the first samples
-_DECODE_STEP_S = 0.01
-_SAMPLE_SHARE = 4  # steps with less than this part of the budget say little about a prompt token
+_TREND_SMOOTHING = 0.03  # weight of a new sample in the fit of cost over context
+_STEP_S = 0.02  # assumed seconds of the prompt tokens of a full step, until the first samples
+_DECODE_STEP_S = 0.01  # assumed seconds of a step without prompts, until the first samples
+_SAMPLE_SHARE = 4  # only steps with at least a quarter of the budget are samples of prompt costs
 _LAG_MAX_S = 1.0
-_CONTEXT_SPREAD_MIN = 500.0  # contexts as alike as this do not tell a trend
+_CONTEXT_SPREAD_MIN = 500.0  # least standard deviation of contexts, in tokens, for a slope
 
 
 class MeanSpeed:
     """The mean speed of a cell's replicas.
 
-    All costs of prompts are compared at this one speed. With individual speeds, a fast replica
-    would get all requests ahead of time while a slow one is idle.
+    Placement compares the costs of prompts at the mean speed. With individual speeds, requests
+    would wait for a fast replica while a slow replica is idle.
     """
 
     __slots__ = ("attention_s", "token_s")
@@ -40,20 +40,20 @@ class MeanSpeed:
         self.attention_s = sum(speed.attention_s for speed in speeds) / count
 
     def prefill_s(self, uncached: float, cached: float) -> float:
-        """Return the time that a prompt takes in full steps, without a queue."""
+        """Return the prefill seconds of a prompt in full steps, without a queue."""
         return uncached * (self.token_s + self.attention_s * (cached + uncached / 2))
 
 
 class Speed:
-    """Step times of one replica, and the age of their frames.
+    """Step times of one replica, and the delay of its frames.
 
     Attributes:
-        budget: Tokens per step.
+        budget: Most tokens per step.
         decode_step_s: Seconds of a step without prompt tokens.
-        token_s: Additional seconds per prompt token with nothing before it.
-        attention_s: Additional seconds per prompt token and token before it.
-        lag_s: Seconds from the end of a step to its frame here, and back to the engine.
-        decode_cost: Cost of an output token, whatever the number of sequences.
+        token_s: Additional seconds per prompt token at the start of a context.
+        attention_s: Additional seconds per prompt token for each preceding token.
+        lag_s: Seconds from the end of a step until the router's reply to its frame is received.
+        decode_cost: Model of the decode step time for any number of sequences.
     """
 
     __slots__ = (
@@ -62,7 +62,7 @@ class Speed:
     )
 
     def __init__(self, budget: int) -> None:
-        """Begin with guesses."""
+        """Start with assumed speeds."""
         self.budget = budget
         self.decode_step_s = _DECODE_STEP_S
         self.token_s = _STEP_S / budget
@@ -73,14 +73,15 @@ class Speed:
         self._contexts = self._costs = self._variance = self._covariance = 0.0  # weighted moments
 
     def observe(self, state: engine.EngineState, context: float) -> None:
-        """Learn from the last step, whose prompt tokens had `context` tokens before them."""
+        """Learn from a step whose prompt tokens had on average `context` preceding tokens."""
         step_s = state.step_us * 1e-6
         if not step_s:
             return
         prompt_tokens = state.step_prompt_tokens
         if prompt_tokens * _SAMPLE_SHARE >= self.budget:
-            # Before the first decode the prior stands in: without it a replica's first step would
-            # make it look slower than its peers, and nothing would be sent there to correct that.
+            # Before the first decode step, `decode_step_s` is the prior. Without that deduction a
+            # replica would seem slower than its peers after its first step, and would get no
+            # requests from which to learn better.
             cost_s = max(0.1 * step_s, step_s - self.decode_step_s)
             self._learn(cost_s / prompt_tokens, context)
         elif not prompt_tokens and state.running:
@@ -90,7 +91,7 @@ class Speed:
             self.decode_cost.observe(state.running, step_s)
 
     def _learn(self, cost_s: float, context: float) -> None:
-        """Fit a line through cost per token over context, by moments that forget."""
+        """Fit the cost per token as a linear function of the context, with decaying moments."""
         self._prefills += 1
         weight = max(_TREND_SMOOTHING, 1 / self._prefills)
         off_context, off_cost = context - self._contexts, cost_s - self._costs
@@ -105,13 +106,13 @@ class Speed:
         self.token_s = max(self._costs - self.attention_s * self._contexts, 0.1 * self._costs)
 
     def observe_lag(self, lag_s: float) -> None:
-        """Learn the age of a frame's information from one round trip."""
+        """Learn the delay of frames from one measured round trip."""
         self._lags += 1
         sample_s = min(max(lag_s, 0.0), _LAG_MAX_S)
         self.lag_s += max(_SMOOTHING, 1 / self._lags) * (sample_s - self.lag_s)
 
     def adopt(self, peers: "Sequence[Speed]") -> None:
-        """Take the peers' usual speed: values learned in bad times are useless now."""
+        """Replace the learned speed, which was measured while unhealthy, by the peers' median."""
         if peers:
             self.token_s = median(peer.token_s for peer in peers)
             self.attention_s = median(peer.attention_s for peer in peers)
@@ -122,17 +123,17 @@ class Speed:
 
     @property
     def token_mean_s(self) -> float:
-        """Cost of a prompt token in the usual contexts."""
+        """Mean seconds per prompt token at the usual context lengths."""
         return max(self._costs, self.token_s)
 
     def prompt_work_s(self, uncached: float, cached: float) -> float:
-        """Return the seconds that a prompt adds to its steps."""
+        """Return the seconds that the prefill of a prompt adds to steps."""
         return uncached * (self.token_s + self.attention_s * (cached + uncached / 2))
 
     def prefill_s(self, uncached: float, cached: float) -> float:
-        """Return the time that a prompt takes in full steps, without a queue."""
+        """Return the prefill seconds of a prompt in full steps, without a queue."""
         return self.prompt_work_s(uncached, cached) + uncached / self.budget * self.decode_step_s
 
     def full_step_s(self) -> float:
-        """Return the duration of a step that is full of prompt tokens, in the usual contexts."""
+        """Return the seconds of a step full of prompt tokens, at the usual context lengths."""
         return self.decode_step_s + self.budget * self.token_mean_s

@@ -1,52 +1,52 @@
 """Finds replicas whose steps take longer than their peers' steps of similar size.
 
-Every replica has a mean time for each size of step it has done; the median of these over the
-replicas is the usual time. A step counts as its ratio to the usual time of its size, so that a
-replica whose steps are fuller than the others' is not taken for a slow one.
+Every replica has a mean duration for each size of step. The usual time of a size is the median of
+the replicas' means. Each step is rated by the ratio of its duration to the usual time of its size,
+so that a replica with larger batches than its peers does not seem slow.
 """
 
 from collections import deque
 from statistics import median
 
 SLOW_FACTOR = 3.0
-JUDGE_S = 0.1  # judge at most this often
-WINDOW_STEPS = 256
-STEPS_MIN = 100  # to have a 99th percentile
-PEERS_MIN = 3  # replicas, to know what is usual
-_P99_RANK = -(-WINDOW_STEPS // 100)  # the third slowest of 256
-_STEPS_SHORT = 8
-_USUAL_S = 1.0  # interval of computing the usual times
-_SAMPLES_MIN = 4  # steps of a size before its mean counts
+JUDGE_S = 0.1  # least seconds between two judgements
+WINDOW_STEPS = 256  # recent steps per replica that are judged
+STEPS_MIN = 100  # least steps for a 99th percentile
+PEERS_MIN = 3  # least replicas for a usual time
+_P99_RANK = -(-WINDOW_STEPS // 100)  # rank of the 99th percentile: the third slowest of 256 steps
+_STEPS_SHORT = 8  # least steps to judge a trial
+_USUAL_S = 1.0  # seconds between two computations of the usual times
+_SAMPLES_MIN = 4  # least steps of a size for a usable mean
 _SMOOTHING = 0.1
-_SHORT_STEP_S = 0.002  # differences below this are noise
+_SHORT_STEP_S = 0.002  # shorter steps are rated as this long, because their differences are noise
 
 
 class Steps:
-    """The steps of one replica."""
+    """The step times of one replica."""
 
     __slots__ = ("is_suspect", "means", "p99", "ratios")
 
     def __init__(self) -> None:
-        self.means: dict[int, list[float]] = {}  # by size: seconds, samples
-        self.ratios: deque[float] = deque(maxlen=WINDOW_STEPS)  # to the usual time
+        self.means: dict[int, list[float]] = {}  # by size: [mean seconds, samples]
+        self.ratios: deque[float] = deque(maxlen=WINDOW_STEPS)  # duration / usual time, by step
         self.p99 = 0.0
-        self.is_suspect = False  # had a slow step since the last judgement
+        self.is_suspect = False  # whether there was a slow step since the last judgement
 
     def clear(self) -> None:
-        """Forget the recent steps; the means stay, as a vote on what is usual."""
+        """Forget the recent steps, but keep the means, which contribute to the usual times."""
         self.ratios.clear()
         self.is_suspect = False
 
     def is_slow_in_short(self) -> bool:
-        """Return whether most of the few steps of a trial were slow."""
+        """Return whether most steps of a trial were slow."""
         return len(self.ratios) >= _STEPS_SHORT and median(self.ratios) > SLOW_FACTOR
 
 
 class StepTimes:
-    """The steps of all attached replicas of a cell.
+    """The step times of all attached replicas of a cell.
 
     Attributes:
-        has_suspects: Whether `slow` has a replica to judge.
+        has_suspects: Whether a replica had a slow step since the last judgement.
         judged_at: Time of the last judgement.
     """
 
@@ -54,25 +54,26 @@ class StepTimes:
         self.has_suspects = False
         self.judged_at = float("-inf")
         self._replicas: list[Steps] = []
-        self._usual: dict[int, float] = {}  # seconds by size; 0.0: unknown
+        self._usual: dict[int, float] = {}  # usual seconds by size; 0.0 if unknown
         self._usual_at = float("-inf")
 
     def join(self, steps: Steps) -> None:
-        """Add a replica."""
+        """Add the step times of a replica."""
         self._replicas.append(steps)
 
     def leave(self, steps: Steps) -> None:
-        """Take a replica out; one that is not there is ignored."""
+        """Remove the step times of a replica, if present."""
         self._replicas = [entry for entry in self._replicas if entry is not steps]
 
     def add(self, steps: Steps, size: int, step_s: float, now: float) -> bool:
-        """Note a step; return whether it was slow.
+        """Record a step; return whether the step was slow.
 
         Args:
-            steps: Step times of its replica.
-            size: Powers of two in bytes: prompt tokens, decodes, and context.
-            step_s: Duration of the step in seconds.
-            now: Monotonic seconds.
+            steps: Step times of the replica.
+            size: Size of the step: the bit lengths of its prompt tokens, decodes and context, one
+                byte each.
+            step_s: Duration of the step, in seconds.
+            now: Time, in monotonic seconds.
         """
         step_s = max(step_s, _SHORT_STEP_S)
         seen = steps.means.get(size)
@@ -96,7 +97,7 @@ class StepTimes:
         return True
 
     def slow(self, now: float) -> list[Steps]:
-        """Return the replicas whose 99th percentile is far above the median of all."""
+        """Return the suspects whose 99th percentile is far above the median over all replicas."""
         self.judged_at = now
         self.has_suspects = False
         known = [entry for entry in self._replicas if len(entry.ratios) >= STEPS_MIN]
@@ -111,7 +112,7 @@ class StepTimes:
         return [entry for entry in suspects if entry.p99 > limit]
 
     def _find_usual(self, now: float) -> None:
-        """Find the median, over the replicas, of their mean time for each size of step."""
+        """Compute the usual time of each step size: the median of the replicas' means."""
         self._usual_at = now
         means: dict[int, list[float]] = {}
         for entry in self._replicas:
@@ -123,9 +124,9 @@ class StepTimes:
         }
 
     def _usual_of_fuller(self, size: int) -> float:
-        """Return the usual time of the next fuller step size; 0.0: unknown.
+        """Return the usual time of the next larger known step size; 0.0 if there is none.
 
-        A step that takes much longer than fuller steps of its peers is certainly slow.
+        A step that takes much longer than the peers' larger steps is certainly slow.
         """
         best_s, best = 0.0, 1 << 16
         prompt, decodes, context = size >> 16, size >> 8 & 255, size & 255

@@ -1,28 +1,31 @@
-"""Waiting requests that need an adapter: under pressure, cold ones are shed before lower tiers."""
+"""Waiting requests that need an adapter.
+
+Under overload, requests whose adapter no replica has loaded are shed before lower tiers.
+"""
 
 from collections.abc import Iterable
 
 from router.core.fleet.adapters import AdapterResidency
 from router.core.types.request import Request, RequestState
 
-_SLACK = 64  # of those that do not wait any more, besides as many as do
+_SLACK = 64  # stale entries that are kept beyond the number of waiting requests
 
 
 class AdapterWaiters:
-    """The waiting requests of a cell by adapter.
+    """The waiting requests of a cell, by adapter.
 
-    Only arrivals are reported: requests that do not wait any more are skipped, and dropped once
-    they outnumber the waiting ones.
+    The caller reports only arrivals. Entries of requests that have left the queue are skipped, and
+    removed once these stale entries outnumber the waiting requests.
     """
 
     __slots__ = ("_noted", "_waiting")
 
     def __init__(self) -> None:
-        self._waiting: dict[str, list[Request]] = {}  # by digest, by arrival
-        self._noted = 0  # at least as many as there are
+        self._waiting: dict[str, list[Request]] = {}  # by digest, in the order of arrival
+        self._noted = 0  # number of entries, or more
 
     def add(self, request: Request, waiting: int) -> None:
-        """Note a request that begins to wait; `waiting` is the number of all waiting ones."""
+        """Add a request that was queued; `waiting` is the number of all waiting requests."""
         if not request.adapter:
             return
         self._waiting.setdefault(request.adapter, []).append(request)
@@ -36,9 +39,10 @@ class AdapterWaiters:
         self._noted = sum(map(len, self._waiting.values()))
 
     def cheapest_cold(self, below_priority: int, residency: AdapterResidency) -> Request | None:
-        """Return the request to shed among those whose adapter no replica has; None: there is none.
+        """Return the request to shed among requests with an adapter that no replica has loaded.
 
-        The lowest tier goes first, then the latest arrival, among the latest of each adapter.
+        Of the latest request of each adapter, the lowest tier is shed first, and within a tier the
+        latest arrival. The result is None if no such request is below `below_priority`.
         """
         best: Request | None = None
         for digest in list(self._waiting):
@@ -57,5 +61,5 @@ class AdapterWaiters:
 
 
 def still_waiting(requests: Iterable[Request]) -> list[Request]:
-    """Return the waiting ones of some requests."""
+    """Return the requests that are still queued."""
     return [request for request in requests if request.state is RequestState.QUEUED]

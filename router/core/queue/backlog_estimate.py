@@ -1,9 +1,10 @@
-"""The waiting work of a tier's tenants in virtual time: a snapshot, taken at intervals.
+"""A snapshot of the waiting work of a tier's tenants in virtual time, made at intervals.
 
-In virtual time the waiting work of a tenant spans from its counter to its counter plus that work
-over its weight, and the tier serves these spans from the left. So the work ahead of a point is a
-piecewise linear function, found by bisection. Snapshots may be a little old: they are for estimates
-and for the choice of a request to shed, not for the order of service.
+In virtual time, a tenant's waiting work is an interval. It begins at the tenant's counter, and its
+length is the work divided by the tenant's weight. The tier serves all intervals in ascending order.
+So the work ahead of a point in virtual time is a piecewise linear function, which bisection
+evaluates. A snapshot may be slightly out of date, because it is used only for estimates and for the
+choice of a request to shed, not for the order of service.
 """
 
 from bisect import bisect_right
@@ -12,15 +13,17 @@ from heapq import heapify, heappop, heapreplace
 
 from router.core.queue.tenant_queue import TenantQueue
 
-FRESH_S = 0.25  # counters move with every token: a picture is not used for longer
+FRESH_S = 0.25  # longest use of a snapshot in seconds, because counters change with every token
 
 
 class BacklogEstimate:
-    """The spans of the tenants that had work waiting when it was made; O(n log n) to make.
+    """The intervals in virtual time of all tenants with waiting work.
+
+    Making an estimate costs O(n log n) for n tenants.
 
     Attributes:
-        made_at: Time at which it was made.
-        changes: Pushes, takes and removals since; counted by the tier.
+        made_at: Time at which the estimate was made.
+        changes: Changes of the queue since then, updated by the tier.
     """
 
     __slots__ = (
@@ -39,11 +42,13 @@ class BacklogEstimate:
         self.changes = 0
         self._output = output_service
         self._spans: dict[TenantQueue, tuple[float, float, int, int]] = {}
-        edges: list[tuple[float, float, float]] = []  # at, change of both slopes
+        # Point in virtual time, change of the requests' slope, change of the tokens' slope.
+        edges: list[tuple[float, float, float]] = []
         for tenant in tenants:
             first, end = tenant.counter, finish_tag(tenant, output_service)
             requests, tokens = tenant.requests, tenant.uncached_tokens
-            # A request goes when its tenant's counter has its turn: half of one goes before.
+            # A request is dispatched at the start of its part of the interval, so on average half
+            # a request is dispatched earlier than the linear function says.
             half = (end - first) / (2 * requests)
             first, end = first - half, end - half
             self._spans[tenant] = (first, end, requests, tokens)
@@ -63,7 +68,7 @@ class BacklogEstimate:
             at = point
             self._sums.append((requests_sum, tokens_sum))
             self._slopes.append((requests_slope, tokens_slope))
-        # The tenant whose work ends last is the first to lose some.
+        # The tenant whose work would be served last is the first to have a request shed.
         self._losers = [
             (-finish_tag(tenant, output_service), number, tenant)
             for number, tenant in enumerate(tenants)
@@ -71,7 +76,10 @@ class BacklogEstimate:
         heapify(self._losers)
 
     def before(self, point: float, without: TenantQueue | None) -> tuple[float, float]:
-        """Return the requests and uncached tokens of others that are served before `point`."""
+        """Return the requests and uncached tokens that are served before a point in virtual time.
+
+        The work of the tenant `without` is left out.
+        """
         index = bisect_right(self._points, point) - 1
         if index < 0:
             return 0.0, 0.0
@@ -86,7 +94,7 @@ class BacklogEstimate:
         return max(0.0, requests), max(0.0, tokens)
 
     def last_served(self) -> TenantQueue | None:
-        """Return the tenant whose waiting work would be done last; None: no work is left."""
+        """Return the tenant whose waiting work would be served last; None if no work waits."""
         losers = self._losers
         while losers:
             tag, number, tenant = losers[0]
@@ -101,6 +109,6 @@ class BacklogEstimate:
 
 
 def finish_tag(tenant: TenantQueue, output_service: float) -> float:
-    """Return the tenant's counter when all of its present work will have been served."""
+    """Return the value of a tenant's counter once all its waiting work has been served."""
     service = tenant.uncached_tokens + output_service * tenant.requests
     return tenant.counter + max(1.0, service) / tenant.weight

@@ -1,16 +1,18 @@
-"""The queue of one cell: all waiting requests in the order of service.
+"""The queue of one cell: all waiting requests, in the order of service.
 
-Tiers by priority, but a lower one that waits gets at least its reserved share of the service
-(`Tier.credit`), and every tier `SHARE_MIN`: the head of a tier is served at the latest when the
-cell has given cost(head) / share of service since the tier's last turn. Inside a tier virtual
-token counters per tenant (`router.core.queue.tier`), one count over all replicas of the cell;
-inside a tenant the order of `router.core.queue.tenant_queue`.
+Tiers are served by priority, except that a waiting lower tier gets at least its reserved share of
+the service (`Tier.credit`), and every tier gets at least `SHARE_MIN`. So the first request of a
+tier is served at the latest when the cell has given cost(request) / share of service since the
+tier's last turn. Within a tier, virtual token counters decide between tenants
+(`router.core.queue.tier`); each counter covers all replicas of the cell. Within a tenant, requests
+have the order of `router.core.queue.tenant_queue`.
 
-A tenant is charged for computed tokens: prompt tokens that are not found in a cache, at
-dispatch, and output tokens as they come. At the end the charge is set to the tokens that the
-engine did compute. A request that never ran pays nothing, and a loss is not paid for again.
+A tenant is charged for computed tokens: for uncached prompt tokens at the dispatch, and for output
+tokens as the engine reports them. At the request's end the charge is corrected to the tokens that
+the engine has computed. A request that never ran is not charged, and a request that was lost and
+retried is charged once.
 
-The count of a tenant is one over all cells of the pool, as far as their reports have come.
+A tenant's counter also includes service in the other cells of the pool, as reported by them.
 """
 
 from collections.abc import Iterable, Mapping
@@ -30,8 +32,8 @@ __all__ = ["FairQueue", "TenantQueue", "Tier"]
 class FairQueue:
     """The queue of a cell. The caller bounds it by `requests` and `tokens`.
 
-    After a `take` exactly one of `push_front` (the request comes back) and `settle` (it ended)
-    must follow.
+    After each `take` of a request the caller must call either `push_front` (to queue the request
+    again) or `settle` (when the request has ended), exactly once.
 
     Attributes:
         requests: Number of waiting requests.
@@ -45,7 +47,7 @@ class FairQueue:
     def __init__(self) -> None:
         self._tiers: dict[int, Tier] = {}
         self._descending: list[Tier] = []  # by priority
-        self._now = 0.0  # of the last peek
+        self._now = 0.0  # time of the last peek
         self.requests = 0
         self.tokens = 0
         self.reports = 0
@@ -59,7 +61,10 @@ class FairQueue:
         self._push(request, is_new=True)
 
     def push_front(self, request: Request, now: float) -> None:
-        """Queue a taken request again, before its tenant's others, since it has been charged."""
+        """Queue a taken request again, ahead of its tenant's other requests.
+
+        The request goes first because its tenant has already been charged for the prompt.
+        """
         del now
         self._push(request, is_new=False)
 
@@ -73,7 +78,7 @@ class FairQueue:
         self._count(request, 1)
 
     def take(self, request: Request, now: float) -> TenantQueue:
-        """Remove a request for dispatch; its tenant and its tier are charged."""
+        """Remove a request for dispatch, charge its tier and tenant, and return the tenant."""
         tier = self._tiers[request.priority]
         service = tier.cost(request)
         for other in self._descending:
@@ -83,10 +88,10 @@ class FairQueue:
         return tier.take(request, now)
 
     def remove(self, request: Request) -> None:
-        """Remove a waiting request that ends here; an unused charge is returned.
+        """Remove a waiting request that has ended, and refund an unused charge.
 
         Raises:
-            KeyError: The request does not wait.
+            KeyError: The request is not in the queue.
         """
         tier = self._tiers[request.priority]
         tier.remove(request)
@@ -94,11 +99,11 @@ class FairQueue:
         self._count(request, -1)
 
     def settle(self, dispatch: Dispatch) -> None:
-        """Correct the charge of a request at its end, when `dispatch` is its dispatch."""
+        """Correct the charge of a request that ends with this dispatch."""
         self._tiers[dispatch.request.priority].settle(dispatch)
 
     def reprice(self, request: Request, uncached_tokens: int) -> None:
-        """Set the prediction of a waiting request, and move it accordingly."""
+        """Set the predicted uncached tokens of a waiting request, and reorder the request."""
         self._tiers[request.priority].reprice(request, uncached_tokens)
 
     def _count(self, request: Request, count: int) -> None:
@@ -108,7 +113,12 @@ class FairQueue:
     # --- other cells ------------------------------------------------------------------------
 
     def report(self, accounts_max: int, now: float) -> list[TenantService]:
-        """Begin a report; return the accounts with the largest changes since their last report."""
+        """Start a new report, and return the accounts that changed most since they were reported.
+
+        Args:
+            accounts_max: Most accounts in the report.
+            now: Time, in seconds.
+        """
         self.reports += 1
         for tier in self._descending:
             tier.follow_provisions(now)
@@ -120,7 +130,7 @@ class FairQueue:
         return told
 
     def recent(self, accounts_max: int) -> list[TenantService]:
-        """Return the accounts with recent changes, for a new reader of reports."""
+        """Return the accounts with recent changes, for a cell that starts to receive reports."""
         tiers = {tenant: tier for tier in self._descending for tenant in tier.ledger.recent()}
         return self._services(list(tiers)[:accounts_max], tiers)
 
@@ -134,7 +144,7 @@ class FairQueue:
         ]
 
     def hear(self, report: ServiceReport, now: float) -> None:
-        """Take the report of another cell of the pool."""
+        """Apply a report of another cell of the pool to the tenants' counters."""
         changes = sorted(self.pool.hear(report, now), key=attrgetter("priority"))
         for priority, group in groupby(changes, key=attrgetter("priority")):
             tier = self._tiers.get(priority)
@@ -145,17 +155,17 @@ class FairQueue:
     # --- order ------------------------------------------------------------------------------
 
     def peek(self, now: float) -> Request | None:
-        """Return the next request, and end a look-ahead."""
+        """Return the next request in the order of service; all skipped requests return."""
         self._now = now
         for tier in self._descending:
             tier.look_no_further()
         return self._first()
 
     def skip(self, request: Request) -> Request | None:
-        """Set aside the result of `peek` or `skip`, until the next `peek`; return the one after it.
+        """Skip the result of `peek` or `skip` until the next `peek`; return the following request.
 
-        That is the head of the tenant whose turn is next; a tenant's second request comes after the
-        first ones of all others of its tier.
+        While requests are skipped, all tenants of a tier offer their first request before any
+        tenant offers its second request.
         """
         self._tiers[request.priority].look_further(request)
         return self._first()
@@ -175,23 +185,23 @@ class FairQueue:
         return highest
 
     def drain(self) -> list[Request]:
-        """Remove and return all requests, without a charge; highest tier first, by arrival."""
+        """Remove all requests without a charge; return them by descending tier, then arrival."""
         out = sorted(self.waiting(), key=lambda request: (-request.priority, request.order))
         for request in out:
             self.remove(request)
         return out
 
     def waiting(self) -> list[Request]:
-        """Return all requests, by arrival; for checks, not for decisions."""
+        """Return all requests by arrival; too slow for decisions, used by checks."""
         found = [request for tier in self._descending for request in tier.waiting()]
         return sorted(found, key=lambda request: request.order)
 
     def depths(self) -> list[tuple[int, int]]:
-        """Return (priority, waiting requests) of every tier there was so far."""
+        """Return (priority, waiting requests) of every tier that has ever had a request."""
         return [(tier.priority, tier.requests) for tier in self._descending]
 
     def backlogs(self) -> Iterable[tuple[int, int, int]]:
-        """Yield (priority, waiting requests, their uncached tokens) of every tier that waits."""
+        """Yield (priority, waiting requests, uncached tokens) of every tier that has requests."""
         for tier in self._descending:
             if tier.requests:
                 yield tier.priority, tier.requests, tier.totals.uncached_tokens
@@ -204,16 +214,16 @@ class FairQueue:
         return (0, 0) if tier is None else tier.load(tenant_id)
 
     def waiting_below(self, priority: int) -> tuple[int, int]:
-        """Return how many requests and prompt tokens wait in lower tiers than this one."""
+        """Return how many requests and prompt tokens wait in all tiers below `priority`."""
         lower = [tier for tier in self._descending if tier.priority < priority]
         return sum(tier.requests for tier in lower), sum(tier.tokens for tier in lower)
 
     def ahead(
         self, priority: int, tenant_id: str, weight: int, uncached_tokens: int, now: float
     ) -> tuple[int, int]:
-        """Estimate the requests and uncached tokens served before a request that came now.
+        """Estimate the requests and uncached tokens served before a request that arrives now.
 
-        Later requests that overtake it are not in the estimate.
+        The estimate leaves out later requests that would overtake the request.
         """
         tier = self._tiers.get(priority)
         own = (0.0, 0.0) if tier is None else tier.before(tenant_id, weight, uncached_tokens, now)
@@ -221,7 +231,7 @@ class FairQueue:
         share = SHARE_MIN if tier is None else tier.share
         for other in self._descending:
             if other.priority > priority:
-                # The reserved share lets us through before all that is higher has gone.
+                # Because of the reserved share, not all work of higher tiers is served before.
                 limit = (tokens + uncached_tokens) * (1.0 - share) / share
             elif other.priority < priority:
                 limit = (tokens + uncached_tokens) * other.share
@@ -233,10 +243,10 @@ class FairQueue:
         return round(requests), round(tokens)
 
     def cheapest_to_lose(self, below_priority: int, now: float) -> Request | None:
-        """Return the waiting request to shed first, of a tier below this one; None: no such.
+        """Return the waiting request below `below_priority` to shed first; None if none waits.
 
-        Preemptible tiers first, then the lowest; in it the youngest request of the tenant that
-        would be served last.
+        Preemptible tiers lose requests first, then the lowest tier. Within the tier, the request is
+        the latest request of the tenant whose work would be served last.
         """
         lower = [t for t in self._descending if t.priority < below_priority and t.requests]
         if not lower:

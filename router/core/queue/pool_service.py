@@ -1,8 +1,8 @@
 """Merges the reports of a pool's other cells into changes of tenants' service.
 
-Reports hold sums, so this is idempotent: a doubled, late or lost report has no lasting effect.
-Service before this cell listened, or during an interruption, is not counted: the cell then goes by
-its own counts, and there is no jump when reports return.
+Reports contain totals, so a repeated, late or lost report has no lasting effect. Service before the
+first report, or during an interruption of the reports, is ignored. So the counters do not jump when
+reports resume; during an interruption the cell uses its own counts.
 """
 
 from collections import OrderedDict
@@ -10,14 +10,17 @@ from typing import NamedTuple
 
 from router.core.types.service import ServiceReport
 
-SILENT_S = 5.0  # after this long without a report, the next one is a new beginning
-_SOURCES_MAX = 256  # cells of one pool that are heard; the one heard longest ago is forgotten
-_ACCOUNTS_MAX = 65_536  # of all sources: about 20 MB
-_SMOOTHING = 0.05  # weight of an interval
+SILENT_S = 5.0  # seconds without a report, after which the next report only sets a new baseline
+_SOURCES_MAX = 256  # cells whose reports are kept; beyond, the least recent cell is dropped
+_ACCOUNTS_MAX = 65_536  # accounts of all cells together, about 20 MB
+_SMOOTHING = 0.05  # weight of a new interval in the mean interval between reports
 
 
 class Change(NamedTuple):
-    """Virtual service of a tenant in one tier of other cells since the last report; may be < 0."""
+    """The change of a tenant's virtual service in one tier of another cell since its last report.
+
+    The change is negative if a charge was refunded.
+    """
 
     priority: int
     tenant_id: str
@@ -28,8 +31,8 @@ class _Source:
     """The accounts of one cell, as its owner reported them.
 
     Attributes:
-        first: Number of the first report of this epoch without an interruption since; -1: none.
-        last: Number of the latest one.
+        first: Number of the first report of this epoch since the last interruption; -1: none.
+        last: Number of the latest report.
         accounts: (since, service) by tier and tenant, in the order of their changes.
     """
 
@@ -43,7 +46,7 @@ class _Source:
 
 
 class PoolService:
-    """The known service in the other cells of the pool.
+    """The service in the other cells of the pool, as their reports say.
 
     Attributes:
         interval_s: Recent mean seconds between two reports of a cell.
@@ -56,7 +59,7 @@ class PoolService:
         self._sources: OrderedDict[tuple[str, str], _Source] = OrderedDict()
 
     def hear(self, report: ServiceReport, now: float) -> list[Change]:
-        """Take a report; return its news."""
+        """Record a report, and return the changes of tenants' service that it brings."""
         source = self._source(report, now)
         if source is None or report.number <= source.last:
             return []
@@ -83,7 +86,7 @@ class PoolService:
         return changes
 
     def _source(self, report: ServiceReport, now: float) -> _Source | None:
-        """Return the state of a report's cell; None: the report is of an earlier epoch."""
+        """Return the record of a report's cell; None if the report has an outdated epoch."""
         key = (report.owner, report.cell_id)
         source = self._sources.get(key)
         if source is not None and report.epoch < source.epoch:
@@ -98,5 +101,5 @@ class PoolService:
 
     @property
     def cells(self) -> int:
-        """Number of other cells with reports."""
+        """Number of other cells that have sent reports."""
         return len(self._sources)

@@ -1,24 +1,25 @@
-"""Estimates the service of a tenant in other cells that their reports do not hold yet.
+"""Estimates the service of a tenant in other cells that they have not reported yet.
 
-Reports are old. While they are under way, all cells see a tenant behind at the same moment, serve
-it all at once, and then none for long. So service in this cell is charged together with the
-estimated service elsewhere, by the recent ratio. Reports use this provision up before they count;
-the rest of it lapses. At all times the tenant is charged for the reported service and for the
-provision, so the estimate causes no lasting error.
+Reports arrive late. Without an estimate, all cells would see a tenant behind the others at the same
+moment, all serve that tenant, and after their reports none would serve the tenant for a long time.
+So each charge for service in this cell also charges the expected service in other cells, by the
+recent ratio of both. This advance charge is the provision. Reported service is first deducted from
+the provision, and only the excess is charged; an unused provision expires. So a tenant is always
+charged for the reported service plus the provision, and a wrong estimate has no lasting effect.
 """
 
 import math
 
-MEMORY_MIN_S = 3.0  # of the ratio and of a provision
+MEMORY_MIN_S = 3.0  # least time constant of the ratio and of a provision, in seconds
 _MEMORY_MAX_S = 10.0
-_MEMORY_INTERVALS = 7.0  # of reports: a provision outlives the reports under way
+_MEMORY_INTERVALS = 7.0  # time constant in report intervals, longer than a report takes to arrive
 
 
 def memory_s(interval_s: float) -> float:
-    """Return the memory of provisions for a mean interval between reports.
+    """Return the time constant of provisions for a mean interval between reports.
 
-    A short memory drops a provision before a late report claims it; a long one charges a tenant for
-    cells that it has left.
+    With a short time constant, a provision expires before a late report is deducted from it. With a
+    long time constant, a tenant is charged for cells that have stopped serving the tenant.
     """
     return min(max(MEMORY_MIN_S, _MEMORY_INTERVALS * interval_s), _MEMORY_MAX_S)
 
@@ -27,7 +28,7 @@ class Provision:
     """The provision for one tenant in one tier.
 
     Attributes:
-        amount: Virtual service that is charged and not reported yet.
+        amount: Virtual service that has been charged but not reported yet.
     """
 
     __slots__ = ("_at", "_here", "_service", "_there", "amount")
@@ -38,7 +39,14 @@ class Provision:
         self._at = now
 
     def follow(self, service: float, ratio_max: int, memory_s: float, now: float) -> float:
-        """Take the tenant's virtual service in this cell; return the change of the amount."""
+        """Update the provision by the tenant's service in this cell; return the amount's change.
+
+        Args:
+            service: Total virtual service of the tenant in this cell.
+            ratio_max: Largest ratio of service elsewhere to service here.
+            memory_s: Time constant of the provision, in seconds.
+            now: Time, in seconds.
+        """
         kept = math.exp((self._at - now) / memory_s)
         self._at = now
         self._there *= kept
@@ -50,7 +58,7 @@ class Provision:
         return self.amount - before
 
     def settle(self, reported: float) -> float:
-        """Take reported virtual service; return the part that the provision does not cover."""
+        """Deduct reported service from the provision; return the part that is not covered."""
         self._there = max(0.0, self._there + reported)
         covered = min(self.amount, max(0.0, reported))
         self.amount -= covered
@@ -58,5 +66,5 @@ class Provision:
 
     @property
     def is_over(self) -> bool:
-        """Whether the provision is empty, and hardly any recent service elsewhere was reported."""
+        """Whether the provision can be deleted: it is used up, and other cells are inactive."""
         return self.amount < 1.0 and self._there < 1.0

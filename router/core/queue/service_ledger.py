@@ -1,7 +1,7 @@
 """Chooses the accounts of tenants that a cell reports to the other cells of its pool.
 
-A report holds the accounts that have changed since the last one, the largest changes first. Changes
-that do not fit wait, grow, and come later.
+A report contains the accounts with the largest changes since they were last reported. An account
+that does not fit is reported later, when its accumulated change is among the largest.
 """
 
 from collections.abc import Iterable
@@ -11,7 +11,7 @@ from router.core.queue.tenant_queue import TenantQueue
 
 
 class ServiceLedger:
-    """The accounts of one tier that may have changed since they were reported.
+    """The accounts of one tier that may have changed since their last report.
 
     Attributes:
         reports: Number of the last report.
@@ -24,24 +24,24 @@ class ServiceLedger:
         self._changed: dict[TenantQueue, None] = {}
 
     def open(self, tenant: TenantQueue) -> None:
-        """Begin the account of a tenant."""
+        """Open the account of a tenant, which the next report is the first to contain."""
         tenant.since = self.reports + 1
 
     def note(self, tenant: TenantQueue) -> None:
-        """Note that a tenant is served, or that a charge was corrected."""
+        """Mark a tenant's account as changed, by service or by a corrected charge."""
         self._changed[tenant] = None
 
     def keep(self, tenants: Iterable[TenantQueue]) -> None:
-        """Drop all accounts but these."""
+        """Drop all accounts except those of the given tenants."""
         kept = set(tenants)
         self._changed = {tenant: None for tenant in self._changed if tenant in kept}
 
     def recent(self) -> list[TenantQueue]:
-        """Return the accounts that may have changed since the last report."""
+        """Return all accounts that may have changed since their last report."""
         return list(self._changed)
 
     def told(self, tenants: Iterable[TenantQueue], number: int) -> None:
-        """Note that report `number` holds these accounts in their present state."""
+        """Record that report `number` contains the present state of the given accounts."""
         self.reports = number
         for tenant in tenants:
             tenant.told = tenant.service
@@ -51,7 +51,7 @@ class ServiceLedger:
 
 
 def largest_changes(tenants: Iterable[TenantQueue], count: int) -> list[TenantQueue]:
-    """Return the accounts with the largest changes since they were reported, at most `count`."""
+    """Return at most `count` accounts: those that changed most since their last report."""
     changed = [tenant for tenant in tenants if tenant.service != tenant.told]
     if len(changed) <= count:
         return changed

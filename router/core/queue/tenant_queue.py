@@ -1,7 +1,7 @@
 """Orders the waiting requests of one tenant in one tier.
 
-First come requests that return (a replica was lost, or they were preempted), then overdue ones, by
-the time when they became so, then the rest by `order_key`.
+Returning requests, whose replica was lost or which were preempted, are served first. Overdue
+requests follow in the order in which they became overdue, then all other requests by `order_key`.
 """
 
 from collections.abc import Iterator
@@ -11,35 +11,36 @@ from router.core.types.account import ServiceAccount, TierTotals
 from router.core.types.request import Request
 
 _LATE_FACTOR = 1.2
-# Dead heap entries are swept when there are more than this and than live ones, or nothing but them:
-# they keep their requests, and tenants without any are kept for long.
+# Dead heap entries are removed when they outnumber the live entries by more than this number, or
+# when no live entry is left. Dead entries keep their requests in memory, and a tenant's queue is
+# kept for a long time after its last request.
 _SLACK = 64
 
 
 def order_key(request: Request) -> float:
-    """Rank a request among those of its tenant that are not overdue; the least goes first.
+    """Return the sort key of a request among its tenant's requests that are not overdue.
 
-    Shortest uncached prompt first keeps the mean TTFT low; `Request.overdue_at` bounds its cost for
-    long prompts. A request that cannot meet its objective any more makes way for slightly longer
-    ones that still can. The key must not change while the request waits, except by
-    `FairQueue.reprice` and at `late_at`.
+    The shortest uncached prompt is served first, which keeps the mean TTFT low. The wait of long
+    prompts is bounded by `Request.overdue_at`. A request that can no longer meet its objective is
+    served after slightly longer requests that still can. The key must not change while the request
+    waits, except by `FairQueue.reprice` and at `late_at`.
     """
     tokens = request.uncached_tokens
     return tokens * _LATE_FACTOR if request.is_late else tokens
 
 
 class Sizes:
-    """Numbers of waiting requests by uncached size, in four classes per doubling."""
+    """A histogram of waiting requests by uncached tokens, with four classes per doubling."""
 
     __slots__ = ("_classes", "requests", "tokens")
 
     def __init__(self) -> None:
-        self._classes: dict[int, list[int]] = {}  # class -> requests, tokens
+        self._classes: dict[int, list[int]] = {}  # class -> [requests, tokens]
         self.requests = 0
         self.tokens = 0
 
     def add(self, tokens: int, count: int) -> None:
-        """Add (`count` 1) or take away (-1) a request."""
+        """Add a request (`count` is 1), or remove a request (`count` is -1)."""
         size = _class_of(tokens)
         entry = self._classes.get(size)
         if entry is None:
@@ -52,7 +53,7 @@ class Sizes:
             del self._classes[size]
 
     def below(self, tokens: int) -> tuple[float, float]:
-        """Return the approximate number of requests, and of their tokens, of at most `tokens`."""
+        """Return approximately how many requests have at most `tokens`, and the sum of theirs."""
         last = _class_of(tokens)
         requests = total = 0.0
         for size, entry in self._classes.items():
@@ -71,7 +72,7 @@ def _class_of(tokens: int) -> int:
 
 
 class _Entry:
-    """A waiting request with the figures of its rank, which the request's own may differ from."""
+    """A waiting request, with the figures by which it was ranked, which may be out of date."""
 
     __slots__ = ("request", "tokens")
 
@@ -85,15 +86,15 @@ class _Entry:
 
 
 class TenantQueue(ServiceAccount):
-    """The waiting requests of one tenant in one tier, beside the tenant's account.
+    """The waiting requests and the service account of one tenant in one tier.
 
     Attributes:
-        running: Dispatches that were neither settled nor pushed back.
+        running: Number of dispatches that were neither settled nor queued again.
         requests: Number of waiting requests.
         tokens: Prompt tokens of the waiting requests.
         listing: Number of the tenant's entry in the tier's heap; 0: no entry.
-        since: Number of the first report that could tell of the account.
-        told: `service` in the last report with the account.
+        since: Number of the first report after the account was opened.
+        told: Value of `service` in the last report that contained the account.
     """
 
     __slots__ = (
@@ -109,14 +110,14 @@ class TenantQueue(ServiceAccount):
         self.told = 0.0
         self._returned: dict[int, _Entry] = {}
         self._overdue: dict[int, _Entry] = {}
-        self._overdue_tokens = 0  # uncached, of the returned and the overdue
+        self._overdue_tokens = 0  # uncached tokens of returned and overdue requests
         self._rest: dict[int, _Entry] = {}  # by arrival
         self._sizes = Sizes()
         self._shortest: list[tuple[float, int, _Entry]] = []
         self._due: list[tuple[float, int]] = []
         self._late: list[tuple[float, int]] = []
         self._hidden: dict[int, None] = {}  # set aside during a look-ahead
-        self._stash: list[tuple[float, int, _Entry]] = []  # of these, the heap's entries
+        self._stash: list[tuple[float, int, _Entry]] = []  # heap entries of hidden requests
 
     # --- in and out -------------------------------------------------------------------------
 
@@ -133,7 +134,7 @@ class TenantQueue(ServiceAccount):
         self._sweep()
 
     def push_front(self, request: Request) -> None:
-        """Add a returning request, behind earlier returning ones."""
+        """Add a returning request, behind requests that returned earlier."""
         self.requests += 1
         self.tokens += request.prompt_tokens
         self.totals.uncached_tokens += request.uncached_tokens
@@ -143,7 +144,7 @@ class TenantQueue(ServiceAccount):
         """Remove a waiting request.
 
         Raises:
-            KeyError: The request does not wait here.
+            KeyError: The request is not in the queue.
         """
         order = request.order
         if order in self._rest:
@@ -158,13 +159,13 @@ class TenantQueue(ServiceAccount):
         self._sweep()
 
     def reprice(self, request: Request, uncached_tokens: int) -> None:
-        """Rank a request anew after a change of its prediction."""
+        """Set the predicted uncached tokens of a waiting request, and rank the request again."""
         order = request.order
         request.uncached_tokens = uncached_tokens
         if order in self._rest:
             entry = self._rest[order]
             self._sizes.add(entry.tokens, -1)
-            self._rank(request)  # a new entry in the old one's place
+            self._rank(request)  # replaces the old entry
             self._sweep()
         else:
             entry = (self._returned if order in self._returned else self._overdue)[order]
@@ -188,7 +189,7 @@ class TenantQueue(ServiceAccount):
         self._overdue_tokens += entry.tokens
 
     def _sweep(self) -> None:
-        """Drop dead heap entries when they are the most; costs O(1) per push and removal."""
+        """Remove dead heap entries if they predominate; amortized O(1) per push or removal."""
         live = len(self._rest)
         entries_max = 2 * live + _SLACK if live else 0
         if len(self._shortest) > entries_max:
@@ -204,7 +205,7 @@ class TenantQueue(ServiceAccount):
     # --- order ------------------------------------------------------------------------------
 
     def head(self, now: float) -> Request | None:
-        """Return the next request that is not set aside."""
+        """Return the next request that is not hidden by a look-ahead."""
         self._promote(now)
         for line in (self._returned, self._overdue):
             for order, entry in line.items():
@@ -222,7 +223,7 @@ class TenantQueue(ServiceAccount):
         return None
 
     def _promote(self, now: float) -> None:
-        """Rank late requests anew, and move overdue ones to their own line."""
+        """Rank requests again that are late by now, and move overdue requests to the front."""
         late = self._late
         while late and late[0][0] <= now:
             entry = self._rest.get(heappop(late)[1])
@@ -237,11 +238,11 @@ class TenantQueue(ServiceAccount):
                 self._first(self._overdue, self._unrank(order))
 
     def hide(self, request: Request) -> None:
-        """Set a request aside until `unhide`."""
+        """Hide a request from `head` until `unhide`."""
         self._hidden[request.order] = None
 
     def unhide(self) -> None:
-        """End a look-ahead: all requests return to their places."""
+        """End a look-ahead, so that `head` offers all requests again."""
         self._hidden.clear()
         for entry in self._stash:
             if self._rest.get(entry[1]) is entry[2]:
@@ -250,11 +251,11 @@ class TenantQueue(ServiceAccount):
 
     @property
     def has_candidate(self) -> bool:
-        """Whether a request waits that is not set aside."""
+        """Whether a waiting request is not hidden."""
         return self.requests > len(self._hidden)
 
     def before(self, uncached_tokens: int, now: float) -> tuple[float, float]:
-        """Return the approximate requests and uncached tokens before a new request of this size."""
+        """Return about how many requests and tokens would precede a new request of this size."""
         self._promote(now)
         requests, tokens = self._sizes.below(uncached_tokens)
         first = len(self._returned) + len(self._overdue)
@@ -262,11 +263,11 @@ class TenantQueue(ServiceAccount):
 
     @property
     def uncached_tokens(self) -> int:
-        """Prompt tokens of all waiting requests that have to be computed."""
+        """Uncached prompt tokens of all waiting requests."""
         return self._sizes.tokens + self._overdue_tokens
 
     def last(self) -> Request:
-        """Return the request to shed first: the youngest; returning ones only at the end.
+        """Return the request to shed first: the latest arrival, returning requests last.
 
         Raises:
             StopIteration: The queue is empty.

@@ -1,4 +1,4 @@
-"""A tier: the turn of its tenants, and its share of the cell's service."""
+"""A tier: the order of its tenants, and the tier's share of the cell's service."""
 
 import math
 from collections.abc import Iterable
@@ -12,36 +12,38 @@ from router.core.queue.virtual_time import VirtualTime
 from router.core.types.account import TierTotals
 from router.core.types.request import Dispatch, Request
 
-OUTPUT_SERVICE = 2.0  # of an output token; one of the prompt is 1
-SHARE_MIN = 0.01  # of every tier that waits, whatever is reserved for it: no tier starves
-_DEBT_MEMORY_S = 10.0  # service beyond the share is forgotten with this time constant
-_LARGEST_FADES = 0.99  # per dispatch of the cell
-_CREDIT_REQUESTS = 2.0  # mean ones; kept by a tenant whose queue was briefly empty
-_SERVICE_PRIOR = 512.0  # of a request, until some have ended
-_OUTPUT_PRIOR = 128.0  # tokens per dispatch, until some have ended
+OUTPUT_SERVICE = 2.0  # service of one output token; an uncached prompt token is 1
+SHARE_MIN = 0.01  # least share of every waiting tier, so that no tier starves
+_DEBT_MEMORY_S = 10.0  # time constant with which service beyond the share is forgotten, in seconds
+_LARGEST_FADES = 0.99  # factor on the largest recent service per dispatch of the cell
+_CREDIT_REQUESTS = 2.0  # credit of a tenant whose queue was briefly empty, in mean requests
+_SERVICE_PRIOR = 512.0  # assumed service per request, until some requests have ended
+_OUTPUT_PRIOR = 128.0  # assumed output tokens per dispatch, until some dispatches have ended
 _SMOOTHING = 0.02
-# The most that a tenant loses here for its service elsewhere: so much of this tier's turns, or so
-# many mean requests. Where requests are long, `LAG_S` alone would forget the cost of one or two.
+# Limit of a tenant's disadvantage in this cell because of service in other cells: the progress of
+# the tier's virtual time in `LAG_S` seconds, or `LAG_REQUESTS` mean requests if that is more. Where
+# requests are long, the limit by `LAG_S` alone would not cover the cost of one or two requests.
 LAG_S = 3.0
 LAG_REQUESTS = 4.0
-_TENANTS_KEPT = 1024  # idle ones are forgotten above this, where that changes nothing
+_TENANTS_KEPT = 1024  # tenants above which idle tenants without an effect on the order are dropped
 
 
 class Tier:
     """The waiting requests of one priority.
 
-    Tenants by virtual counters: the least goes first; one that returns is lifted to the least among
-    the waiting ones (the last one served when none waits), so that idleness earns nothing. A tenant
-    with running requests was not idle: it keeps a credit of a few requests, for the service that
-    others got while its queue was briefly empty.
+    Each tenant has a virtual counter of its service, and the tenant with the least counter is
+    served first. When an idle tenant queues a request, its counter is raised to the least counter
+    of the waiting tenants (or of the tenant served last, if none waits), so that idle time earns no
+    advantage. A tenant with running requests was not idle. So it keeps a credit of a few requests,
+    for the service that other tenants got while its queue was briefly empty.
 
-    Service in other cells of the pool counts like service here, but puts a tenant behind the others
-    by at most `LAG_S` and `LAG_REQUESTS`: older service elsewhere does not count against it.
+    Service in other cells of the pool is charged like service in this cell, but puts a tenant
+    behind the others by at most `LAG_S` or `LAG_REQUESTS`, so older service elsewhere is ignored.
 
     Attributes:
-        totals: Service so far, and uncached tokens that wait; its tenants keep the sums.
-        credit: Service that the tier may claim before higher ones. While it waits it earns its
-            share of all service of the cell; its own service is paid from it.
+        totals: Total service, and waiting uncached tokens; the sums are updated by the tenants.
+        credit: Service that the tier may claim before higher tiers. While the tier has waiting
+            requests, it earns its share of all service of the cell, and pays for its own service.
         requests: Number of waiting requests.
         tokens: Prompt tokens of the waiting requests.
         ledger: Accounts to report to other cells.
@@ -75,13 +77,13 @@ class Tier:
         self.requests = self.tokens = 0
         self._tenants: dict[str, TenantQueue] = {}
         self._tenants_max = _TENANTS_KEPT
-        # (counter when listed, number of the listing, tenant). Counters grow while listed, so an
-        # entry may be too low but never too high: the top is corrected until it is true. A counter
-        # that falls gets a new listing.
+        # Entries are (counter when listed, number of the listing, tenant). A listed tenant's
+        # counter may grow, so an entry's counter may be too low but never too high, and the top
+        # entry is corrected until it is accurate. A tenant whose counter falls is listed again.
         self._heap: list[tuple[float, int, TenantQueue]] = []
         self._listings = 0
-        self._last: TenantQueue | None = None  # served
-        self._behind: list[TenantQueue] = []  # their heads were set aside during this look-ahead
+        self._last: TenantQueue | None = None  # the tenant served last
+        self._behind: list[TenantQueue] = []  # tenants whose first requests this look-ahead skipped
         self._looked_at: dict[TenantQueue, None] = {}
         self._output_mean, self._service_mean = _OUTPUT_PRIOR, _SERVICE_PRIOR
         self._debt_at = self._largest = 0.0
@@ -89,16 +91,16 @@ class Tier:
         self.ledger = ServiceLedger()
         self._virtual_time = VirtualTime()
         self._provisions: dict[TenantQueue, Provision] = {}
-        self._cells = 0  # of the pool, beside this one
-        self._memory_s = MEMORY_MIN_S  # of provisions
+        self._cells = 0  # number of other cells in the pool
+        self._memory_s = MEMORY_MIN_S  # time constant of provisions
 
     # --- in and out -------------------------------------------------------------------------
 
     def push(self, request: Request, *, is_new: bool) -> None:
-        """Add a request; a returning one goes before its tenant's others."""
+        """Add a request; a returning request is served before its tenant's other requests."""
         self.look_no_further()
         if not self.requests:
-            self.credit = min(self.credit, 0.0)  # waiting earns credit, being away does not
+            self.credit = min(self.credit, 0.0)  # a tier earns credit only while requests wait
         self.is_preemptible = request.is_preemptible
         self.share = max(SHARE_MIN, request.reserved_permille / 1000)
         tenant = self._tenant(request.tenant_id)
@@ -115,7 +117,7 @@ class Tier:
         self._changed(request, 1)
 
     def take(self, request: Request, now: float) -> TenantQueue:
-        """Remove a request that is dispatched and charge its tenant, once, for the prompt."""
+        """Remove a request for dispatch, and charge its tenant for the prompt if not yet done."""
         tenant = self.remove(request)
         tenant.running += 1
         self._last = tenant
@@ -138,7 +140,7 @@ class Tier:
         """Remove a waiting request.
 
         Raises:
-            KeyError: The request does not wait here.
+            KeyError: The request is not in this tier's queue.
         """
         tenant = self._tenants[request.tenant_id]
         tenant.remove(request)
@@ -146,11 +148,11 @@ class Tier:
         return tenant
 
     def reprice(self, request: Request, uncached_tokens: int) -> None:
-        """Change the predicted cost of a waiting request."""
+        """Set the predicted uncached tokens of a waiting request."""
         self._tenants[request.tenant_id].reprice(request, uncached_tokens)
 
     def settle(self, dispatch: Dispatch) -> None:
-        """Correct the charge of a request at its end to the computed tokens, and learn from it."""
+        """Correct an ended request's charge to the computed tokens, and update the tier's means."""
         request = dispatch.request
         tenant = self._tenants[request.tenant_id]
         assert tenant is dispatch.account, "a tenant with a running request is kept"
@@ -161,7 +163,7 @@ class Tier:
             service = request.charged_tokens + OUTPUT_SERVICE * dispatch.emitted
             self._service_mean += _SMOOTHING * (service - self._service_mean)
         if request.attempts or request.preemptions or request.prefilled_on:
-            return  # repeated work is paid once, as first predicted
+            return  # repeated work is charged once, by the first prediction
         computed = dispatch.prompt_tokens - dispatch.cached_tokens if has_run else 0
         self._correct(tenant, request, computed)
 
@@ -205,7 +207,7 @@ class Tier:
 
     @property
     def lift_credit(self) -> float:
-        """Service that a tenant with running requests may lack when its queue fills again."""
+        """Service by which a tenant with running requests may lag when its queue fills again."""
         return _CREDIT_REQUESTS * self._service_mean
 
     def _list(self, tenant: TenantQueue) -> None:
@@ -230,7 +232,10 @@ class Tier:
         return None
 
     def _forget_idle(self) -> None:
-        """Drop idle tenants that would be lifted anyway; a growing limit keeps this rare."""
+        """Drop idle tenants whose counters a new request would raise anyway.
+
+        The limit of kept tenants grows with their number, so that this linear scan stays rare.
+        """
         top = self._top() or self._last
         least = 0.0 if top is None else top.counter
         self._tenants = {
@@ -244,7 +249,7 @@ class Tier:
         self._provisions = {key: one for key, one in self._provisions.items() if key in kept}
 
     def load(self, tenant_id: str) -> tuple[int, int]:
-        """Return the requests and prompt tokens of a tenant that wait."""
+        """Return a tenant's waiting requests and their prompt tokens."""
         tenant = self._tenants.get(tenant_id)
         return (0, 0) if tenant is None else (tenant.requests, tenant.tokens)
 
@@ -253,9 +258,14 @@ class Tier:
     def serve_elsewhere(
         self, services: Iterable[tuple[str, float]], cells: int, interval_s: float, now: float
     ) -> None:
-        """Count virtual service of tenants in other cells of the pool.
+        """Charge tenants for their virtual service in other cells of the pool.
 
-        `cells` report, each at `interval_s`. A tenant that is unknown here is not affected.
+        Args:
+            services: Tenants, each with the change of its service elsewhere; a tenant that this
+                tier does not know is ignored.
+            cells: Number of other cells that send reports.
+            interval_s: Mean seconds between two reports of a cell.
+            now: Time, in seconds.
         """
         self._cells = cells
         self._memory_s = memory_s(interval_s)
@@ -270,7 +280,7 @@ class Tier:
                 self._shift(tenant, provision.settle(service), turn, lag)
 
     def follow_provisions(self, now: float) -> None:
-        """Let provisions follow the service in this cell, and lapse."""
+        """Update all provisions by the service in this cell and the passed time."""
         self.look_no_further()
         turn, lag = self._turn(now)
         for tenant, provision in list(self._provisions.items()):
@@ -280,14 +290,17 @@ class Tier:
                 del self._provisions[tenant]
 
     def _turn(self, now: float) -> tuple[float, float]:
-        """Return the counter of the tenant whose turn it is, and its growth in `LAG_S`."""
+        """Return the counter of the tenant to serve next, and that counter's growth in `LAG_S`."""
         self._virtual_time.sample(self.totals.served, now)
         top = self._top() or self._last
         turn = 0.0 if top is None else top.counter
         return turn, LAG_S * self._virtual_time.pace
 
     def _shift(self, tenant: TenantQueue, service: float, turn: float, lag: float) -> None:
-        """Charge service elsewhere up to the limit, or return it, but no further than a turn."""
+        """Charge a tenant for service elsewhere, up to the limit, or refund such a charge.
+
+        A refund lowers the counter no further than that of the tenant to serve next.
+        """
         before = tenant.counter
         limit = turn + max(lag, LAG_REQUESTS * self._service_mean / tenant.weight)
         if service >= 0.0:
@@ -300,9 +313,10 @@ class Tier:
     # --- order ------------------------------------------------------------------------------
 
     def head(self, now: float) -> Request | None:
-        """Return the next request; during a look-ahead the next one not looked at.
+        """Return the next request that the current look-ahead has not skipped.
 
-        A look-ahead sees one request of every tenant, in order, then their second ones.
+        A look-ahead examines the first request of every tenant, then the second requests, and so
+        on.
         """
         tenant = self._top()
         while tenant is None and self._behind:
@@ -313,18 +327,18 @@ class Tier:
         return None if tenant is None else tenant.head(now)
 
     def look_further(self, request: Request) -> None:
-        """Set aside the result of `head`."""
+        """Skip the result of `head` for the rest of the look-ahead."""
         tenant = self._tenants[request.tenant_id]
         tenant.hide(request)
         self._looked_at[tenant] = None
         if tenant.listing:
-            tenant.listing = 0  # its entry is dead
+            tenant.listing = 0  # makes the tenant's heap entry invalid
         else:
             self._behind.pop(0)
         self._behind.append(tenant)
 
     def look_no_further(self) -> None:
-        """End a look-ahead: all requests return to their places."""
+        """End a look-ahead, so that `head` offers all requests again."""
         if self._looked_at:
             for tenant in self._looked_at:
                 tenant.unhide()
@@ -336,12 +350,12 @@ class Tier:
     # --- the tier's share -------------------------------------------------------------------
 
     def cost(self, request: Request) -> float:
-        """Return the service that a request will take, by the mean output of the tier."""
+        """Return the predicted service of a request, by the tier's mean output."""
         prompt = 0 if request.is_charged else request.uncached_tokens
         return prompt + OUTPUT_SERVICE * self._output_mean
 
     def earn(self, service: float, now: float) -> None:
-        """Note service of the cell to any tier; old debt is dropped."""
+        """Credit this tier with its share of a service to any tier, and fade old debt."""
         if self.credit < 0.0:
             self.credit *= math.exp((self._debt_at - now) / _DEBT_MEMORY_S)
         self._debt_at = now
@@ -350,7 +364,7 @@ class Tier:
             self.credit += self.share * service
 
     def pay(self, service: float) -> None:
-        """Note service to this tier, after `earn`. Credit is not saved up for a burst."""
+        """Charge this tier for service, after `earn`; saved credit is capped to prevent bursts."""
         self.credit = min(self.credit, 2.0 * self._largest) - service
 
     # --- estimates --------------------------------------------------------------------------
@@ -358,7 +372,7 @@ class Tier:
     def before(
         self, tenant_id: str, weight: int, uncached_tokens: int, now: float
     ) -> tuple[float, float]:
-        """Estimate the requests and uncached tokens served before a request that came now."""
+        """Estimate the requests and uncached tokens served before a request that arrives now."""
         if not self.requests:
             return 0.0, 0.0
         tenant = self._tenants.get(tenant_id)
@@ -373,17 +387,17 @@ class Tier:
         output = OUTPUT_SERVICE * self._output_mean
         turn = counter + (tokens + output * requests) / weight
         others = self._picture(now).before(turn, tenant)
-        # The picture may be a little old.
+        # The estimate may be slightly out of date, so its results are capped.
         return min(requests + others[0], self.requests), min(
             tokens + others[1], self.totals.uncached_tokens
         )
 
     def cheapest_to_lose(self, now: float) -> Request | None:
-        """Return the last request of the tenant whose waiting work would be done last."""
+        """Return the last request of the tenant whose waiting work would be served last."""
         if not self.requests:
             return None
         tenant = self._picture(now).last_served()
-        if tenant is None:  # all of the picture have gone, others came
+        if tenant is None:  # all requests of the estimate have left; other requests came
             self._backlog_estimate = None
             tenant = self._picture(now).last_served()
         return None if tenant is None else tenant.last()
@@ -401,7 +415,7 @@ class Tier:
         return estimate
 
     def waiting(self) -> list[Request]:
-        """Return all waiting requests; for checks and for the end, not for decisions."""
+        """Return all waiting requests; too slow for decisions, used by checks and `drain`."""
         return [request for tenant in self._tenants.values() for request in tenant.waiting()]
 
 

@@ -1,9 +1,9 @@
-"""Measures the pace of a tier's virtual time: the counter of the tenant whose turn it is."""
+"""Measures the pace of a tier's virtual time, that is, of the counter of the served tenant."""
 
 import math
 
-_MEAN_S = 1.0  # time constant of the mean pace
-_SAMPLE_S = 0.1  # between two samples, at least
+_MEAN_S = 1.0  # time constant of the mean pace, in seconds
+_SAMPLE_S = 0.1  # least seconds between two samples
 
 
 class VirtualTime:
@@ -22,14 +22,15 @@ class VirtualTime:
         self._sampled_at: float | None = None
 
     def reach(self, counter: float) -> None:
-        """Note the counter of a tenant that is being served."""
+        """Advance virtual time to the counter of a tenant that is served."""
         self.now = max(self.now, counter)
 
     def sample(self, served: float, now: float) -> None:
-        """Measure the pace; `served` is all service of the tier so far.
+        """Measure the pace; `served` is the total service of the tier.
 
-        Weights are at least 1, so virtual time runs no faster than service: a greater growth comes
-        from a tenant that is far ahead and had its turn because no other waited.
+        Because weights are at least 1, virtual time cannot run faster than service. A larger growth
+        comes from a tenant with a high counter that was served while no other tenant waited, so the
+        growth is capped by the service.
         """
         since = self._sampled_at
         if since is None:

@@ -1,17 +1,17 @@
-"""Counts the demand of a cell, for the scaling of its pool."""
+"""Measures the demand of a cell, for the autoscaling of its pool."""
 
 from router.core.types.request import Request
 from router.core.types.work import TierWork
 from sluice.priority import CLASSES
 
 _SMOOTHING = 0.05
-_TIERS_MAX = 64  # told apart; further ones count as the last
+_TIERS_MAX = 64  # tiers with sums of their own; the requests of further tiers go to the last one
 
 
 class WorkMeter:
-    """Sums of a cell's demand since its book was made; pure.
+    """Sums of a cell's demand since the router began its record of the cell; pure.
 
-    Requests refused for want of room are demand, too: they count like accepted ones.
+    The sums include requests that were refused for lack of capacity, because these are demand, too.
 
     Attributes:
         tiers: Sums by priority of the tier.
@@ -28,12 +28,12 @@ class WorkMeter:
         self._seen = 0
 
     def came(self, request: Request, *, is_refused: bool) -> None:
-        """Count a priced request.
+        """Add a request, with its predicted tokens, to the sums of its tier.
 
         Args:
-            request: Request; its priority is that of the queue, where each tier has several
-                classes.
-            is_refused: Whether the request was refused for want of room.
+            request: The request, whose `priority` is the tier's priority times `CLASSES` plus the
+                class within the tier.
+            is_refused: Whether the request was refused for lack of capacity.
         """
         tier = self._tier(request.priority // CLASSES)
         tier.requests += 1
@@ -47,13 +47,13 @@ class WorkMeter:
     def turned_away(
         self, priority: int, requests: int, prompt_tokens: float, output_tokens: float
     ) -> None:
-        """Count requests that gateways refused. Their tokens are unknown, so usual ones count.
+        """Add requests that gateways refused, with the mean tokens of other requests.
 
         Args:
-            priority: Priority of the queue, see `came`.
+            priority: Priority of the requests; see `came`.
             requests: Number of requests.
-            prompt_tokens: Uncached prompt tokens of a usual request.
-            output_tokens: Output tokens of a usual request.
+            prompt_tokens: Mean uncached prompt tokens of recent requests.
+            output_tokens: Mean output tokens of recent requests.
         """
         tier = self._tier(priority // CLASSES)
         tier.requests += requests

@@ -1,8 +1,8 @@
-"""The service of tenants, where the token path can add to it without a call."""
+"""The service that tenants have received, as attributes that the token path adds to directly."""
 
 
 class TierTotals:
-    """Sums over one tier, which its tenants keep.
+    """Sums over one tier, updated by the tier's tenant queues.
 
     Attributes:
         served: Service so far: computed prompt tokens and 2 x output tokens.
@@ -23,8 +23,8 @@ class ServiceAccount:
         weight: Share of the tenant within its tier.
         counter: Virtual service: computed prompt tokens and 2 x output tokens, over the weight. The
             token path adds the output; the queue adds everything else.
-        elsewhere: Part of the counter that is no service of this cell: service in other cells of
-            the pool, and lifts.
+        elsewhere: Part of the counter that is not service in this cell: service in other cells of
+            the pool, and lifts after idle periods.
         totals: Sums of the tier.
     """
 

@@ -11,14 +11,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """KV blocks that one replica is to hand to another.
+    """A transfer of KV blocks from one replica to another.
 
     Attributes:
-        dispatch: Dispatch booked on the target; the shell sends it there after the transfer.
+        dispatch: Dispatch recorded on the target replica, sent by the shell after the transfer.
         source: Replica that has the blocks.
-        first: Index of the first block among those of the prompt.
+        first: Index of the first block within the prompt.
         blocks: Number of blocks.
-        deadline_s: Seconds for the whole transfer; later the target computes the blocks itself.
+        deadline_s: Seconds for the whole transfer; after a timeout the target computes the blocks.
     """
 
     dispatch: Dispatch
@@ -35,8 +35,8 @@ class EjectionNotice:
     Attributes:
         replica_id: Id of the replica.
         cell_id: Id of the replica's cell.
-        wrong: Wrongly answered canaries, of those that count.
-        asked: Canaries that count.
+        wrong: Number of wrongly answered canaries among `asked`.
+        asked: Number of recent canaries that the verdict is based on.
     """
 
     replica_id: str
@@ -51,7 +51,7 @@ class Actions:
     Attributes:
         batches: Messages, with the key of their gateway.
         dispatches: Sequences to send, by replica.
-        cancels: Sequences to cancel, by replica; may name some of `dispatches`.
+        cancels: Sequences to cancel, by replica; some may be sequences of `dispatches`.
         probes: Replicas that are to run a canary inference.
         transfers: Transfers to start; the shell answers each by `RouterCore.on_transferred`.
         accusations: Ejections to report to the quality guard.
@@ -70,7 +70,7 @@ class Actions:
 
 @dataclass(slots=True)
 class Stats:
-    """Totals and samples since the shell last took them; for metrics only.
+    """Totals and samples since the last call of `RouterCore.take_stats`; for metrics only.
 
     Attributes:
         outcomes: Ended requests, by kind and error code.
@@ -82,8 +82,8 @@ class Stats:
         cached_tokens: Prompt tokens of placed requests that an engine found in its cache.
         ejections: Ejected replicas, by reason.
         transfers: Ended transfers, by result.
-        stray_tokens: Tokens of sequences that the books do not know.
-        count_mismatches: Sequences whose number of tokens the engine and the router disagree on.
+        stray_tokens: Tokens of sequences that the router has no record of.
+        count_mismatches: Sequences whose token count differs between the engine and the router.
     """
 
     outcomes: dict[tuple[str, str], int] = field(default_factory=dict[tuple[str, str], int])

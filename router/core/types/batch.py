@@ -13,12 +13,12 @@ class GatewayBatch:
     """The next message to one gateway: token columns, placements, outcomes, cell states.
 
     Attributes:
-        handles: Request of each row; rows of one request may repeat.
-        counts: Tokens of each row.
-        tokens: Token ids of all rows, one row behind the other.
-        logprobs: Log probabilities of the tokens of requests that asked for them, by handle; None:
-            no request did.
-        prompt_logprobs: Log probabilities of parts of prompts, of requests that asked for them.
+        handles: Request handle of each row; a request may have several rows.
+        counts: Number of tokens in each row.
+        tokens: Token ids of all rows, concatenated.
+        logprobs: Log probabilities of output tokens, for requests with `logprobs`; None if there
+            are none.
+        prompt_logprobs: Log probabilities of prompt tokens, for requests with `prompt_logprobs`.
         sketches: Parts of cells' sketches of cached prefixes.
     """
 
@@ -39,7 +39,7 @@ class GatewayBatch:
         self.sketches: list[wire.CellSketch] = []
 
     def merge(self, later: "GatewayBatch") -> None:
-        """Append a later batch; outcomes still stand behind all tokens."""
+        """Append a later batch; in the merged message outcomes still follow all tokens."""
         self.handles += later.handles
         self.counts += later.counts
         self.tokens += later.tokens
@@ -55,7 +55,7 @@ class GatewayBatch:
 
     @property
     def entries(self) -> int:
-        """Number of tokens and their alternatives: the parts that make the message large."""
+        """Number of tokens and of their alternatives, as a measure of the message's size."""
         tops = 0 if self.logprobs is None else len(self.logprobs.top_token)
         of_prompts = sum(len(it.logprob) + len(it.top_token) for it in self.prompt_logprobs)
         return len(self.tokens) + tops + of_prompts
@@ -73,5 +73,5 @@ class GatewayBatch:
 
 
 def wire_us(seconds: float) -> int:
-    """Return microseconds for a 32-bit field; longer times, as of batch work, are cut."""
+    """Return microseconds for a 32-bit field; a time of over 71 minutes becomes the maximum."""
     return min(int(seconds * 1e6), _U32_MAX)

@@ -7,11 +7,11 @@ from sluice.detector.consensus import Text
 
 @dataclass(frozen=True, slots=True)
 class CanaryAnswer:
-    """An answer, and the question that it belongs to.
+    """A replica's answer to a canary prompt.
 
     Attributes:
-        text: Tokens of the answer; none: the replica answered nothing.
-        question: Number of the question; answers to different questions are not compared.
+        text: Tokens of the answer; empty if the replica returned no tokens.
+        question: Number of the canary prompt; only answers to the same prompt are compared.
     """
 
     text: Text

@@ -8,24 +8,25 @@ class CoreConfig:
     """Limits and constants of the core; every bound of a queue is per cell.
 
     Attributes:
-        queue_requests_max: Waiting requests.
-        queue_tokens_max: Prompt tokens of the waiting requests.
-        tenant_requests_max: Waiting requests of one tenant.
-        tenant_tokens_max: Prompt tokens of one tenant's waiting requests.
+        queue_requests_max: Most waiting requests.
+        queue_tokens_max: Most prompt tokens of the waiting requests.
+        tenant_requests_max: Most waiting requests of one tenant.
+        tenant_tokens_max: Most prompt tokens of one tenant's waiting requests.
         deadline_default_s: Seconds until the first token, for requests without a deadline.
-        retries_max: Dispatches after the first one that may be lost or fail.
+        retries_max: Most further dispatches of a request after lost or failed dispatches.
         busy_pause_s: Seconds without dispatches after an engine said "busy".
         draining_pause_s: Seconds without dispatches after an engine said "draining".
         cell_state_interval_s: Seconds between two broadcasts of a cell's state.
         output_tokens_expected: Output tokens per answer, until answers have ended in the cell.
         ttft_base_s: Constant part of the TTFT objective, in seconds.
-        ttft_factor: Growing part of the TTFT objective: prefills of the prompt on an idle replica.
+        ttft_factor: Proportional part of the TTFT objective, as a multiple of the prefill time of
+            the prompt on an idle replica.
         tpot_s: Objective of the mean time per output token, in seconds.
         overtake_factor: Multiple of its objective after which no request of the same tier overtakes
             a waiting request.
-        decision_sample: Placements per full explanation in `Placed.decision`; 0: no samples.
-        decision_pause_s: Seconds between two explanations of placements that are traced, late or
-            repeated; inf: no such explanations.
+        decision_sample: One of this many placements is explained in `Placed.decision`; 0: none is.
+        decision_pause_s: Least seconds between two explanations of placements that are traced,
+            late or repeated; inf: such placements are not explained.
     """
 
     queue_requests_max: int = 4096

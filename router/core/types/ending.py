@@ -1,4 +1,4 @@
-"""The endings of requests: the one place that writes an outcome, and maps engine reasons to it."""
+"""The endings of requests, their outcome messages, and the mapping from engine finish reasons."""
 
 from router.core.types.actions import Stats
 from sluice.errors import ErrorCode
@@ -21,7 +21,7 @@ NAMES = {
 
 
 class Ending:
-    """The ending of a request; becomes its `Outcome`."""
+    """The ending of a request, which is sent to the gateway as an `Outcome`."""
 
     __slots__ = (
         "code",
@@ -61,7 +61,8 @@ class Ending:
     def outcome(self, handle: int) -> wire.Outcome:
         """Return the message for the gateway."""
         outcome = wire.Outcome(handle=handle, kind=self.kind)
-        # Most have only some of these, and to set nothing costs as much as to set something.
+        # Most endings have few of these fields, and setting a default value costs as much time
+        # as setting any other value.
         if self.code is not None:
             outcome.code = self.code
         if self.message:

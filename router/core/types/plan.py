@@ -5,7 +5,7 @@ from enum import IntEnum
 
 
 class ReplicaRole(IntEnum):
-    """The work of a replica; BOTH unless its pool disaggregates."""
+    """The kind of work of a replica: BOTH, unless its pool disaggregates prefill from decode."""
 
     BOTH = 0
     PREFILL = 1
@@ -27,8 +27,8 @@ class EngineLimits:
     """The sizes and features of an engine, reported once per attachment.
 
     Attributes:
-        adapter_slots: Adapters that one batch may mix; 0: the engine serves no adapters.
-        prompt_tokens_max: Longest prompt that leaves room for one token of output.
+        adapter_slots: Most adapters in one batch; 0: the engine serves no adapters.
+        prompt_tokens_max: Longest prompt, in tokens, that leaves room for one output token.
     """
 
     context_tokens_max: int
@@ -41,6 +41,6 @@ class EngineLimits:
     prompt_tokens_max: int = field(init=False)
 
     def __post_init__(self) -> None:
-        """Derive the limit that placement reads often."""
+        """Compute `prompt_tokens_max` once, because placement reads it often."""
         longest = min(self.context_tokens_max, self.kv_blocks * self.block_tokens) - 1
         object.__setattr__(self, "prompt_tokens_max", longest)

@@ -8,11 +8,11 @@ from router.core.types.account import ServiceAccount
 from router.core.types.batch import GatewayBatch
 from sluice.wire.router.v1 import router_pb2 as wire
 
-UNLIMITED = 1 << 30  # output tokens: the context is the limit
+UNLIMITED = 1 << 30  # `output_max` of a request that only the engine's context length limits
 
 
 class RequestState(IntEnum):
-    """A request moves between QUEUED and RUNNING until it is DONE, once."""
+    """The state of a request, which may return from RUNNING to QUEUED but never leaves DONE."""
 
     QUEUED = 1
     RUNNING = 2
@@ -20,18 +20,18 @@ class RequestState(IntEnum):
 
 
 class FirstTokenPrediction(Protocol):
-    """A predicted TTFT that learns from the real one."""
+    """A TTFT prediction whose forecast learns from the measured TTFT."""
 
     def ttft_s(self) -> float:
         """Return the predicted seconds until the first token."""
         ...
 
     def first_token(self, waited_s: float) -> None:
-        """Learn from a first token after this many seconds."""
+        """Learn from a first token that came after `waited_s` seconds."""
         ...
 
     def expired(self, waited_s: float) -> None:
-        """Learn from a request that has no first token after this many seconds."""
+        """Learn from a request that still has no first token after `waited_s` seconds."""
         ...
 
 
@@ -40,7 +40,7 @@ class ConnectedGateway:
 
     Attributes:
         requests: Live requests by handle.
-        batch: News for its next message.
+        batch: Contents of the next message to the gateway.
     """
 
     __slots__ = ("batch", "key", "requests")
@@ -52,42 +52,42 @@ class ConnectedGateway:
 
 
 class Request:
-    """A request, from submit to its single outcome. The shell makes it, the core owns it.
+    """A request, from submit to its single outcome; made by the shell, changed by the core only.
 
-    Decisions read the attributes; the engine alone needs `payload`, which the core drops at the
-    end. The core writes the attributes from `gateway` on.
+    Decisions read the attributes. Only the engine needs `payload`, which the core drops when the
+    request ends. The shell sets the attributes before `gateway` in `__init__`, the core all others.
 
     Attributes:
-        prompt_tokens: Size of the prompt; after a resume with the tokens emitted before.
-        output_max: Tokens that may be generated.
-        priority: Priority of the tier; higher goes first.
-        reserved_permille: Share of the cell that the tier gets at least while it has work.
-        is_preemptible: Batch work, which may be interrupted while it runs and is shed first.
+        prompt_tokens: Tokens of the prompt, including the emitted tokens of a resumed answer.
+        output_max: Most output tokens.
+        priority: Priority of the tier; a higher priority is served first.
+        reserved_permille: Least share of the cell for the tier while the tier has work.
+        is_preemptible: Whether the request is batch work, which may be preempted and is shed first.
         weight: Share of the tenant within its tier.
         deadline_s: Seconds from arrival to the first token; 0: the default.
-        admission_s: Seconds to the first token, without its own prefill, with which it is admitted;
-            0: until the deadline.
+        admission_s: Longest predicted TTFT at admission, without the request's own prefill;
+            0: the deadline.
         hashes: Hashes of the prompt's full KV blocks, in order.
-        absence_s: Seconds of waiting for a cell without replicas; 0: until the deadline.
+        absence_s: Longest wait for a cell without replicas, in seconds; 0: until the deadline.
         session: Hash of the session; 0: none.
-        adapter: Digest; empty: the base.
-        order: Number of the arrival; also the tie-break everywhere.
+        adapter: Digest of the adapter; empty: the base without an adapter.
+        order: Number of the arrival, which also breaks ties in all decisions.
         avoid: Replica of the last failed dispatch.
         uncached_tokens: Prompt tokens that the best replica would have to compute; a prediction.
         objective_s: Objective of the TTFT, in seconds.
         late_at: Time from which no replica can meet the objective.
-        is_late: Whether that time came while the request waited.
-        overdue_at: Time from which no request of the tier overtakes this one.
-        output: Emitted tokens; kept for preemptible requests only.
-        is_charged: Whether the tenant has paid for the prompt.
-        charged_tokens: Prompt tokens that the tenant has paid for.
-        prediction: Prediction of the first token's time; learns once from the real one.
+        is_late: Whether the request still waited at `late_at`.
+        overdue_at: Time from which no request of the tier overtakes this request.
+        output: Emitted tokens; kept for preemptible or split requests, otherwise None.
+        is_charged: Whether the tenant's account was charged for the prompt.
+        charged_tokens: Prompt tokens that the tenant's account was charged for.
+        prediction: TTFT prediction, which learns once from the measured TTFT.
         prefilled_on: Replica that computed the prompt for another replica.
-        is_traced: Whether the placement is worth an explanation: the trace is sampled, or the
-            answer began elsewhere.
-        interrupted: Dispatches that ended without an end of the request.
-        output_expected: Output tokens expected at its arrival.
-        untold: Number of `output_expected` that the gateway has not received; None: none.
+        is_traced: Whether to explain the placement, because the trace is sampled or the answer
+            began on another replica.
+        interrupted: Number of dispatches that ended while the request went on.
+        output_expected: Output tokens expected at the request's arrival.
+        untold: Interruptions that the gateway has not been sent; None if there are none.
     """
 
     __slots__ = (
@@ -171,7 +171,7 @@ class Request:
 
     @property
     def is_begun(self) -> bool:
-        """Whether the client has a part of the answer already: a refusal would break it."""
+        """Whether the client already has a part of the answer, which a refusal would cut off."""
         submit = self.payload
         return submit is not None and (submit.resumed_tokens > 0 or submit.is_begun)
 
@@ -180,27 +180,28 @@ _NO_GATEWAY = ConnectedGateway(0)  # until a request is submitted
 
 
 class Dispatch:
-    """A sequence on one replica: a request's dispatch, from submit to the engine's end.
+    """A request's sequence on one replica, from the dispatch until the engine reports its end.
 
-    A dispatch outlives its request when that was cancelled or preempted: the engine still holds the
-    sequence until it reports the end.
+    After a cancellation or preemption the dispatch exists longer than its request waits for it,
+    because the engine keeps the sequence until the engine reports the end.
 
     Attributes:
-        account: The tenant's account; the token path adds to it.
+        account: The tenant's account, to which the token path adds the output.
         charge: Virtual service of the tenant per output token.
-        prefill_owed: Prompt tokens that the engine has not computed, by the router's books.
+        prefill_owed: Prompt tokens that the engine has not computed, as the router estimates.
         cached_tokens: Prompt tokens found in the cache; predicted until the engine reports them.
-        output_booked: Output tokens that KV blocks are booked for.
+        output_booked: Output tokens that KV blocks are reserved for.
         emitted: Tokens that the engine has reported.
         first_at: Time of the first token; 0.0 before it.
         slack_s: `EngineModel.slack_s` of the replica at the first token.
         is_admitted: Whether the engine runs the sequence.
-        is_open: Whether the request still waits for these tokens.
-        is_placed: Whether the gateway knows the replica.
-        is_prefill: Whether the sequence ends with its first token and the answer goes on elsewhere.
-        decision: Explanation of the placement; kept of a sample only.
-        known: Predicted cost and TTFT, in seconds, and waiting requests; set where `decision` is
-            not.
+        is_open: Whether the request still waits for tokens of this sequence.
+        is_placed: Whether the gateway has been sent the replica's id.
+        is_prefill: Whether this sequence only computes the prompt and the first token, after
+            which another replica continues the answer.
+        decision: Explanation of the placement; kept for a sample of dispatches only.
+        known: Predicted cost and TTFT, in seconds, and number of waiting requests; set if
+            `decision` is not.
     """
 
     __slots__ = (

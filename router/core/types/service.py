@@ -11,9 +11,9 @@ class TenantService(NamedTuple):
     Attributes:
         priority: Priority of the tier.
         tenant_id: Id of the tenant.
-        since: Number of the first report that could hold this account.
+        since: Number of the first report after the account was opened.
         service: Virtual service since the account was opened: computed prompt tokens and 2 x output
-            tokens, over the weight. A sum, so that a report may be lost or come twice.
+            tokens, over the weight. As a total, it survives lost and repeated reports.
     """
 
     priority: int
@@ -28,9 +28,9 @@ class ServiceReport:
 
     Attributes:
         cell_id: Id of the cell.
-        owner: Router that owns it.
-        epoch: Epoch of the owner's book of the cell; a later book has a greater one.
-        number: Number of this report in the epoch; it grows.
+        owner: Router that owns the cell.
+        epoch: Epoch of the owner's record of the cell; a later record has a greater epoch.
+        number: Number of this report within the epoch, in ascending order.
         accounts: Changed accounts.
     """
 

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class TierWork:
-    """The work of one tier; sums since the cell's book was made.
+    """The work of one tier, as totals since the router began its record of the cell.
 
     Attributes:
-        requests: Requests that came.
-        prompt_tokens: Prompt tokens to compute, as predicted when the requests came.
-        output_tokens: Output tokens, as expected when the requests came.
-        refused: Requests among them for which there was no room.
+        requests: Requests that arrived, refused requests included.
+        prompt_tokens: Prompt tokens to compute, as predicted when the requests arrived.
+        output_tokens: Output tokens, as expected when the requests arrived.
+        refused: Arrived requests that were refused for lack of capacity.
     """
 
     requests: int = 0
@@ -23,12 +23,12 @@ class TierWork:
 
 @dataclass(frozen=True, slots=True)
 class EngineSpeed:
-    """The speed of one replica with as many sequences as it can serve within its objective.
+    """The speed of one replica that runs as many sequences as its TPOT objective permits.
 
     Attributes:
         prompt_token_s: Seconds per computed prompt token.
         output_token_s: Seconds per output token.
-        sequences: Number of sequences at once.
+        sequences: Number of concurrent sequences.
         steps: Number of measured steps.
     """
 
@@ -44,14 +44,14 @@ class WorkReport:
 
     Attributes:
         cell_id: Id of the cell.
-        epoch: Epoch of the cell's book; a later book has a greater one.
-        number: Number of this report in the epoch.
+        epoch: Epoch of the router's record of the cell; a later record has a greater epoch.
+        number: Number of this report within the epoch.
         tiers: Sums by priority of the tier.
         queued: Waiting (requests, prompt tokens to compute), by priority of the tier.
         running: Sequences on replicas.
         replicas_ready: Replicas that are attached and not draining.
-        speed: Median speed of the replicas that have measured enough; None: none has.
-        first_token_s: TTFT of a usual request on an idle replica; 0: not known.
+        speed: Median speed of the replicas with enough measurements; None if there are none.
+        first_token_s: TTFT of an average request on an idle replica; 0: not known.
     """
 
     cell_id: str
