@@ -1,4 +1,4 @@
-"""The golden prompt messages for nodes; each message is built once for all nodes. Bounded."""
+"""A bounded cache of golden prompt messages; each message is built once for all nodes."""
 
 from collections.abc import Callable, Iterable, Sequence
 from collections.abc import Set as AbstractSet

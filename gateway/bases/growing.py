@@ -1,7 +1,7 @@
 """Analyses whether a chat template can render only the new messages of a conversation. Pure.
 
-Such a template has one loop over all messages, and a message's text depends only on the message
-itself, its neighbours and the first messages. So the text of a longer conversation is the known
+Templates of this kind have one loop over all messages, and the text of a message depends only on
+the message, its neighbours and the first messages. So the text of a longer conversation is the known
 text plus the newly rendered text of the last messages. `going_on` makes a template that renders
 only these messages.
 

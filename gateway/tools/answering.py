@@ -7,7 +7,7 @@ Its tokens are written into the client's response.
 import asyncio
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Protocol, cast
 
@@ -90,7 +90,7 @@ class ToolAnswering:
 
     def answer(
         self, request: web.Request, principal: Principal, task: TextTask
-    ) -> Coroutine[Any, Any, web.StreamResponse]:
+    ) -> Awaitable[web.StreamResponse]:
         """Answer one request, which may take several rounds.
 
         A request without rounds leaves no frame of this class: the frame would keep the body for as
@@ -98,15 +98,16 @@ class ToolAnswering:
         """
         if not task.has_rounds:
             return self._answering.answer(request, principal, task)
-        return self._answer_in_rounds(request, principal, cast("RoundTask", task))
+        rounds = cast("RoundTask", task)
+        return self._answer_in_rounds(request, principal, task.endpoint, rounds)
 
     async def _answer_in_rounds(
-        self, request: web.Request, principal: Principal, rounds: RoundTask
+        self, request: web.Request, principal: Principal, endpoint: str, rounds: RoundTask
     ) -> web.StreamResponse:
         calls = min(self._budget.calls, rounds.max_tool_calls or self._budget.calls)
         budget = LoopBudget(calls, self._budget.tokens, self._budget.seconds, self._budget.micros)
         run = _ToolRun(
-            self._answering, self._runner, self._leases, request, principal, rounds.endpoint, rounds
+            self._answering, self._runner, self._leases, request, principal, endpoint, rounds
         )
         run.tell = partial(self._send_event, run.caller)
         try:

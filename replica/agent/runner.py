@@ -170,7 +170,7 @@ class ReplicaRunner:
         self._wish = wish
         if not self._has_new_wish:
             self._has_new_wish = True
-            self._events.put_nowait(wish)  # whoever reads this event uses the latest wish
+            self._events.put_nowait(wish)  # its reader uses the latest wish
 
     def fail(self, base_digest: str, problem: str) -> None:
         """End the engine as failed if it runs this base; the replica starts a new engine."""

@@ -108,8 +108,7 @@ class TrtllmDriver:
         self._blocks = BlockTranslator()
         self._cached: dict[bytes, None] = {}
         self._living: dict[int, ScheduledSequence] = {}  # by key
-        # by handle, which is the sequence's `scratch`
-        self._sent: dict[int, ScheduledSequence] = {}
+        self._sent: dict[int, ScheduledSequence] = {}  # by handle, the sequence's `scratch`
         self._waiting = WaitingQueue(self._adapters)
         self._prefilling = 0  # submitted sequences without a token yet
         self._following = 0  # siblings that wait for their leaders

@@ -21,7 +21,7 @@ from sluice.guard.named_sets import CHECKED_SETS, NAMED_SETS
 from sluice.guard.places import Ends, Forks, Holds, PlaceCondition, Places, Spells
 from sluice.guard.rules import PLACES_MAX, GuardAction, GuardRule
 
-# Most compiled places: those of all expressions, and a few for the words of each rule.
+# Most compiled places: the places of all expressions, and a few for the words of each rule.
 _PLACES_MAX = PLACES_MAX + 10_000
 
 

@@ -11,7 +11,7 @@ from router.core.types.request import Request, RequestState
 
 PREEMPTIONS_MAX = 3  # preemptions per request, after which the request runs to its end
 _CLAIM_S = 2.0  # seconds until a claim expires; an engine ends cancelled sequences within steps
-_REPLICAS_MAX = 8  # replicas examined per request: those with the least owed prefill
+_REPLICAS_MAX = 8  # replicas examined per request, the ones with the least owed prefill
 
 
 @dataclass(frozen=True, slots=True)

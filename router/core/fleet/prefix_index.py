@@ -240,7 +240,7 @@ class PrefixIndex:
     def _unite(self, run: BlockRun, twin: BlockRun) -> BlockRun:
         """Merge the common prefix of two runs with the same first block; return the merged run.
 
-        What follows the common prefix is split off. Twins arise when blocks are reported
+        The rest behind the common prefix is split off. Twins arise when blocks are reported
         separately from the blocks that precede them.
         """
         same = agreement(run.keys, twin.keys, 0)
