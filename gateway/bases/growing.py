@@ -1,9 +1,9 @@
 """Analyses whether a chat template can render only the new messages of a conversation. Pure.
 
 Templates of this kind have one loop over all messages, and the text of a message depends only on
-the message, its neighbours and the first messages. So the text of a longer conversation is the known
-text plus the newly rendered text of the last messages. `going_on` makes a template that renders
-only these messages.
+the message, its neighbours and the first messages. So the text of a longer conversation is the
+known text plus the newly rendered text of the last messages. `going_on` makes a template that
+renders only these messages.
 
 The analysis accepts only constructs that are known to be harmless. A template that counts messages,
 searches for the last message, or carries a value from one message to the next is rendered whole.
