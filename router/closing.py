@@ -319,7 +319,7 @@ class Closings:
         self._reports.append(reports)
 
     def take(self) -> list[bytes]:
-        """Return reports and closings for a gateway to carry, as many as fit into a message."""
+        """Return reports and closings for one message to a gateway, which sends them on."""
         taken: list[bytes] = []
         while self._reports and len(taken) < _MESSAGE_MAX:
             size = len(taken)

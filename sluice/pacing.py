@@ -1,4 +1,4 @@
-"""Longest delays of tokens in a stream, by which several tokens share one write."""
+"""Longest delays of tokens in a stream, so that several tokens leave in one write."""
 
 # Longest interval between two writes of a stream, well below the permitted silence of a stream.
 INTERVAL_MS_MAX = 5_000

@@ -215,9 +215,9 @@ class Churn:
 
     Attributes:
         begun: Number of requests.
-        refused: Number of refused requests; some may be on a busy machine, where a router that is
-            silent for 0.9 s counts as lost.
-        cut: Number of other requests that the gateway ended.
+        refused: Number of refused requests; a busy machine may cause some, because a router that
+            is silent for 0.9 s counts as lost.
+        cut: Number of accepted requests that the gateway ended early.
         seconds: Duration in seconds; longer than asked for where the machine could not keep up.
         rss_bytes: Memory of the gateway after every minute.
     """

@@ -79,7 +79,7 @@ class Cpu:
 
 
 async def closed(check: Check, together: int, checks: int) -> None:
-    """Let `together` tasks check, again and again."""
+    """Run `together` concurrent tasks, each of which repeats checks without a pause."""
     who = callers()
 
     async def task() -> None:

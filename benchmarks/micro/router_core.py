@@ -91,7 +91,7 @@ class CoreBench:
             self.dispatches[name] += dispatches
 
     def frames(self, *, kept: int, tokens: int = 1) -> list[tuple[str, bytes]]:
-        """Return a frame of each replica: `tokens` for every sequence; all but `kept` end."""
+        """Return a frame per replica: `tokens` of each sequence, of which all but `kept` end."""
         frames: list[tuple[str, bytes]] = []
         for name, dispatches in self.dispatches.items():
             prompts = sum(dispatch.prefill_owed for dispatch in dispatches)

@@ -57,7 +57,7 @@ RETIRE_AFTER_S = 15.0
 _USERS_MAX = 3  # largest number of a pool's users named in messages
 _RETIREMENTS_MAX = 20  # largest number of retired pools per step
 
-# Number of replicas of a pool that operators want, or the scaling loop in place of operators.
+# A pool's wanted number of replicas: the scaling loop's, or without one the operators'.
 _WANTED = func.coalesce(pools.c.scaled_replicas, pools.c.replicas_wanted)
 # Columns of a table that belongs to the scaling domain, which imports the fleet; named here to
 # avoid an import cycle.

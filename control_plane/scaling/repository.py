@@ -458,7 +458,7 @@ async def write_number(connection: AsyncConnection, pool: ScaledPool, decided: P
 
 
 def decisive(decided: PoolPlan) -> Any:
-    """Return the decisive reason: the last reason with the wanted number of replicas."""
+    """Return the last reason whose number of replicas is the wanted number."""
     reasons = decided.reasons
     return next((it for it in reversed(reasons) if it.replicas == decided.wanted), reasons[-1])
 

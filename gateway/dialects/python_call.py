@@ -79,7 +79,7 @@ class PythonCall:
             else:
                 at = self._take_structure(text, at)
             if at == begin:
-                break  # quotes: the next characters tell how many there are
+                break  # later characters decide whether one or three quotes open the string
             self._size += at - begin
             self.is_broken |= self._size > CHARACTERS_MAX or self._parts > _PARTS_MAX
         return at

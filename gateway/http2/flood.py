@@ -19,8 +19,8 @@ from gateway.http2.frames import (
 )
 
 PURSE_MAX = 4096.0  # frames in one burst, which cost 80 ms of work
-_PER_S = 100.0  # frames of credit per second, which cost 2 ms of work
-_PER_DATA = 10  # frames of credit per sent DATA frame; Envoy allows as many window updates
+_PER_S = 100.0  # control frames without charge per second, which cost 2 ms of work
+_PER_DATA = 10  # control frames without charge per sent DATA frame; Envoy allows as many
 _RESET = 8  # price of a reset, because a request was started in vain
 REFUSED = 4  # price of a request beyond the maximum number of streams
 _SETTING_BYTES = 6

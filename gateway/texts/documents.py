@@ -59,7 +59,7 @@ class Document:
     """A redacted text.
 
     Attributes:
-        json: JSON with keys in order.
+        json: The redacted text as JSON, with sorted keys.
         redactions: Number of redactions by class.
         is_cut: Whether the text was longer and has been cut.
     """

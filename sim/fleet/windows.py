@@ -36,12 +36,12 @@ class CellWindow:
     """The settings of a simulated cell.
 
     Attributes:
-        stratum: The stratum that the cell represents.
-        replicas: Replicas of the cell.
+        stratum: Group of similar cells for which this cell stands.
+        replicas: Number of replicas of the cell.
         duration_s: Seconds of arrivals.
         rps: Requests per second.
-        adapters: Adapters of the base.
-        tenants: Tenants of the base.
+        adapters: Number of adapters of the base.
+        tenants: Number of tenants of the base.
         seed: Seed of the arrivals.
     """
 

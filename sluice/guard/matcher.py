@@ -154,7 +154,7 @@ class GuardedText:
         return text[:cut]
 
     def flush(self) -> str:
-        """End the text; return the rest of the released text."""
+        """End the text; return the part that was held back and may now be released."""
         if self.blocked_by is not None:
             return ""
         self._take(self._matcher.automaton.end(self._state), self.length)

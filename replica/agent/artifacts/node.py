@@ -202,7 +202,7 @@ class ArtifactCache:
             await asyncio.sleep(_RESTART_PAUSE_S)
 
     async def ensure(self, digest: str, *, needed: bool) -> None:
-        """Return when an artifact is complete in the library; raises as `Fetcher.ensure` does."""
+        """Wait until an artifact is complete in the library; raises as `Fetcher.ensure` does."""
         while not self._is_up.is_set():
             if needed and self._trouble:
                 text = f"the node cannot fetch artifacts: {self._trouble}"

@@ -55,11 +55,11 @@ class EngineModel:
     # --- what is known ----------------------------------------------------------------------
 
     def began(self, slack_s: float) -> None:
-        """Record that a sequence has its first token, at the given slack."""
+        """Record the first token of a sequence, `slack_s` seconds before its deadline."""
         insort(self._begun, slack_s)
 
     def ended(self, slack_s: float) -> None:
-        """Record the end of a sequence whose first token came at the given slack."""
+        """Record the end of a sequence whose first token came `slack_s` before its deadline."""
         del self._begun[bisect_right(self._begun, slack_s) - 1]
 
     def anchor(

@@ -50,7 +50,7 @@ class PrefixSketch:
     def use(self, hashes: Sequence[int], cached: int, now: float) -> None:
         """Add the marks of a prompt that is placed on a replica.
 
-        Marks above the permitted rate are left out, those of prompts without cached blocks first.
+        The rate of marks is bounded. Marks of prompts without cached blocks are left out first.
 
         Args:
             hashes: First eight bytes of the hash of each block.

@@ -97,7 +97,7 @@ class Tier:
     # --- in and out -------------------------------------------------------------------------
 
     def push(self, request: Request, *, is_new: bool) -> None:
-        """Add a request; a returning request is served before its tenant's other requests."""
+        """Add a request; one that waited before goes ahead of its tenant's other requests."""
         self.look_no_further()
         if not self.requests:
             self.credit = min(self.credit, 0.0)  # a tier earns credit only while requests wait

@@ -27,11 +27,11 @@ class FirstTokenPrediction(Protocol):
         ...
 
     def first_token(self, waited_s: float) -> None:
-        """Learn from a first token that came after `waited_s` seconds."""
+        """Correct the predictions by a first token that came after `waited_s` seconds."""
         ...
 
     def expired(self, waited_s: float) -> None:
-        """Learn from a request that still has no first token after `waited_s` seconds."""
+        """Correct the predictions by a request without a first token after `waited_s` seconds."""
         ...
 
 
