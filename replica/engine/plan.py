@@ -258,7 +258,7 @@ class StepOutput:
         failed: Index -> reason why the sequence cannot continue; its tokens of this step are
             dropped.
         refused: Index of a failed sequence whose request is the reason -> field at fault, e.g. a
-            grammar that is stuck. Such a sequence would fail on every replica.
+            grammar that is stuck. The same sequence would fail on every replica.
     """
 
     tokens: list[int] = field(default_factory=list[int])

@@ -156,7 +156,7 @@ def test_a_chat_begins_with_its_last_compaction() -> None:
         ("assistant", "b"),
         ("user", "three"),
     ]
-    # What it stands for may be left out.
+    # The messages in place of which the summary stands may be left out.
     assert texts(expanded_chat([*later[1:], *chat(("user", "three"))], open_one))[0][0] == "user"
     plain = chat(("user", "one"))
     assert expanded_chat(plain, open_one) is plain
