@@ -228,7 +228,7 @@ class Rollout:
         if test is None or not self.has_prompts:
             return 0, 0
         gates = [gate.sample_min for gate in self.plan.gates if gate.metric is Metric.GOLDEN]
-        wanted = max(GOLDEN_SAMPLE_MIN, *(gates if self.current.is_compared else ()), 0)
+        wanted = max([GOLDEN_SAMPLE_MIN, *(gates if self.current.is_compared else ())])
         compared = min(test.canary.total, test.control.total)
         return compared, max(0, wanted - compared)
 

@@ -7,10 +7,8 @@ from typing import Any, cast
 
 from tokenizers import Tokenizer
 
-from sluice.embeddings import PairedTokens
+from sluice.embeddings import PairedTokens, label_count
 
-_CLASSIFIES = "BertForSequenceClassification"
-_LABELS_UNLESS_SAID = 2
 _MULTI_LABEL = "multi_label_classification"
 
 
@@ -57,10 +55,10 @@ class PairForm:
 
 def read_labels(config: Mapping[str, Any]) -> Labels | None:
     """Return the labels in a base's `config.json`; None if the base makes embeddings."""
-    if _CLASSIFIES not in (config.get("architectures") or ()):
+    count = label_count(config)
+    if not count:
         return None
     named = cast("dict[str, object]", config.get("id2label") or {})
-    count = int(config.get("num_labels") or len(named) or _LABELS_UNLESS_SAID)
     names = tuple(str(named.get(str(it), f"LABEL_{it}")) for it in range(count))
     return Labels(names, config.get("problem_type") == _MULTI_LABEL)
 

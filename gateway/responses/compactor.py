@@ -90,18 +90,18 @@ class Compactor:
         if not threshold:
             return False
         counted = await self._limiter.count(principal, resolved.model.id)
-        is_told = False
+        goes_on = False
         try:
             assets = await self._assets.get(resolved.model.base_digest)
             (prompt,) = await task.model_copy(update={"truncation": None}).encoded(assets, resolved)
-            is_told = True
+            goes_on = True
         except BadRequestError as error:
             if error.code is not ErrorCode.CONTEXT_LENGTH_EXCEEDED:
                 raise
-            is_told = True
+            goes_on = True
             return True
         finally:
-            self._limiter.settle(counted, prompt_tokens=0, output_tokens=0, was_served=not is_told)
+            self._limiter.settle(counted, prompt_tokens=0, output_tokens=0, was_served=not goes_on)
         return len(prompt.ids) > threshold
 
     async def shortened(

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from replica.engine.artifact import ArtifactError, read_json
+from sluice.embeddings import label_count
 
 _REQUIRED = (
     "hidden_size",
@@ -41,8 +42,6 @@ _ONLY: dict[str, tuple[Any, ...]] = {
 _OF_LABELS = frozenset(
     {"_num_labels", "id2label", "label2id", "num_labels", "problem_type", "sentence_transformers"}
 )
-_CLASSIFIES = "BertForSequenceClassification"
-_LABELS_UNLESS_SAID = 2
 # The head that classifies pairs of sentences, which no embedding uses.
 _HEAD = ("pooler.dense.weight", "pooler.dense.bias")
 _MODULES = ("Transformer", "Pooling", "Normalize")
@@ -114,7 +113,7 @@ def read_bert_config(directory: Path) -> BertConfig:
         ArtifactError: A file is missing or broken, or needs what this engine does not compute.
     """
     config = read_json(directory / "config.json")
-    labels = _labels(config)
+    labels = label_count(config)
     problems = _config_problems(config, _HARMLESS | _OF_LABELS if labels else _HARMLESS)
     longest: Any = config.get("max_position_embeddings")
     if not labels:
@@ -137,13 +136,6 @@ def read_bert_config(directory: Path) -> BertConfig:
         tokens_max=min(int(longest), int(config["max_position_embeddings"])),
         labels=labels,
     )
-
-
-def _labels(config: Mapping[str, Any]) -> int:
-    """Return the number of labels; 0 if the base does not classify."""
-    if _CLASSIFIES not in (config.get("architectures") or ()):
-        return 0
-    return int(config.get("num_labels") or len(config.get("id2label") or ()) or _LABELS_UNLESS_SAID)
 
 
 def _config_problems(config: Mapping[str, Any], harmless: frozenset[str]) -> list[str]:
