@@ -6,7 +6,7 @@ batches requests of different lengths. So a client sends one request per text, c
 
 import sys
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -22,17 +22,8 @@ from sluice.triton import Stub, messages
 
 _RETRY_S = 1.0
 SECOND_BEGINS = "second_begins"  # parameter of a request
-_CLASSIFIER = "BertForSequenceClassification"
-_LABELS_DEFAULT = 2  # of a classifier whose configuration gives no number
 
 assert sys.byteorder == "little", "tensors are little-endian, and so must be this machine"
-
-
-def label_count(config: Mapping[str, Any]) -> int:
-    """Return the number of labels of a base, by its `config.json`; 0 if it does not classify."""
-    if _CLASSIFIER not in (config.get("architectures") or ()):
-        return 0
-    return int(config.get("num_labels") or len(config.get("id2label") or ()) or _LABELS_DEFAULT)
 
 
 class PairedTokens(list[int]):

@@ -7,7 +7,8 @@ from typing import Any, cast
 
 from tokenizers import Tokenizer
 
-from sluice.embeddings import PairedTokens, label_count
+from sluice.base_labels import label_count
+from sluice.embeddings import PairedTokens
 
 _MULTI_LABEL = "multi_label_classification"
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from replica.engine.artifact import ArtifactError, read_json
-from sluice.embeddings import label_count
+from sluice.base_labels import label_count
 
 _REQUIRED = (
     "hidden_size",
