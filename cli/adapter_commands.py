@@ -1,4 +1,4 @@
-"""`sluice adapters`: the adapters of all models, the releases that use them, and their nodes."""
+"""`sluice adapters`: commands for the adapters of all models, their releases and their nodes."""
 
 import asyncio
 import json
@@ -50,9 +50,10 @@ def list_adapters(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """List the adapters: base, size, releases, owner, and the number of nodes with a copy.
+    """List the adapters with their bases, sizes, releases, tenants and numbers of nodes.
 
-    promoted: the models that serve it now. nodes: those with a complete copy on disk.
+    Column `promoted` names the models that serve the adapter now. Column `nodes` counts the nodes
+    that have a complete copy on disk.
     """
     query = given(model_id=model, base_digest=base, tenant_id=tenant)
 
@@ -67,7 +68,7 @@ def list_adapters(
 
 @adapters.command("show")
 def show_adapter(adapter: Adapter, *, as_json: AsJson = False) -> None:
-    """Show an adapter: its configuration, its releases, and the nodes that have it."""
+    """Show the configuration of an adapter, its releases, and the nodes that have a copy."""
 
     async def work(api: ApiClient) -> Json:
         digest = await _digest(api, adapter)
@@ -103,8 +104,8 @@ def remove_adapter(
 ) -> None:
     """Remove a version of a model, or an uploaded adapter that no version uses.
 
-    Refused while a model serves the version, an alias names it or it is in a rollout. The bytes
-    go when no object needs them; see: sluice artifacts gc.
+    The command is refused while a model serves the version, an alias names it or a rollout has it.
+    The bytes are deleted when no object needs them any more (see: sluice artifacts gc).
     """
     if "@" in adapter:
         ask(lambda api: api.call("DELETE", f"/v1/releases/{adapter}"))
@@ -120,7 +121,7 @@ def remove_adapter(
 
 
 async def _digest(api: ApiClient, adapter: str) -> str:
-    """Return the digest of the named adapter.
+    """Return the digest of an adapter, which is named by model, by release or by digest.
 
     Raises:
         ApiError: There is no such adapter, or the name is ambiguous.
@@ -152,7 +153,7 @@ async def _of_prefix(api: ApiClient, prefix: str) -> str:
 
 
 async def _nodes(api: ApiClient, digest: str) -> list[Json] | None:
-    """Return the nodes that have an artifact; None if the key may not list them."""
+    """Return the nodes that have an artifact, or None if the key may not list them."""
     try:
         return await api.list(f"/v1/artifacts/{digest}/nodes")
     except ApiError as error:
@@ -162,7 +163,7 @@ async def _nodes(api: ApiClient, digest: str) -> list[Json] | None:
 
 
 async def _with_configs(api: ApiClient, found: list[Json]) -> list[Json]:
-    """Return adapters with rank, alpha and target modules; these are None without an upload."""
+    """Return adapters with rank, alpha and target modules, or None for these without an upload."""
     waiting = list(enumerate(found))
     made = list(found)
 
@@ -173,7 +174,7 @@ async def _with_configs(api: ApiClient, found: list[Json]) -> list[Json]:
             names = {"rank": "r", "alpha": "lora_alpha", "target_modules": "target_modules"}
             made[index] = row | {name: config.get(key) for name, key in names.items()}
 
-    # gather, because a TaskGroup would wrap the one error that people have to read.
+    # gather, because a TaskGroup would wrap the one error that people have to read in a group.
     for outcome in await asyncio.gather(*(work() for _ in range(_JOBS)), return_exceptions=True):
         if outcome is not None:
             raise outcome

@@ -34,12 +34,12 @@ def setting(name: str) -> str:
 
 
 def setting_value(name: str) -> str:
-    """Return an address or key; empty if neither the environment nor the env file has it."""
+    """Return an address or key, or an empty string if neither environment nor env file has it."""
     return os.environ.get(name) or read_env(Home.find()).get(name) or ""
 
 
 def take_certificates() -> None:
-    """Use certificates from the environment, or else those of the local stack."""
+    """Use the mTLS certificates that the environment names, or else those of the local stack."""
     if "SLUICE_ADMIN_URL" not in os.environ:
         for name, value in read_env(Home.find()).items():
             if name.startswith(_TLS):
@@ -51,13 +51,13 @@ def take_certificates() -> None:
 
 
 def has_certificate() -> bool:
-    """Return whether this process uses a certificate already; loads none."""
+    """Return whether this process already uses a certificate, without loading one."""
     module = sys.modules.get("sluice.certificates")
     return module is not None and module.ours() is not None
 
 
 def take_secret() -> None:
-    """Use the installation's secret from the environment, or else the stack's, if there is one."""
+    """Use the installation's secret from the environment, or else the local stack's, if any."""
     from sluice import shared_secret
 
     if "SLUICE_ADMIN_URL" not in os.environ:
@@ -69,7 +69,7 @@ def take_secret() -> None:
 
 
 def refuse_clear(name: str, url: str) -> None:
-    """Raise an exit if the admin key would be sent in clear text to `url`, of setting `name`."""
+    """Raise an exit if the admin key would be sent to `url`, the value of `name`, in clear text."""
     if urlsplit(url).scheme != "https" and has_certificate():
         raise fail(
             f"{name} is {url}: with mutual TLS (MTLS__CERTIFICATE) our services answer HTTPS"
@@ -83,7 +83,7 @@ def ask(
     *,
     status: int = 1,
 ) -> Any:
-    """Return the result of `work` on the API; a refusal ends the command with a line on stderr."""
+    """Return the result of `work`. After an error it prints a line on stderr and exits."""
     url, key = setting(url_name), setting("SLUICE_ADMIN_KEY")
     take_certificates()
     refuse_clear(url_name, url)
@@ -103,7 +103,7 @@ def ask(
 def show_one(
     path: str, *, as_json: bool, readable: Callable[[Json], Json] = lambda found: found
 ) -> None:
-    """Print one object: field by field in the form of `readable`, or as JSON."""
+    """Print one object as JSON, or field by field after `readable` has changed it for people."""
     found = ask(lambda api: api.call("GET", path))
     if as_json:
         show_json(found)
@@ -118,5 +118,5 @@ def delete_one(path: str, name: str) -> None:
 
 
 def given(**options: object) -> dict[str, Any]:
-    """Return only the options that were given on the command line."""
+    """Return the options without those that are missing on the command line (None)."""
     return {name: value for name, value in options.items() if value is not None}

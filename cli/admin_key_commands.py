@@ -1,4 +1,4 @@
-"""`sluice admin-keys`: the keys of the admin REST and their roles."""
+"""`sluice admin-keys`: commands for the keys of the admin REST and their roles."""
 
 import time
 from enum import StrEnum
@@ -30,14 +30,14 @@ Name = Annotated[str | None, typer.Option(help="Name of its holder, for people."
 
 @admin_keys.command("list")
 def list_keys(*, as_json: AsJson = False) -> None:
-    """List the admin keys; the keys themselves are kept nowhere."""
+    """List the admin keys, without the secrets, of which only digests are stored."""
     found = ask(lambda api: api.list("/v1/admin-keys"))
     show_objects(found if as_json else [readable(key) for key in found], _SHOWN, as_json=as_json)
 
 
 @admin_keys.command("show")
 def show_key(key: KeyId, *, as_json: AsJson = False) -> None:
-    """Show an admin key: its role, holder and tenant."""
+    """Show the role, the holder and the tenant of an admin key."""
     show_one(f"/v1/admin-keys/{key}", as_json=as_json, readable=readable)
 
 
@@ -74,7 +74,7 @@ def update_key(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Change the given fields of an admin key; for another role create another key."""
+    """Change the given fields of an admin key. Another role needs another key."""
     expires_at = None if expires is None else expiry_unix_ms(expires, time.time())
     body = given(name=name, expires_at_unix_ms=expires_at, is_disabled=is_disabled)
     changed = ask(lambda api: api.call("PATCH", f"/v1/admin-keys/{key}", body))
@@ -83,12 +83,12 @@ def update_key(
 
 @admin_keys.command("rotate")
 def rotate_key(key: KeyId, *, grace: Grace = "1d", as_json: AsJson = False) -> None:
-    """Create an admin key like this one, and let this one end after a grace."""
+    """Create an admin key with the same rights. The present key expires after a grace period."""
     rotate(f"/v1/admin-keys/{key}", grace, as_json=as_json)
 
 
 @admin_keys.command("revoke")
 def revoke_key(key: KeyId) -> None:
-    """Revoke an admin key, at once."""
+    """Revoke an admin key at once."""
     ask(lambda api: api.call("DELETE", f"/v1/admin-keys/{key}"))
     typer.echo(f"revoked {key}")

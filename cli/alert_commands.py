@@ -1,4 +1,4 @@
-"""`sluice alerts`: firing alerts, their owners, silences, incidents and notifications."""
+"""`sluice alerts`, `sluice incidents`: commands for alerts, silences, notices and incidents."""
 
 import re
 from typing import Annotated
@@ -54,7 +54,7 @@ def show_alert(alert: AlertId, *, as_json: AsJson = False) -> None:
 def acknowledge(
     alert: AlertId, *, note: Annotated[str, typer.Option(help="Note, shown to others.")] = ""
 ) -> None:
-    """Say that you look at an alert; it is not repeated to anybody from then on."""
+    """Acknowledge an alert, which stops its repeated notices to all receivers."""
     ask(lambda api: api.call("POST", f"/v1/alerts/{alert}/acknowledge", {"note": note}))
     typer.echo(f"acknowledged {alert}")
 
@@ -85,7 +85,7 @@ def silence(
 
 @alerts.command("silences")
 def list_silences(*, as_json: AsJson = False) -> None:
-    """List silences, the newest first, with ended ones."""
+    """List silences, also ended ones, the newest first."""
     show_objects(ask(lambda api: api.list("/v1/alert-silences")), _SILENCES, as_json=as_json)
 
 
@@ -103,9 +103,9 @@ def try_receivers(
         str, typer.Option(help="Rank, which decides the receivers: P1, P2 or P3.")
     ] = "P3",
 ) -> None:
-    """Let an alert fire for five minutes, to test its receivers; `sluice alerts told` shows them.
+    """Let a test alert fire for five minutes, to test its receivers (see: sluice alerts told).
 
-    One of severity P1 is a page, and opens an incident.
+    A test alert of severity P1 pages people, and opens an incident.
     """
     labels = {"alertname": "TryOut", "severity": severity}
     alert = {"labels": labels, "annotations": {"summary": "A test of the receivers of alerts"}}
@@ -115,7 +115,7 @@ def try_receivers(
 
 @alerts.command("told")
 def told(*, as_json: AsJson = False) -> None:
-    """List the last notice of each group to each receiver, and how that went."""
+    """List the last notice of each group of alerts to each receiver, and its outcome."""
     show_objects(
         ask(lambda api: api.list("/v1/alert-notifications")), _NOTICE_FIELDS, as_json=as_json
     )
@@ -172,7 +172,7 @@ def matcher_of(word: str) -> dict[str, str]:
 
 
 def seconds_of(text: str) -> int:
-    """Return the seconds of a duration such as `30m`, `2h` or `7d`."""
+    """Return the seconds of a duration like `30m`, `2h` or `7d`."""
     if not (text[:-1].isdigit() and text[-1:] in _UNITS_S):
         raise fail(f"{text!r} is no time like 30m, 2h or 7d", 2)
     return int(text[:-1]) * _UNITS_S[text[-1]]

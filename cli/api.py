@@ -1,4 +1,4 @@
-"""A client of the admin REST and of the telemetry queries, over HTTP only."""
+"""A client of the admin REST and of the telemetry queries, which uses nothing but HTTP."""
 
 import json
 import secrets
@@ -19,7 +19,7 @@ _PAGE_MAX = 1000
 _PRECONDITION_FAILED = 412
 _NOT_FOUND = 404
 _UNAUTHORIZED = 401
-# Path prefix -> command that lists the objects at such a path; the first match is used.
+# Path prefix -> command that lists the objects below this path. The first match is used.
 _LISTS = {
     "artifacts/uploads": "artifacts uploads list",
     "signing-keys": "artifacts signing-keys list",
@@ -47,10 +47,10 @@ Json = dict[str, Any]
 
 
 class ApiError(RuntimeError):
-    """A call failed; the message is for people.
+    """A call that failed. Its message is written for people.
 
     Attributes:
-        status: HTTP status; 0 if there was no answer.
+        status: HTTP status, or 0 if there was no answer.
     """
 
     def __init__(self, message: str, status: int = 0) -> None:
@@ -65,7 +65,7 @@ class ApiClient:
         import httpx
 
         self.base_url = base_url
-        # The network is the loopback or an operator's own; plain HTTP needs no certificate store.
+        # The network is the loopback or an operator's own. Plain HTTP needs no certificate store.
         self._http = httpx.AsyncClient(
             base_url=base_url,
             headers={"authorization": f"Bearer {key}"},
@@ -92,7 +92,7 @@ class ApiClient:
         body: Mapping[str, Any] | None = None,
         query: Mapping[str, str | int] | None = None,
     ) -> Json:
-        """Return the JSON object of the answer; empty if the answer has no body.
+        """Return the JSON object of the answer, which is empty if the answer has no body.
 
         Raises:
             ApiError: There is no answer, or its status is 400 or higher.
@@ -107,11 +107,12 @@ class ApiClient:
 
         Args:
             path: Path of the object.
-            change: Returns the body of the PUT; called again if the object has changed meanwhile.
-            new: First version of a missing object; None: the object must exist.
+            change: Function that computes the body of the PUT from the read object. After a
+                concurrent change it is called again.
+            new: First version of a missing object. With None, the object must exist.
 
         Raises:
-            ApiError: As for `call`; with status 404 if the object must exist and does not.
+            ApiError: As for `call`. The status is 404 if the object must exist and is missing.
         """
         for left in reversed(range(_EDITS_MAX)):
             condition = {"If-None-Match": "*"}
@@ -143,7 +144,7 @@ class ApiClient:
     ) -> "httpx.Response":
         import httpx
 
-        # The process that received the call ended or hung; another may serve the address by now.
+        # The process that received the call ended or hung. Another may now serve the address.
         answer_lost = (httpx.ReadError, httpx.RemoteProtocolError, httpx.ReadTimeout)
         sent, path = dict(headers or {}), _checked(path)
         if method != "GET":  # so that a retry cannot repeat the change
@@ -186,7 +187,7 @@ class ApiClient:
         await self._send("POST", "/v1/alertmanager/api/v2/alerts", content=content)
 
     async def find(self, path: str) -> dict[str, Any] | None:
-        """Return an object; None if there is no object with this id."""
+        """Return an object, or None if no object has this id."""
         try:
             return await self.call("GET", path)
         except ApiError as error:
@@ -195,7 +196,7 @@ class ApiClient:
             raise
 
     async def list(self, path: str, **query: str | int) -> list[dict[str, Any]]:
-        """Return the objects of a list, the first `limit` of them or all, read page by page."""
+        """Return the first `limit` objects of a list, or all, read page by page."""
         limit = int(query.pop("limit", 0))
         found: list[dict[str, Any]] = []
         while True:
@@ -215,7 +216,7 @@ def _checked(path: str) -> str:
 
 
 def _hint(path: str, status: int) -> str:
-    """Return a hint for an error; empty if the error explains itself."""
+    """Return a hint for an error, or an empty string if the message suffices."""
     if status == _UNAUTHORIZED:
         return "; the key is that of SLUICE_ADMIN_KEY, else of the running stack"
     if status != _NOT_FOUND:
@@ -225,9 +226,9 @@ def _hint(path: str, status: int) -> str:
 
 
 def trust() -> "ssl.SSLContext | bool":
-    """Return the CAs that are trusted for servers: the public CAs, and the platform's if set.
+    """Return the CAs of servers, which are the public CAs and the platform's own, if set.
 
-    Services have certificates of the platform, while a proxy before them may have a public one.
+    Both are needed, because a proxy before the services may have a public certificate.
     """
     import httpx
 

@@ -26,7 +26,7 @@ def choose(
         ),
     ] = "",
 ) -> None:
-    """Run the Sluice platform on this machine, and look after it.
+    """Run the Sluice platform on this machine, and operate it.
 
     State lives in $SLUICE_HOME (default: .sluice in the current directory).
     """

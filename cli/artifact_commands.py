@@ -1,4 +1,4 @@
-"""`sluice artifacts`: uploads, imports and downloads of bases and adapters."""
+"""`sluice artifacts`: commands that upload, import and list bases and adapters."""
 
 from enum import StrEnum
 from pathlib import Path
@@ -75,7 +75,7 @@ def push_artifact(
     jobs: Annotated[int, typer.Option(min=1, max=16, help="Chunks sent at once.")] = _JOBS,
     as_json: AsJson = False,
 ) -> None:
-    """Upload a directory; stored chunks are not sent again, and a broken upload goes on."""
+    """Upload a directory. Only missing chunks are sent, also after an interrupted upload."""
     manifest = _manifest(directory)
     body = _subject(base, tenant, signature) | {"manifest": manifest.document()}
 
@@ -101,7 +101,7 @@ def import_artifact(
     signature: Signature = None,
     as_json: AsJson = False,
 ) -> None:
-    """Let the control plane fetch an artifact from where an operator has allowed it."""
+    """Let the control plane download an artifact from a source that its operator allows."""
     body = _subject(base, tenant, signature) | {"source": uri}
 
     async def work(api: ApiClient) -> Json:
@@ -112,7 +112,7 @@ def import_artifact(
 
 @artifacts.command("verify")
 def verify_artifact(directory: Directory, digest: Digest) -> None:
-    """Compare a directory with an artifact, file by file; exit status 1 when they differ."""
+    """Compare a directory with an artifact, file by file. Exit status 1 means a difference."""
     mine = {file.name: file.sha256 for file in _manifest(directory).files}
     found = ask(lambda api: api.call("GET", f"/v1/artifacts/{digest}/manifest"))
     theirs = {file["name"]: file["sha256"] for file in found["files"]}
@@ -128,7 +128,7 @@ def verify_artifact(directory: Directory, digest: Digest) -> None:
 
 @artifacts.command("remove")
 def remove_artifact(digest: Digest, *, tenant: OfTenant = "") -> None:
-    """Take an artifact from a tenant; its bytes go when no object needs them."""
+    """Remove an artifact from a tenant. Its bytes are deleted when no object needs them."""
     query = {"tenant_id": tenant} if tenant else None
     ask(lambda api: api.call("DELETE", f"/v1/artifacts/{digest}", query=query))
     typer.echo(f"removed {digest}")
@@ -162,7 +162,7 @@ def publish(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make an adapter, or a base, a version of a model; the first one needs --promote."""
+    """Create a version of a model from an adapter or a base. The first one needs --promote."""
     if plan is not None and not staged:
         raise typer.BadParameter("belongs to --staged", param_hint="--plan")
     if promote and staged:

@@ -1,4 +1,4 @@
-"""`sluice audit`: the writes of the admin REST with their authors, and the refused writes."""
+"""`sluice audit`: shows the writes of the admin REST with their authors, and refused writes."""
 
 import re
 from collections.abc import Mapping
@@ -40,7 +40,7 @@ def audit(
 
 
 def since_moment(text: str, now: datetime, hint: str = "--since") -> str:
-    """Return a moment in ISO 8601, given a moment or a duration before now. Raises BadParameter."""
+    """Return a moment in ISO 8601 from a moment or an age like `2h`. Raises BadParameter."""
     if re.fullmatch(r"\d+[smhd]", text):
         return (now - timedelta(seconds=duration_s(text))).isoformat()
     try:

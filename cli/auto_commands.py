@@ -1,4 +1,4 @@
-"""`sluice auto`: the models that `auto` may choose from for a tenant, and the choices' quality."""
+"""`sluice auto`: commands for each tenant's candidates of `auto`, and for their quality."""
 
 import json
 from collections.abc import Callable
@@ -34,9 +34,9 @@ _SHOWN = (
     *("id", "candidates", "price_max", "quality_min", "second_price", "miss_price"),
     *("explored_share", "queue_priority_min", "pin", "judged"),
 )
-# Number of judged answers below which an estimate is unreliable.
+# Number of judged answers below which an estimate of quality is marked as unreliable.
 _EFFECTIVE_LEAST = 100.0
-# Reasons with which a model was chosen among several, so that the choice's probability is known.
+# Reasons of choices among several models. Only these choices have a known probability.
 _CHOSEN = frozenset({"cheapest", "explored", "saturated", "below_floor"})
 Since = Annotated[str, typer.Option(help="30d ago, as 30d; or a moment, as 2030-12-01.")]
 TableFile = Annotated[
@@ -84,7 +84,7 @@ def set_policy(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Let a tenant ask for `auto`, or change the given fields; gateways follow within a second."""
+    """Allow `auto` to a tenant, or change the given fields. Gateways apply it within a second."""
     changes = given(
         price_max=price_max,
         quality_min=quality_min,
@@ -106,25 +106,25 @@ def set_policy(
 
 @auto.command("show")
 def show_policies(*, as_json: AsJson = False) -> None:
-    """Show the tenants that may ask for `auto`."""
+    """Show the tenants that may use the model `auto`, with their policies."""
     _show(ask(lambda api: api.list(_PATH)), as_json=as_json)
 
 
 @auto.command("pin")
 def pin_model(tenant: Tenant, model: ModelName, *, as_json: AsJson = False) -> None:
-    """Let one model answer all that asks for `auto`."""
+    """Let one model answer all requests for `auto`."""
     _pin(tenant, model, as_json=as_json)
 
 
 @auto.command("unpin")
 def unpin_model(tenant: Tenant, *, as_json: AsJson = False) -> None:
-    """Let `auto` choose again."""
+    """Let `auto` choose among the candidates again."""
     _pin(tenant, "", as_json=as_json)
 
 
 @auto.command("remove")
 def remove_policy(tenant: Tenant) -> None:
-    """Let a tenant ask for `auto` no more."""
+    """Refuse the model `auto` to a tenant from now on."""
     ask(lambda api: api.call("DELETE", f"{_PATH}/{tenant}"))
     typer.echo(f"removed the policy of auto of tenant {tenant}")
 
@@ -136,7 +136,7 @@ def learn(
     out: Annotated[Path, typer.Option(help="File for the table, as JSON.", dir_okay=False)],
     since: Since = "30d",
 ) -> None:
-    """Make a table of qualities of the judged answers; it changes nothing until it is used."""
+    """Write a table of the models' qualities in judged answers. It acts only after `auto use`."""
     known = ask(lambda api: api.call("GET", f"{_PATH}/{tenant}"))
     turns = _logged(tenant, since)
     candidates = {it["model"] for it in known["candidates"]}
@@ -162,7 +162,7 @@ def evaluate_table(
     since: Since = "30d",
     as_json: AsJson = False,
 ) -> None:
-    """Estimate the choices of a table on logged requests; the policy stays."""
+    """Estimate the choices of a table on logged requests, without changing the policy."""
     known = ask(lambda api: api.call("GET", f"{_PATH}/{tenant}"))
     read = _table(table)
     priors = {
@@ -190,7 +190,7 @@ def evaluate_table(
 
 @auto.command("use")
 def use_table(tenant: Tenant, *, table: TableFile, as_json: AsJson = False) -> None:
-    """Let a table decide from now on; a table without cells goes back to published results."""
+    """Let a table decide from now on. Without cells in it, published results decide again."""
     read = _table(table)
 
     def change(known: Json) -> Json:
@@ -200,7 +200,7 @@ def use_table(tenant: Tenant, *, table: TableFile, as_json: AsJson = False) -> N
 
 
 def _logged(tenant: str, since: str) -> list[LoggedTurn]:
-    """Return the logged turns that use this release's scheme of clusters."""
+    """Return the logged turns that use this release's scheme of prompt clusters."""
     return [_turn(row) for row in logged_rows(tenant, since) if row["scheme"] == SCHEME]
 
 
@@ -209,7 +209,7 @@ def _turn(row: Json) -> LoggedTurn:
     options = [LoggedOption(*it) for it in told]
     if row["reason"] in _CHOSEN:
         options = [it for it in options if it.propensity > 0]
-    else:  # there was no choice, so this turn informs only about its own model
+    else:  # the turn had no choice, so it informs only about the model that answered
         options = [it for it in options if it.name == row["model"]]
     return LoggedTurn(row["cluster"], row["model"], options, row["good"])
 
@@ -305,7 +305,7 @@ def _take(
 
 
 def _show(policies: list[Json], *, as_json: bool) -> None:
-    """Print policies; the table has the models' names and the number of judged answers."""
+    """Print policies. The table shows the models' names and the number of judged answers."""
     if not as_json:
         policies = [
             it

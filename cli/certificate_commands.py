@@ -1,4 +1,4 @@
-"""`sluice certificates`: certificates of our own making for mutual TLS."""
+"""`sluice certificates`: creates self-signed certificates for mutual TLS."""
 
 from pathlib import Path
 from typing import Annotated
@@ -28,8 +28,8 @@ def create(
 ) -> None:
     """Make a CA for Sluice's processes, one for callers of engines, and a certificate per role.
 
-    Run it again to renew: the CAs stay, certificates are replaced, and running processes take the
-    new ones with their next connections. Keys of CAs are in DIR/private: keep them apart.
+    A second run renews the certificates and keeps the CAs. Running processes use the new
+    certificates for their next connections. Store the CAs' keys in DIR/private elsewhere.
     """
     from cli.certificates import create as create_files
 

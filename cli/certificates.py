@@ -1,4 +1,4 @@
-"""Self-made certificates for mutual TLS: for tests, laptops and small installations.
+"""Self-made certificates for mutual TLS in tests, on laptops and in small installations.
 
 Two CAs sign the certificates. Triton can require certificates of its callers, but cannot check
 roles. So the callers of engines are signed by a CA of their own, the only CA that engines accept.
@@ -56,7 +56,7 @@ class Authority:
 
 
 def settings_of(directory: Path, role: CertificateRole) -> dict[str, str]:
-    """Return the settings of a process that uses the certificates made by `create`."""
+    """Return the settings with which a process uses the certificates of `create`."""
     return {
         "MTLS__CA": str(directory / CA_DIR),
         "MTLS__CERTIFICATE": str(directory / f"{role}.pem"),
@@ -68,12 +68,12 @@ def settings_of(directory: Path, role: CertificateRole) -> dict[str, str]:
 def create(
     directory: Path, *, days: int, domain: str = DOMAIN, hosts: Sequence[str] = ()
 ) -> list[Path]:
-    """Create a certificate for each role, and missing CAs; return the certificates' files.
+    """Create a certificate for each role, and missing CAs. Returns the certificates' files.
 
     Each file is replaced atomically, a key before its certificate.
 
     Args:
-        directory: Directory of the files; only its owner can read keys.
+        directory: Directory of the files, in which only the owner can read keys.
         days: Number of days for which the certificates are valid.
         domain: Suffix of the roles' names.
         hosts: Additional names and addresses for all certificates.
@@ -156,7 +156,7 @@ def _builder(
 
 
 def _authority(directory: Path, name: str, now: datetime) -> Authority:
-    """Return the CA in a directory; it is created if there is none."""
+    """Return the CA in a directory, after creating it if it is missing."""
     file = directory / CA_DIR / f"{name}.pem"
     key_file = directory / PRIVATE_DIR / f"{name}-key.pem"
     if file.exists() != key_file.exists():

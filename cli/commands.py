@@ -1,8 +1,8 @@
-"""The list of commands: the help of each, and the module that defines it.
+"""The commands of the command line, each with its help and the module that defines it.
 
-The modules of commands import clients, tables and certificates, which takes half a second of CPU.
-So only the module of the requested command is imported. A test compares the helps here with those
-of the modules.
+The modules of commands import clients, tables and certificates, which costs half a second of CPU.
+So only the module of the requested command is imported. A test compares the helps here with the
+helps in the modules.
 """
 
 import importlib
@@ -22,7 +22,7 @@ class CommandEntry(NamedTuple):
     Attributes:
         place: Module and attribute of the command's function, or of its group of commands.
         help: First sentence of its help.
-        is_remote: Whether the command calls an installation, which may be on another machine.
+        is_remote: Whether the command calls an installation, here or on another machine.
     """
 
     place: str
@@ -118,7 +118,7 @@ COMMANDS: dict[str, CommandEntry] = {
 
 
 def load(name: str) -> Any:
-    """Import the module of a command; return the command in the form for the command line.
+    """Import the module of a command, and return the command as an object of click.
 
     Raises:
         KeyError: There is no command of this name.
@@ -140,7 +140,7 @@ def load(name: str) -> Any:
 
 
 class LoadedCommands(MutableMapping[str, Any]):
-    """All commands by name; each is imported when it is first used."""
+    """All commands by name, each of which is imported at its first use."""
 
     def __init__(self) -> None:
         """Begin without any imported command."""
@@ -174,7 +174,7 @@ class LoadedCommands(MutableMapping[str, Any]):
 
 
 class CommandGroup(TyperGroup):
-    """The first level of the command line; its help imports no command."""
+    """The first level of the command line, whose help imports no command."""
 
     def __init__(self, **attributes: Any) -> None:
         """Use the list of commands instead of registered commands."""

@@ -1,4 +1,4 @@
-"""`sluice compose`: prepares the environment that docker-compose.yml needs besides Docker."""
+"""`sluice compose`: creates the .env file and the first objects for docker-compose.yml."""
 
 import asyncio
 import json
@@ -28,7 +28,7 @@ def init(
     *,
     file: Annotated[Path, typer.Option(help="File that Docker reads.")] = compose_env.ENV_FILE,
 ) -> None:
-    """Complete .env with generated secrets, and write the context `compose`; values there stay."""
+    """Add generated secrets to .env, where present values stay, and write context `compose`."""
     home = Home.find()
     try:
         added = compose_env.write(file, home)
@@ -54,10 +54,10 @@ def bootstrap(
         float, typer.Option(min=0, help="Seconds to wait for a first token; 0: no wait.")
     ] = 180.0,
 ) -> None:
-    """Give an empty installation a base, its pool and model, tiers and a tenant; safe to repeat.
+    """Create a base, its pool and model, tiers and a tenant in an installation.
 
-    Runs inside, with SLUICE_ADMIN_URL, SLUICE_ADMIN_KEY and OPENAI_BASE_URL. Addresses and the key
-    of the tenant `demo` go to $SLUICE_HOME/env.
+    The command may be repeated. It runs inside, with SLUICE_ADMIN_URL, SLUICE_ADMIN_KEY and
+    OPENAI_BASE_URL. It writes addresses and the key of the tenant `demo` to $SLUICE_HOME/env.
     """
     from cli.stack.base import import_base
 
@@ -89,7 +89,7 @@ def bootstrap(
 async def _give(
     url: str, home: Home, base: ShippedBase, secrets: Secrets, engine: str, replicas: int
 ) -> Secrets:
-    """Upload the base first, because nodes fetch it as soon as a pool wants it."""
+    """Upload the base before the pool is created, because nodes then fetch it at once."""
     from cli.stack.base import push_base
 
     async with ApiClient(url, secrets.admin_key) as api:

@@ -1,4 +1,4 @@
-"""Writes `.env` for docker-compose.yml; every secret is generated, none has a default.
+"""Writes `.env` for docker-compose.yml, with generated secrets and no default for any of them.
 
 This module uses only the standard library, so that `python3 -m cli.compose_env` works in a fresh
 checkout.
@@ -25,7 +25,7 @@ _SECRETS = {
     "SLUICE_ADMIN_KEY": "sk-sluice-admin",
     "INSTALLATION_SECRET": "installation",
 }
-# Variables that a person may want to change, with their defaults.
+# Variables that an operator may want to change, with their defaults.
 PLAIN = {
     "COMPOSE_PROFILES": "observability",
     "GATEWAY_PORT": "8000",
@@ -47,10 +47,10 @@ _SPECIAL_IN_URLS = re.compile(r"[@:/?#%\[\]]")
 
 
 def completed(known: Mapping[str, str]) -> dict[str, str]:
-    """Return `known` with all missing variables added; existing values stay.
+    """Return `known` with all missing variables added and its own values unchanged.
 
     The digest is derived from the admin key. Control plane and telemetry verify callers by the
-    digest; the key itself is only for callers, which are these two, `bootstrap` and `targets`.
+    digest. The key itself is used by callers: by these two, `bootstrap` and `targets`.
     """
     made = {name: known.get(name) or new_secret(prefix) for name, prefix in _SECRETS.items()}
     plain = {name: known.get(name, value) for name, value in PLAIN.items()}
@@ -59,7 +59,7 @@ def completed(known: Mapping[str, str]) -> dict[str, str]:
 
 
 def client_env(values: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of `sluice --context compose`: local addresses, and the admin key."""
+    """Return the variables of `sluice --context compose`, local addresses and the admin key."""
     return {
         "OPENAI_BASE_URL": f"http://127.0.0.1:{values['GATEWAY_PORT']}/v1",
         "SLUICE_ADMIN_URL": f"http://127.0.0.1:{values['ADMIN_PORT']}",
@@ -72,8 +72,8 @@ def parsed(text: str) -> dict[str, str]:
     """Return the variables that Compose reads from the file.
 
     Raises:
-        ValueError: A line is not NAME=VALUE, or a value would be misread; the message has the line
-            or the name, never a value.
+        ValueError: A line is not NAME=VALUE, or Compose would misread a value. The message names
+            the line or the variable, never a value.
     """
     known: dict[str, str] = {}
     for number, line in enumerate(text.splitlines(), 1):
@@ -103,7 +103,7 @@ def amended(text: str, changes: Mapping[str, str]) -> str:
 
 
 def write(file: Path, home: Home) -> list[str]:
-    """Complete the file and write the context; return the names of the added variables.
+    """Complete the file, write the context, and return the names of the added variables.
 
     Correct lines and comments stay unchanged.
 

@@ -1,4 +1,4 @@
-"""`sluice config`: checks the settings of a service before its start."""
+"""`sluice config`: checks or prints the settings of services, also before a start."""
 
 import os
 from collections.abc import Generator, Mapping
@@ -31,9 +31,9 @@ EnvFile = Annotated[
 
 @config.command("check")
 def check(services: Services = None, *, env_file: EnvFile = None) -> None:
-    """Report unknown, missing and wrong settings, each with its fix; exit status 2 for any.
+    """Report unknown, missing and wrong settings, each with its correction.
 
-    Values are never printed.
+    Exit status 2 means that there is such a setting. Values are never printed.
     """
     wrong = False
     with _environment(env_file):
@@ -50,7 +50,7 @@ def check(services: Services = None, *, env_file: EnvFile = None) -> None:
 
 @config.command("show")
 def show(services: Services = None, *, env_file: EnvFile = None) -> None:
-    """Print the settings of services, defaults included; secrets as asterisks."""
+    """Print the settings of services, including defaults, with asterisks for secrets."""
     with _environment(env_file):
         for name, owner in _chosen(services).items():
             settings, problems = owner.check()
@@ -92,7 +92,7 @@ def _given(owner: "type[ServiceSettings]") -> set[str]:
 
 
 def _meaning(owner: "type[ServiceSettings]", problem: str) -> str:
-    """Return type and meaning of the setting that a problem names; empty if it names none."""
+    """Return type and meaning of the setting that a problem names, or an empty string."""
     from cli.settings_table import accepted, descriptions
 
     prefix = _variable(owner, "")
@@ -104,7 +104,7 @@ def _meaning(owner: "type[ServiceSettings]", problem: str) -> str:
 
 @contextmanager
 def _environment(file: Path | None) -> Generator[None]:
-    """Make the settings come from the file only, if there is one."""
+    """Replace the environment by the variables of the file, if there is a file."""
     if file is None:
         yield
         return

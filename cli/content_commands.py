@@ -1,4 +1,4 @@
-"""`sluice tenants content`: the keys with which a tenant's content is encrypted."""
+"""`sluice tenants content`: commands for the keys that encrypt a tenant's content."""
 
 from typing import Annotated
 
@@ -15,13 +15,13 @@ _SHOWN = ("id", "keys", "erased_at_unix_ms")
 
 @content.command("show")
 def show_keys(tenant: Tenant, *, as_json: AsJson = False) -> None:
-    """Show numbers and ages of a tenant's keys; nothing shows a key itself."""
+    """Show numbers and ages of a tenant's keys. No command shows a key itself."""
     show_one(_path(tenant), as_json=as_json)
 
 
 @content.command("rotate")
 def rotate_key(tenant: Tenant, *, as_json: AsJson = False) -> None:
-    """Encrypt a tenant's content with a new key from now on; the first key begins encryption."""
+    """Encrypt new content of a tenant with a new key. The first key starts the encryption."""
     made = ask(lambda api: api.call("POST", _path(tenant)))
     show_objects([made], _SHOWN, as_json=as_json)
 
@@ -32,7 +32,7 @@ def erase_content(
     *,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
-    """Erase a tenant's content for good: its keys at once, then its rows."""
+    """Erase a tenant's content for good. Its keys are erased at once, its rows afterwards."""
     if not yes and not typer.confirm(f"Erase all content of tenant {tenant}?"):
         raise fail("nothing was erased")
     ask(lambda api: api.call("DELETE", _path(tenant)))

@@ -22,9 +22,8 @@ def label(row: Mapping[str, Any]) -> str:
 def amounts(micros: Sequence[int]) -> list[str]:
     """Return rounded amounts that add up exactly to their rounded total.
 
-    The unit is a cent, or a millionth if the total is less than 100. Running sums are rounded, so
-    that each amount is off by less than one unit.
-    amount is less than one unit from its true value.
+    The unit is a cent, or a millionth if the total is less than 100. The running sums are rounded,
+    so each amount is less than one unit from its true value.
     """
     places = 2 if sum(micros) >= 100_000_000 else 6
     unit = 10 ** (6 - places)
@@ -40,7 +39,7 @@ def text_bar(micros: int, most: int, width: int = 24) -> str:
 
 
 def svg(rows: Sequence[Mapping[str, Any]], title: str) -> str:
-    """Return a chart with one bar per name, in which the kinds of cost follow each other."""
+    """Return a chart with one bar per name, in which the kinds of cost are stacked in a row."""
     by_name: dict[str, dict[str, int]] = {}
     for row in rows:
         name = label(row) if not row["name"] else row["name"]

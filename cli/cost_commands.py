@@ -1,4 +1,4 @@
-"""`sluice cost`: the fleet's cost, by pool, model, tenant or hour."""
+"""`sluice cost`: shows the fleet's cost by pool, model, tenant or hour."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -30,7 +30,7 @@ _UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
 
 class CostGroup(StrEnum):
-    """The subject of one row."""
+    """The object, or the hour, of one row."""
 
     POOL = "pool"
     MODEL = "model"
@@ -100,7 +100,7 @@ def cost(
 
 
 def _priced(path: Path, query: Mapping[str, Any], paid_hours: Mapping[str, float]) -> Any:
-    """Return the answer that telemetry would give with this price list."""
+    """Return the answer of telemetry, computed with the price list of a local file."""
     try:
         prices = read_prices(path)
     except PricesError as error:

@@ -1,4 +1,4 @@
-"""`sluice doctor`: what is wrong on this machine or with an installation, and the fix."""
+"""`sluice doctor`: reports faults of this machine and of an installation, with corrections."""
 
 import os
 from collections.abc import Iterable, Sequence
@@ -35,11 +35,11 @@ def doctor(
     metrics_url: MetricsUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check this machine and the installation; print each fault with its fix.
+    """Check this machine and the installation, and print each fault with its correction.
 
-    Reads only. Looks at this machine, and at the installation that the environment or the running
-    stack names, if any: its processes, clocks, versions, certificates, database. Exit status 1:
-    something is wrong; warnings alone are 0.
+    The command changes nothing. It reads facts of this machine and of the installation that the
+    environment or the running stack names, if any. These facts are processes, clocks, versions,
+    certificates and the database. Exit status 1 means a fault, and warnings alone mean 0.
     """
     from cli.doctor.machine import machine_findings
     from cli.doctor.machine_look import look_at_machine
@@ -78,7 +78,7 @@ def _installation(home: Home, pages: dict[str, str]) -> Iterable["DoctorFinding"
 
 
 def _pages(home: Home, given: Sequence[str]) -> dict[str, str]:
-    """Return the pages of metrics by name: the given pages, or else those of the local stack."""
+    """Return URLs of metrics pages by name, from the options, or else of the local stack."""
     pages: dict[str, str] = {}
     for word in given:
         name, equals, url = word.partition("=")

@@ -17,17 +17,17 @@ OnDone = Callable[[int, int], None]
 
 
 class Pull:
-    """A download of one artifact into a directory beside the target, which it then replaces.
+    """A download of one artifact into a directory beside the target.
 
-    After an interruption the same call continues: it verifies the chunks that are present, and
-    fetches the rest. The target is never incomplete.
+    The complete directory is renamed to the target, so the target is never incomplete. After an
+    interruption the same call verifies the present chunks and fetches only the missing ones.
     """
 
     def __init__(self, directory: Path, manifest: Manifest) -> None:
         """Prepare a download without writing anything.
 
         Args:
-            directory: Target; must be missing or empty.
+            directory: Target, which must be missing or empty.
             manifest: Manifest of the artifact.
 
         Raises:
@@ -45,10 +45,10 @@ class Pull:
         Args:
             api: Client of the control plane.
             jobs: Largest number of concurrent chunks.
-            on_done: Called with the number of present bytes and of all bytes.
+            on_done: Function of the present bytes and of all bytes, called after each chunk.
 
         Raises:
-            ApiError: The control plane cannot be reached, or has other bytes.
+            ApiError: The control plane cannot be reached, or its bytes differ from the manifest.
             OSError: The disk is full, or access is denied.
         """
         waiting = await asyncio.to_thread(self._prepare)
@@ -71,7 +71,7 @@ class Pull:
                 self._done_bytes += size * len(places)
                 on_done(self._done_bytes, self._all_bytes)
 
-        # gather, because a TaskGroup would wrap the one error that people have to read.
+        # gather, because a TaskGroup would wrap the one error that people have to read in a group.
         outcomes = await asyncio.gather(*(work() for _ in range(jobs)), return_exceptions=True)
         for outcome in outcomes:
             if outcome is not None:
@@ -79,7 +79,7 @@ class Pull:
         self.part.replace(self.directory)
 
     def _prepare(self) -> list[tuple[str, int, list[Place]]]:
-        """Create all files in their sizes; return the missing chunks, with sizes and places."""
+        """Create all files in their sizes. Returns missing chunks with sizes and places."""
         self.part.mkdir(parents=True, exist_ok=True)
         lacking: dict[str, tuple[int, list[Place]]] = {}
         for entry in self._manifest.files:
@@ -140,7 +140,7 @@ async def fetch_file(api: ApiClient, manifest: Manifest, name: str) -> bytes:
 
 
 async def _fetch(api: ApiClient, sha256: str, size: int) -> bytes:
-    """Return a verified chunk; retries while the platform is busy or restarting."""
+    """Return a verified chunk, and retry while the platform is busy or restarting."""
     for left in reversed(range(_TRIES_MAX)):
         try:
             content = await api.read(f"/v1/artifacts/chunks/{sha256}", {})

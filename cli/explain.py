@@ -1,4 +1,4 @@
-"""`sluice explain`: reasons of a request's placement, real or hypothetical, from the routers."""
+"""`sluice explain`: shows the routers' reasons for the placement of a request, real or supposed."""
 
 import asyncio
 import json
@@ -21,7 +21,7 @@ _TIMEOUT_S = 5.0
 _BYTES_PER_TOKEN = 4  # estimate for a text without counted tokens
 _TOKENS_MAX = 4_000_000
 _NUMBERS = ("cost", "owed", "prefill", "adapter", "cached", "active", "kv_free")
-_KEPT_TIMES = 2  # values that a router keeps of a past decision: cost and owed
+_KEPT_TIMES = 2  # number of durations that a router stores of a past decision: cost and owed
 _CHANNEL = (("grpc.enable_http_proxy", 0), ("grpc.max_receive_message_length", 64 << 20))
 
 
@@ -31,7 +31,7 @@ class Question:
 
     Attributes:
         model: Public name of the model.
-        prompt: Token ids; without a `cache_root` only their number matters.
+        prompt: Token ids, of which only the number matters without a `cache_root`.
         cache_root: Root of the tenant's prefix cache, by which the routers find cached blocks.
     """
 
@@ -124,7 +124,7 @@ def _root(text: str, path: Path | None) -> bytes:
 
 
 async def find_request(api: ApiClient, request_id: str) -> tuple[list[wire.Explanation], list[str]]:
-    """Return the answer of the router that has a request."""
+    """Return the explanation of the router that has a request, and the silent routers."""
     addresses = {cell["router_address"]: None for cell in await _cells(api)}
     request = wire.ExplainRequest(request_id=request_id)
     answers, silent = await _ask_all([(address, request) for address in addresses])
@@ -136,7 +136,7 @@ async def find_request(api: ApiClient, request_id: str) -> tuple[list[wire.Expla
 
 
 async def _suppose(api: ApiClient, question: Question) -> tuple[list[wire.Explanation], list[str]]:
-    """Return the answers of all cells that could serve a request, the best answer first."""
+    """Return the explanations of all cells that could serve a request, the best first."""
     model = await _model(api, question.model)
     submit = await _submit(api, question, model)
     asked: list[tuple[str, wire.ExplainRequest]] = []
@@ -214,7 +214,7 @@ async def _ask_all(
 
 
 async def _ask_router(address: str, request: wire.ExplainRequest) -> wire.Explanation | str:
-    import grpc.aio  # takes 0.2 s, which other commands need not spend
+    import grpc.aio  # costs 0.2 s, which other commands need not spend
 
     from sluice.channels import channel_to
     from sluice.identity import CertificateRole
@@ -232,7 +232,7 @@ async def _ask_router(address: str, request: wire.ExplainRequest) -> wire.Explan
             return f"the router at {address} does not answer: {what}"
 
 
-# --- how it is shown ------------------------------------------------------------------------
+# --- output ---------------------------------------------------------------------------------
 
 
 def plain(answer: wire.Explanation) -> dict[str, Any]:
@@ -281,7 +281,7 @@ def _row(candidate: wire.Candidate, chosen: str) -> list[str]:
         *(candidate.cost_us, candidate.backlog_us),
         *(candidate.prefill_us, candidate.adapter_us),
     )
-    is_known = bool(candidate.health)  # otherwise the router kept only a part of the candidate
+    is_known = bool(candidate.health)  # without it, the router stored only a part of the candidate
     return [
         candidate.replica_id,
         *(

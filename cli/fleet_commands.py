@@ -1,4 +1,4 @@
-"""`sluice fleet`: pools, and the observed state of cells, replicas, nodes and routers."""
+"""`sluice fleet`: commands for pools, and for observed cells, replicas, nodes and routers."""
 
 from typing import Annotated
 
@@ -71,7 +71,7 @@ def list_replicas(
     node: Annotated[str | None, typer.Option(help="Only replicas on this node.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the replicas, as their agents saw them last."""
+    """List the replicas, as their agents last reported them."""
     query = given(pool_id=pool, node_id=node)
     found = ask(lambda api: api.list("/v1/replicas", **query))
     show_objects(found, _VIEWS["replicas"], as_json=as_json)
@@ -79,7 +79,7 @@ def list_replicas(
 
 @fleet.command("routers")
 def list_routers(*, as_json: AsJson = False) -> None:
-    """List the routers, with ended ones."""
+    """List the routers, including ended ones."""
     _list("routers", as_json=as_json)
 
 
@@ -142,7 +142,7 @@ def update_pool(
     is_dedicated: Dedicated = None,
     as_json: AsJson = False,
 ) -> None:
-    """Change the given fields of a pool; another base or engine needs another pool."""
+    """Change the given fields of a pool. Another base or engine needs another pool."""
     changes = given(replicas_wanted=replicas, cell_replicas_max=cell_replicas)
     parts = {
         "roles": given(prefill=prefill, decode=decode),
@@ -154,7 +154,7 @@ def update_pool(
 
 @pool.command("delete")
 def delete_pool(name: Pool) -> None:
-    """Delete a pool; refused while models are in it."""
+    """Delete a pool, unless models are in it."""
     delete_one(f"/v1/pools/{name}", f"pool {name}")
 
 
@@ -194,14 +194,14 @@ def _put(
     as_json: bool,
     new: Json | None = None,
 ) -> None:
-    """Write a pool with changed fields; a missing pool begins as `new`, if that is given.
+    """Write a pool with changed fields, or create it from `new` if it is missing.
 
     Args:
         name: Id of the pool.
         changes: Fields that are replaced as a whole.
-        parts: Fields of which only the given parts are replaced.
+        parts: Fields of which only the named entries are replaced.
         as_json: Whether the pool is printed as JSON.
-        new: First version of a missing pool; None: the pool must exist.
+        new: First version of a missing pool. With None, the pool must exist.
     """
 
     def change(known: Json) -> Json:

@@ -1,4 +1,4 @@
-"""`sluice golden`: prompts that every replica answers regularly, and the resulting quarantines."""
+"""`sluice golden`: commands for golden prompts, which test every replica, and for quarantines."""
 
 import json
 import re
@@ -56,7 +56,7 @@ def add_prompt(
 ) -> None:
     """Send a golden prompt to all releases of a model, on every replica, from now on.
 
-    Text becomes token ids through the gateway: OPENAI_BASE_URL and OPENAI_API_KEY.
+    The gateway at OPENAI_BASE_URL tokenizes the text, for the key OPENAI_API_KEY.
     """
     if (prompt is None) == (messages is None):
         raise typer.BadParameter("give one of them", param_hint="--prompt, --messages")
@@ -86,7 +86,7 @@ def list_prompts(
     *,
     as_json: AsJson = False,
 ) -> None:
-    """List the golden prompts; every base has one more, made by the platform."""
+    """List the golden prompts. Every base has one more, which the platform generates."""
     path = "/v1/golden-prompts" if model is None else f"/v1/models/{model}/golden-prompts"
     found = ask(lambda api: api.list(path))
     show_objects(found, _SHOWN, as_json=as_json)
@@ -98,13 +98,13 @@ def show_prompt(
     *,
     as_json: AsJson = False,
 ) -> None:
-    """Show a golden prompt, with the token ids that replicas are asked."""
+    """Show a golden prompt, with the token ids that replicas receive."""
     show_one(f"/v1/golden-prompts/{prompt}", as_json=as_json)
 
 
 @golden.command("remove")
 def remove_prompt(prompt: Annotated[str, typer.Argument(help="Id of a golden prompt.")]) -> None:
-    """Ask a prompt no more."""
+    """Remove a golden prompt, which replicas then no longer receive."""
     delete_one(f"/v1/golden-prompts/{prompt}", f"golden prompt {prompt}")
 
 
@@ -116,7 +116,7 @@ def list_results(
 ) -> None:
     """Show the last answers of replicas, and the wrong ones among them.
 
-    Token ids become text through the gateway: OPENAI_BASE_URL and OPENAI_API_KEY.
+    The gateway at OPENAI_BASE_URL decodes the token ids, for the key OPENAI_API_KEY.
     """
     only = {} if pool is None else {"pool_id": pool}
 
@@ -133,16 +133,16 @@ def list_results(
 
 @golden.command("forget")
 def forget_answers(pool: Annotated[str, typer.Argument(help="Id of a pool.")]) -> None:
-    """Forget the answers of a pool so far: its next answers count as right.
+    """Delete the recorded answers of a pool, so that its next answers count as right.
 
-    For a pool whose engine was replaced by one that rounds otherwise.
+    This is for a pool whose engine was replaced by an engine with another rounding.
     """
     ask(lambda api: api.call("POST", f"/v1/pools/{pool}/forget-answers"))
     typer.echo(f"forgot the answers of pool {pool}")
 
 
 def quarantines(*, as_json: AsJson = False) -> None:
-    """List replicas that were taken out because they answered otherwise, the newest first."""
+    """List replicas in quarantine because of their differing answers, the newest first."""
     found = ask(lambda api: api.list("/v1/quarantines"))
     show_objects(found, _QUARANTINES, as_json=as_json)
 
@@ -175,7 +175,7 @@ def release_replica(
     reason: Annotated[str, typer.Option(help="Reason, for the audit log.")] = "",
     as_json: AsJson = False,
 ) -> None:
-    """Lift a quarantine that was a false alarm; the replica serves again if it is still there."""
+    """End a quarantine that was a false alarm. The replica, if present, serves again."""
     path = f"/v1/quarantines/{quarantine}/release"
     found: Any = ask(lambda api: api.call("POST", path, {"reason": reason}))
     if as_json:
@@ -197,7 +197,7 @@ async def _tokenized(
     prompt = await ids(**asked)
     if not expect:
         return prompt, []
-    if "prompt" in asked:  # a token may extend over the end of the prompt
+    if "prompt" in asked:  # a token may extend over the end of the prompt into the answer
         both = await ids(prompt=f"{asked['prompt']}{expect}")
         if len(both) > len(prompt) and both[: len(prompt)] == prompt:
             return prompt, both[len(prompt) :]
@@ -213,7 +213,7 @@ def _read(path: Path | None) -> Any:
 
 
 def _seconds(text: str) -> int:
-    """Return the seconds of a duration such as `30s`, `5m` or `1h`."""
+    """Return the seconds of a duration like `30s`, `5m` or `1h`."""
     found = _EVERY.fullmatch(text)
     if found is None:
         raise typer.BadParameter(f"{text!r} is no time such as 30s or 5m", param_hint="--every")

@@ -13,14 +13,14 @@ Tokens = tuple[int, ...]
 
 
 class PoolTexts:
-    """Texts of token ids by pool; empty for pools whose gateway or model cannot decode them."""
+    """Texts of token ids by pool, without the pools whose ids cannot be decoded."""
 
     def __init__(self, texts: dict[tuple[str, Tokens], str]) -> None:
         """Use these decoded texts."""
         self._texts = texts
 
     def of(self, pool_id: str, tokens: Sequence[int] | None) -> str:
-        """Return the quoted text of token ids; the ids themselves if the text is unknown."""
+        """Return the quoted text of token ids, or the ids themselves if the text is unknown."""
         if tokens is None:
             return "-"
         text = self._texts.get((pool_id, tuple(tokens)))
@@ -35,8 +35,8 @@ async def decode(admin: ApiClient, wanted: Iterable[tuple[str, Sequence[int] | N
     Without OPENAI_BASE_URL and OPENAI_API_KEY no ids are decoded, and commands show the ids.
 
     Args:
-        admin: Admin REST, for the model of each pool.
-        wanted: Pools and token ids.
+        admin: Client of the admin REST, which lists the model of each pool.
+        wanted: Pools, each with token ids.
     """
     url, key = setting_value("OPENAI_BASE_URL"), setting_value("OPENAI_API_KEY")
     if not (url and key):

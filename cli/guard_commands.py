@@ -1,4 +1,4 @@
-"""`sluice tenants guard`: rules on the content of a tenant's requests and answers."""
+"""`sluice tenants guard`: commands for rules on the content of requests and answers."""
 
 import json
 from pathlib import Path
@@ -53,7 +53,7 @@ def set_rules(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Send rules, in shadow until they are promoted; the earlier version goes on acting."""
+    """Upload rules, which only count matches until `promote`. The active version stays."""
     try:
         rules = json.loads(file.read_text())
     except ValueError as error:
@@ -78,7 +78,7 @@ def set_rules(
 
 @guard.command("promote")
 def promote_rules(set_id: GuardSetId, *, as_json: AsJson = False) -> None:
-    """Let the newest rules of a set act."""
+    """Let the newest version of a rule set act."""
 
     def change(known: Json) -> Json:
         return _kept(known) | {"active_version": known["version"]}
@@ -88,7 +88,7 @@ def promote_rules(set_id: GuardSetId, *, as_json: AsJson = False) -> None:
 
 @guard.command("stop")
 def stop_rules(set_id: GuardSetId, *, as_json: AsJson = False) -> None:
-    """Let no rules of a set act; the newest are still counted."""
+    """Let no version of a rule set act. Matches of the newest version are still counted."""
 
     def change(known: Json) -> Json:
         return _kept(known) | {"active_version": 0}
@@ -98,13 +98,13 @@ def stop_rules(set_id: GuardSetId, *, as_json: AsJson = False) -> None:
 
 @guard.command("show")
 def show_sets(*, as_json: AsJson = False) -> None:
-    """Show the sets of rules, and which version of each acts."""
+    """Show the rule sets, and the active version of each."""
     _show(ask(lambda api: api.list("/v1/guard-sets")), as_json=as_json)
 
 
 @guard.command("remove")
 def remove_set(set_id: GuardSetId) -> None:
-    """Remove a set of rules."""
+    """Remove a rule set."""
     ask(lambda api: api.call("DELETE", f"/v1/guard-sets/{set_id}"))
     typer.echo(f"removed the rules {set_id}")
 
@@ -114,7 +114,7 @@ def _kept(known: Json) -> Json:
 
 
 def _show(sets: list[dict[str, Any]], *, as_json: bool) -> None:
-    """Print rule sets; the table has the number of rules."""
+    """Print rule sets. The table shows the number of rules instead of the rules."""
     if not as_json:
         sets = [it | {"rules": len(it["rules"])} for it in sets]
     show_objects(sets, _SHOWN, as_json=as_json)

@@ -1,4 +1,4 @@
-"""`sluice fleet hours`: the hours for which replicas existed."""
+"""`sluice fleet hours`: shows the hours for which replicas existed."""
 
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -17,7 +17,7 @@ _HOURS = (
 
 
 class HoursGroup(StrEnum):
-    """The subject of one row."""
+    """The object, or the hour, of one row."""
 
     POOL = "pool"
     NODE = "node"
@@ -37,7 +37,7 @@ def hours(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show for how many hours replicas had their places, as the control plane recorded it."""
+    """Show for how many hours replicas were placed on nodes, as the control plane recorded it."""
     now = datetime.now(UTC)
     query = given(
         by=by.value,

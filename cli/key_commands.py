@@ -1,4 +1,4 @@
-"""`sluice keys`: the API keys of a tenant."""
+"""`sluice keys`: commands for the API keys of a tenant."""
 
 import re
 import time
@@ -31,7 +31,7 @@ def duration_s(text: str) -> int:
 
 
 def expiry_unix_ms(text: str, now_s: float) -> int:
-    """Return when a key expires: after a duration, at the end of a day (UTC), or 0 for `never`."""
+    """Return the expiry after a duration or at the end of a UTC day, or 0 for `never`."""
     if text == "never":
         return 0
     if re.fullmatch(r"\d{4}-\d\d-\d\d", text):
@@ -72,14 +72,14 @@ Grace = Annotated[str, typer.Option(help="Time that the old key still works: 1d,
 
 @keys.command("list")
 def list_keys(tenant: Tenant, *, as_json: AsJson = False) -> None:
-    """List a tenant's keys; the keys themselves are kept nowhere."""
+    """List a tenant's keys, without the secrets, of which only digests are stored."""
     found = ask(lambda api: api.list(f"/v1/tenants/{tenant}/keys"))
     show_objects(found if as_json else [readable(key) for key in found], _SHOWN, as_json=as_json)
 
 
 @keys.command("show")
 def show_key(tenant: Tenant, key: KeyId, *, as_json: AsJson = False) -> None:
-    """Show the rights of a key; the key itself is not stored."""
+    """Show the rights of a key. The secret itself is not stored."""
     show_one(f"/v1/tenants/{tenant}/keys/{key}", as_json=as_json, readable=readable)
 
 
@@ -118,7 +118,7 @@ def update_key(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Change the given fields of a key; gateways follow within a second."""
+    """Change the given fields of a key. Gateways apply them within a second."""
     body = _properties(scopes, models, limits, expires, interval_ms)
     body |= given(is_disabled=is_disabled)
     changed = ask(lambda api: api.call("PATCH", f"/v1/tenants/{tenant}/keys/{key}", body))
@@ -133,13 +133,13 @@ def rotate_key(
     grace: Grace = "1d",
     as_json: AsJson = False,
 ) -> None:
-    """Create a key like this one, and let this one end after a grace."""
+    """Create a key with the same rights. The present key expires after a grace period."""
     rotate(f"/v1/tenants/{tenant}/keys/{key}", grace, as_json=as_json)
 
 
 @keys.command("revoke")
 def revoke_key(tenant: Tenant, key: KeyId) -> None:
-    """Revoke a key; gateways refuse it within a second."""
+    """Revoke a key. Gateways refuse it within a second."""
     ask(lambda api: api.call("DELETE", f"/v1/tenants/{tenant}/keys/{key}"))
     typer.echo(f"revoked {key}")
 
@@ -151,7 +151,7 @@ def _properties(
     expires: str | None,
     interval_ms: int | None,
 ) -> dict[str, Any]:
-    """Return those properties of a key that were given as options."""
+    """Return the properties of a key without missing options."""
     return given(
         scopes=scopes or None,
         models=models or None,
@@ -173,7 +173,7 @@ def rotate(path: str, grace: str, *, as_json: bool) -> None:
 
 
 def show_once(made: dict[str, Any], *, as_json: bool) -> None:
-    """Print a new key: only its text on stdout, or all fields as JSON."""
+    """Print a new key. Only the secret is written to stdout, or all fields as JSON."""
     if as_json:
         show_json(made)
     else:

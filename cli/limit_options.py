@@ -18,11 +18,11 @@ def limit_options(
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Return a decorator that replaces a command's `limits` by an option per kind of limit.
 
-    The command gets the limits that were given, by the names of their kinds.
+    The command receives the limits on the command line as a mapping from names of kinds.
 
     Args:
         kinds: Kinds of limits.
-        of: End of each option's help: the owner of the limit, and the meaning of 0.
+        of: End of each option's help, which names the owner and the meaning of 0.
     """
     options = [
         Parameter(

@@ -1,4 +1,4 @@
-"""`sluice models`: the models, aliases and releases that requests can name."""
+"""`sluice models`: commands for the models, aliases and releases that requests can name."""
 
 from pathlib import Path
 from typing import Annotated
@@ -69,7 +69,7 @@ def create_model(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Create a model, or give it other artifacts, which become a release."""
+    """Create a model, or change its artifacts. The new artifacts become a release."""
     changes = given(base_digest=base_digest, pool_id=pool, owner_tenant_id=tenant)
     _put(model, changes, adapter, release, as_json=as_json, new={})
 
@@ -84,14 +84,14 @@ def update_model(
     release: Release = None,
     as_json: AsJson = False,
 ) -> None:
-    """Change the given fields of a model; its present artifacts become a release."""
+    """Change the given fields of a model. Its present artifacts become a release."""
     changes = given(base_digest=base_digest, pool_id=pool)
     _put(model, changes, adapter, release, as_json=as_json)
 
 
 @models.command("delete")
 def delete_model(model: Model) -> None:
-    """Delete a model with its releases; refused while aliases name it."""
+    """Delete a model with its releases, unless aliases name it."""
     delete_one(f"/v1/models/{model}", f"model {model}")
 
 
@@ -99,7 +99,7 @@ def delete_model(model: Model) -> None:
 def forget_release(
     release: Annotated[str, typer.Argument(metavar="MODEL@RELEASE", help="Name of the release.")],
 ) -> None:
-    """Delete a release; refused while the model serves it, or an alias names it."""
+    """Delete a release, unless its model serves it or an alias names it."""
     delete_one(f"/v1/releases/{release}", f"release {release}")
 
 
@@ -109,7 +109,7 @@ def list_releases(
     *,
     as_json: AsJson = False,
 ) -> None:
-    """List the releases of models; each can be requested by this name."""
+    """List the releases of models. Requests can name each of them."""
     only = {"model_id": model} if model else {}
     found = ask(lambda api: api.list("/v1/releases", **only))
     columns = ("id", "pool_id", "adapter_digest", "base_digest")
@@ -137,7 +137,7 @@ def set_alias(
     tenant: Annotated[str, typer.Option(help="Tenant that may use it; default: all tenants.")] = "",
     as_json: AsJson = False,
 ) -> None:
-    """Create an alias, or let it name something else; requests that run are not touched."""
+    """Create an alias, or change its target. Running requests are not affected."""
     body = {"target": target, "owner_tenant_id": tenant}
     made = ask(lambda api: api.call("PUT", f"/v1/aliases/{name}", body))
     show_objects([made], ("id", "target", "owner_tenant_id"), as_json=as_json)
@@ -170,7 +170,7 @@ def set_warm_prompts(
         typer.Option(exists=True, dir_okay=False, help="Text of a system prompt; may be repeated."),
     ],
 ) -> None:
-    """Keep system prompts of a model in the caches of its engines, for an hour after a use."""
+    """Cache system prompts of a model in its engines, each for an hour after its last use."""
     body = {"prompts": [it.read_text() for it in file]}
     ask(lambda api: api.call("PUT", f"/v1/warm-prompts/{model}", body))
     typer.echo(f"{len(file)} warm prompt{'s' * (len(file) > 1)} of {model}")
@@ -209,7 +209,10 @@ def set_model_pools(
         typer.Option(help="A pool of another quantisation of the model's base; may be repeated."),
     ] = None,
 ) -> None:
-    """Let several pools serve a model: by predicted wait, price and weight; sessions stay."""
+    """Let several pools serve a model, chosen by predicted wait, price and weight.
+
+    Requests of one session stay in one pool.
+    """
     entries = [_model_pool(text) for text in pool]
     entries += [_model_pool(text) | {"is_other_base": True} for text in other_base or ()]
     ask(lambda api: api.call("PUT", f"/v1/model-pools/{model}", {"pools": entries}))
@@ -218,7 +221,7 @@ def set_model_pools(
 
 @pools.command("remove")
 def remove_model_pools(model: Model) -> None:
-    """Let the model's own pool serve it alone."""
+    """Let only the model's own pool serve it."""
     delete_one(f"/v1/model-pools/{model}", f"the pools of {model}")
 
 
@@ -256,7 +259,7 @@ def set_base(
     name: Annotated[str, typer.Option(help="Name, for people.")] = "",
     as_json: AsJson = False,
 ) -> None:
-    """Create a base, whose files the nodes have, or change how it is described."""
+    """Create a base, whose files the nodes already have, or change its description."""
     body = {"name": name, "context_tokens_max": context_tokens_max}
     made = ask(lambda api: api.call("PUT", f"/v1/bases/{digest}", body))
     show_objects([made], _BASE, as_json=as_json)
@@ -264,7 +267,7 @@ def set_base(
 
 @base.command("delete")
 def delete_base(digest: Digest) -> None:
-    """Delete a base; refused while pools or models are of it."""
+    """Delete a base, unless pools or models use it."""
     delete_one(f"/v1/bases/{digest}", f"base {digest}")
 
 
@@ -277,13 +280,13 @@ def _put(
     as_json: bool,
     new: Json | None = None,
 ) -> None:
-    """Write a model with changed fields; a missing model begins as `new`, if that is given."""
+    """Write a model with changed fields, or create it from `new` if it is missing."""
     changes = changes | given(adapter_digest=adapter)
 
     def change(known: Json) -> Json:
         kept = {name: known[name] for name in known if name not in _READ_ONLY}
         changed = kept | changes
-        # A release keeps its digests, so a model with other digests needs another release.
+        # A release never changes its digests, so a model with other digests needs another release.
         is_same = all(
             changed.get(part) == known.get(part) for part in ("base_digest", "adapter_digest")
         )

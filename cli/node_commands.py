@@ -1,4 +1,4 @@
-"""`sluice fleet nodes`: lists machines, and takes them out of service and back."""
+"""`sluice fleet nodes`: lists nodes, cordons or drains them, and returns them to service."""
 
 import asyncio
 from typing import Annotated, Any
@@ -26,32 +26,32 @@ Reason = Annotated[str, typer.Option(help="Reason in words, shown to others.")]
 
 @nodes.callback()
 def list_by_default(context: typer.Context, *, as_json: AsJson = False) -> None:
-    """List the nodes, as their agents described them last."""
+    """List the nodes, as their agents last described them."""
     if context.invoked_subcommand is None:
         list_nodes(as_json=as_json)
 
 
 @nodes.command("list")
 def list_nodes(*, as_json: AsJson = False) -> None:
-    """List the nodes, as their agents described them last."""
+    """List the nodes, as their agents last described them."""
     show_objects(ask(lambda api: api.list("/v1/nodes")), _COLUMNS, as_json=as_json)
 
 
 @nodes.command("show")
 def show_node(node: Node, *, as_json: AsJson = False) -> None:
-    """Show a node: its present and desired state, and its accelerators' cordons."""
+    """Show the present and the desired state of a node, and its accelerators' cordons."""
     show_one(f"/v1/nodes/{node}", as_json=as_json, readable=_readable)
 
 
 @nodes.command("cordon")
 def cordon_node(node: Node, *, reason: Reason = "", as_json: AsJson = False) -> None:
-    """Send no new work to a node; running work goes on."""
+    """Send no new work to a node, whose running work continues."""
     _order(node, {"is_unschedulable": True, "reason": reason}, as_json=as_json)
 
 
 @nodes.command("uncordon")
 def uncordon_node(node: Node, *, as_json: AsJson = False) -> None:
-    """Let a node take replicas again, after a cordon or a drain."""
+    """Allow new replicas on a node again, after a cordon or a drain."""
     orders = {"is_unschedulable": False, "is_draining": False, "reason": ""}
     _order(node, orders, as_json=as_json)
 
@@ -64,9 +64,9 @@ def drain_node(
     wait: Annotated[bool, typer.Option(help="Wait until the node is empty.")] = True,
     as_json: AsJson = False,
 ) -> None:
-    """Empty a node: its replicas start elsewhere first, then it finishes its running requests.
+    """Empty a node. Its replicas start elsewhere first, then it finishes its running requests.
 
-    It stays out of service until it is uncordoned. Ending this command does not end the drain.
+    The node stays out of service until it is uncordoned. Ctrl-C does not end the drain.
     """
     orders = {"is_unschedulable": True, "is_draining": True, "reason": reason}
     _order(node, orders, as_json=as_json)
@@ -79,7 +79,7 @@ def lift_cordons(
     node: Node,
     cordon: Annotated[str, typer.Argument(help="Id of a cordon; default: all of the node.")] = "",
 ) -> None:
-    """Put accelerators back into service that the node's agent has cordoned."""
+    """Return accelerators to service that the node's agent has cordoned."""
 
     async def lift(api: ApiClient) -> list[str]:
         found: list[str] = [cordon] if cordon else _cordons(await api.call("GET", _path(node)))
@@ -96,7 +96,7 @@ def lift_cordons(
 
 @nodes.command("forget")
 def forget_node(node: Node) -> None:
-    """Forget a node that is gone for good."""
+    """Delete the record of a node that was removed for good."""
     ask(lambda api: api.call("DELETE", _path(node)))
     typer.echo(f"forgot node {node}")
 

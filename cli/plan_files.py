@@ -1,4 +1,4 @@
-"""Reads rollout plans from files."""
+"""Reads rollout plans from JSON files."""
 
 import json
 from pathlib import Path
@@ -8,7 +8,7 @@ from cli.stack_commands import fail
 
 
 def read_plan(path: Path) -> Json:
-    """Return the plan in a file; the control plane validates it."""
+    """Return the plan in a file, which the control plane later validates."""
     try:
         return json.loads(path.read_text())
     except (OSError, ValueError) as error:

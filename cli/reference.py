@@ -1,7 +1,7 @@
-"""Generates reference pages from the code, for `make docs`: settings, metrics, errors.
+"""Generates reference pages of settings, metrics and errors from the code, for `make docs`.
 
-The meaning of a setting is written once, under `Attributes:` in its class, and that of a metric at
-its declaration. A test compares the pages with the output of this module.
+The meaning of a setting is written once, under `Attributes:` in its class. The meaning of a metric
+is written at its declaration. A test compares the pages with the output of this module.
 """
 
 from collections.abc import Iterable
@@ -107,7 +107,7 @@ def settings_page() -> str:
 
 
 class Declared(NamedTuple):
-    """A declared metric; `edges` are the bounds of a histogram's buckets."""
+    """A declared metric, with the bounds of a histogram's buckets in `edges`."""
 
     process: str
     name: str
@@ -210,7 +210,7 @@ def overload_page(text: str) -> str:
     """Return docs/overload.md with a new table of errors.
 
     Args:
-        text: The page, with a table between the two marks.
+        text: Present page, with a table between the two marks.
     """
     head, _, rest = text.partition(_ERRORS_BEGIN)
     _, _, tail = rest.partition(_ERRORS_END)
@@ -232,7 +232,7 @@ def security_page(text: str) -> str:
     """Return docs/security.md with new tables of sockets and of ports.
 
     Args:
-        text: The page, with each table between its two marks.
+        text: Present page, with each table between its two marks.
     """
     text = _with_openings(text)
     head, _, rest = text.partition(_SOCKETS_BEGIN)

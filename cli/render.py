@@ -1,4 +1,4 @@
-"""Output of the command line: tables for people, JSON for programs."""
+"""Output of the command line, as tables for people and as JSON for programs."""
 
 import json
 import os
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, cast
 
-# rich takes 50 ms to import; health imports psutil, which only the local stack has
+# rich costs 50 ms at import, and health imports psutil, which only the local stack has installed
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
@@ -21,7 +21,7 @@ _IDS = ("id", "name", "tenant", "model", "key", "pool", "cell", "replica", "node
 
 
 def console(*, stderr: bool = False) -> "Console":
-    """Return a console as wide as the terminal or COLUMNS; very wide if neither is known."""
+    """Return a console as wide as the terminal or COLUMNS, or very wide without either."""
     from rich.console import Console
 
     file = sys.stderr if stderr else sys.stdout
@@ -30,7 +30,7 @@ def console(*, stderr: bool = False) -> "Console":
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: str = "") -> "Table":
-    """Return a table without frames; the columns named in `right` are right-aligned.
+    """Return a table without frames, in which the columns of `right` are right-aligned.
 
     Text is folded if the table is too wide, but columns of ids are never folded.
     """
@@ -55,7 +55,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: str =
 
 
 def show_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: str = "") -> None:
-    """Print a table; if its ids do not fit, the table is wider than the console."""
+    """Print a table, wider than the console if its ids do not fit otherwise."""
     from rich.console import Console
 
     made, out = table(columns, rows, right=right), console()
@@ -76,7 +76,7 @@ def show_json(value: Any) -> None:
 def show_objects(
     objects: Sequence[Mapping[str, Any]], columns: Sequence[str], *, as_json: bool
 ) -> None:
-    """Print objects of an API: some fields as a table, or all fields as JSON."""
+    """Print objects of an API as a table of some fields, or as JSON with all fields."""
     if as_json:
         show_json(list(objects))
         return
@@ -100,7 +100,7 @@ def _cell(value: object) -> str:
 
 
 def size_text(size_bytes: int | None) -> str:
-    """Return a size for people, in decimal units; `-` if the size is unknown."""
+    """Return a size for people in decimal units, or `-` if the size is unknown."""
     if size_bytes is None:
         return "-"
     size, unit = float(size_bytes), "B"

@@ -1,4 +1,4 @@
-"""`sluice requests`: the latest requests in the trace store."""
+"""`sluice requests`: shows the latest requests in the trace store."""
 
 from datetime import UTC, datetime
 from typing import Annotated

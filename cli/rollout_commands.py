@@ -1,4 +1,4 @@
-"""`sluice rollouts`: starts and watches the staged move of a model's traffic to a release."""
+"""`sluice rollouts`: starts, watches and ends the staged move of traffic to a release."""
 
 import asyncio
 import json
@@ -22,7 +22,7 @@ _SHOWN = ("id", "model_id", "canary", "phase", "reason", "stage", "share_percent
 _EVENTS = ("at", "event", "actor_id", "phase", "reason", "stage", "share_percent", "detail")
 _STAGES = ("share_percent", "duration_min_s", "sample_min", "duration_max_s", "is_shadow")
 _POLL_S = 0.5
-_LOST_S_MAX = 60.0  # seconds without an answer; a control plane is replaced within seconds
+_LOST_S_MAX = 60.0  # seconds without an answer, although a control plane is replaced in seconds
 _ROLLOUT = re.compile(r"rollout_[0-9a-z]{26}")
 _UNKNOWN_STATUS = 3  # 2 is for wrong words on the command line
 
@@ -70,7 +70,7 @@ def list_rollouts(
 
 @rollouts.command("show")
 def show_rollout(rollout: Id, *, as_json: AsJson = False) -> None:
-    """Show a rollout: its stage, and the counts of each gate."""
+    """Show the stage of a rollout, and the counts of each gate."""
 
     async def work(api: ApiClient) -> Json:
         return await api.call("GET", await _path(api, rollout))
@@ -91,9 +91,9 @@ def list_events(rollout: Id, *, as_json: AsJson = False) -> None:
 
 @rollouts.command("watch")
 def watch_rollout(rollout: Id, *, as_json: AsJson = False) -> None:
-    """Follow a rollout to its end.
+    """Print the progress of a rollout until it ends.
 
-    Exit status 0: it took over; 1: it did not; 3: its state was unknown for a minute.
+    Exit status 0 means promoted, 1 not promoted, and 3 an unknown state for a minute.
     """
     found = ask(lambda api: _follow(api, rollout, as_json=as_json), status=_UNKNOWN_STATUS)
     if found["phase"] != "done":
@@ -108,19 +108,19 @@ def launch_rollout(rollout: Id, *, as_json: AsJson = False) -> None:
 
 @rollouts.command("pause")
 def pause_rollout(rollout: Id, *, as_json: AsJson = False) -> None:
-    """Hold a rollout: the share stays, and is watched."""
+    """Pause a rollout. Its share of traffic stays, and the gates still watch it."""
     _command(rollout, "pause", as_json=as_json)
 
 
 @rollouts.command("resume")
 def resume_rollout(rollout: Id, *, as_json: AsJson = False) -> None:
-    """Let a paused rollout go on."""
+    """Continue a paused rollout."""
     _command(rollout, "resume", as_json=as_json)
 
 
 @rollouts.command("abort")
 def abort_rollout(rollout: Id, *, as_json: AsJson = False) -> None:
-    """End a rollout: all traffic goes back to control."""
+    """End a rollout, and send all traffic to control again."""
     _command(rollout, "abort", as_json=as_json)
 
 
@@ -133,7 +133,7 @@ def promote_rollout(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """End the stage of a rollout early; no stage is left out."""
+    """End the present stage of a rollout early. The next stage follows, without a jump."""
 
     async def work(api: ApiClient) -> Json:
         path = await _path(api, rollout)
@@ -154,7 +154,7 @@ def plan_rollouts(
     default: Annotated[bool, typer.Option("--default", help="Back to the default.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show or set the plan of a model's rollouts; running ones keep theirs."""
+    """Show or set the plan of a model's rollouts. Running rollouts continue with their plan."""
     path = f"/v1/models/{model}/rollout-plan"
     if file is not None and default:
         raise typer.BadParameter("exclude each other: choose one", param_hint="--set, --default")
@@ -215,7 +215,7 @@ def _command(rollout: str, command: str, *, as_json: bool) -> None:
 
 
 async def _path(api: ApiClient, name: str) -> str:
-    """Return the path of a rollout, given its id or its model.
+    """Return the path of a rollout, which is named by its id or by its model.
 
     Raises:
         ApiError: The model has no rollout.
@@ -283,7 +283,7 @@ def _percent(found: Json) -> str:
 
 
 def _left(found: Json) -> str | None:
-    """Return the remaining time of the stage at the present pace; None if it does not advance."""
+    """Return the remaining time of the stage at the present pace, or None without progress."""
     left_s = found.get("stage_left_s")
     return None if left_s is None else f"about {duration(left_s)}"
 
@@ -327,7 +327,7 @@ async def _follow(api: ApiClient, rollout: str, *, as_json: bool) -> Json:
 
 
 async def _polled(api: ApiClient, path: str) -> Json:
-    """Return an object; retries for a while if the server does not answer."""
+    """Return an object, and retry for a minute if the server does not answer."""
     until_s = time.monotonic() + _LOST_S_MAX
     while True:
         try:

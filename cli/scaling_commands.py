@@ -1,4 +1,4 @@
-"""`sluice scaling`: bounds and manual sizes of pools, and the reasons for their sizes."""
+"""`sluice scaling`: commands for bounds and manual sizes of pools, and the sizes' reasons."""
 
 import re
 from typing import Annotated, Any
@@ -42,7 +42,7 @@ Worth = Annotated[
 
 @scaling.command("status")
 def show_status(*, as_json: AsJson = False) -> None:
-    """List the pools that have bounds, with their numbers."""
+    """List the pools that have bounds, with their numbers of replicas."""
     show_objects(ask(lambda api: api.list("/v1/scaling")), _STATUS, as_json=as_json)
 
 
@@ -78,7 +78,7 @@ def set_bounds(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Scale a pool within bounds, or change the given ones."""
+    """Scale a pool within bounds, or change only the given bounds."""
     changes = given(
         replicas_min=least,
         replicas_max=most,
@@ -103,13 +103,13 @@ def set_bounds(
 
 @scaling.command("unset")
 def unset_bounds(pool: Pool) -> None:
-    """Scale a pool no more; it keeps the replicas it has."""
+    """Stop scaling a pool, whose present number of replicas stays."""
     ask(lambda api: api.call("DELETE", f"/v1/pools/{pool}/scaling"))
 
 
 @scaling.command("explain")
 def explain(pool: Pool, *, as_json: AsJson = False) -> None:
-    """Say why a pool has the number it has."""
+    """Show the reasons for a pool's present number of replicas."""
 
     async def find(api: ApiClient) -> Json:
         rows = await api.list("/v1/scaling")
@@ -131,7 +131,7 @@ def plan(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Plan now, with other bounds if given, and show the result."""
+    """Compute a plan now, with other bounds if given, and show the result."""
     if not is_dry:
         message = "give --dry-run; `sluice scaling set` changes the bounds"
         raise typer.BadParameter(message)
@@ -150,7 +150,7 @@ def replay(
     hours: Annotated[int, typer.Option(min=1, max=48, help="Hours of demand to replay.")] = 24,
     as_json: AsJson = False,
 ) -> None:
-    """Replay the kept demand of a pool with its bounds, and with others; nothing is changed."""
+    """Replay the recorded demand of a pool with its bounds and with others, without a change."""
     query = given(
         replicas_min=least, replicas_max=most, minute_worth=minute_worth, hours=str(hours)
     )
@@ -172,20 +172,20 @@ def pin(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Set a pool's number by hand."""
+    """Set a pool's number of replicas by hand."""
     body = {"replicas": replicas, "for_s": 0.0 if for_ is None else _seconds(for_, "--for")}
     _post(pool, "pin", body, as_json=as_json)
 
 
 @scaling.command("pause")
 def pause(pool: Pool, *, as_json: AsJson = False) -> None:
-    """Leave a pool as it is."""
+    """Pause the scaling of a pool, whose present number of replicas stays."""
     _post(pool, "pause", None, as_json=as_json)
 
 
 @scaling.command("resume")
 def resume(pool: Pool, *, as_json: AsJson = False) -> None:
-    """Scale a pool again: lift its pause, and a number set by hand."""
+    """Scale a pool again. This ends its pause, and a number that was set by hand."""
     _post(pool, "resume", None, as_json=as_json)
 
 
@@ -196,7 +196,7 @@ def history(
     limit: Annotated[int, typer.Option(min=1, help="Number of rows, the newest first.")] = 20,
     as_json: AsJson = False,
 ) -> None:
-    """List the changes of a pool's number."""
+    """List the changes of a pool's number of replicas."""
     path = f"/v1/pools/{pool}/scaling/changes"
     show_objects(ask(lambda api: api.list(path, limit=limit)), _CHANGES, as_json=as_json)
 
@@ -221,7 +221,7 @@ def budget(
     is_unlimited: Annotated[bool, typer.Option("--unlimited", help="Lift both.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show the bounds over all pools together, or set the given ones."""
+    """Show the bounds on the sum of all pools, or set the given bounds."""
     changes: Json = given(accelerators=accelerators, price=price)
     if is_unlimited:
         changes = {"accelerators": None, "price": None}
@@ -282,7 +282,7 @@ def _show(found: Any, *, as_json: bool) -> None:
 
 
 def _seconds(text: str, option: str) -> float:
-    """Return the seconds of a duration: a number followed by s, m, h or d."""
+    """Return the seconds of a duration, which is a number followed by s, m, h or d."""
     found = re.fullmatch(r"([0-9]{1,7}(?:\.[0-9]{1,3})?)([smhd])", text.strip())
     if found is None:
         message = f"{text!r} is no duration: 90s, 15m, 2h and 1d are"

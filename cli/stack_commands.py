@@ -1,4 +1,4 @@
-"""`sluice up, down, status, logs`: the local stack."""
+"""`sluice up`, `down`, `status` and `logs`: commands for the local stack."""
 
 import os
 import re
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from cli.stack.services import StackOptions
 
 _INTERRUPTED = 130
-_STOP_TIMEOUT_S = 90.0  # seconds; the sum of the grace times of all layers
+_STOP_TIMEOUT_S = 90.0  # seconds, the sum of the grace times of all layers
 
 
 class EngineOption(StrEnum):
@@ -89,9 +89,9 @@ def up(
 ) -> None:
     """Start the platform on this machine.
 
-    Prints the addresses, and a request that works. Without --detach it runs until Ctrl-C (a
-    second Ctrl-C kills at once); with it, until `sluice down`. Data, keys and ports survive from
-    start to start in $SLUICE_HOME.
+    Prints the addresses and a working request. The platform runs until Ctrl-C, or with --detach
+    until `sluice down`. A second Ctrl-C kills all processes at once. Data, keys and ports remain
+    in $SLUICE_HOME for the next start.
     """
     home = Home.find()
     arguments = [
@@ -116,7 +116,7 @@ def up(
 
 
 def _run_here(home: Home, options: "StackOptions", ready_fd: int) -> None:
-    """Run the supervisor; `ready_fd` is the pipe to a waiting foreground process, or -1."""
+    """Run the supervisor. `ready_fd` is a pipe to a waiting parent process, or -1."""
     import asyncio
 
     from cli.stack.progress import PipeRenderer, PlainRenderer, StartProgress, terminal_renderer
@@ -150,7 +150,7 @@ def _run_here(home: Home, options: "StackOptions", ready_fd: int) -> None:
 
 
 def _lock(home: Home) -> IO[str]:
-    """Take and return the lock of the home.
+    """Acquire and return the lock of the home directory.
 
     Raises:
         StackError: Another supervisor holds the lock, or the folder cannot be used.
@@ -169,7 +169,7 @@ def _lock(home: Home) -> IO[str]:
 
 
 def _start_in_background(home: Home, arguments: list[str]) -> None:
-    """Run `sluice up` in a session of its own, show its progress, and return when it serves."""
+    """Run `sluice up` in its own session, show its progress, and return when it serves."""
     from cli.stack.preflight import check_home
     from cli.stack.progress import replay, terminal_renderer
 
@@ -211,7 +211,7 @@ def _start_in_background(home: Home, arguments: list[str]) -> None:
 
 
 def print_summary(home: Home, began_unix_s: float) -> None:
-    """Print the addresses, and a request that works."""
+    """Print the addresses and a working request."""
     from cli.stack.health import build_rows
     from cli.stack.seed import MODEL
 
@@ -239,7 +239,7 @@ def _age_s() -> float:
 def down() -> None:
     """Stop the platform, leaving nothing.
 
-    Also ends processes that an earlier, broken run left. Data stay in $SLUICE_HOME.
+    The command also ends processes that an earlier, broken run left. Data stay in $SLUICE_HOME.
     """
     from cli.stack.teardown import end_leftovers
 
@@ -261,7 +261,7 @@ def _running(state: StackState) -> list[str]:
 
 
 def _stop_supervisor(state: StackState) -> None:
-    """Make the supervisor stop everything, and wait; kill the supervisor if it takes too long."""
+    """Signal the supervisor to stop everything, and kill it after a time-out."""
     os.kill(state.supervisor_pid, signal.SIGTERM)
     deadline = time.monotonic() + _STOP_TIMEOUT_S
     while is_supervised(state) and time.monotonic() < deadline:

@@ -1,4 +1,4 @@
-"""Further commands of `sluice artifacts`: pull, pins, garbage, uploads and signing keys."""
+"""Further commands of `sluice artifacts`, for pull, pins, garbage, uploads and signing keys."""
 
 from collections import Counter
 from pathlib import Path
@@ -42,9 +42,9 @@ def pull_artifact(
     jobs: Annotated[int, typer.Option(min=1, max=16, help="Chunks fetched at once.")] = _JOBS,
     as_json: AsJson = False,
 ) -> None:
-    """Download an artifact; every chunk is verified, and a download that broke goes on.
+    """Download an artifact. Every chunk is verified, and an interrupted download is resumed.
 
-    An unfinished download lies beside DIR, in a directory that ends in .part.
+    An unfinished download is stored beside DIR, in a directory whose name ends in .part.
     """
 
     async def work(api: ApiClient) -> Json:
@@ -82,17 +82,17 @@ def pull_artifact(
 
 
 def pin_artifact(digest: Digest, *, as_json: AsJson = False) -> None:
-    """Keep an artifact, needed or not; for admins."""
+    """Keep an artifact even if no object needs it. The command is for admins."""
     _pin(digest, is_pinned=True, as_json=as_json)
 
 
 def unpin_artifact(digest: Digest, *, as_json: AsJson = False) -> None:
-    """Let an artifact go once no object needs it; for admins."""
+    """Let an artifact be removed when no object needs it. The command is for admins."""
     _pin(digest, is_pinned=False, as_json=as_json)
 
 
 def list_holders(digest: Digest, *, as_json: AsJson = False) -> None:
-    """List the nodes that have a complete artifact on disk, and since when."""
+    """List the nodes that have a complete artifact on disk, with the times of completion."""
     found = ask(lambda api: api.list(f"/v1/artifacts/{digest}/nodes"))
     show_objects(found, ("id", "since"), as_json=as_json)
 
@@ -110,9 +110,9 @@ def collect_garbage(
 ) -> None:
     """Show unneeded artifacts, which will be removed, and the reasons to keep the rest.
 
-    state: noticed (the next sweep starts its grace time), grace (retired at goes_at), due (the next
-    sweep goes on with it), retired (invisible, removed at goes_at), kept (needed_by names one of
-    each kind that needs it). Sweeps run every minute by themselves.
+    States: noticed (the next sweep starts its grace period), grace (retired at goes_at), due (the
+    next sweep retires or removes it), retired (invisible, removed at goes_at), kept (needed).
+    Column needed_by names one object of each kind that needs the artifact. Sweeps run every minute.
     """
 
     async def work(api: ApiClient) -> tuple[Json | None, list[Json]]:
@@ -158,13 +158,13 @@ def _pin(digest: str, *, is_pinned: bool, as_json: bool) -> None:
 
 @uploads.command("list")
 def list_uploads(*, as_json: AsJson = False) -> None:
-    """List uploads and imports, newest first; ended ones for a week."""
+    """List uploads and imports, newest first. Ended uploads are listed for a week."""
     show_objects(ask(lambda api: api.list("/v1/artifacts/uploads")), _UPLOADS, as_json=as_json)
 
 
 @uploads.command("show")
 def show_upload(upload: UploadId, *, as_json: AsJson = False) -> None:
-    """Show an upload: how much it lacks, or why it was refused."""
+    """Show an upload with its missing chunks, or with the reasons of its refusal."""
     found = ask(lambda api: api.call("GET", f"/v1/artifacts/uploads/{upload}"))
     if as_json:
         show_json(found)
@@ -175,7 +175,7 @@ def show_upload(upload: UploadId, *, as_json: AsJson = False) -> None:
 
 @uploads.command("cancel")
 def cancel_upload(upload: UploadId, *, as_json: AsJson = False) -> None:
-    """Cancel an upload or import that is under way; its chunks are removed."""
+    """Cancel a running upload or import, and remove its chunks."""
     ended = ask(lambda api: api.call("POST", f"/v1/artifacts/uploads/{upload}/cancel"))
     show_objects([ended], _UPLOADS, as_json=as_json)
 
@@ -206,7 +206,7 @@ def set_signing_key(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Register a public key, or replace it; for admins."""
+    """Register a public key, or replace it. The command is for admins."""
     body = {"public_key": public_key, "owner_tenant_id": tenant, "is_disabled": is_disabled}
     made = ask(lambda api: api.call("PUT", f"/v1/signing-keys/{key}", body))
     show_objects([made], _KEYS, as_json=as_json)
@@ -214,7 +214,7 @@ def set_signing_key(
 
 @signing_keys.command("delete")
 def delete_signing_key(key: KeyName) -> None:
-    """Delete a signing key; artifacts that it signed stay."""
+    """Delete a signing key. The artifacts that it signed remain."""
     delete_one(f"/v1/signing-keys/{key}", f"signing key {key}")
 
 

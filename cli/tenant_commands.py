@@ -1,4 +1,4 @@
-"""`sluice tenants`: the tenants, with their tiers, limits and fallbacks."""
+"""`sluice tenants`: commands for tenants, with their tiers, limits and fallbacks."""
 
 from collections.abc import Callable
 from typing import Annotated
@@ -91,7 +91,7 @@ def create_tenant(
     fallback: Fallback = None,
     as_json: AsJson = False,
 ) -> None:
-    """Create a tenant (by default of tier `standard`), or change its given fields."""
+    """Create a tenant, by default of tier `standard`, or change its given fields."""
     changes = given(tier_id=tier, name=name, weight=weight)
     fallbacks = _fallbacks(fallback or [])
     new = {"name": tenant, "tier_id": "standard"}
@@ -130,7 +130,7 @@ def update_tenant(
 
 @tenants.command("delete")
 def delete_tenant(tenant: Tenant) -> None:
-    """Delete a tenant with its keys; refused while models are its."""
+    """Delete a tenant with its keys, unless it owns models."""
     delete_one(f"/v1/tenants/{tenant}", f"tenant {tenant}")
 
 
@@ -143,7 +143,7 @@ def pin(tenant: Tenant, model: PinnedModel, release: Release, *, as_json: AsJson
 
 @tenants.command("unpin")
 def unpin(tenant: Tenant, model: PinnedModel, *, as_json: AsJson = False) -> None:
-    """Remove a tenant's pin: the model's release, or its rollout, counts again."""
+    """Remove a tenant's pin. The model's release or rollout decides again."""
 
     def without(pins: dict[str, str]) -> dict[str, str]:
         if model not in pins:
@@ -154,7 +154,7 @@ def unpin(tenant: Tenant, model: PinnedModel, *, as_json: AsJson = False) -> Non
 
 
 def _fallbacks(options: list[str]) -> dict[str, str]:
-    """Return the fallbacks that `MODEL=OTHER` options set; an empty OTHER removes a fallback."""
+    """Return the fallbacks of `MODEL=OTHER` options. An empty OTHER removes a fallback."""
     found: dict[str, str] = {}
     for option in options:
         model, mark, other = option.partition("=")
@@ -173,7 +173,7 @@ def _put(
     as_json: bool,
     new: Json | None = None,
 ) -> None:
-    """Write a tenant with changed fields; a missing tenant begins as `new`, if that is given."""
+    """Write a tenant with changed fields, or create it from `new` if it is missing."""
 
     def change(known: Json) -> Json:
         known.pop("id", None)

@@ -1,4 +1,4 @@
-"""`sluice tenants texts`: whether redacted texts of a tenant's requests are kept, and which."""
+"""`sluice tenants texts`: commands for the stored, redacted texts of a tenant's requests."""
 
 from typing import Annotated, Any
 
@@ -45,7 +45,7 @@ def set_policy(
     no_words: Annotated[bool, typer.Option("--no-words", help="Remove no words.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Opt a tenant in or out, or change the given fields; gateways follow within a second."""
+    """Opt a tenant in or out, or change the given fields. Gateways apply it within a second."""
     if (redact and no_redact) or (word and no_words):
         raise fail("give only one of --redact and --no-redact, and of --word and --no-words")
     changes = given(
@@ -65,13 +65,13 @@ def set_policy(
 
 @texts.command("show")
 def show_policies(*, as_json: AsJson = False) -> None:
-    """Show the tenants that have a policy."""
+    """Show the tenants that have a policy for stored texts."""
     show_objects(ask(lambda api: api.list("/v1/text-policies")), _SHOWN, as_json=as_json)
 
 
 @texts.command("remove")
 def remove_policy(tenant: Tenant) -> None:
-    """Remove a tenant's policy: no more texts are kept; stored ones expire."""
+    """Remove a tenant's policy, so that no more texts are stored. Stored texts expire."""
     ask(lambda api: api.call("DELETE", f"/v1/text-policies/{tenant}"))
     typer.echo(f"removed the text policy of tenant {tenant}")
 
@@ -81,7 +81,7 @@ def read_texts(
     tenant: Tenant,
     request_id: Annotated[str, typer.Argument(help="The answer's header x-request-id.")],
 ) -> None:
-    """Show a request's kept text; the audit notes the reader. See also: sluice trace --text."""
+    """Show a request's stored text, and audit the read (see also: sluice trace --text)."""
     show_texts(tenant, request_id)
 
 
@@ -91,7 +91,7 @@ def delete_texts(
     *,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
-    """Erase all that is kept of a tenant's requests, for good; its policy stays."""
+    """Erase all stored texts of a tenant's requests for good. The tenant's policy stays."""
     if not yes and not typer.confirm(f"Erase all texts of tenant {tenant}?"):
         raise fail("nothing was erased")
     ask(lambda api: api.call("DELETE", f"/v1/tenants/{tenant}/texts"))
@@ -99,7 +99,7 @@ def delete_texts(
 
 
 def show_texts(tenant: str, request_id: str) -> None:
-    """Show the kept texts of a request, latest first; the audit notes the reader."""
+    """Show the stored texts of a request, latest first. The audit records the read."""
     out = console()
     for row in ask(lambda api: _read(api, tenant, request_id)):
         taken = ", ".join(f"{kind} {count}" for kind, count in sorted(row["redactions"].items()))

@@ -1,4 +1,4 @@
-"""`sluice tiers`: priority classes and their limits."""
+"""`sluice tiers`: commands for priority classes and their limits."""
 
 from typing import Annotated
 
@@ -96,7 +96,7 @@ def update_tier(
     is_preemptible: Preemptible = None,
     as_json: AsJson = False,
 ) -> None:
-    """Change the given fields of a tier; gateways follow within a second."""
+    """Change the given fields of a tier. Gateways apply them within a second."""
     changes = given(
         priority=priority,
         ttft_deadline_ms=ttft_deadline_ms,
@@ -108,12 +108,12 @@ def update_tier(
 
 @tiers.command("delete")
 def delete_tier(tier: Tier) -> None:
-    """Delete a tier; refused while tenants are in it."""
+    """Delete a tier, unless tenants are in it."""
     delete_one(f"/v1/tiers/{tier}", f"tier {tier}")
 
 
 def model_limits(options: list[str]) -> dict[str, dict[str, int]]:
-    """Return the limits that `MODEL NAME=N ...` options set; no limits remove those of a model.
+    """Return the limits of `MODEL NAME=N ...` options. A MODEL alone removes its limits.
 
     Raises:
         BadParameter: An option has another form.
@@ -137,7 +137,7 @@ def _put(
     as_json: bool,
     new: Json | None = None,
 ) -> None:
-    """Write a tier with changed fields; a missing tier begins as `new`, if that is given."""
+    """Write a tier with changed fields, or create it from `new` if it is missing."""
 
     def change(known: Json) -> Json:
         known.pop("id", None)

@@ -1,4 +1,4 @@
-"""`sluice tools`: the tools that gateways call for a tenant's models."""
+"""`sluice tools`: commands for the tools that gateways call for a tenant's models."""
 
 import json
 import os
@@ -68,7 +68,7 @@ def set_tool(
     price_micros: Annotated[int | None, typer.Option(help="Price per call, in millionths.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Create a tool, or change its given fields; gateways follow within a second."""
+    """Create a tool, or change its given fields. Gateways apply them within a second."""
     changes = given(
         owner_tenant_id=tenant,
         kind=kind,
@@ -99,7 +99,7 @@ def set_tool(
 
 @tools.command("list")
 def list_tools(*, as_json: AsJson = False) -> None:
-    """List the tools; secrets are never shown."""
+    """List the tools, without their secrets."""
     show_objects(ask(lambda api: api.list("/v1/tools")), _SHOWN, as_json=as_json)
 
 
@@ -111,7 +111,7 @@ def show_tool(tool: ToolId, *, as_json: AsJson = False) -> None:
 
 @tools.command("remove")
 def remove_tool(tool: ToolId) -> None:
-    """Remove a tool; calls that run go on."""
+    """Remove a tool. Running calls continue."""
     delete_one(f"/v1/tools/{tool}", tool)
 
 
@@ -123,7 +123,7 @@ def _schema(file: Path) -> dict[str, Any]:
 
 
 def _headers(given_: list[str]) -> dict[str, str]:
-    """Return headers whose values are in variables, because other users can see a command line."""
+    """Return headers with values of variables, because other users can read a command line."""
     headers: dict[str, str] = {}
     for one in given_:
         name, _, variable = one.partition("=")

@@ -1,4 +1,4 @@
-"""`sluice top`: a live view of pools, routers, tenants and models."""
+"""`sluice top`: shows pools, routers, tenants and models, updated at intervals."""
 
 import asyncio
 import json
@@ -109,7 +109,7 @@ class _TargetOptions:
 
 
 class _Stack:
-    """Returns the targets of the stack in $SLUICE_HOME: its services and its present replicas."""
+    """Returns the services and the present replicas of the stack in $SLUICE_HOME as targets."""
 
     def __init__(self) -> None:
         home = Home.find()
@@ -131,7 +131,7 @@ class _Stack:
             return [*self._services, *await engine_targets(api)]
 
     async def models(self) -> dict[str, str]:
-        """Return the names of models by the digits of their adapters; empty if unknown now."""
+        """Return the models' names by the digits of their adapters, empty if they are unknown."""
         try:
             async with asyncio.timeout(_NAMES_TIMEOUT_S), ApiClient(self._admin, self._key) as api:
                 found = await api.list("/v1/models")
@@ -142,7 +142,7 @@ class _Stack:
 
 
 class _Look:
-    """Takes one view of the metrics after the other."""
+    """Computes one view of the metrics after another."""
 
     def __init__(self, source: ScrapeSource, models: Mapping[str, str]) -> None:
         self._source = source
@@ -150,7 +150,7 @@ class _Look:
         self._has_seen = False
 
     async def view(self) -> View:
-        """Return the present view; if all targets are silent, an empty view with the reason.
+        """Return the present view, or an empty view with the reason if no target answers.
 
         Raises:
             ScrapeError: No target has ever answered.
@@ -169,7 +169,7 @@ async def _printed(
     look: _Look, interval_s: float, show: Callable[[View, bool], None], *, once: bool
 ) -> None:
     view = await look.view()
-    if not view.took_s:  # a single scrape gives no rates
+    if not view.took_s:  # a single scrape has no rates
         await asyncio.sleep(interval_s)
         view = await look.view()
     show(view, once)
@@ -201,7 +201,7 @@ async def _live(look: _Look, interval_s: float) -> None:
 
 @contextmanager
 def _screen() -> Generator[None]:
-    """Use the alternate screen and read keys without Enter; restore both however this ends."""
+    """Use the alternate screen and read keys without Enter. The terminal is always restored."""
     descriptor = sys.stdin.fileno()
     before = termios.tcgetattr(descriptor)
     try:
@@ -217,7 +217,7 @@ def _screen() -> Generator[None]:
 
 @contextmanager
 def _keys(ended: asyncio.Event) -> Generator[None]:
-    """Set the event when q is pressed, or when the terminal is gone.
+    """Set the event when q is pressed, or when the terminal is closed.
 
     Ctrl-C ends the task, even if the parent process ignores the signal.
     """

@@ -1,7 +1,7 @@
-"""Scraped metrics, and rates from two consecutive scrapes; pure.
+"""Scraped metrics, and rates from two consecutive scrapes, without I/O.
 
-A series has the labels of its target (`instance`, for engines also `pool`), so that the restart or
-loss of one process is distinguished from a counter that decreased.
+A series has the labels of its target (`instance`, for engines also `pool`). So a restart or loss
+of one process is not mistaken for a counter that decreased.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,7 +17,7 @@ _TOOK_S_MIN = 1e-3
 
 @dataclass(frozen=True)
 class Scrape:
-    """The values of a scrape by name and labels; every series has the label `instance`.
+    """The values of a scrape by name and labels, of which each series has the label `instance`.
 
     Attributes:
         at_s: Time of the scrape in seconds, on any monotonic clock.
@@ -41,7 +41,7 @@ def parse(text: str, target: Mapping[str, str]) -> Iterator[tuple[str, Labels, f
     Raises:
         ValueError: The text is not a page of metrics.
     """
-    # takes 30 ms, only where needed
+    # costs 30 ms, so it is imported only where it is needed
     from prometheus_client.parser import text_string_to_metric_families
 
     for family in text_string_to_metric_families(text):
@@ -70,16 +70,16 @@ class ScrapeChange:
 
     @property
     def took_s(self) -> float:
-        """Seconds between the scrapes; 0 if the interval is too short for a rate."""
+        """Seconds between the scrapes, or 0 if the interval is too short for a rate."""
         took_s = self.after.at_s - self.before.at_s
         return took_s if took_s >= _TOOK_S_MIN else 0.0
 
     def rate(self, name: str, **labels: str) -> float | None:
-        """Return the increase per second of all series with these labels; None if unknown."""
+        """Return the increase per second of all series with these labels, or None if unknown."""
         return next(iter(self.rates(name, **labels).values()), None)
 
     def rates(self, name: str, *by: str, **labels: str) -> dict[tuple[str, ...], float]:
-        """Return increases per second, summed by some labels; a missing label counts as empty."""
+        """Return increases per second, summed by some labels. A missing label counts as empty."""
         if not self.took_s:
             return {}
         return {key: it / self.took_s for key, it in self._increases(name, by, labels).items()}
@@ -113,8 +113,8 @@ class ScrapeChange:
         for key, now in _matching(self.after, name, labels):
             then = earlier.get(key)
             if then is None and dict(key).get(INSTANCE) not in self.before.instances:
-                continue  # counts from before the first scrape have no known rate
-            # A counter that decreased started again from 0, like a counter that is new.
+                continue  # the first count of a new target has no known rate
+            # A counter that decreased was reset to 0, and a new counter began at 0.
             group = _group(key, by)
             grown = now if then is None or now < then else now - then
             found[group] = found.get(group, 0.0) + max(0.0, grown)
@@ -122,11 +122,11 @@ class ScrapeChange:
 
 
 def quantile(counts: Mapping[float, float], share: float) -> float | None:
-    """Return a quantile of a histogram, linear within a bucket; None if the histogram is empty.
+    """Return a quantile of a histogram, linear within a bucket, or None for an empty histogram.
 
     Args:
-        counts: Number of values at or below each edge. Scrapes are not simultaneous, so a count
-            may be lower than that of a lower edge; then the largest count so far is used.
+        counts: Number of values at or below each edge. The scrapes of processes differ in time, so
+            a count may be lower than that of a lower edge. Then the largest count so far is used.
         share: The quantile, from 0 to 1.
     """
     edges = sorted(counts)
@@ -138,7 +138,7 @@ def quantile(counts: Mapping[float, float], share: float) -> float | None:
         upto = max(below, counts[high])
         if upto >= wanted and upto > below:
             if high == inf:
-                return low or None  # beyond the last edge, the best known lower bound
+                return low or None  # above the last edge, only the lower bound is known
             return low + (high - low) * (wanted - below) / (upto - below)
         below = upto
     return edges[-1] if edges[-1] != inf else (edges[-2] if len(edges) > 1 else None)

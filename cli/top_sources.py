@@ -1,4 +1,4 @@
-"""Sources of the numbers of `sluice top`: the metrics pages of processes, or a Prometheus."""
+"""Sources of the numbers of `sluice top`, which are metrics pages of processes or a Prometheus."""
 
 import asyncio
 import time
@@ -12,14 +12,14 @@ from cli.admin import has_certificate
 from cli.api import ApiClient, ApiError
 from cli.top_scrape import Labels, Scrape, ScrapeChange, gathered, parse
 
-if TYPE_CHECKING:  # imported only for calls
+if TYPE_CHECKING:  # imported only by functions that send requests
     import httpx
 
 _TIMEOUT_S = 2.0
 _AT_ONCE = 32
 _PAGE_BYTES_MAX = 8 << 20
 _TARGETS_EVERY_S = 10.0
-# All metrics that the views use, so that a Prometheus returns no others; tests check the list.
+# All metrics of the views, so that a Prometheus returns no others. Tests check the list.
 NAMES = (
     *("llm_e2e_seconds_count", "llm_goodput_requests_total", "router_tokens_total"),
     *("gateway_open_generations", "llm_ttft_seconds_bucket", "llm_itl_seconds_bucket"),
@@ -33,19 +33,19 @@ NAMES = (
 
 @dataclass(frozen=True, slots=True)
 class ScrapeTarget:
-    """One page of metrics; `labels` are added to all its series."""
+    """One page of metrics, with `labels` that are added to all its series."""
 
     url: str
     labels: tuple[tuple[str, str], ...] = ()
 
     @property
     def instance(self) -> str:
-        """Name of the process among the others."""
+        """Host and port, which distinguish the process in the label `instance`."""
         return urlsplit(self.url).netloc
 
 
 class ScrapeSource(Protocol):
-    """A source that returns two scrapes at a time."""
+    """A source of pairs of scrapes."""
 
     async def change(self) -> ScrapeChange:
         """Return the latest scrape and an earlier one. Raises ScrapeError if there is none."""
@@ -53,11 +53,11 @@ class ScrapeSource(Protocol):
 
 
 class ScrapeError(RuntimeError):
-    """No metrics can be read; the message is for people."""
+    """No metrics can be read. The message is written for people."""
 
 
 class Targets(Protocol):
-    """A function that lists what to scrape."""
+    """A function that lists the pages to scrape."""
 
     async def __call__(self) -> Sequence[ScrapeTarget]:
         """Return the present targets. Raises ApiError if they cannot be listed."""
@@ -65,7 +65,7 @@ class Targets(Protocol):
 
 
 class Pages:
-    """Scrapes the pages of processes; each change begins at the previous scrape."""
+    """Scrapes the pages of processes. Each change begins at the previous scrape."""
 
     def __init__(self, http: "httpx.AsyncClient", targets: Targets) -> None:
         self._http = http
@@ -76,7 +76,7 @@ class Pages:
         self._last: Scrape | None = None
 
     async def change(self) -> ScrapeChange:
-        """Return the changes since the last call; the first call returns an interval of 0 s."""
+        """Return the changes since the last call. The first call returns an interval of 0 s."""
         await self._look()
         limit = asyncio.Semaphore(_AT_ONCE)
         at_s = time.monotonic()
@@ -92,7 +92,7 @@ class Pages:
         return ScrapeChange(before, scrape)
 
     async def _look(self) -> None:
-        """Update the targets at intervals; without an answer the earlier targets stay."""
+        """Update the targets at intervals. If the update fails, the earlier targets stay."""
         if self._known and time.monotonic() - self._known_at_s < _TARGETS_EVERY_S:
             return
         try:
@@ -131,7 +131,7 @@ class Pages:
 
 
 def parse_targets(words: Iterable[str]) -> list[ScrapeTarget]:
-    """Return the targets denoted by words of the form URL, or POOL=URL for engines.
+    """Return the targets that words of the form URL, or POOL=URL for engines, denote.
 
     Raises:
         ValueError: A word has neither form.

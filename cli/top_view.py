@@ -1,6 +1,6 @@
-"""Views of `sluice top`, computed from two scrapes; pure.
+"""Views of `sluice top`, computed from two scrapes without I/O.
 
-Any number may be missing; None is shown as `-`, never as 0.
+Any number may be missing. A missing number is None, which is shown as `-` and never as 0.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,14 +13,14 @@ _TENANTS_MAX = 10
 _MODELS_MAX = 10
 _READY = "ready"
 _ENDED = ("stopped", "lost")
-_NAME_MIN = 8  # length to which a name is shortened before columns are left out
+_NAME_MIN = 8  # least length of a shortened name, before columns are left out instead
 _QUANTILES = (0.5, 0.95)
 Number = float | None
 
 
 @dataclass(frozen=True, slots=True)
 class FleetView:
-    """The sums over all gateways and routers; times in seconds, rates per second."""
+    """The sums over all gateways and routers, with times in seconds and rates per second."""
 
     requests_per_s: Number
     failed_per_s: Number
@@ -34,10 +34,10 @@ class FleetView:
 
 @dataclass(frozen=True, slots=True)
 class PoolView:
-    """The replicas of a pool; the figures of KV and batch are the engines' own.
+    """The replicas of a pool, with figures of KV cache and batch from their engines.
 
     Attributes:
-        kv_max: Share of KV blocks that sequences hold, in the replica where it is greatest.
+        kv_max: Share of KV blocks in use by sequences, in the replica with the greatest share.
         batch: Number of sequences in all running batches.
         cached: Share of prompt tokens that were found in prefix caches.
     """
@@ -56,7 +56,7 @@ class PoolView:
 
 @dataclass(frozen=True, slots=True)
 class RouterView:
-    """One router; its TTFT is measured from its queue to the engine's first token."""
+    """One router. Its TTFT is measured from its queue to the engine's first token."""
 
     name: str
     queued: Number
@@ -68,7 +68,7 @@ class RouterView:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """The load of one tenant, or of one model."""
+    """The load of one tenant or model."""
 
     name: str
     requests_per_s: Number
@@ -78,7 +78,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """One view of the platform."""
+    """The figures of the platform in one interval between two scrapes."""
 
     took_s: float
     fleet: FleetView
@@ -98,7 +98,7 @@ def build(change: ScrapeChange, models: Mapping[str, str] | None = None) -> View
 
     Args:
         change: The scrapes.
-        models: Names of models by those digits of their adapters that metrics show.
+        models: Names of models, by the first digits of their adapters' digests in metrics.
     """
     return View(
         took_s=change.took_s,
@@ -127,7 +127,7 @@ def _fleet(change: ScrapeChange) -> FleetView:
 
 
 def _pools(change: ScrapeChange) -> list[PoolView]:
-    # Control planes report on all replicas, a router on its own cells, an engine on itself.
+    # Control planes report on all replicas, a router on its own cells, an engine only on itself.
     states = change.gauges("control_plane_replicas_count", "pool", "state")
     queued = change.gauges("llm_queue_depth", "pool")
     kv = _of_engines(change, "nv_trt_llm_kv_cache_block_metrics", kv_cache_block_type="fraction")
@@ -163,7 +163,7 @@ def _pools(change: ScrapeChange) -> list[PoolView]:
 def _of_engines(
     change: ScrapeChange, name: str, **labels: str
 ) -> dict[tuple[str, ...], list[float]]:
-    """Return a value per engine by pool; if an engine has one per model, the largest."""
+    """Return a value per engine by pool. Of several models of an engine, the largest counts."""
     found: dict[tuple[str, ...], list[float]] = {}
     for (pool, _), values in change.gauges(name, "pool", INSTANCE, **labels).items():
         found.setdefault((pool,), []).append(max(values))
@@ -201,7 +201,7 @@ def _tenants(change: ScrapeChange) -> list[Share]:
 
 
 def _models(change: ScrapeChange, names: Mapping[str, str]) -> list[Share]:
-    """Return the shares of adapters as engines count them, and the rest of each pool, its base."""
+    """Return the load of adapters as engines count it, and the rest of each pool as its base."""
     output = change.rates("llm_adapter_tokens_total", "pool", "adapter", kind="output")
     prompt = change.rates("llm_adapter_tokens_total", "pool", "adapter", kind="prompt")
     shares = [
@@ -285,7 +285,7 @@ def _share_cells(share: Share) -> tuple[str, ...]:
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> Iterator[str]:
-    """Yield a table with a left-aligned first column, whose names are cut if it is narrow."""
+    """Yield a table with a left-aligned first column, whose names are shortened to fit."""
     if not rows:
         return
     widths = [max(len(row[at]) for row in (heads, *rows)) for at in range(len(heads))]

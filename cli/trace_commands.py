@@ -1,4 +1,4 @@
-"""`sluice trace`: the stages of one request, from the gateway to its last token."""
+"""`sluice trace`: shows the stages of one request, from the gateway to its last token."""
 
 import os
 from typing import Annotated, Any
@@ -34,7 +34,7 @@ def trace(
     query = given(tenant=tenant)
     found, why_not = ask(lambda api: _find(api, request_id, query), "SLUICE_TELEMETRY_URL")
     if found is None:
-        # Routers do not report a request's tenant, so a query for one tenant shows no live request.
+        # Routers do not report a request's tenant, so a query for one tenant finds no live request.
         answers = [] if tenant else _live(request_id)
         if not answers:
             raise fail(why_not)
@@ -53,7 +53,7 @@ def trace(
     for attempt in found.get("attempts") or []:
         if attempt["decision"]:
             out.print(f"\nattempt {attempt['number']}, facts of its router at placement:")
-            # A newer service may send fields that this program does not know.
+            # A newer service may send fields that are unknown to this program.
             known = ParseDict(attempt["decision"], wire.Explanation(), ignore_unknown_fields=True)
             explain.show_answer(known)
             out.print(reality(attempt), markup=False, soft_wrap=True)
@@ -74,7 +74,7 @@ async def _find(
 
 
 def _live(request_id: str) -> list[wire.Explanation]:
-    """Return the routers' reports of a waiting or running request; empty if no router has it."""
+    """Return the routers' reports of a waiting or running request, empty if none has it."""
     if not (os.environ.get("SLUICE_ADMIN_URL") or read_env(Home.find()).get("SLUICE_ADMIN_URL")):
         return []
 

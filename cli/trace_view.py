@@ -1,9 +1,9 @@
-"""Shows a request's trace as text: its stages on one time axis, with notes; pure.
+"""Shows a request's trace as text, with its stages on one time axis, and notes. It has no I/O.
 
 An event has the lengths of stages, not their begins. Stages follow one another, so each begin is a
-sum of lengths. If a request had several attempts, each attempt has bars of its own below the
-gateway's. Without attempts (from an older gateway), the lengths of a resumed answer are those of
-its last attempt and have no place on the axis, so they are shown separately.
+sum of lengths. If a request had several attempts, each attempt has its own bars below the
+gateway's. An event of an older gateway has no attempts. Then the lengths of a resumed answer
+belong to its last attempt, whose begin is unknown, so they are shown in a note.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,7 +29,7 @@ class TraceStage:
 
 
 def stages(row: Row) -> list[TraceStage]:
-    """Return the stages of an event in order; they cover its whole time without gaps."""
+    """Return the stages of an event in order, which cover its whole time without gaps."""
     total_us = max(row["total_us"], row["ttft_us"], row["gateway_us"])
     gateway_us = row["gateway_us"]
     if not gateway_us:  # the request ended in the gateway
@@ -91,8 +91,8 @@ def attempt_stages(row: Row, attempts: Sequence[Row]) -> list[TraceStage]:
 
 
 def _engine_lengths(row: Row) -> list[tuple[str, int]]:
-    """Return a sequence's waits in its engine: for its adapter, then for a place in a batch."""
-    load_us = row.get("load_us", 0)  # an older service does not send this field
+    """Return a sequence's waits in its engine, first for its adapter, then for a batch place."""
+    load_us = row.get("load_us", 0)  # absent in answers of an older service
     return [("load", load_us), ("batch", max(0, row["engine_queue_us"] - load_us))]
 
 
@@ -105,7 +105,7 @@ def _labels(attempts: Sequence[Row]) -> list[str]:
 
 
 def attempt_text(attempt: Row, row: Row) -> str:
-    """Return where an attempt ran, its tokens, and the reason of its end."""
+    """Return the router and replica of an attempt, its tokens, and the reason of its end."""
     label = f"answer {attempt['part']}, " if row["choices"] > 1 else ""
     where = attempt["replica_id"] or "no replica"
     text = (
@@ -117,7 +117,7 @@ def attempt_text(attempt: Row, row: Row) -> str:
 
 
 def reality(attempt: Row) -> str:
-    """Return a comparison of a router's prediction for an attempt with what happened."""
+    """Return a comparison of a router's prediction for an attempt with the measured times."""
     decision = attempt["decision"]
     waited_us = attempt["first_us"] - attempt["submitted_us"] - attempt["queue_us"]
     came = f"came after {time_text(max(0, waited_us))}" if attempt["first_us"] else "never came"
@@ -132,14 +132,17 @@ def _notes_of_one(attempts: Sequence[Row]) -> list[str]:
 
 
 def bar(stage: TraceStage, total_us: int, width: int) -> str:
-    """Return a bar of `width` characters, filled where the stage is; at least one is filled."""
+    """Return a bar of `width` characters, of which at least one is filled, where the stage is."""
     begin = min(width - 1, stage.start_us * width // total_us)
     end = min(width, max(begin + 1, -(-stage.end_us * width // total_us)))
     return (" " * begin + "█" * (end - begin)).ljust(width)
 
 
 def waterfall(found: Sequence[TraceStage], width: int) -> Iterator[str]:
-    """Yield a line per stage: name, bar to scale, begin, length; no bars if it is too narrow."""
+    """Yield a line per stage with name, bar to scale, begin and length.
+
+    There are no bars if the width is too small.
+    """
     total_us = max((stage.end_us for stage in found), default=0) or 1
     bar_width = min(_BAR_MAX, width - _NAME_WIDTH - 2 * _TIME_WIDTH - 3)
     head = ("", "", "from", "takes")
@@ -160,7 +163,7 @@ def waterfall(found: Sequence[TraceStage], width: int) -> Iterator[str]:
 
 
 def lines(trace: Mapping[str, Any], width: int) -> Iterator[str]:
-    """Yield all lines that are shown for an answer of `GET /v1/requests/{id}`."""
+    """Yield all lines of text for an answer of `GET /v1/requests/{id}`."""
     row, attempts = trace["request"], trace.get("attempts") or []
     yield from _head(row)
     has_several = len(attempts) > 1

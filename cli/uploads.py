@@ -13,7 +13,7 @@ _TRIES_MAX = 30
 
 
 def _no_progress(_sent_bytes: int, _all_bytes: int) -> None:
-    """Do nothing; the default of `upload` for callers that show no progress."""
+    """Do nothing. This is the default of `upload` for callers that show no progress."""
 
 
 async def upload(
@@ -25,15 +25,15 @@ async def upload(
     jobs: int = 4,
     on_sent: Callable[[int, int], None] = _no_progress,
 ) -> Json:
-    """Upload a directory; sends only missing chunks, so that an interrupted upload can continue.
+    """Upload the missing chunks of a directory, so that an interrupted upload can continue.
 
     Args:
         api: Client of the control plane.
         directory: Directory whose files are sent.
         manifest: Manifest of the directory.
-        body: Body of the request that begins the upload: kind, base, tenant, signatures, manifest.
+        body: Body of the first request, with kind, base, tenant, signatures and manifest.
         jobs: Number of chunks that are sent concurrently.
-        on_sent: Called with the number of sent bytes and of all bytes.
+        on_sent: Function of the sent bytes and of all bytes, called after each chunk.
 
     Returns:
         The accepted upload.
@@ -55,7 +55,7 @@ async def upload(
             sent_bytes += size
             on_sent(sent_bytes, all_bytes)
 
-    # gather, because a TaskGroup would wrap the one error that people have to read.
+    # gather, because a TaskGroup would wrap the one error that people have to read in a group.
     outcomes = await asyncio.gather(*(work() for _ in range(jobs)), return_exceptions=True)
     for outcome in outcomes:
         if outcome is not None:
@@ -64,7 +64,7 @@ async def upload(
 
 
 async def _put(api: ApiClient, path: str, content: bytes) -> None:
-    """Send a chunk; retries while the platform is busy or restarting."""
+    """Send a chunk, and retry while the platform is busy or restarting."""
     for left in reversed(range(_TRIES_MAX)):
         try:
             await api.send_bytes(path, content)
@@ -92,7 +92,10 @@ def _read(path: Path, offset: int, size: int) -> bytes:
 
 
 async def ended(api: ApiClient, found: Json) -> Json:
-    """Wait for an upload's end; return it if accepted. Raises ApiError if refused or cancelled."""
+    """Wait for an upload's end, and return an accepted upload.
+
+    Raises ApiError if the upload was refused or cancelled.
+    """
     while found["state"] not in _ENDED:
         await asyncio.sleep(_POLL_S)
         found = await api.call("GET", f"/v1/artifacts/uploads/{found['id']}")

@@ -1,4 +1,4 @@
-"""`sluice usage`: requests and tokens by tenant, key and model, from the usage ledger."""
+"""`sluice usage`: shows requests and tokens by tenant, key and model, from the usage ledger."""
 
 import sys
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""`sluice version`: the version, and the build of the router's core."""
+"""`sluice version`: prints the version, and the build of the router's core."""
 
 from importlib.metadata import version as installed_version
 
