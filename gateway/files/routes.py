@@ -27,7 +27,7 @@ _PURPOSE = "batch"
 _PIECE_BYTES, _FIELD_BYTES_MAX, _FIELDS_MAX = 64 << 10, 1024, 8
 _NAME_CHARACTERS_MAX = 200
 _PIECE_S, _WRITE_S = 30.0, 30.0
-_UPLOADS_MAX = 8  # concurrent uploads in one worker; each uses 2 MiB of memory
+_UPLOADS_MAX = 8  # concurrent uploads in one worker, each of which uses 2 MiB of memory
 _BROKEN = (
     "The multipart form is broken: send it as curl -F purpose=batch -F file=@batch.jsonl does, with"
     " the boundary of its Content-Type before each part and after the last one."
@@ -51,7 +51,7 @@ class TenantFiles:
         routes.add("DELETE", f"{PATH}/*", self.delete)
 
     async def create(self, request: web.Request) -> web.Response:
-        """POST /v1/files: a multipart form with `purpose`, and behind it `file`."""
+        """POST /v1/files, whose multipart form has `purpose` before `file`."""
         tenant_id = self._tenant(request)
         if not request.content_type.startswith("multipart/form-data"):
             raise bad_value("file", "send a multipart form with 'purpose' and 'file'")
@@ -137,7 +137,10 @@ class TenantFiles:
 
 
 async def _in_time(piece: Awaitable[_Piece]) -> _Piece:
-    """Return the next piece of a form; HttpError 408 if it does not arrive in time."""
+    """Return the next piece of a form.
+
+    Raises HttpError 408 if the piece does not arrive within `_PIECE_S` seconds.
+    """
     try:
         async with asyncio.timeout(_PIECE_S):
             return await piece
@@ -157,9 +160,9 @@ async def _text(field: BodyPartReader) -> str:
 
 
 async def _bounded(field: BodyPartReader) -> AsyncIterator[bytes]:
-    """Yield the pieces of a file; BadRequestError if the file is too large.
+    """Yield the pieces of a file.
 
-    Raises HttpError 408 if a piece does not arrive in time.
+    Raises BadRequestError if the file is too large, and HttpError 408 if a piece arrives too late.
     """
     size = 0
     while True:
@@ -174,7 +177,9 @@ async def _bounded(field: BodyPartReader) -> AsyncIterator[bytes]:
 
 
 def _one(request: web.Request, file_id: str) -> str:
-    """Return the file id of a path; PlatformError NOT_FOUND if the path has another form."""
+    """Return the file id of a path, or raise PlatformError NOT_FOUND if the path has another
+    form.
+    """
     if "/" in file_id or not file_id:
         raise PlatformError(ErrorCode.NOT_FOUND, unknown_url(request.path, _KNOWN))
     return file_id

@@ -16,7 +16,7 @@ FILE_BYTES_MAX = 100 << 20
 class FileStore:
     """The files of one worker's tenants.
 
-    All methods raise NOT_FOUND for an unknown id, and otherwise the errors of `RecordClient`.
+    Each method raises NOT_FOUND for an unknown id, and otherwise the errors of `RecordClient`.
     """
 
     def __init__(self, records: RecordClient) -> None:
@@ -24,13 +24,13 @@ class FileStore:
         self._records = records
 
     def require(self, tenant_id: str, file_id: str, param: str | None = None) -> None:
-        """Raise NOT_FOUND unless an id was made for this tenant."""
+        """Raise NOT_FOUND unless the id was created for this tenant."""
         self._records.require(file_id, PREFIX, tenant_id, param)
 
     async def write(
         self, tenant_id: str, filename: str, purpose: str, content: AsyncIterator[bytes]
     ) -> dict[str, Any]:
-        """Store a new file, and return it as the API shows it.
+        """Store a new file, and return its object of the API.
 
         If `content` raises an error, the file is removed again.
         """
@@ -39,7 +39,7 @@ class FileStore:
             tenant_id=tenant_id,
             kind=KIND,
             created_at_unix_ms=time.time_ns() // 1_000_000,
-            # The status until all parts are stored.
+            # "error" is the status until all parts are stored.
             content=file_content(filename, purpose, 0, "error"),
         )
         await self._records.create(record)
@@ -69,14 +69,14 @@ class FileStore:
         await self._records.append(record.tenant_id, record.id, [item])
 
     async def show(self, tenant_id: str, file_id: str, param: str | None = None) -> dict[str, Any]:
-        """Return a file as the API shows it."""
+        """Return the object of the API for a file."""
         self.require(tenant_id, file_id, param)
         return file_object(await self._records.show(tenant_id, file_id, param))
 
     async def listed(
         self, tenant_id: str, limit: int, *, is_ascending: bool, after: str
     ) -> list[dict[str, Any]]:
-        """Return at most `limit` files as the API shows them."""
+        """Return at most `limit` files as objects of the API."""
         if after:
             self.require(tenant_id, after, "after")
         wanted = wire.ListRecordsRequest(
@@ -98,6 +98,6 @@ class FileStore:
 
 
 def file_object(record: wire.Record) -> dict[str, Any]:
-    """Return a file as the API shows it."""
+    """Return the object of the API for a file's record."""
     told: dict[str, Any] = {"id": record.id, "object": "file"}
     return told | {"created_at": record.created_at_unix_ms // 1000} | orjson.loads(record.content)

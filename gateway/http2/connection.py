@@ -1,4 +1,4 @@
-"""One HTTP/2 connection: its streams, and the bounds on what its client may send."""
+"""One HTTP/2 connection with its streams, and with bounds on the frames of its client."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
@@ -32,8 +32,8 @@ from gateway.server.errors import HttpError
 
 log = structlog.get_logger(__name__)
 
-_CLOSE_S = 5.0  # seconds for the client to read the reason before the connection is aborted
-# Payload of the ping behind the first GOAWAY; a ping has exactly eight bytes.
+_CLOSE_S = 5.0  # Seconds for the client to read the reason before the connection is aborted.
+# Payload of the ping after the first GOAWAY. A ping has exactly eight bytes.
 _GOODBYE = b"goodbye?"
 
 
@@ -46,7 +46,9 @@ class Http2Connection(asyncio.Protocol):
     """
 
     def __init__(self, server: Any, transport: asyncio.Transport, *, is_surplus: bool) -> None:
-        """Prepare; `server` is an `Http2Server`. The client's first bytes have to go to `begin`."""
+        """Prepare. The `server` is an `Http2Server`, which passes the client's first bytes to
+        `begin`.
+        """
         self._server, self._transport = server, transport
         self._loop = asyncio.get_running_loop()
         self._meter, self._scanner = FloodMeter(self._loop.time()), FrameScanner()
@@ -96,7 +98,7 @@ class Http2Connection(asyncio.Protocol):
         self._watch_reader()
 
     def resume_writing(self) -> None:
-        """Note that the client has read most of what was written."""
+        """Note that the client has read most of the written bytes."""
         self._outflow.is_paused = False
         self._stop_watching_reader()
         self._outflow.wake()
@@ -142,18 +144,20 @@ class Http2Connection(asyncio.Protocol):
         return self._transport.get_extra_info(name, default)
 
     def send_head(self, number: int, status: int, fields: Iterable[tuple[str, str]]) -> None:
-        """Send the head of an answer; ValueError if a field has a control character."""
+        """Send the head of an answer, or raise ValueError if a field has a control character."""
         self._state.send_headers(number, response_fields(status, fields))
         self._outflow.wake()
 
     def acknowledge(self, number: int, size: int) -> None:
-        """Let the client send `size` further body bytes of a stream, by flow-control credit."""
+        """Permit the client by flow-control credit to send `size` further body bytes of a
+        stream.
+        """
         if not self._is_closed:
             self._state.acknowledge_received_data(size, number)
             self._outflow.wake()
 
     def reset(self, stream: Http2Stream, code: ErrorCodes = ErrorCodes.INTERNAL_ERROR) -> None:
-        """End a stream at once; the task that answers it is not cancelled."""
+        """End a stream at once, without cancelling the task that answers it."""
         if not self._is_closed:
             with suppress(ProtocolError):  # the stream may have ended meanwhile
                 self._state.reset_stream(stream.number, code)
@@ -162,7 +166,10 @@ class Http2Connection(asyncio.Protocol):
         self._note_moved(stream, True)
 
     def finish(self, stream: Http2Stream) -> None:
-        """Send the end of an answer; the rest of an unfinished request body is read for a while."""
+        """Send the end of an answer.
+
+        The rest of an unfinished request body is read for at most `bounds.LINGER_S` seconds.
+        """
         if stream.is_answered:
             return
         stream.task, stream.is_answered = None, True
@@ -177,7 +184,7 @@ class Http2Connection(asyncio.Protocol):
             self.say_goodbye()
 
     def _note_moved(self, stream: Http2Stream, has_moved: bool) -> None:
-        """Set a deadline for a stream that waits for flow control; drop an ended stream."""
+        """Set a deadline for a stream that waits for flow control, and drop an ended stream."""
         stalled = self._server.stalled
         if stream.is_behind and has_moved:
             stalled.end(stream)
@@ -196,12 +203,12 @@ class Http2Connection(asyncio.Protocol):
         self._note_moved(stream, True)
 
     def stream_stalled(self, stream: Http2Stream) -> None:
-        """End a stream whose client has accepted no bytes for too long."""
+        """End a stream whose client has accepted no bytes for `bounds.STALLED_S` seconds."""
         self.reset(stream, ErrorCodes.CANCEL)
         self._lose(stream)
 
     def stream_lingers(self, stream: Http2Stream) -> None:
-        """Stop reading the body of an answered request, once the client has the answer."""
+        """Stop reading the body of an answered request, if the client has received the answer."""
         if stream.is_sent:
             self.reset(stream, ErrorCodes.NO_ERROR)
         else:
@@ -210,14 +217,17 @@ class Http2Connection(asyncio.Protocol):
     # --- its end ----------------------------------------------------------------------------
 
     def say_goodbye(self) -> None:
-        """Request the client to open no more streams; streams already on their way are answered."""
+        """Request the client to open no more streams.
+
+        Streams that the client opened before it received the request are still answered.
+        """
         if not self._is_leaving and not self._is_closed:
             self._is_leaving = True
             self._outflow.add_frame(goaway(ANY_STREAM, ErrorCodes.NO_ERROR))
             self._state.ping(_GOODBYE)
 
     def refuse_more(self) -> None:
-        """Refuse further streams, and close the connection after the open streams."""
+        """Refuse further streams, and close the connection after the open streams have ended."""
         if not self._is_deaf and not self._is_closed:
             self._is_deaf = self._is_leaving = True
             last = self._state.highest_inbound_stream_id
@@ -226,11 +236,11 @@ class Http2Connection(asyncio.Protocol):
                 self._rest()
 
     def head_timed_out(self) -> None:
-        """End a connection whose client did not complete a request's head in time."""
+        """End a connection on which a request's head was incomplete at its deadline."""
         self.end(ErrorCodes.ENHANCE_YOUR_CALM, "the head of a request did not arrive in time")
 
     def idle_timed_out(self) -> None:
-        """End a connection that has had no requests for too long."""
+        """End a connection that has had no requests for the idle timeout."""
         if not self.streams:
             self.end(ErrorCodes.NO_ERROR)
 
@@ -269,7 +279,7 @@ class Http2Connection(asyncio.Protocol):
         number = event.stream_id
         state = self._state.streams.get(number)
         if state is None or state.closed:
-            return  # the same bytes have also ended the stream
+            return  # the same bytes also ended the stream
         if self._is_deaf or len(self.streams) >= self._server.streams_max:
             self._meter.pay(REFUSED)
             self._state.reset_stream(number, ErrorCodes.REFUSED_STREAM)
@@ -307,7 +317,7 @@ class Http2Connection(asyncio.Protocol):
     def _window(self, event: WindowUpdated) -> None:
         stream = self.streams.get(event.stream_id)
         if stream is not None and stream.size:
-            # Without a stream, the update is for the connection, whose waiting streams are due.
+            # Stream 0 means the connection, whose waiting streams are already in the queue.
             self.note_due(stream)
 
     def _settings(self, event: RemoteSettingsChanged) -> None:

@@ -1,8 +1,8 @@
-"""Bounds the frames that cost work but carry no request: pings, settings, windows, resets. Pure.
+"""Bounds the frames that cost work but carry no request (pings, settings, windows, resets). Pure.
 
-Each frame costs about 20 us, whatever its kind. A client pays for its frames from a purse of
-credit. The purse is refilled over time, and by DATA sent to the client, because a client has to
-acknowledge what it receives.
+A frame of any kind costs about 20 us. The meter deducts each frame of a client from a credit. The
+credit grows over time, and with the DATA sent to the client, because a client must acknowledge the
+DATA that it receives.
 """
 
 from collections.abc import Iterable
@@ -20,22 +20,23 @@ from gateway.http2.frames import (
 
 PURSE_MAX = 4096.0  # frames in one burst, which cost 80 ms of work
 _PER_S = 100.0  # control frames without charge per second, which cost 2 ms of work
-_PER_DATA = 10  # control frames without charge per sent DATA frame; Envoy allows as many
-_RESET = 8  # price of a reset, because a request was started in vain
+_PER_DATA = 10  # control frames without charge per sent DATA frame, as in Envoy
+_RESET = 8  # price of a reset, because the work for its request was wasted
 REFUSED = 4  # price of a request beyond the maximum number of streams
 _SETTING_BYTES = 6
 _SETTINGS_PER_FRAME = 8  # settings that cost as much as one frame
-SMALL_BYTES = 512  # DATA frames of a normal body are larger; smaller ones are charged
-HEAD_BYTES_MAX = 64 << 10  # compressed bytes of one head; `h2` bounds the decompressed bytes
+# Size in bytes below which a DATA frame is charged. Frames of a normal body are larger.
+SMALL_BYTES = 512
+HEAD_BYTES_MAX = 64 << 10  # Compressed bytes of one head. `h2` bounds the decompressed bytes.
 
 
 class FloodMeter:
-    """The credit of one connection, from which the client pays for its frames."""
+    """The credit of one connection, from which the client's frames are deducted."""
 
     __slots__ = ("_at_s", "_head_bytes", "_purse")
 
     def __init__(self, now_s: float) -> None:
-        """Start with a full purse."""
+        """Start with full credit."""
         self._purse, self._at_s = PURSE_MAX, now_s
         self._head_bytes = 0  # received bytes of an incomplete head
 
@@ -49,11 +50,14 @@ class FloodMeter:
         self._purse = min(PURSE_MAX, self._purse + _PER_DATA * data_frames)
 
     def pay(self, cost: float) -> None:
-        """Deduct credit; the next `charge` reports if no credit is left."""
+        """Deduct credit. The next `charge` reports if no credit is left."""
         self._purse -= cost
 
     def charge(self, frames: Iterable[FrameHead], now_s: float) -> str:
-        """Deduct the price of received frames; return why the connection must end, or ''."""
+        """Deduct the price of received frames.
+
+        Returns why the connection must end, or '' if the connection may continue.
+        """
         self._purse = min(PURSE_MAX, self._purse + (now_s - self._at_s) * _PER_S)
         self._at_s = now_s
         flaw = ""

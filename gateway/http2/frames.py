@@ -1,7 +1,8 @@
-"""HTTP/2 frames (RFC 9113): finds frame heads in received bytes, and writes two kinds. Pure.
+"""Finds the heads of HTTP/2 frames (RFC 9113) in received bytes, and writes two kinds of frames.
+Pure.
 
-`h2` reads and writes all other frames. It reports a frame only after it has processed it, which
-costs about 20 us. So the frames of a connection are counted here first.
+`h2` reads and writes all other frames. `h2` processes a frame before it reports the frame, which
+costs about 20 us. So this module counts the frames of a connection before `h2` reads them.
 """
 
 from collections.abc import Iterator
@@ -20,7 +21,7 @@ ANY_STREAM = 2**31 - 1
 
 
 class FrameHead(NamedTuple):
-    """The head of a frame: its type, its flags, and the size of its payload in bytes."""
+    """The head of a frame, with the frame's type, its flags, and its payload's size in bytes."""
 
     kind: int
     flags: int
@@ -33,12 +34,15 @@ class FrameScanner:
     __slots__ = ("_begun", "_left")
 
     def __init__(self) -> None:
-        """Prepare; the first received bytes are HTTP/2's preface."""
+        """Prepare. The first received bytes must be HTTP/2's preface."""
         self._begun = b""  # first bytes of an incomplete frame head
         self._left = len(PREFACE)
 
     def heads(self, data: bytes) -> Iterator[FrameHead]:
-        """Yield each frame head that is complete with this data; has to be iterated to its end."""
+        """Yield each frame head that is complete with this data.
+
+        The caller must exhaust the iterator, because the scanner's position advances with it.
+        """
         at, end = self._left, len(data)
         if self._begun:
             wanted = _HEAD_BYTES - len(self._begun)
@@ -71,10 +75,10 @@ def data_head(size: int, stream: int) -> bytes:
 
 
 def goaway(last_stream: int, code: int, text: bytes = b"") -> bytes:
-    """Return a GOAWAY frame: no stream above `last_stream` will be answered.
+    """Return a GOAWAY frame, which refuses all streams above `last_stream`.
 
-    It is not written by `h2`, because `h2` would then treat the connection as ended, although
-    lower streams still have to be answered.
+    After a GOAWAY of its own, `h2` would treat the connection as ended, although lower streams
+    still have to be answered.
     """
     size = _END.size + len(text)
     return _HEAD.pack(0, size, _GOAWAY, 0, 0) + _END.pack(last_stream, code) + text

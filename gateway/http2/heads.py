@@ -1,7 +1,7 @@
 """Converts heads of requests and answers between HTTP/2 fields and aiohttp's messages. Pure.
 
-The validation follows RFC 9113, 8.2 and 8.3. `h2` could validate, too, but for one malformed
-request it would end the connection and with it all other requests on the connection.
+The validation follows RFC 9113, 8.2 and 8.3. The validation of `h2` is off, because one malformed
+request would end the connection and all other requests on the connection.
 """
 
 import re
@@ -38,7 +38,7 @@ _INDEXED = frozenset({"content-type", "server", "cache-control", "x-accel-buffer
 
 
 def request_message(fields: Iterable[tuple[bytes, bytes]], *, has_body: bool) -> RawRequestMessage:
-    """Return the message of a request; HttpError if its head is malformed or too long."""
+    """Return the message of a request, or raise HttpError for a malformed or overlong head."""
     pseudo: dict[bytes, bytes] = {}
     headers: CIMultiDict[str] = CIMultiDict()
     count = size = 0
@@ -100,7 +100,7 @@ def _message(
 
 
 def response_fields(status: int, fields: Iterable[tuple[str, str]]) -> list[HeaderTuple]:
-    """Return the fields of an answer; ValueError if a value has a control character."""
+    """Return the fields of an answer, or raise ValueError if a value has a control character."""
     made = [HeaderTuple(b":status", str(status).encode())]
     for name, value in fields:
         lowered = name.lower()

@@ -1,8 +1,7 @@
-"""The output of one connection: one write for the bytes of all streams per event loop turn.
+"""The output of one connection, which writes the bytes of all streams once per event loop turn.
 
-A router's message contains the tokens of one engine step for all answers of this worker, which are
-distributed in one turn. So fifty streams of a connection cost one `send()` per step instead of
-fifty.
+A router's message contains the tokens of one engine step for all answers of this worker. The tokens
+are distributed in one turn, so fifty streams of a connection cost one `send()` per step.
 """
 
 import asyncio
@@ -17,9 +16,10 @@ if TYPE_CHECKING:
 
     from gateway.http2.stream import Http2Stream
 
-# Answer bytes per write; after it the socket reports whether it is full.
+# Answer bytes per write. The socket reports after each write whether its buffer is full.
 WRITE_BYTES_MAX = 256 << 10
-# Bytes of heads and acknowledgements that a client has not read, before it is disconnected.
+# Maximum number of unread bytes of heads and acknowledgements. Beyond it the client is
+# disconnected.
 UNREAD_BYTES_MAX = 1 << 20
 
 
@@ -49,10 +49,10 @@ class Http2Outflow:
 
         Args:
             transport: Transport of the connection.
-            state: State of the connection in `h2`: its windows, and frames to send.
-            meter: Gets credit for the DATA frames that are sent.
-            note_moved: Called with a stream that has sent everything, or that still waits for flow
-                control, and with whether it has sent bytes.
+            state: State of the connection in `h2`, with its windows and with frames to send.
+            meter: Receives credit for the DATA frames that are sent.
+            note_moved: Called with a stream that has sent all its bytes or still waits for flow
+                control. The second argument is whether the stream has sent bytes.
         """
         self._transport, self._state = transport, state
         self._meter, self._note_moved = meter, note_moved
@@ -97,12 +97,12 @@ class Http2Outflow:
             transport.abort()
 
     def flush_last(self) -> None:
-        """Send the frames of `h2` and of the connection, without those of streams."""
+        """Send the frames of `h2` and of the connection, and drop the bytes of streams."""
         self._due.clear()
         self.flush()
 
     def _fill(self, out: list[bytes | memoryview]) -> bool:
-        """Add DATA frames of streams to the output; return whether a stream has ended.
+        """Add DATA frames of streams to the output, and return whether a stream has ended.
 
         Streams with more bytes than fit now are appended to the queue again.
         """
@@ -142,7 +142,7 @@ class Http2Outflow:
 
 
 def _cut(out: list[bytes | memoryview], stream: "Http2Stream", size: int) -> int:
-    """Add several DATA frames of a stream; return their number."""
+    """Add several DATA frames of a stream, and return their number."""
     frames = 0
     while size:
         part = min(size, FRAME_BYTES_MAX)

@@ -1,8 +1,8 @@
 """The HTTP/2 connections of one worker.
 
-They arrive at the port of HTTP/1.1 and are recognized by their first bytes. The maintained HTTP/2
-servers (hypercorn, granian) run ASGI applications only. This server runs aiohttp's handlers, with
-the same bounds as over HTTP/1.1.
+The connections share the port of HTTP/1.1 and are recognized by their first bytes. The maintained
+HTTP/2 servers (hypercorn, granian) run ASGI applications only. This server runs aiohttp's handlers,
+with the same bounds as over HTTP/1.1.
 """
 
 import asyncio
@@ -32,19 +32,19 @@ _POLL_S = 0.02
 
 
 class Http2Server:
-    """Takes over HTTP/2 connections from the HTTP/1.1 server, and answers with its handler.
+    """Accepts HTTP/2 connections from the HTTP/1.1 server, and answers with its handler.
 
     Attributes:
         streams_max: Maximum number of concurrent requests on one connection.
         floods: Number of connections that were ended because they sent too many frames.
-        heads: Deadlines of connections without settings, or with a part of a request's head.
+        heads: Deadlines of connections without settings, or with an incomplete head of a request.
         idle: Deadlines of connections without streams.
         stalled: Deadlines of streams whose client accepts no bytes.
         lingering: Deadlines of answered streams whose request bodies are still arriving.
     """
 
     def __init__(self, server: HttpServer, limits: ServerLimits, streams_max: int) -> None:
-        """Prepare; `server` passes new connections to `take`."""
+        """Prepare. The `server` passes new connections to `take`."""
         self._server, self.streams_max = server, streams_max
         self._loop = loop = asyncio.get_running_loop()
         self._connections: set[Http2Connection] = set()
@@ -77,11 +77,15 @@ class Http2Server:
         return self._server.is_draining
 
     def take(self, connection: HttpProtocol, data: bytes) -> bool:
-        """Take over a connection if it begins with HTTP/2's preface; return whether it did."""
+        """Replace the protocol of a connection whose first bytes are HTTP/2's preface.
+
+        Returns whether the protocol was replaced, also by a reader of the rest of a possible
+        preface.
+        """
         transport = connection.transport
         assert transport is not None
         if data.startswith(PREFACE):
-            connection.transport = None  # so that the HTTP/1.1 protocol does not close it
+            connection.transport = None  # prevents the HTTP/1.1 protocol from closing the transport
             surplus = connection.is_surplus
             connection.connection_lost(None)
             made = Http2Connection(self, transport, is_surplus=surplus)
@@ -101,13 +105,13 @@ class Http2Server:
         self.idle.end(connection)
 
     async def answer(self, stream: Http2Stream, message: RawRequestMessage) -> None:
-        """Answer one request, as aiohttp's protocol does over HTTP/1.1."""
+        """Answer one request, in the same steps as aiohttp's protocol over HTTP/1.1."""
         task: Any = asyncio.current_task()
         writer, protocol = Http2Writer(stream), cast("Any", stream)
         request = HttpRequest(
             message, stream.body, protocol, writer, task, self._loop, client_max_size=BODY_BYTES_MAX
         )
-        del message  # frees its memory, as an answer may take an hour
+        del message  # frees the message, because an answer may last an hour
         try:
             response = await self._server.request_handler(request)
             await response.prepare(request)
@@ -142,7 +146,7 @@ class Http2Server:
             connection.say_goodbye()
 
     async def close(self, timeout_s: float) -> None:
-        """Close all connections; running requests have `timeout_s` seconds to end."""
+        """Close all connections. Running requests may end within `timeout_s` seconds."""
         for connection in list(self._connections):
             connection.refuse_more()
         with suppress(TimeoutError):

@@ -1,7 +1,7 @@
-"""The state of a connection in `h2`, with bounds for a server that does not trust its clients.
+"""The state of a connection in `h2`, with bounds against hostile clients.
 
 Names with an underscore are private to `h2`, which offers no other hook. A test in
-`tests/unit/gateway/test_http2.py` fails if they change.
+`tests/unit/gateway/test_http2.py` fails if these names change.
 """
 
 from typing import Any
@@ -14,7 +14,7 @@ from hpack import Encoder
 
 from gateway.server.malformed import HEAD_BYTES_MAX
 
-# Bytes of one body that a client may send ahead; 4 MiB with a round trip of 100 ms take 2 s.
+# Bytes of one body that a client may send ahead. With a round trip of 100 ms, 4 MiB need 2 s.
 STREAM_WINDOW_BYTES = 256 << 10
 _WINDOW_BYTES = 1 << 20  # unread bytes of all streams of a connection
 _DEFAULT_WINDOW_BYTES = 65_535
@@ -31,7 +31,9 @@ _CONFIGURATION = H2Configuration(
 
 
 class _PlainEncoder(Encoder):
-    """Encodes header fields without Huffman coding, which takes 50 us to save about 150 bytes."""
+    """Encodes header fields without Huffman coding, which would cost 50 us to save about 150
+    bytes.
+    """
 
     def encode(self, headers: Any, huffman: bool = False) -> bytes:  # noqa: ARG002 - hpack's
         """Return the encoded block of header fields.
@@ -46,10 +48,10 @@ class _PlainEncoder(Encoder):
 class Http2State(H2Connection):
     """The `h2` state of one server connection."""
 
-    MAX_CLOSED_STREAMS = 1024  # h2's default of 65,536 would take 6 MB per long connection
+    MAX_CLOSED_STREAMS = 1024  # h2's default of 65,536 would use 6 MB per long connection
 
     def __init__(self, streams_max: int) -> None:
-        """Prepare; afterwards `data_to_send` returns the first bytes for the client."""
+        """Prepare. Afterwards `data_to_send` returns the first bytes for the client."""
         super().__init__(_CONFIGURATION)
         self.encoder = _PlainEncoder()
         told = {
@@ -65,7 +67,9 @@ class Http2State(H2Connection):
         self.increment_flow_control_window(_WINDOW_BYTES - _DEFAULT_WINDOW_BYTES)
 
     def _receive_goaway_frame(self, frame: Any) -> tuple[list[Any], list[Event]]:
-        """Note that the client opens no more streams; h2 itself would drop the running answers."""
+        """Note that the client opens no more streams, because h2 itself would drop the running
+        answers.
+        """
         # Check that the frame is valid in this state.
         self.state_machine.process_input(ConnectionInputs.RECV_PING)
         event = ConnectionTerminated()

@@ -1,4 +1,4 @@
-"""One HTTP/2 request with its answer; to its handler it looks like a connection of its own."""
+"""One HTTP/2 request with its answer, which acts as a connection of its own for its handler."""
 
 import asyncio
 from collections import deque
@@ -15,7 +15,7 @@ from gateway.server.live_response import HeadTransport
 if TYPE_CHECKING:
     from h2.stream import H2Stream
 
-# Waiting bytes above which a writer pauses; it resumes at half of them.
+# Number of waiting bytes above which a writer pauses. The writer resumes at half of the number.
 _WRITE_BYTES = 64 << 10
 
 
@@ -30,14 +30,14 @@ class Http2Stream(HeadTransport):
         number: Number of the stream.
         state: State of the stream in `h2`, with the client's window.
         body: Body of the request.
-        task: Task that answers the request; None after it has ended.
+        task: Task that answers the request, or None after the task has ended.
         size: Number of waiting bytes.
         is_due: Whether the connection has scheduled the waiting bytes to be sent.
         is_behind: Whether bytes have waited for longer than one turn of the event loop.
         is_answered: Whether the whole answer was written.
         is_sent: Whether the end of the answer was sent to the client.
         is_heard: Whether the client has sent the whole request.
-        is_gone: Whether the client accepts nothing more.
+        is_gone: Whether the client accepts no more bytes.
     """
 
     __slots__ = (
@@ -58,13 +58,13 @@ class Http2Stream(HeadTransport):
         "task",
     )
 
-    # aiohttp reads these attributes of a request's connection; clients are identified by their
-    # keys.
+    # aiohttp reads these attributes of a request's connection. Clients are identified by their
+    # keys, so the attributes are empty.
     ssl_context = peername = sockname = access_log = None
     _reading_paused = False
 
     def __init__(self, connection: Any, number: int, state: "H2Stream", *, has_body: bool) -> None:
-        """Prepare; `connection` is the `Http2Connection` of the stream."""
+        """Prepare. The `connection` is the `Http2Connection` of the stream."""
         super().__init__()
         self._connection, self.number, self.state = connection, number, state
         self._parts: deque[bytes | memoryview] = deque()
@@ -85,7 +85,7 @@ class Http2Stream(HeadTransport):
 
     @property
     def transport(self) -> "Http2Stream | None":
-        """The stream itself; None after the client has left."""
+        """The stream itself, or None after the client has left."""
         return None if self.is_gone else self
 
     @property
@@ -109,7 +109,9 @@ class Http2Stream(HeadTransport):
         return self.size > _WRITE_BYTES
 
     def drop_parser(self) -> None:
-        """Drop the body after it was read; the connection's parser serves all its requests."""
+        """Drop the body after it was read. The connection keeps its parser, which serves all its
+        requests.
+        """
         self.body = EMPTY_PAYLOAD
 
     def pause_reading(self) -> None:
@@ -128,10 +130,10 @@ class Http2Stream(HeadTransport):
         self._connection.send_head(self.number, status, fields.items())
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Send bytes; RuntimeError if the client has left."""
+        """Send bytes, or raise RuntimeError if the client has left."""
         if self.is_gone:
             raise RuntimeError("the stream is closed")
-        self._parts.append(data)  # pyright: ignore[reportArgumentType] - nobody changes it later
+        self._parts.append(data)  # pyright: ignore[reportArgumentType] - it is never changed later
         self.size += len(data)
         if not self.is_due:
             self._connection.note_due(self)
@@ -145,7 +147,7 @@ class Http2Stream(HeadTransport):
         return self.is_gone
 
     def close(self) -> None:
-        """End the stream at once, see `abort`."""
+        """End the stream at once, as `abort` does."""
         self.abort()
 
     def abort(self) -> None:
@@ -175,11 +177,11 @@ class Http2Stream(HeadTransport):
 
     @property
     def has_ended(self) -> bool:
-        """Whether the stream has ended in both directions and its task is done."""
+        """Whether the stream has ended in both directions and its task has ended."""
         return self.task is None and (self.is_gone or (self.is_sent and self.is_heard))
 
     def begin(self, work: Coroutine[None, None, None]) -> None:
-        """Run the task that answers; `finish` is called even if the task never starts."""
+        """Run the task that answers. `finish` is called even if the task never starts."""
         self.task = asyncio.get_running_loop().create_task(work)
         self.task.add_done_callback(self._end)
 
@@ -192,7 +194,9 @@ class Http2Stream(HeadTransport):
         self._connection.finish(self)
 
     def stalled(self) -> None:
-        """End the stream, because its client has accepted no bytes for too long."""
+        """End the stream, because its client has accepted no bytes for `bounds.STALLED_S`
+        seconds.
+        """
         self._connection.stream_stalled(self)
 
     def linger_over(self) -> None:
@@ -241,7 +245,7 @@ class Http2Stream(HeadTransport):
 
 
 class Http2Writer(AbstractStreamWriter):
-    """Writes one of aiohttp's answers to a stream: its head as fields, its body in pieces."""
+    """Writes an answer of aiohttp to a stream, with its head as fields and its body in pieces."""
 
     def __init__(self, stream: Http2Stream) -> None:
         """Prepare."""
@@ -265,7 +269,7 @@ class Http2Writer(AbstractStreamWriter):
         self.output_size += 1  # the answer has begun
 
     async def write(self, chunk: bytes | bytearray | memoryview) -> None:
-        """Send a piece of the body; wait while too many bytes are unsent."""
+        """Send a piece of the body, and wait while too many bytes are unsent."""
         self._send(chunk)
         if self._stream.writing_paused:
             await self.drain()

@@ -2,9 +2,9 @@
 
 A bucket's capacity is the limit of one window, and the bucket refills steadily. A reservation
 removes one request and an estimate of tokens. The settlement returns unused tokens, or removes the
-tokens used beyond the estimate, even below zero; later requests then wait until the debt has
-refilled. A request that needs more tokens than a bucket's capacity removes a full bucket: in each
-scope the capacity of the scope's smallest token bucket.
+tokens used beyond the estimate, even below zero. Later requests then wait until the debt has
+refilled. A request may need more tokens than a bucket's capacity. In each scope, the request then
+removes the capacity of the scope's smallest token bucket.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,22 +15,23 @@ from sluice.limits import BY_NAME, Counted, LimitKind
 
 UNSIGNED_MAX = 0xFFFFFFFF  # largest number of tokens in one reservation, a 32-bit field
 
-# Format of a scope's row. Head: number of limits, whether news follow, open requests. Each limit:
-# kind, counted unit, window in ms, value. News: requests to return, requests and tokens to remove
-# (not below zero), tokens to return.
+# Format of a scope's row, which consists of a head, limits and news (changes for Valkey).
+# - Head: number of limits, whether news follow, number of open requests.
+# - Each limit: kind, counted unit, window in ms, value.
+# - News: requests to return, requests and tokens to remove (not below zero), tokens to return.
 HEAD_FORMAT, LIMIT_FORMAT, NEWS_FORMAT = "<BBI", "<BBId", "<IIId"
 LIMIT_BYTES = Struct(LIMIT_FORMAT).size
 _pack_head = Struct(HEAD_FORMAT).pack
 _pack_limit = Struct(LIMIT_FORMAT).pack
 _pack_change = Struct(NEWS_FORMAT).pack
 
-# Requests and tokens to return, requests and tokens not yet reported; see `BucketScope`.
+# Requests and tokens to return, and requests and tokens not yet reported, as in `BucketScope`.
 News = tuple[int, int, int, int]
 _NO_CHANGE = (0, 0, 0, 0)
 
 
 class BucketScope:
-    """A scope of limits: an account, a key, or a model within an account.
+    """A scope of limits, which is an account, a key, or a model within an account.
 
     The scope accumulates changes that Valkey has not received yet, so that any number of
     settlements costs one row of the next batch.
@@ -40,19 +41,19 @@ class BucketScope:
         label: Name of the scope for users.
         kind: `account`, `key` or `model`.
         key: Name of the scope in Valkey, as bytes.
-        limits: Values by the names of their kinds; every value is positive.
-        tokens_max: Maximum of tokens that a request removes from the scope; 0: no token limit.
+        limits: Values by the names of their kinds. Every value is positive.
+        tokens_max: Maximum of tokens that a request removes from the scope, or 0 without a limit.
         is_leased: Whether the number of concurrent requests is limited.
         limited_by: Number of the principal that the limits were read from.
         told: Name and limits in the form of events.
-        rest: Row of the scope in a batch while the row holds the limits only; empty otherwise.
+        rest: Row of the scope in a batch while the row has only the limits, otherwise empty.
         held: Requests of this process that are open now.
         back_requests: Requests to return to the shared buckets.
-        back_tokens: Tokens to return; a negative number is removed, even below zero.
-        untold_requests: Requests granted without Valkey; they are removed from the shared buckets,
-            not below zero, when Valkey is back.
-        untold_tokens: Tokens granted without Valkey; negative after a settlement that followed
-            their report to Valkey.
+        back_tokens: Tokens to return. A negative number is removed, even below zero.
+        untold_requests: Requests granted without Valkey. The shared buckets subtract them, not
+            below zero, when Valkey is back.
+        untold_tokens: Tokens granted without Valkey. The number is negative after a settlement
+            that followed their report to Valkey.
     """
 
     __slots__ = (
@@ -90,13 +91,13 @@ class BucketScope:
         self.held = 0
         self.back_requests = self.back_tokens = 0
         self.untold_requests = self.untold_tokens = 0
-        self.row = 0  # number of its row in the batch that is being built; 0: no row
+        self.row = 0  # number of its row in the batch that is being built, or 0 without a row
         self.is_waiting = False  # whether its changes wait for the next batch
         self._levels: dict[str, float] = {}  # levels of this process's own buckets, by kind
         self._at_ms = 0.0
 
     def limit(self, limits: dict[str, int]) -> None:
-        """Set the limits; open requests and the present levels stay."""
+        """Set the limits, and keep the number of open requests and the present levels."""
         self.limits = {name: value for name, value in limits.items() if value}
         kinds = [(BY_NAME[name], value) for name, value in self.limits.items()]
         of_tokens = [value for kind, value in kinds if kind.counted is Counted.TOKENS]
@@ -166,20 +167,20 @@ class BucketScope:
         return self._levels
 
     def shortages(self, tokens: int, share: float) -> Iterator[tuple[LimitKind, float]]:
-        """Yield by kind the milliseconds until a request fits; call `refill` before."""
+        """Yield by kind the milliseconds until a request fits. The caller calls `refill` before."""
         need = self._need(tokens, share)
         for kind, most in self._parts(share):
             yield kind, (need[kind.counted] - self._levels[kind.name]) * kind.ms_each(most)
 
     def take(self, tokens: int, share: float) -> None:
-        """Remove a request that is granted without Valkey; call `refill` before."""
+        """Remove a request that is granted without Valkey. The caller calls `refill` before."""
         need = self._need(tokens, share)
         self._change(-need[Counted.REQUESTS], -need[Counted.TOKENS])
         self.untold_requests += 1
         self.untold_tokens += need[Counted.TOKENS]
 
     def settle_local(self, taken: int, used: int, *, was_served: bool) -> None:
-        """Correct a grant without Valkey; `taken` is the number of tokens from this scope."""
+        """Correct a grant without Valkey. The number `taken` counts the tokens from this scope."""
         self.held -= 1
         extra = used - taken
         if not was_served:
@@ -195,7 +196,7 @@ class BucketScope:
         return [(BY_NAME[name], part(value, share)) for name, value in self.limits.items()]
 
     def _change(self, requests: int, tokens: int) -> None:
-        """Add to the present levels."""
+        """Add numbers of requests and tokens to this process's own levels."""
         self.rest = b""
         added = {Counted.REQUESTS: requests, Counted.TOKENS: tokens}
         for name in self._levels:
@@ -204,7 +205,9 @@ class BucketScope:
     # With Valkey.
 
     def settle(self, taken: int, used: int, *, was_served: bool) -> None:
-        """Correct a grant of Valkey with the next batch; `taken` counts this scope's tokens."""
+        """Correct a grant of Valkey with the next batch. The number `taken` counts this scope's
+        tokens.
+        """
         self.held -= 1
         if not was_served:
             self.back_requests += 1
@@ -219,7 +222,7 @@ class BucketScope:
         self.untold_requests += 1
 
     def give_back(self, taken: int) -> None:
-        """Undo a grant of Valkey whose caller no longer waits for it."""
+        """Undo a grant of Valkey whose caller no longer waits for the grant."""
         self.rest = b""
         self.back_requests += 1
         self.back_tokens += taken

@@ -1,7 +1,7 @@
-"""Budgets: refuses new requests of a tenant with an exhausted budget until its period ends.
+"""Refuses new requests of a tenant with an exhausted budget until the budget's period ends.
 
 The control plane compares budgets with the ledger, and sends the stopped tenants with the ends of
-their periods. So the gateway ends a refusal on time even while the control plane is away.
+their periods. So the gateway ends a refusal on time even while the control plane is unreachable.
 """
 
 import math
@@ -19,7 +19,7 @@ class BudgetExhaustedError(RejectedError):
 
     Attributes:
         headers: Headers with the budget and the end of its period. A further header prevents
-            OpenAI's clients from retrying the 429 by themselves.
+            OpenAI's clients from retrying the 429 automatically.
     """
 
     def __init__(self, stop: wire.BudgetStop, now_unix_ms: int) -> None:
@@ -63,8 +63,7 @@ class BudgetChecks:
         """Raise unless the tenant may send a request for a model.
 
         Raises:
-            BudgetExhaustedError: A budget is exhausted; of several budgets, the one that ends last
-                is named.
+            BudgetExhaustedError: A budget is exhausted. The error names the budget that ends last.
         """
         stopped = self._state.budget_stops.get(tenant_id)
         if stopped is None:

@@ -1,4 +1,4 @@
-"""The limits of a caller: of the account, the key, and a model in the account. Pure."""
+"""The limits of a caller for the account, for the key, and for a model in the account. Pure."""
 
 from gateway.directory import Principal
 from sluice.limits import Limits, limits_of, metered, narrowest

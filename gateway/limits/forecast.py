@@ -6,14 +6,17 @@ answers. The mean plus the mean deviation is too small for few answers, and the 
 the difference.
 """
 
-COLD_TOKENS = 512  # reserved tokens before the first answer, if the caller set no bound
-# Weight of a new answer by the number of earlier answers; in the long run about 30 answers count.
+COLD_TOKENS = 512  # Reserved tokens before the first answer, if the caller set no bound.
+# Weight of a new answer by the number of earlier answers. About 30 answers count in the long run.
 _WEIGHTS = tuple(1 / (1 + seen) for seen in range(16))
 _SEEN_MAX = len(_WEIGHTS) - 1
 
 
 class AnswerForecast:
-    """The lengths of one model's answers to one tenant; a request may want several answers."""
+    """Forecast from the lengths of one model's answers to one tenant.
+
+    A request may have several answers.
+    """
 
     __slots__ = ("_deviation", "_expected", "_mean", "_seen")
 
@@ -39,7 +42,9 @@ class AnswerForecast:
         return min(expected, output_tokens_max)
 
     def learn(self, output_tokens: int, answers: int) -> None:
-        """Learn the lengths of a request's answers: counted as one answer of their mean length."""
+        """Add the lengths of a request's answers, which count as one answer of their mean
+        length.
+        """
         seen, length = self._seen, output_tokens / answers
         if not seen:
             self._mean, self._deviation, self._seen = length, length / 2, 1

@@ -12,7 +12,10 @@ _NAMES = {
 
 
 def headers(scopes: Sequence[BucketScope], verdict: Verdict) -> dict[str, str]:
-    """Return limit, rest and reset of each kind, from the scope with the lowest rest."""
+    """Return limit, rest and reset of each kind, from the scope with the lowest rest.
+
+    The rest is the amount that remains, and the reset is the time until the bucket is full again.
+    """
     found: dict[str, str] = {}
     for kind, place, left in rests(verdict):
         limit = scopes[place].limits.get(kind.name)
@@ -25,7 +28,7 @@ def headers(scopes: Sequence[BucketScope], verdict: Verdict) -> dict[str, str]:
 
 
 def duration(ms: float) -> str:
-    """Return a duration as OpenAI's headers write it: 120ms, 7.5s, 1m30s."""
+    """Return a duration in the form of OpenAI's headers, such as 120ms, 7.5s or 1m30s."""
     if ms < 999.5:
         return f"{ms:.0f}ms" if ms > 0 else "0ms"
     minutes, rest = divmod(round(ms / 100), 600)

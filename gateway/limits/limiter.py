@@ -1,8 +1,8 @@
 """Limits per account, key and model, shared by all gateways.
 
-Tokens are reserved before a request and settled after its end. The levels are in Valkey. When
-Valkey does not answer in time, this process grants a share of each limit by itself, so that an
-outage of Valkey is no outage of the gateway.
+Tokens are reserved before a request and settled after its end. The levels are in Valkey. If Valkey
+misses its deadline, this process alone grants a share of each limit. An outage of Valkey is
+therefore no outage of the gateway.
 """
 
 import asyncio
@@ -24,10 +24,10 @@ class Reservation:
     """The reservation of one request in its limits.
 
     Attributes:
-        scopes: Scopes of the reservation; empty for callers without limits.
+        scopes: Scopes of the reservation, empty for callers without limits.
         caps: Maximum of tokens that each scope granted at the time of the reservation.
         tokens: Reserved tokens.
-        forecast: Forecast that learns from the answers.
+        forecast: Forecast to which the lengths of the answers are added.
         answers: Number of requested answers.
         is_local: Whether the reservation was granted without Valkey.
     """
@@ -43,7 +43,7 @@ class Reservation:
         "tokens",
     )
 
-    def __init__(  # by place: it is made for every request
+    def __init__(  # positional for speed, because each request creates one
         self,
         scopes: Sequence[BucketScope],
         caps: Sequence[int],
@@ -64,12 +64,12 @@ class Reservation:
 
     @property
     def headers(self) -> dict[str, str]:
-        """`x-ratelimit-*` headers at the time of the grant; empty without limits."""
+        """`x-ratelimit-*` headers at the time of the grant, empty without limits."""
         return {} if self._verdict is None else headers(self.scopes, self._verdict)
 
 
 class LimitExceededError(RejectedError):
-    """The caller is over its own limit; `headers` are the answer's `x-ratelimit-*` headers."""
+    """The caller is over its own limit. The `headers` are the answer's `x-ratelimit-*` headers."""
 
     def __init__(
         self, code: ErrorCode, message: str, wait_s: float, headers: dict[str, str]
@@ -101,9 +101,9 @@ class Limiter:
 
         Args:
             valkey: Client of the shared buckets.
-            local_share: Share of each limit that may be granted while Valkey is away.
+            local_share: Share of each limit that may be granted while Valkey is unreachable.
             clock: Monotonic seconds.
-            require_budget: Raises if a budget is exhausted; called with the ids of tenant and
+            require_budget: Raises if a budget is exhausted. Its arguments are the ids of tenant and
                 model.
         """
         self._require_budget = require_budget
@@ -133,7 +133,8 @@ class Limiter:
         is_bounded: bool,
         answers: int = 1,
     ) -> Reservation:
-        """Reserve one request and its expected tokens; LimitExceededError if they do not fit.
+        """Reserve one request and its expected tokens, or raise LimitExceededError if they do not
+        fit.
 
         BudgetExhaustedError has precedence, except for a request that uses no tokens at all.
 
@@ -141,7 +142,7 @@ class Limiter:
             principal: The caller.
             model_id: Id of the requested model.
             prompt_tokens: Tokens of the prompt.
-            output_tokens_max: Bound of all answers together; 0 if nothing is generated.
+            output_tokens_max: Bound of all answers together, or 0 if no output is generated.
             is_bounded: Whether the caller itself set the bound.
             answers: Number of generated answers.
         """
@@ -172,12 +173,9 @@ class Limiter:
         return self._reserve_locally(binding, tokens, answers)
 
     async def count(self, principal: Principal, model_id: str) -> Reservation:
-        """Reserve one request before its tokens are known, because tokenizing itself is costly.
+        """Reserve one request before its tokens are counted, because tokenizing itself is costly.
 
         `reserve_counted` or `settle` must follow. A request that is refused later stays counted.
-
-        Raises:
-            LimitExceededError: A further request does not fit.
         """
         return await self.reserve(
             principal, model_id, prompt_tokens=0, output_tokens_max=0, is_bounded=True
@@ -194,11 +192,12 @@ class Limiter:
         is_bounded: bool,
         answers: int = 1,
     ) -> Reservation:
-        """Reserve the expected tokens of a request that is already counted; see `reserve`.
+        """Reserve the expected tokens of a request that is already counted, with arguments as in
+        `reserve`.
 
-        A refusal leaves the request counted, since its tokenizing was done.
+        A refusal leaves the request counted, since its prompt was tokenized.
         """
-        # One batch returns the counted request and reserves it again with its tokens.
+        # The same batch returns the counted request and reserves the request again with its tokens.
         self.settle(counted, prompt_tokens=0, output_tokens=0, was_served=False)
         try:
             return await self.reserve(
@@ -218,7 +217,7 @@ class Limiter:
     def settle(
         self, reservation: Reservation, *, prompt_tokens: int, output_tokens: int, was_served: bool
     ) -> None:
-        """Replace the estimate by the actual usage; a request that was not served costs nothing.
+        """Replace the estimate by the actual usage. A request that was not served costs nothing.
 
         An answer without tokens does not change the forecast. Only the first settlement of a
         reservation counts.

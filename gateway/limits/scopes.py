@@ -1,4 +1,4 @@
-"""The buckets of a caller for a model: one scope per level of `limits.caller` with a limit."""
+"""The buckets of a caller for a model, with one scope per level of `limits.caller` with a limit."""
 
 from typing import NamedTuple
 from weakref import ReferenceType, WeakValueDictionary, ref
@@ -9,17 +9,17 @@ from gateway.limits.caller import account_limits, key_limits, model_limits
 from gateway.limits.forecast import AnswerForecast
 from sluice.limits import Limits
 
-_BINDINGS_MAX = 65_536  # cached bindings; beyond, the oldest bindings are dropped
+_BINDINGS_MAX = 65_536  # Cached bindings. Beyond the maximum, the oldest bindings are dropped.
 _FORECASTS_MAX = 65_536
 
 
 class Binding(NamedTuple):
-    """The parts of a caller's reservations for one model, found once and cached.
+    """The parts of a caller's reservations for one model, cached after the first request.
 
     Attributes:
         principal: Weak reference to the caller. A caller's messages are replaced, never changed, so
             the binding is valid as long as the object is the same. The reference is weak, because
-            a principal keeps its state's messages in memory.
+            a principal prevents its state's messages from being freed.
         tenant_id: Tenant whose budget is charged.
         scopes: Scopes of the caller's limits, at most three.
         forecast: Forecast of the tenant's answers from the model.
@@ -32,12 +32,13 @@ class Binding(NamedTuple):
 
 
 class Scopes:
-    """Finds the scopes of callers; callers that share a scope share one object."""
+    """Returns the scopes of callers. Callers that share a scope share one object."""
 
     def __init__(self) -> None:
         self._bindings: dict[tuple[str, str], Binding] = {}  # by ids of key and model
-        # The bindings by caller and model, a faster index that reads no message. Entries end with
-        # their principal; entries of `_bindings` are kept for the caller's next principal.
+        # The bindings by caller and model, a faster index that reads no message. An entry is
+        # removed with its principal, while its binding stays in `_bindings` for the caller's next
+        # principal.
         self._by_caller: dict[ReferenceType[Principal], dict[str, Binding]] = {}
         self._scopes: WeakValueDictionary[str, BucketScope] = WeakValueDictionary()
         self._forecasts: dict[tuple[str, str], AnswerForecast] = {}
@@ -50,7 +51,7 @@ class Scopes:
 
     def _bind(self, principal: Principal, model_id: str) -> Binding:
         key, tenant = principal.key, principal.tenant
-        # The braces (a hash tag) keep a tenant's scopes in one slot of a sharded Valkey.
+        # The braces (a hash tag) place a tenant's scopes into one slot of a sharded Valkey.
         prefix = f"limits:{{{tenant.id}}}"
         of_model = f"your account for the model '{model_id}'"
         number = principal.number

@@ -1,9 +1,9 @@
 """The script that updates the shared levels in Valkey, and its input batches as bytes. Pure.
 
-One run of the script processes a batch: first the changes of the scopes (settlements, numbers of
-open requests), then the reservations in order, each in all of its scopes or in none. Valkey runs
-the script atomically. Numbers are sent packed, because formatting and parsing each number as text
-would cost more than the decision.
+One run of the script processes a batch in two parts. The first part applies the changes of the
+scopes (settlements, numbers of open requests). The second part processes the reservations in order,
+each in all of its scopes or in none. Valkey runs the script atomically. Numbers are sent packed,
+because formatting and parsing each number as text would cost more than the decision.
 """
 
 import hashlib
@@ -22,22 +22,26 @@ from gateway.limits.buckets import (
 from gateway.limits.verdict import FORMAT, SHOWN, UNLIMITED, VERDICT, WAIT_MAX_MS, Verdict
 from sluice.limits import SLOT_WAIT_MS, Counted
 
-LEASE_MS = 10_000  # milliseconds after which a silent process's open requests no longer count
+LEASE_MS = 10_000  # Milliseconds after which a silent process's open requests no longer count.
 TAG_BYTES = 8
-_STORED_BYTES = LIMIT_BYTES + 8  # per limit: its fields and its remaining amount
+_STORED_BYTES = LIMIT_BYTES + 8  # Stored bytes per limit, for its fields and its remaining amount.
 _LEAST = ", ".join(f"least[{kind.number}]" for kind in SHOWN)
 _PLACES = ", ".join(f"at[{kind.number}]" for kind in SHOWN)
 
-# The stored value of a scope has these parts: the time in ms and the number of limits; the limits
-# in the format of a row, each with its remaining amount; and, for each process with open requests,
-# the process's tag, the number of its open requests, and the time at which that number expires.
-# - Times are those of Valkey's clock, so that gateways' clocks do not matter. A stored time in the
+# The stored value of a scope has three parts.
+# - The time in ms and the number of limits.
+# - The limits in the format of a row, each with its remaining amount.
+# - For each process with open requests, its tag, their number, and the time at which that number
+#   expires.
+#
+# Rules of the script:
+# - All times come from Valkey's clock, so that gateways' clocks do not matter. A stored time in the
 #   future (the clock was set back) is replaced by the present time.
 # - A value in any other format counts as absent.
-# - The stored limits are those of the last reservation, granted or refused; a process that only
-#   reports open requests may not have received a change of the limits yet.
-# - Most scopes of a batch share a few lists of limits; each list is parsed once, as a shape.
-# - The limit of concurrent requests has no bucket; the open requests are summed at each run.
+# - The stored limits are the limits of the last reservation, granted or refused. A process that
+#   only reports open requests may not have received a change of the limits yet.
+# - Most scopes of a batch share a few lists of limits. Each list is parsed once, as a shape.
+# - The limit of concurrent requests has no bucket. The open requests are summed at each run.
 _TEXT = f"""
 local me, leases, rows, calls = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4]
 local asked = tonumber(ARGV[5])
@@ -185,7 +189,7 @@ return table.concat(reply)
 SCRIPT = _TEXT.encode()
 _SHA = hashlib.sha1(SCRIPT).hexdigest().encode()  # noqa: S324 - Valkey names scripts by SHA-1
 
-# Zeros that fill the rows of a call up to three, by the number of rows; 0 means no row.
+# Zeros that fill the rows of a call up to three, by the number of rows. A zero means no row.
 _PADDING = ((0, 0, 0), (0, 0), (0,), ())
 
 
@@ -197,7 +201,7 @@ class Waiter(Protocol):
         ...
 
     def set_result(self, result: Verdict | None, /) -> None:
-        """Deliver the verdict; None if Valkey gave no verdict."""
+        """Deliver the verdict, or None without a verdict of Valkey."""
         ...
 
 
@@ -214,12 +218,12 @@ class LimitBatch:
     """
 
     def __init__(self, tag: bytes, calls: Sequence[Call], others: Sequence[BucketScope]) -> None:
-        """Make a batch of calls and of the scopes' waiting changes; `restore` undoes the latter.
+        """Create a batch of calls and of the scopes' waiting changes. `restore` undoes the latter.
 
         Args:
             tag: Tag of this process, `TAG_BYTES` bytes.
-            calls: Reservations, see the attribute.
-            others: Further scopes with changes; they may be among the scopes of the calls.
+            calls: Reservations, in the form of the attribute.
+            others: Further scopes with changes, which may be among the scopes of the calls.
         """
         self.calls = calls
         self.rows: list[BucketScope] = []
@@ -254,17 +258,19 @@ class LimitBatch:
         )
 
     def command(self, *, in_full: bool = False) -> tuple[bytes | int, ...]:
-        """Return the command to send; `in_full` includes the script, for a server without it."""
+        """Return the command to send. With `in_full` it includes the script, for a server without
+        it.
+        """
         return (b"EVAL", SCRIPT, *self._words) if in_full else (b"EVALSHA", _SHA, *self._words)
 
     def verdicts(self, reply: object) -> Iterator[Verdict] | None:
-        """Return the verdicts on the calls; None if the reply has not the script's format."""
+        """Return the verdicts on the calls, or None if the reply has not the script's format."""
         if not isinstance(reply, bytes) or len(reply) != VERDICT.size * len(self.calls):
             return None
         return VERDICT.iter_unpack(reply)
 
     def restore(self) -> None:
-        """Keep the changes for a later batch, because the script did not run."""
+        """Return the changes to their scopes for a later batch, because the script did not run."""
         for scope, news in self._taken:
             scope.restore_changes(news)
         self._taken.clear()

@@ -1,9 +1,9 @@
-"""The limits that all gateways share: reservations in batches, and a circuit breaker.
+"""The limits that all gateways share, with reservations in batches and with a circuit breaker.
 
-At most one batch is in flight; calls that arrive meanwhile form the next batch. So this process
-always knows the number of its open requests, and sends the number itself rather than differences,
-which could be lost. A caller that gets no answer in time decides without Valkey. After a stall or
-an error no caller waits for Valkey until Valkey has answered a probe in time.
+At most one batch is in flight, and calls that arrive meanwhile form the next batch. So this process
+always has an exact number of its open requests, and sends the number itself. Differences could be
+lost. A caller without an answer in time decides without Valkey. After a stall or an error no caller
+waits for Valkey until Valkey has answered a probe in time.
 """
 
 import asyncio
@@ -24,23 +24,24 @@ from sluice.lifecycle import backoff_s
 
 log = structlog.get_logger(__name__)
 
-_CALLS_MAX = 20_000  # waiting calls; further calls would not be answered within the deadline
+# Maximum number of waiting calls. Further calls would not be answered within the deadline.
+_CALLS_MAX = 20_000
 _BATCH_CALLS = 256  # calls per batch, so that a run of the script stays below about 3 ms
 _BATCH_CHANGES = 256
 _CHANGES_MAX = 100_000  # scopes with unsent changes
 _DEAD_AFTER_S = 1.0  # seconds without a reply after which the connection is closed
 _DOUBT_S = 0.001
-_REFRESH_S = 2.0  # seconds between renewals of the leases of open requests, a fifth of a lease
+_REFRESH_S = 2.0  # Seconds between renewals of the leases of open requests, a fifth of a lease.
 _PROBE_FIRST_S, _PROBE_MAX_S = 0.05, 1.0
-_HEALTHY_S = 5.0  # seconds without a failure after which earlier failures no longer count
-# Errors of a server that is no longer the primary after a failover; only these errors need a new
+_HEALTHY_S = 5.0  # Seconds without a failure after which earlier failures no longer count.
+# Errors of a server that is no longer the primary after a failover. Only these errors require a new
 # connection. Other errors would remain, and reconnecting gateways would add load.
 _DEMOTIONS = (ReadOnlyError, MasterDownError)
 _TOO_FEW_REPLICAS = "NOREPLICAS"
 
-# Writing and reading the socket once costs as much as ten calls. So changes that no caller waits
-# for are always batched. Above this rate of calls, reservations and ended concurrent requests are
-# batched, too.
+# Writing and reading the socket once costs as much as ten calls. Changes that no caller waits for
+# are therefore always batched. Above this rate of calls, reservations and ended concurrent requests
+# are batched, too.
 _BUSY_CALLS_PER_S = 2500.0
 _BUSY_CALLS, _BUSY_CALLS_MAX = 16.0, 32.0
 _PACE_S = 0.002
@@ -49,7 +50,7 @@ _FLUSH_POLL_S = 0.001
 
 
 class SharedBuckets:
-    """Buckets in Valkey: reserves and settles in batches.
+    """Buckets in Valkey that are reserved and settled in batches.
 
     Attributes:
         is_up: Whether calls wait for Valkey.
@@ -57,7 +58,9 @@ class SharedBuckets:
     """
 
     def __init__(self, valkey: ValkeyClient, *, tag: bytes = b"") -> None:
-        """Prepare; `tag` identifies this process among all gateways and is random by default."""
+        """Prepare. The `tag` identifies this process among all gateways and is random by
+        default.
+        """
         self._valkey = valkey
         self._deadline_s = valkey.deadline_s
         self._tag = tag or os.urandom(TAG_BYTES)
@@ -65,18 +68,19 @@ class SharedBuckets:
         self.is_up = False
         self.lost_settlements = 0
         self._calls: list[Call] = []
-        self._called_at_s = 0.0  # the first of them
+        self._called_at_s = 0.0  # arrival of the first waiting call, on the event loop's clock
         self._changes: deque[BucketScope] = deque()
         self._leased: set[BucketScope] = set()
         self._probe_scope = BucketScope(
             "limits:probe", "", requests_max=1
         )  # its row is always written
-        self._batch: LimitBatch | None = None  # under way
+        self._batch: LimitBatch | None = None  # the batch in flight
         self._sent_at_s = 0.0
         self._batch_called_at_s = 0.0
-        self._doubted: LimitBatch | None = None  # is overdue, if it is still under way after a look
+        self._doubted: LimitBatch | None = None  # is overdue if a second check finds it in flight
         self._is_scheduled = self._is_changes_scheduled = self._is_watched = False
-        self._has_free_place = False  # among the news, perhaps
+        # whether an ended request perhaps freed a place of limited concurrency
+        self._has_free_place = False
         self._load = 0.0  # calls beyond the busy rate
         self._failures = 0
         self._failed_at_s = 0.0
@@ -87,10 +91,11 @@ class SharedBuckets:
     def reserve(
         self, scopes: Sequence[BucketScope], caps: Sequence[int], tokens: int
     ) -> asyncio.Future[Verdict | None] | None:
-        """Reserve tokens in all scopes or in none; return a future of the verdict.
+        """Reserve tokens in all scopes or in none, and return a future of the verdict.
 
         The result is None, at once or after the deadline, if the caller has to decide without
-        Valkey. `caps` are the scopes' present maximums of tokens; they may change before the reply.
+        Valkey. `caps` are the scopes' present maximums of tokens, which may change before the
+        reply.
         """
         if not self.is_up or len(self._calls) >= _CALLS_MAX:
             return None
@@ -117,7 +122,7 @@ class SharedBuckets:
             self._schedule_changes()
 
     async def flush(self) -> None:
-        """Wait until all changes are sent, at most as long as a call may take."""
+        """Wait until all changes are sent, for at most the deadline of a call."""
         with suppress(TimeoutError):
             async with asyncio.timeout(self._deadline_s):
                 while self.is_up and (self._changes or self._batch is not None):  # noqa: ASYNC110 - at exit only
@@ -126,7 +131,7 @@ class SharedBuckets:
     def hold(self, scopes: Sequence[BucketScope]) -> None:
         """Count a request granted without Valkey as open, and report it when Valkey is back.
 
-        Until it is settled its lease is renewed.
+        The lease of the request is renewed until its settlement.
         """
         for scope in scopes:
             scope.held += 1
@@ -178,7 +183,9 @@ class SharedBuckets:
             self._schedule_changes()
 
     def refused(self, error: ResponseError) -> None:
-        """Send the script if the server lacks it; otherwise let the calls decide without Valkey."""
+        """Send the script if the server lacks it. After any other error the calls decide without
+        Valkey.
+        """
         batch = self._batch
         if batch is not None and isinstance(error, NoScriptError):
             self._valkey.send(batch.command(in_full=True))
@@ -191,13 +198,13 @@ class SharedBuckets:
             self.send_changes(batch.rows)
 
     def disconnected(self) -> None:
-        """Let all waiting calls decide without Valkey."""
+        """Release all waiting calls, which then decide without Valkey."""
         batch, self._batch = self._batch, None
         self._stall("disconnected")
         if batch is not None:
             self.lost_settlements += batch.settlements
             self._release(batch.calls)
-            self.send_changes(batch.rows)  # corrects the number of held requests
+            self.send_changes(batch.rows)  # corrects the number of open requests in Valkey
         for timer in (self._probe_timer, self._refresh_timer):
             if timer is not None:
                 timer.cancel()
@@ -217,10 +224,11 @@ class SharedBuckets:
         self._loop.call_soon(self._send)
 
     def _schedule_changes(self) -> None:
-        """Send changes within a bounded time or with the next call; no local caller waits for them.
+        """Send changes within a bounded time or with the next call. No local caller waits for them.
 
-        The bound matters to other gateways: a caller with a limit of concurrent requests may send
-        its next request there, which would be refused until this gateway has reported the end.
+        The bound matters to other gateways. A caller with a limit of concurrent requests may send
+        its next request to another gateway. That gateway would refuse the request until this
+        gateway has reported the end of the earlier one.
         """
         if self._has_free_place:
             self._wake()
@@ -277,7 +285,8 @@ class SharedBuckets:
         due_s = self._batch_called_at_s + self._deadline_s
         if now_s >= due_s:
             if self.is_up and self._doubted is not batch:
-                # This event loop may be late and the reply already received, so read first.
+                # The reply may have arrived while this event loop was late, so the loop reads once
+                # more.
                 self._doubted = batch
                 self._loop.call_later(_DOUBT_S, self._watch)
                 return
@@ -292,7 +301,9 @@ class SharedBuckets:
         self._loop.call_later(due_s - now_s, self._watch)
 
     def _stall(self, reason: str) -> None:
-        """Let no caller wait for Valkey until it has answered a probe in time."""
+        """Release all callers, which do not wait for Valkey again before a probe is answered in
+        time.
+        """
         if self.is_up:
             log.warning("limits_degraded", reason=reason)
         self.is_up = False
@@ -300,7 +311,7 @@ class SharedBuckets:
         self._release(calls)
 
     def _fail(self, reason: str, *, is_primary: bool = True) -> None:
-        """Stall, and probe later: the pause grows with recent failures."""
+        """Stall, and probe later after a pause that grows with recent failures."""
         self._stall(reason)
         now_s = self._loop.time()
         if now_s - self._failed_at_s > _HEALTHY_S:
@@ -326,11 +337,12 @@ class SharedBuckets:
                     self._give_back(scopes, caps, tokens)
                 continue
             if is_granted:
-                for scope in scopes:  # as `hold` does; a call less for every call
+                # inlined from `hold`, which saves a call of Python per reservation
+                for scope in scopes:
                     scope.held += 1
                     if scope.is_leased:
                         leased.add(scope)
-            else:  # open requests may be older than the limit
+            else:  # requests that began before the limit need a lease, too
                 leased.update([it for it in scopes if it.is_leased and it.held])
             future.set_result(verdict)
 

@@ -1,7 +1,7 @@
 """One connection to the primary of Valkey, with ordered commands and replies and reconnection.
 
-The connection is redis-py's: direct, over TLS, or to the primary that Sentinels name. Reconnections
-have random delays, because all gateways that lost one server would otherwise reconnect at once.
+The connection of redis-py is direct, over TLS, or to the primary that Sentinels name. Reconnections
+have random delays. Otherwise all gateways that lost one server would reconnect at once.
 """
 
 import asyncio
@@ -23,10 +23,11 @@ from sluice.lifecycle import backoff_s
 
 log = structlog.get_logger(__name__)
 
-_CONNECT_TIMEOUT_S = 1.0  # seconds to connect, including the greeting
-_SENTINEL_TIMEOUT_S = 0.3  # seconds until the next Sentinel is queried; a lost host never answers
+_CONNECT_TIMEOUT_S = 1.0  # Seconds to connect, including the greeting.
+# Seconds until the next Sentinel is queried, because a lost host never answers.
+_SENTINEL_TIMEOUT_S = 0.3
 _BACKOFF_MAX_S = 1.0
-_COMMANDS_MAX = 16  # commands that wait to be written; the limiter has one in flight at a time
+_COMMANDS_MAX = 16  # Commands that wait to be written. The limiter has one in flight at a time.
 _PORT, _SENTINEL_PORT = 6379, 26379
 _NO_URL = (
     "not a Valkey URL; want redis://[[user]:password@]host:port, or for Sentinels"
@@ -48,14 +49,14 @@ Word = bytes | int
 
 
 class ValkeyError(Exception):
-    """The connection has failed; the message gives the reason."""
+    """The connection has failed. The message has the reason."""
 
 
 class ValkeyListener(Protocol):
     """The user of a connection."""
 
     def connected(self) -> None:
-        """Handle a new connection; commands sent before will never be answered."""
+        """Handle a new connection. Commands sent before it are never answered."""
         ...
 
     def replied(self, reply: object) -> None:
@@ -67,7 +68,7 @@ class ValkeyListener(Protocol):
         ...
 
     def disconnected(self) -> None:
-        """Handle the loss of the connection; open commands will never be answered."""
+        """Handle the loss of the connection. Open commands are never answered."""
         ...
 
 
@@ -76,7 +77,7 @@ class _Place(NamedTuple):
 
     Attributes:
         hosts: Names and ports, of one server or of Sentinels.
-        primary: Name by which Sentinels know the primary; empty without Sentinels.
+        primary: Name of the primary in the Sentinels' configuration, empty without Sentinels.
         options: Keyword arguments of a connection of redis-py.
     """
 
@@ -86,7 +87,7 @@ class _Place(NamedTuple):
 
 
 def _parse(url: str) -> _Place:
-    """Return the place that a URL names; ValueError, which never quotes a password."""
+    """Return the place that a URL names, or raise ValueError, which never quotes a password."""
     try:
         parts = urlsplit(url)
     except ValueError:
@@ -126,7 +127,7 @@ def _host(parts: SplitResult, place: str, port: int) -> tuple[str, int]:
 
 
 def _sentinel(place: _Place) -> Sentinel | None:
-    # Sentinels take the same account and the same transport as the servers that they watch.
+    # Sentinels use the same account and the same transport as the servers that they watch.
     options = place.options | {
         "socket_timeout": _SENTINEL_TIMEOUT_S,
         "socket_connect_timeout": _SENTINEL_TIMEOUT_S,
@@ -136,7 +137,9 @@ def _sentinel(place: _Place) -> Sentinel | None:
 
 
 def _pool(place: _Place, sentinel: Sentinel | None) -> ConnectionPool:
-    """Return the maker of connections; it keeps none, because one is up at a time."""
+    """Return the maker of connections, which pools no connection because only one is open at a
+    time.
+    """
     options = dict(place.options)
     if sentinel is not None:
         return SentinelConnectionPool(place.primary, sentinel, **options)
@@ -147,7 +150,7 @@ def _pool(place: _Place, sentinel: Sentinel | None) -> ConnectionPool:
 
 
 class ValkeyClient:
-    """Keeps one connection up; `run` belongs into the service's TaskGroup."""
+    """Maintains one connection. Its `run` belongs into the service's TaskGroup."""
 
     def __init__(
         self, url: str, *, deadline_s: float = 0.05, commands_max: int = _COMMANDS_MAX
@@ -155,19 +158,21 @@ class ValkeyClient:
         """Prepare without connecting.
 
         Args:
-            url: `redis://[[user]:password@]host:port`; `rediss://` for TLS, with a server whose
-                certificate the system's CAs (or SSL_CERT_FILE) vouch for;
-                `redis+sentinel://...host:port,host:port/name` for the primary that Sentinels name.
-            deadline_s: Seconds that a call may take; the listener applies this deadline.
+            url: `redis://[[user]:password@]host:port` names one server. `rediss://` uses TLS, with
+                a
+                server certificate of the system's CAs (or SSL_CERT_FILE). The primary of Sentinels
+                    is
+                `redis+sentinel://...host:port,host:port/name`.
+            deadline_s: Maximum duration of a call in seconds, which the listener enforces.
             commands_max: Largest number of commands that wait to be written.
 
         Raises:
-            ValueError: The URL is not valid; the text quotes nothing of it.
+            ValueError: The URL is not valid. The text quotes nothing of the URL.
         """
         place = _parse(url)
         self._sentinel = _sentinel(place)
         self._pool = _pool(place, self._sentinel)
-        # Each Sentinel may use up its timeout twice: to connect, and to answer the query.
+        # A Sentinel may use up its timeout twice, once to connect and once to answer the query.
         sentinels = len(place.hosts) if place.primary else 0
         self._connect_timeout_s = _CONNECT_TIMEOUT_S + 2 * _SENTINEL_TIMEOUT_S * sentinels
         self._reason = {
@@ -186,11 +191,11 @@ class ValkeyClient:
         return self._commands is not None
 
     def listen(self, listener: ValkeyListener) -> None:
-        """Set the listener of the connection; call before `run`."""
+        """Set the listener of the connection, before `run` is called."""
         self._listener = listener
 
     def send(self, words: Sequence[Word]) -> None:
-        """Send a command; the command is dropped if there is no connection."""
+        """Send a command, which is dropped without a connection."""
         if self._commands is not None:
             try:
                 self._commands.put_nowait(words)
@@ -198,7 +203,7 @@ class ValkeyClient:
                 self.drop("commands are not taken")
 
     def drop(self, reason: str) -> None:
-        """Close the connection and make a new one."""
+        """Close the connection and open a new one."""
         if self._leash is not None and self._leash.when() is None:
             log.info("valkey_dropped", **self._reason, reason=reason)
             self._leash.reschedule(asyncio.get_running_loop().time())
@@ -256,7 +261,7 @@ class ValkeyClient:
                 listener.connected()
                 await _read(connection, listener)
         except TimeoutError:
-            pass  # it was dropped
+            pass  # `drop` expired the timeout
         except (OSError, RedisError) as lost:
             log.warning("valkey_lost", **self._reason, reason=_reason(lost))
         finally:
@@ -276,7 +281,7 @@ async def _greet(connection: AbstractConnection) -> None:
 
 
 async def _write(connection: AbstractConnection, commands: asyncio.Queue[Sequence[Word]]) -> None:
-    """Send commands until one fails: redis-py then closes the connection, which ends `_read`."""
+    """Send commands until one fails. redis-py then closes the connection, which ends `_read`."""
     with suppress(OSError, RedisError):
         while True:
             await connection.send_command(*await commands.get(), check_health=False)
@@ -294,5 +299,5 @@ async def _read(connection: AbstractConnection, listener: ValkeyListener) -> Non
 
 
 def _reason(error: BaseException) -> str:
-    """Return an error with its text, which redis-py's own form leaves out."""
+    """Return an error's type and its text."""
     return f"{type(error).__name__}: {error}"

@@ -16,17 +16,19 @@ class ValkeyDownError(Exception):
 
 
 class ValkeyCommands:
-    """The bounded queue of one connection's commands; commands beyond the bound fail at once."""
+    """The bounded queue of one connection's commands. Commands beyond the bound fail at once."""
 
     def __init__(self, valkey: ValkeyClient, *, commands_max: int) -> None:
-        """Prepare; `commands_max` bounds the commands whose replies are awaited."""
+        """Prepare. `commands_max` bounds the commands whose replies are awaited."""
         self._valkey = valkey
         self._commands_max = commands_max
         self._waiting: deque[asyncio.Future[object]] = deque()
         valkey.listen(self)
 
     async def call(self, words: Sequence[Word], *, deadline_s: float = _DEADLINE_S) -> object:
-        """Return the reply to a command; ValkeyDownError if there is none within the deadline."""
+        """Return the reply to a command, or raise ValkeyDownError without a reply within the
+        deadline.
+        """
         if (future := self._sent(words)) is None:
             raise ValkeyDownError("Valkey cannot be reached")
         try:
@@ -36,12 +38,12 @@ class ValkeyCommands:
             raise ValkeyDownError("Valkey did not answer in time") from None
 
     def send_only(self, words: Sequence[Word]) -> None:
-        """Send a command without waiting for its reply; drop it if there is no connection."""
+        """Send a command without waiting for its reply, or drop it without a connection."""
         if (future := self._sent(words)) is not None:
             future.cancel()  # the future stays queued, so that later replies match their commands
 
     def _sent(self, words: Sequence[Word]) -> asyncio.Future[object] | None:
-        """Send a command; return the future of its reply, or None without a connection."""
+        """Send a command, and return the future of its reply, or None without a connection."""
         if not self._valkey.is_connected or len(self._waiting) >= self._commands_max:
             return None
         future: asyncio.Future[object] = asyncio.get_running_loop().create_future()

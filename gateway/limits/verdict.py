@@ -1,9 +1,10 @@
 """The answer to a reservation, in Valkey's packed form. Pure.
 
-A verdict is a tuple of numbers: the kind of the limit that refused the reservation (0: granted),
-the index of the scope with the longest wait, and that wait in milliseconds. For each kind of
-`SHOWN` follow the index of the scope with the least remaining amount, and then these amounts. An
-amount is negative if tokens are owed, and `UNLIMITED` if no scope limits the kind.
+A verdict is a tuple of numbers. First follows the kind of the limit that refused the reservation (0
+if granted). Then follow the index of the scope with the longest wait, and that wait in
+milliseconds. For each kind of `SHOWN` follows the index of the scope with the least remaining
+amount. Last follow these amounts. An amount is negative if the scope is in debt, and `UNLIMITED` if
+no scope limits the kind.
 """
 
 from collections.abc import Iterator, Sequence

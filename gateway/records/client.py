@@ -1,4 +1,7 @@
-"""A client of the control plane's store of tenant records, except responses."""
+"""A client of the control plane's store of tenant records (files, batches, conversations).
+
+Responses have a client of their own, `gateway.responses.durable`.
+"""
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 
@@ -30,7 +33,7 @@ class RecordClient:
     """
 
     def __init__(self, control_address: str, secret: SharedSecret) -> None:
-        """Prepare; `secret` verifies that an id belongs to a tenant."""
+        """Prepare. The `secret` verifies that an id belongs to a tenant."""
         self._link = RenewedChannel(
             control_address, CertificateRole.CONTROL_PLANE, options=_CHANNEL_OPTIONS
         )
@@ -45,7 +48,7 @@ class RecordClient:
         return new_owned_id(prefix, tenant_id, self._secret)
 
     def require(self, record_id: str, prefix: str, tenant_id: str, param: str | None) -> None:
-        """Raise PlatformError NOT_FOUND unless an id was made for this tenant."""
+        """Raise PlatformError NOT_FOUND unless the id was created for this tenant."""
         if not is_owned(record_id, prefix, tenant_id, self._secret):
             raise missing(record_id, param)
 
@@ -54,12 +57,14 @@ class RecordClient:
         await self._call("Create", wire.CreateRecordRequest(record=record, items=items), record.id)
 
     async def show(self, tenant_id: str, record_id: str, param: str | None = None) -> wire.Record:
-        """Return a record; PlatformError NOT_FOUND if it does not exist."""
+        """Return a record, or raise PlatformError NOT_FOUND for an unknown id."""
         request = wire.RecordRequest(tenant_id=tenant_id, id=record_id)
         return await self._call("Show", request, record_id, param)
 
     async def listed(self, wanted: wire.ListRecordsRequest) -> list[wire.Record]:
-        """Return a page of records; PlatformError NOT_FOUND if `after` is not a record's id."""
+        """Return a page of records, or raise PlatformError NOT_FOUND if `after` is not a record's
+        id.
+        """
         call = RecordServiceStub(await self._link.current()).List(wanted, timeout=_LIST_S)
         try:
             return [record async for record in call]
@@ -75,7 +80,7 @@ class RecordClient:
             The changed record.
 
         Raises:
-            PlatformError: NOT_FOUND if the record does not exist.
+            PlatformError: NOT_FOUND for an unknown id.
         """
         request = wire.ChangeRecordRequest(
             tenant_id=tenant_id, id=record_id, metadata=metadata, content=content
@@ -83,7 +88,7 @@ class RecordClient:
         return await self._call("Change", request, record_id)
 
     async def remove(self, tenant_id: str, record_id: str) -> None:
-        """Remove a record with its items; PlatformError NOT_FOUND if it does not exist."""
+        """Remove a record with its items, or raise PlatformError NOT_FOUND for an unknown id."""
         await self._call("Remove", wire.RecordRequest(tenant_id=tenant_id, id=record_id), record_id)
 
     async def append(
@@ -93,10 +98,10 @@ class RecordClient:
         items: Sequence[wire.RecordItem],
         items_max: int = 0,
     ) -> None:
-        """Add all items or none.
+        """Add all items, or none if one is refused.
 
-        Raises PlatformError NOT_FOUND if the record does not exist, or INVALID_REQUEST if it would
-        have more than `items_max` items.
+        Raises PlatformError NOT_FOUND for an unknown record. The error is INVALID_REQUEST if the
+        record would have more than `items_max` items.
         """
         request = wire.AppendItemsRequest(
             tenant_id=tenant_id, id=record_id, items=items, items_max=items_max
@@ -104,7 +109,7 @@ class RecordClient:
         await self._call("Append", request, record_id)
 
     async def items(self, wanted: wire.ListItemsRequest) -> AsyncIterator[wire.RecordItem]:
-        """Yield items of a record; PlatformError NOT_FOUND if the record does not exist."""
+        """Yield items of a record, or raise PlatformError NOT_FOUND for an unknown record."""
         call = RecordServiceStub(await self._link.current()).ListItems(wanted, timeout=_LIST_S)
         try:
             async for item in call:
@@ -113,7 +118,7 @@ class RecordClient:
             raise _error_of(error, wanted.after or wanted.id, None) from None
 
     async def remove_item(self, tenant_id: str, record_id: str, item_id: str) -> None:
-        """Remove an item; PlatformError NOT_FOUND if it does not exist."""
+        """Remove an item, or raise PlatformError NOT_FOUND for an unknown item."""
         request = wire.RemoveItemRequest(tenant_id=tenant_id, id=record_id, item_id=item_id)
         await self._call("RemoveItem", request, item_id)
 
@@ -128,7 +133,7 @@ class RecordClient:
 
 
 def missing(record_id: str, param: str | None = None) -> PlatformError:
-    """Return the error for an id that does not exist or belongs to another tenant."""
+    """Return the error for an unknown id or an id of another tenant."""
     shown = record_id[:_SHOWN_CHARACTERS_MAX]
     text = f"No object has the id '{shown}': it never existed, was deleted, or has expired."
     return PlatformError(ErrorCode.NOT_FOUND, text, param=param)

@@ -1,4 +1,4 @@
-"""Pages of lists: their query parameters and their JSON."""
+"""Query parameters and JSON of the API's paged lists."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +12,7 @@ _LIMIT, _LIMIT_MAX = 20, 100
 
 
 def page_of(request: web.Request, *also: str, default_order: str = "desc") -> tuple[int, bool, str]:
-    """Return the page size, whether the oldest come first, and the id after which the page begins.
+    """Return the page size, whether the order is ascending, and the id after which the page begins.
 
     Args:
         request: The request for a list.

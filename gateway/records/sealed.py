@@ -10,7 +10,7 @@ from sluice.wire.state.v1 import state_pb2 as wire
 class SealedRecords:
     """A `RecordClient` whose records are encrypted.
 
-    The methods raise the same errors; a record whose key was deleted is NOT_FOUND.
+    The methods raise the errors of `RecordClient`. A record whose key was deleted is NOT_FOUND.
     """
 
     def __init__(self, records: RecordClient, seals: ContentSeals) -> None:
@@ -42,7 +42,7 @@ class SealedRecords:
     async def change(
         self, tenant_id: str, record_id: str, metadata: Mapping[str, str]
     ) -> wire.Record:
-        """Replace metadata; return the record."""
+        """Replace the metadata of a record, and return the record."""
         changed = await self._records.change(tenant_id, record_id, metadata)
         record = self._opened(tenant_id, changed)
         if record is None:
@@ -52,7 +52,7 @@ class SealedRecords:
     async def append(
         self, tenant_id: str, record_id: str, items: Sequence[wire.RecordItem], items_max: int = 0
     ) -> None:
-        """Add all items or none."""
+        """Add all items, or none if one is refused."""
         sealed = self._items(tenant_id, record_id, items)
         await self._records.append(tenant_id, record_id, sealed, items_max)
 

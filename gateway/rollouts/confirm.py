@@ -1,7 +1,8 @@
-"""Reports to the control plane which version of splits this worker follows, and its oldest request.
+"""Reports this worker's progress in rollouts to the control plane.
 
-A rollout waits for the reports of all gateways. Afterwards no new request follows an older split,
-and the oldest open request bounds until when answers of the older split may still end.
+The report names the version of splits that this worker follows, and its oldest open request. A
+rollout waits for the reports of all gateways. Afterwards no new request follows an older split, and
+no answer of the older split ends later than the oldest open request.
 """
 
 import asyncio
@@ -22,7 +23,9 @@ from sluice.wire.control.v1.control_pb2_grpc import ControlServiceStub
 
 log = structlog.get_logger(__name__)
 
-_EVERY_S = 5.0  # seconds between reports during rollouts; a gateway silent for 15 s counts as gone
+# Seconds between reports during rollouts. The control plane ignores a gateway without a report for
+# 15 s.
+_EVERY_S = 5.0
 _DEADLINE_S = 2.0
 _CHANNEL_OPTIONS = (
     ("grpc.use_local_subchannel_pool", 1),
@@ -36,7 +39,7 @@ _CHANNEL_OPTIONS = (
 class ConfirmationSender:
     """Confirmations of one worker to the control plane.
 
-    `run` belongs into a TaskGroup; `follow` is called after each change.
+    `run` belongs into a TaskGroup. `follow` must be called after each change of the state.
     """
 
     def __init__(
@@ -106,7 +109,7 @@ class ConfirmationSender:
                     attempt += 1
 
     async def _pause(self, seconds: float | None) -> None:
-        """Wait for a change, for at most `seconds`; None: without a bound."""
+        """Wait for a change, for at most `seconds` or, if None, without a bound."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._changed.wait()

@@ -1,4 +1,4 @@
-"""Counts decisions of pins and splits, and logs those that could not take effect."""
+"""Counts the decisions of pins and splits, and logs decisions that had no effect."""
 
 import structlog
 
@@ -19,7 +19,7 @@ class Decided:
         self._logged: set[tuple[str, str, str]] = set()
 
     def note(self, tenant_id: str, model_id: str, decision: ReleaseDecision) -> None:
-        """Count one accepted request; each kind of problem is logged once."""
+        """Count one accepted request, and log each kind of problem once."""
         self._count[decision.kind]()
         release = decision.missed or decision.unready or decision.unloaded
         if not release:

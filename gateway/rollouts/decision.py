@@ -1,4 +1,6 @@
-"""The reason why a request is answered by a release that its name does not point at. Pure."""
+"""The reason why another release answers than the release that the requested name points at.
+Pure.
+"""
 
 from dataclasses import dataclass
 
@@ -12,13 +14,13 @@ class ReleaseDecision:
     """The reason why a release was chosen for a request.
 
     Attributes:
-        rollout_id: Rollout whose split decided; empty if no split decided.
+        rollout_id: Rollout whose split decided. The id is empty if no split decided.
         arm: Arm of that rollout.
-        is_pinned: Whether the tenant's pin decided; no rollout counts a pinned request.
-        missed: Release of a pin or a split that no pool serves, so that the release answers that
-            the name points at.
-        unready: Release of a split whose base this gateway has not loaded yet, so that control
-            answers. No rollout counts the request, because the split did not choose control.
+        is_pinned: Whether the tenant's pin decided. No rollout counts a pinned request.
+        missed: Release of a pin or a split that no pool serves. The release that the name points at
+            answers instead.
+        unready: Release of a split whose base this gateway has not loaded yet. Control answers, and
+            no rollout counts the request, because the split did not choose control.
         unloaded: Release of a split whose adapter no engine could load. Control answers, as with
             `unready`, and the event of a copy reports the canary's failure.
     """

@@ -1,7 +1,7 @@
-"""Detects flaws of answers: an answer is empty or repeats itself. Pure.
+"""Detects flaws of answers, such as an empty answer or a repetitive one. Pure.
 
-A rollout compares the rates of two releases, so that legitimate repetitions, which occur in both
-releases, do not matter.
+A rollout compares the rates of two releases. Legitimate repetitions occur in both releases, so they
+do not change the comparison.
 """
 
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from gateway.rollouts.refusals import is_refusal
 
-_RUN = 3  # tokens per run; natural text rarely repeats a run of this length within an answer
+_RUN = 3  # Tokens per run. Natural text rarely repeats a run of this length within an answer.
 _TOKENS_MIN = 8  # shorter answers are never judged repetitive
 TOKENS_MAX = 1024  # tokens that are examined, in less than 1 ms
 
@@ -35,7 +35,7 @@ def flaws_of(opening: str, tokens: Sequence[int], *, has_more: bool) -> Flaws:
     Args:
         opening: First characters of the content.
         tokens: All token ids of the answer.
-        has_more: Whether the answer has reasoning or tool calls, too.
+        has_more: Whether the answer also has reasoning or tool calls.
     """
     return Flaws(
         is_refusal=is_refusal(opening),

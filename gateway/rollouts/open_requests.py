@@ -1,8 +1,8 @@
-"""The open requests whose release a split has chosen; rollouts wait for the oldest request."""
+"""The open requests whose release a split has chosen. Rollouts wait for the oldest of them."""
 
 
 class OpenRequests:
-    """The open requests of one worker, by the gateway's id of each."""
+    """The open requests of one worker, by the gateway's id of each request."""
 
     def __init__(self) -> None:
         """Begin with none."""
@@ -13,7 +13,7 @@ class OpenRequests:
         return len(self._received_at)
 
     def add(self, uid: str, received_at_unix_ms: int) -> None:
-        """Add a request; a second call has no effect."""
+        """Add a request. A second call for the same request has no effect."""
         self._received_at[uid] = received_at_unix_ms
 
     def discard(self, uid: str) -> None:
@@ -22,9 +22,9 @@ class OpenRequests:
 
     @property
     def oldest_unix_ms(self) -> int:
-        """Return when the oldest open request was received; 0 if none is open.
+        """Unix time in milliseconds at which the oldest open request arrived, or 0 if none is open.
 
-        The method reads all requests, because they are not added in the order of their arrival, and
-        is called only every few seconds.
+        The property scans all requests, because they are not added in the order of their arrival. A
+        scan is cheap enough, because it happens only every few seconds.
         """
         return min(self._received_at.values(), default=0)

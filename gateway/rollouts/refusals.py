@@ -1,7 +1,7 @@
-"""Detects that a model declined to answer, by the beginning of its answer. Pure.
+"""Detects from the beginning of an answer that the model declined to answer. Pure.
 
-A rollout compares the rates of two releases. So equal answers must get equal results, while an
-undetected phrasing matters less.
+A rollout compares the rates of refusals of two releases. Equal answers must therefore have equal
+results, while an undetected phrasing matters less.
 """
 
 import re
@@ -11,11 +11,11 @@ from gateway.text.pipe import TextPipe
 
 OPENING_CHARACTERS = 160
 _TOKENS_AT_ONCE = 32
-# Tokens of an answer that are decoded at most; this takes the event loop less than 1 ms.
+# Tokens of an answer that are decoded at most, which uses less than 1 ms of the event loop.
 OPENING_TOKENS_MAX = 1024
 
 _APOSTROPHES = str.maketrans(dict.fromkeys("’‘ʼ＇`´", "'"))  # noqa: RUF001 - what models write
-# Characters that may precede the words: quotes, list marks and emphasis.
+# Quotes, list marks and emphasis that may precede the words.
 _LEADING = re.compile(r"[\s\"'“”«»*_#>\-–—.…]+")  # noqa: RUF001 - what models write
 _CANNOT = (
     r"(?:i|we)(?: (?:can't|cannot|can not|won't|will not|couldn't|could not|shouldn't|should not"
@@ -23,7 +23,7 @@ _CANNOT = (
     r"|(?:'m| am|'re| are) (?:\w+ )?(?:unable|not (?:able|allowed|permitted|comfortable|willing"
     r"|going)))\b(?! (?:only|just|help but)\b)"
 )
-# Verbs that must follow; otherwise "I can't wait to tell you" would count as a refusal.
+# Verbs that must follow. Otherwise "I can't wait to tell you" would count as a refusal.
 _DOING = (
     r"(?:help|assist|provid|fulfil|compl[iy]|creat|writ|generat|produc|engag|discuss|support|answer"
     r"|respond|continu|shar|giv|offer|do (?:that|this|so|it)|participat|facilitat|encourag|promot"
@@ -58,7 +58,10 @@ _REFUSALS = tuple(
 
 
 def is_refusal(text: str) -> bool:
-    """Return whether an answer that begins with `text` declines; reads its first characters."""
+    """Return whether an answer that begins with `text` declines.
+
+    Only the first `OPENING_CHARACTERS` characters matter.
+    """
     plain = text.lstrip()[:OPENING_CHARACTERS].translate(_APOSTROPHES).lower()
     found = _LEADING.match(plain)
     plain = " ".join(plain[found.end() if found else 0 :].split())
@@ -68,10 +71,10 @@ def is_refusal(text: str) -> bool:
 def opening(pipe: TextPipe, tokens: Sequence[int]) -> str:
     """Return the first characters of an answer's content, without reasoning and tool calls.
 
-    Content after the first `OPENING_TOKENS_MAX` tokens (after long reasoning) is ignored.
+    Content after the first `OPENING_TOKENS_MAX` tokens is ignored, as happens after long reasoning.
 
     Args:
-        pipe: New pipe, read only as far as needed.
+        pipe: New pipe, which is read only as far as needed.
         tokens: All token ids of the answer.
     """
     text, looked_at = "", min(len(tokens), OPENING_TOKENS_MAX)

@@ -1,4 +1,4 @@
-"""The WebSocket endpoint of responses: GET /v1/responses with an upgrade."""
+"""The WebSocket endpoint of responses, which is GET /v1/responses with an upgrade."""
 
 from aiohttp import web
 
@@ -16,7 +16,7 @@ from sluice.errors import ErrorCode, RejectedError
 from sluice.scopes import Scope
 
 SOCKETS_MAX = 2048  # open sockets per worker
-_PING_S = 30.0  # seconds between pings; a client that does not answer is disconnected
+_PING_S = 30.0  # seconds between pings. A client that sends no pong is disconnected.
 _UPGRADE = {"Upgrade": "websocket", "Connection": "Upgrade"}
 
 
@@ -42,7 +42,7 @@ class ResponseSockets:
         return len(self._open)
 
     def drain(self) -> None:
-        """Refuse further requests; each socket closes after its running responses."""
+        """Refuse further requests. Each socket closes after its running responses."""
         self._is_draining = True
         for session in list(self._open):
             session.drain()

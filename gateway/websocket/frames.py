@@ -1,7 +1,7 @@
 """Converts the events of a response's stream to WebSocket frames. Pure.
 
-An event consists of two lines and an empty line: its name, and JSON that repeats the name. A frame
-has only the JSON. Comments and the end mark of the stream are dropped.
+An event consists of two lines, its name and JSON that repeats the name, and of an empty line. A
+frame has only the JSON. Comments and the end mark of the stream are dropped.
 """
 
 from struct import Struct
@@ -37,7 +37,7 @@ def frames_of(events: bytes, opening: bytes) -> bytes:
 
     Args:
         events: Bytes of server-sent events.
-        opening: Start of each frame's JSON: `{`, and the fields that all frames share.
+        opening: Start of each frame's JSON, which is `{` and the fields that all frames share.
     """
     if events.find(_EVENT_END) == len(events) - 2:  # a single event, the usual case
         return _frame(events[:-2], opening)
@@ -52,12 +52,12 @@ def _frame(event: bytes, opening: bytes) -> bytes:
 
 
 def payload_opening(head: bytes, opening: bytes) -> bytes:
-    """Return the start of a frame's JSON, given the start of an event."""
+    """Return the start of a frame's JSON, which replaces the start `head` of an event."""
     return opening + head[head.index(_DATA) + len(_DATA) + 1 :]
 
 
 def opening_of(stream_id: str | None) -> bytes:
-    """Return the start of all JSON of one stream; `stream_id` is None for an unnamed stream."""
+    """Return the start of all JSON of one stream, whose `stream_id` is None if it has no name."""
     if stream_id is None:
         return b"{"
     return b'{"stream_id":%b,' % orjson.dumps(stream_id)
@@ -70,9 +70,9 @@ def error_frame(
 
     Args:
         error: Reason of the refusal.
-        opening: Beginning of the JSON, see `frames_of`.
-        code: Code to show instead of the error's own code; empty to show the error's own.
-        request_id: Id of the request; empty if there is none.
+        opening: Beginning of the JSON, as for `frames_of`.
+        code: Code that replaces the error's own code unless empty.
+        request_id: Id of the request, or empty if there is none.
     """
     headers = {"x-request-id": request_id} if request_id else {}
     if error.retry_after_s is not None:

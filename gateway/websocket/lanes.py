@@ -1,4 +1,4 @@
-"""Orders the requests of a socket: sequentially per stream, with streams in parallel. Pure."""
+"""Orders the requests of a socket. Each stream is sequential, and streams run in parallel. Pure."""
 
 from collections import deque
 from typing import Generic, TypeVar
@@ -17,7 +17,7 @@ class Lanes(Generic[_Wanted]):
     """The running and queued requests of one socket."""
 
     def __init__(self, budget: BodyBudget) -> None:
-        """Start empty; `budget` bounds the queued bytes of all sockets of the worker."""
+        """Start empty. The `budget` bounds the queued bytes of all sockets of the worker."""
         self._budget = budget
         self._lanes: dict[str | None, deque[tuple[_Wanted, int]]] = {}
         self._waiting = self._bytes = 0
@@ -31,12 +31,12 @@ class Lanes(Generic[_Wanted]):
         """Add a request to its stream.
 
         Args:
-            stream_id: Name of the stream; None for the unnamed stream.
+            stream_id: Name of the stream, or None for the unnamed stream.
             wanted: The request.
             size: Bytes of the request.
 
         Returns:
-            True if the request can start now; False if it was queued behind its stream's others.
+            True if the request can start now, or False if it was queued behind its stream's others.
 
         Raises:
             RejectedError: The socket has too many streams or too many queued requests.
@@ -56,7 +56,9 @@ class Lanes(Generic[_Wanted]):
         return False
 
     def next(self, stream_id: str | None) -> _Wanted | None:
-        """Return the next request of a stream after one has ended; None if no more are queued."""
+        """Return the next request of a stream after one has ended, or None if no more are
+        queued.
+        """
         lane = self._lanes[stream_id]
         if not lane:
             del self._lanes[stream_id]

@@ -1,7 +1,7 @@
-"""The output of one socket: all frames of one turn of the event loop are sent in one write.
+"""The output of one socket, which sends all frames of one turn of the event loop in one write.
 
-A router's message contains the tokens of one engine step for all answers of this worker, which are
-distributed in one turn. So a socket with fifty streams costs one write per step instead of fifty.
+A router's message contains the tokens of one engine step for all answers of this worker. The tokens
+are distributed in one turn, so a socket with fifty streams needs one write per step.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ class SocketOutbox:
     __slots__ = ("_call_soon", "_frames", "_is_due", "_transport")
 
     def __init__(self, transport: asyncio.WriteTransport) -> None:
-        """Prepare; nothing else may write text frames to the transport."""
+        """Prepare. No other writer may send text frames over the transport."""
         self._transport = transport
         self._call_soon = asyncio.get_running_loop().call_soon
         self._frames: list[bytes] = []
@@ -42,7 +42,7 @@ class SocketOutbox:
         self._is_due = False
         frames, self._frames = self._frames, []
         if frames and not self._transport.is_closing():
-            with suppress(RuntimeError):  # uvloop: the connection was just closed
+            with suppress(RuntimeError):  # uvloop raises if the connection was just closed
                 self._transport.write(b"".join(frames))
 
     def cut(self) -> None:
@@ -55,21 +55,24 @@ class SocketSink(asyncio.WriteTransport):
     """Accepts the events of one response like a transport, and sends them as frames."""
 
     def __init__(self, outbox: SocketOutbox, opening: bytes) -> None:
-        """Prepare; for `opening` see `frames_of`."""
+        """Prepare. The meaning of `opening` is described at `frames_of`."""
         super().__init__()
         self._outbox, self._opening = outbox, opening
         self._is_closed = self._is_behind_head = False
         self._delta_head = self._delta_opening = b""
 
     def take_delta(self, head: bytes, rest: bytes) -> None:
-        """See `DeltaSink`; only the number and text of a delta are encoded per call."""
+        """Send one delta as a frame, as `DeltaSink` describes.
+
+        Only the number and the text of a delta are encoded per call.
+        """
         if head is not self._delta_head:
             self._delta_head = head
             self._delta_opening = payload_opening(head, self._opening)
         self._outbox.add(text_frame(b"".join((self._delta_opening, rest, _DELTA_END))))
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Send events as frames; the HTTP head before the first event is dropped."""
+        """Send events as frames, without the HTTP head before the first event."""
         events = bytes(data)
         if not self._is_behind_head:
             self._is_behind_head = True
@@ -86,6 +89,6 @@ class SocketSink(asyncio.WriteTransport):
         return self._is_closed
 
     def abort(self) -> None:
-        """End the whole socket, because its client does not read."""
+        """Close the whole socket, because its client reads too slowly."""
         self._is_closed = True
         self._outbox.cut()

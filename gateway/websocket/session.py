@@ -1,7 +1,7 @@
-"""One WebSocket session: each of its requests is answered like a request over HTTP.
+"""One WebSocket session, which answers each of its requests like a request over HTTP.
 
-Each request of the socket is run as an in-process request of the caller who opened the socket. So
-authentication, limits, guards, usage and traces work as over HTTP.
+Each request runs as an in-process request of the caller who opened the socket. Authentication,
+limits, guards, usage and traces therefore work as over HTTP.
 """
 
 import asyncio
@@ -30,9 +30,10 @@ from sluice.errors import BadRequestError, ErrorCode, PlatformError, RejectedErr
 log = structlog.get_logger(__name__)
 
 ENDPOINT = "/v1/responses"
-SOCKET_S = 3600.0  # seconds for which a socket accepts requests
-LAST_S = 600.0  # further seconds in which running responses may end
-_STRAY_BYTES = 4096  # bytes of frame heads around a message, and of control frames between messages
+SOCKET_S = 3600.0  # Seconds for which a socket accepts requests.
+LAST_S = 600.0  # Further seconds in which running responses may end.
+# Bytes of frame heads around a message, and of control frames between messages.
+_STRAY_BYTES = 4096
 _CLOSE_S = 5.0
 _MESSAGES = frozenset({WSMsgType.TEXT, WSMsgType.BINARY})
 _EXPIRED = "websocket_connection_limit_reached"
@@ -67,7 +68,7 @@ class SocketSession:
             answer: Answers one request of the socket.
             caller: Authenticates the socket's key again, and returns the caller.
             counts: Counts answered requests.
-            turns: Responses of this socket that are stored nowhere.
+            turns: Responses that exist only in this socket's memory.
             budget: The worker's byte budget of unfinished messages.
         """
         transport = request.transport
@@ -104,11 +105,12 @@ class SocketSession:
             self._unread = 0
 
     def note_bytes(self, size: int) -> bool:
-        """Note received bytes of a message; return whether the message is still read.
+        """Count received bytes of a message, and return whether the session still reads the
+        message.
 
         A message has a maximum size and a minimum speed, like a body over HTTP. The rest of a
-        message that is too large is received and dropped, because the client could not read the
-        reason if the socket were closed at once.
+        message that is too large is received and dropped. If the socket closed at once, the client
+        could not read the reason.
         """
         now_s = time.monotonic()
         if self._is_deaf:
@@ -160,7 +162,9 @@ class SocketSession:
             self._close(self._end.close_code)
 
     def _close(self, code: int) -> None:
-        """Send the close frame, and give the client a few seconds to answer it."""
+        """Send the close frame, and wait at most `_CLOSE_S` seconds for the client's close
+        frame.
+        """
         if not self._is_closed:
             self._is_closed = True
             self._outbox.add(close_frame(code))
@@ -182,7 +186,7 @@ class SocketSession:
                 self._refuse(no_text(), None)
             else:
                 return
-            del message  # a stream keeps nothing of its body
+            del message  # frees the body before the next message arrives
 
     async def _take(self, message: bytes) -> None:
         self._number += 1
@@ -211,7 +215,9 @@ class SocketSession:
     def _refuse(
         self, error: PlatformError, stream_id: str | None, code: str = "", number: int = 0
     ) -> None:
-        """Send an error for a message that is not answered; its number is the latest by default."""
+        """Send an error for a message that is not answered. The default `number` is the latest
+        message.
+        """
         request_id = f"{identity_of(self._request).request_id}-{number or self._number}"
         self._counts.note(ENDPOINT, error.status, error.code, request_id, time.monotonic())
         self._outbox.add(
@@ -230,7 +236,7 @@ class SocketSession:
         while work is not None:
             if is_first or self._end is None:
                 answering = self._answer(work, stream_id)
-                del work  # a stream keeps nothing of its body
+                del work  # frees the body while its answer streams
                 await answering
             else:
                 self._refuse(self._end.error, stream_id, self._end.code, work.number)
@@ -239,7 +245,7 @@ class SocketSession:
         self._close_if_idle()
 
     async def _answer(self, work: "_Work", stream_id: str | None) -> None:
-        """Answer one request; an error is sent to the client without ending the socket."""
+        """Answer one request. An error is sent to the client, and the socket stays open."""
         opening, started_at_s = opening_of(stream_id), time.monotonic()
         identity = identity_of_part(self._request, work.number)
         sink = SocketSink(self._outbox, opening)
@@ -250,14 +256,14 @@ class SocketSession:
             principal = self._caller(self._request)
             give_principal(request, principal)
             answering = self._answer_one(request, principal, work.wanted, self._turns)
-            del work, principal  # a stream keeps nothing of its body
+            del work, principal  # frees the body while its answer streams
             await answering
         except PlatformError as refusal:
             error = refusal
         except (asyncio.CancelledError, ConnectionError):
             self._note(request, ErrorCode.CLIENT_CLOSED, started_at_s)
             raise
-        except Exception:  # the outermost edge: one failed request must not end the socket
+        except Exception:  # the outermost edge, where one failed request must not end the socket
             log.exception("socket_request_failed", request_id=identity.request_id)
             error = PlatformError(ErrorCode.INTERNAL, "The server had an error; try again.")
         if error is None:
@@ -272,7 +278,7 @@ class SocketSession:
         self._outbox.add(frame)
 
     def _note(self, request: web.Request, code: ErrorCode | None, started_at_s: float) -> None:
-        """Count an ended request; `code` is its error, or None if it succeeded."""
+        """Count an ended request. `code` is its error, or None if it succeeded."""
         status = 200 if code is None else code.policy.status
         outcome = outcome_of(request, status) if code is None else code
         request_id = identity_of(request).request_id
@@ -280,10 +286,12 @@ class SocketSession:
 
 
 class _SocketEnd(NamedTuple):
-    """The reason why a socket accepts no more requests: a close code and an error.
+    """The reason why a socket accepts no more requests.
 
     Attributes:
-        code: Code to show instead of the error's own code; empty to show the error's own.
+        close_code: Code of the close frame.
+        error: Error for each further request.
+        code: Code that replaces the error's own code in the error's frame unless empty.
     """
 
     close_code: int
@@ -292,7 +300,9 @@ class _SocketEnd(NamedTuple):
 
 
 class _Work(NamedTuple):
-    """A request of a socket: its parsed body, its size in bytes, and its number in the socket."""
+    """A request of a socket, with its parsed body, its size in bytes and its number in the
+    socket.
+    """
 
     wanted: CreateMessage
     size: int
