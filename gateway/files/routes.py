@@ -177,9 +177,7 @@ async def _bounded(field: BodyPartReader) -> AsyncIterator[bytes]:
 
 
 def _one(request: web.Request, file_id: str) -> str:
-    """Return the file id of a path, or raise PlatformError NOT_FOUND if the path has another
-    form.
-    """
+    """Return the file id of a path, or raise PlatformError NOT_FOUND for another form of path."""
     if "/" in file_id or not file_id:
         raise PlatformError(ErrorCode.NOT_FOUND, unknown_url(request.path, _KNOWN))
     return file_id

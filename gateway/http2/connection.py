@@ -46,8 +46,9 @@ class Http2Connection(asyncio.Protocol):
     """
 
     def __init__(self, server: Any, transport: asyncio.Transport, *, is_surplus: bool) -> None:
-        """Prepare. The `server` is an `Http2Server`, which passes the client's first bytes to
-        `begin`.
+        """Prepare.
+
+        The `server` is an `Http2Server`, which passes the client's first bytes to `begin`.
         """
         self._server, self._transport = server, transport
         self._loop = asyncio.get_running_loop()
@@ -149,9 +150,7 @@ class Http2Connection(asyncio.Protocol):
         self._outflow.wake()
 
     def acknowledge(self, number: int, size: int) -> None:
-        """Permit the client by flow-control credit to send `size` further body bytes of a
-        stream.
-        """
+        """Permit the client by flow-control credit to send `size` more body bytes of a stream."""
         if not self._is_closed:
             self._state.acknowledge_received_data(size, number)
             self._outflow.wake()

@@ -1,4 +1,5 @@
 """Finds the heads of HTTP/2 frames (RFC 9113) in received bytes, and writes two kinds of frames.
+
 Pure.
 
 `h2` reads and writes all other frames. `h2` processes a frame before it reports the frame, which

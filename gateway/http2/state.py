@@ -31,9 +31,7 @@ _CONFIGURATION = H2Configuration(
 
 
 class _PlainEncoder(Encoder):
-    """Encodes header fields without Huffman coding, which would cost 50 us to save about 150
-    bytes.
-    """
+    """Encodes header fields without Huffman coding, which costs 50 us to save about 150 bytes."""
 
     def encode(self, headers: Any, huffman: bool = False) -> bytes:  # noqa: ARG002 - hpack's
         """Return the encoded block of header fields.
@@ -67,8 +65,9 @@ class Http2State(H2Connection):
         self.increment_flow_control_window(_WINDOW_BYTES - _DEFAULT_WINDOW_BYTES)
 
     def _receive_goaway_frame(self, frame: Any) -> tuple[list[Any], list[Event]]:
-        """Note that the client opens no more streams, because h2 itself would drop the running
-        answers.
+        """Note that the client opens no more streams.
+
+        h2 itself would drop the running answers.
         """
         # Check that the frame is valid in this state.
         self.state_machine.process_input(ConnectionInputs.RECV_PING)

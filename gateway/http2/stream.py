@@ -109,8 +109,9 @@ class Http2Stream(HeadTransport):
         return self.size > _WRITE_BYTES
 
     def drop_parser(self) -> None:
-        """Drop the body after it was read. The connection keeps its parser, which serves all its
-        requests.
+        """Drop the body after it was read.
+
+        The connection keeps its parser, which serves all its requests.
         """
         self.body = EMPTY_PAYLOAD
 
@@ -194,9 +195,7 @@ class Http2Stream(HeadTransport):
         self._connection.finish(self)
 
     def stalled(self) -> None:
-        """End the stream, because its client has accepted no bytes for `bounds.STALLED_S`
-        seconds.
-        """
+        """End the stream, because its client has accepted no bytes for `STALLED_S` seconds."""
         self._connection.stream_stalled(self)
 
     def linger_over(self) -> None:

@@ -205,8 +205,9 @@ class BucketScope:
     # With Valkey.
 
     def settle(self, taken: int, used: int, *, was_served: bool) -> None:
-        """Correct a grant of Valkey with the next batch. The number `taken` counts this scope's
-        tokens.
+        """Correct a grant of Valkey with the next batch.
+
+        The number `taken` counts this scope's tokens.
         """
         self.held -= 1
         if not was_served:

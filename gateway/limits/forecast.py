@@ -42,9 +42,7 @@ class AnswerForecast:
         return min(expected, output_tokens_max)
 
     def learn(self, output_tokens: int, answers: int) -> None:
-        """Add the lengths of a request's answers, which count as one answer of their mean
-        length.
-        """
+        """Add the lengths of a request's answers, as one answer of their mean length."""
         seen, length = self._seen, output_tokens / answers
         if not seen:
             self._mean, self._deviation, self._seen = length, length / 2, 1

@@ -133,8 +133,9 @@ class Limiter:
         is_bounded: bool,
         answers: int = 1,
     ) -> Reservation:
-        """Reserve one request and its expected tokens, or raise LimitExceededError if they do not
-        fit.
+        """Reserve one request and its expected tokens.
+
+        Raises LimitExceededError if the request or its tokens exceed a limit.
 
         BudgetExhaustedError has precedence, except for a request that uses no tokens at all.
 
@@ -192,8 +193,7 @@ class Limiter:
         is_bounded: bool,
         answers: int = 1,
     ) -> Reservation:
-        """Reserve the expected tokens of a request that is already counted, with arguments as in
-        `reserve`.
+        """Reserve the expected tokens of a counted request, with arguments as in `reserve`.
 
         A refusal leaves the request counted, since its prompt was tokenized.
         """

@@ -258,8 +258,9 @@ class LimitBatch:
         )
 
     def command(self, *, in_full: bool = False) -> tuple[bytes | int, ...]:
-        """Return the command to send. With `in_full` it includes the script, for a server without
-        it.
+        """Return the command to send.
+
+        With `in_full` it includes the script, for a server without it.
         """
         return (b"EVAL", SCRIPT, *self._words) if in_full else (b"EVALSHA", _SHA, *self._words)
 

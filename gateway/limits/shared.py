@@ -58,8 +58,9 @@ class SharedBuckets:
     """
 
     def __init__(self, valkey: ValkeyClient, *, tag: bytes = b"") -> None:
-        """Prepare. The `tag` identifies this process among all gateways and is random by
-        default.
+        """Prepare.
+
+        The `tag` identifies this process among all gateways and is random by default.
         """
         self._valkey = valkey
         self._deadline_s = valkey.deadline_s
@@ -183,8 +184,9 @@ class SharedBuckets:
             self._schedule_changes()
 
     def refused(self, error: ResponseError) -> None:
-        """Send the script if the server lacks it. After any other error the calls decide without
-        Valkey.
+        """Send the script if the server lacks it.
+
+        After any other error the calls decide without Valkey.
         """
         batch = self._batch
         if batch is not None and isinstance(error, NoScriptError):
@@ -301,8 +303,9 @@ class SharedBuckets:
         self._loop.call_later(due_s - now_s, self._watch)
 
     def _stall(self, reason: str) -> None:
-        """Release all callers, which do not wait for Valkey again before a probe is answered in
-        time.
+        """Release all callers.
+
+        No caller waits for Valkey again before a probe is answered in time.
         """
         if self.is_up:
             log.warning("limits_degraded", reason=reason)

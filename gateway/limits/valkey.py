@@ -137,8 +137,9 @@ def _sentinel(place: _Place) -> Sentinel | None:
 
 
 def _pool(place: _Place, sentinel: Sentinel | None) -> ConnectionPool:
-    """Return the maker of connections, which pools no connection because only one is open at a
-    time.
+    """Return the maker of connections.
+
+    The pool stores no connection, because only one is open at a time.
     """
     options = dict(place.options)
     if sentinel is not None:

@@ -26,9 +26,7 @@ class ValkeyCommands:
         valkey.listen(self)
 
     async def call(self, words: Sequence[Word], *, deadline_s: float = _DEADLINE_S) -> object:
-        """Return the reply to a command, or raise ValkeyDownError without a reply within the
-        deadline.
-        """
+        """Return the reply to a command, or raise ValkeyDownError after the deadline."""
         if (future := self._sent(words)) is None:
             raise ValkeyDownError("Valkey cannot be reached")
         try:

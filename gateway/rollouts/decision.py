@@ -1,4 +1,5 @@
 """The reason why another release answers than the release that the requested name points at.
+
 Pure.
 """
 

@@ -56,9 +56,7 @@ class Lanes(Generic[_Wanted]):
         return False
 
     def next(self, stream_id: str | None) -> _Wanted | None:
-        """Return the next request of a stream after one has ended, or None if no more are
-        queued.
-        """
+        """Return the next request of a stream after one has ended, or None if none is queued."""
         lane = self._lanes[stream_id]
         if not lane:
             del self._lanes[stream_id]

@@ -105,8 +105,7 @@ class SocketSession:
             self._unread = 0
 
     def note_bytes(self, size: int) -> bool:
-        """Count received bytes of a message, and return whether the session still reads the
-        message.
+        """Count received bytes of a message, and return whether the message is still read.
 
         A message has a maximum size and a minimum speed, like a body over HTTP. The rest of a
         message that is too large is received and dropped. If the socket closed at once, the client
@@ -162,9 +161,7 @@ class SocketSession:
             self._close(self._end.close_code)
 
     def _close(self, code: int) -> None:
-        """Send the close frame, and wait at most `_CLOSE_S` seconds for the client's close
-        frame.
-        """
+        """Send the close frame, and wait at most `_CLOSE_S` seconds for the client's answer."""
         if not self._is_closed:
             self._is_closed = True
             self._outbox.add(close_frame(code))
@@ -215,8 +212,9 @@ class SocketSession:
     def _refuse(
         self, error: PlatformError, stream_id: str | None, code: str = "", number: int = 0
     ) -> None:
-        """Send an error for a message that is not answered. The default `number` is the latest
-        message.
+        """Send an error for a message that is not answered.
+
+        The default `number` is the latest message.
         """
         request_id = f"{identity_of(self._request).request_id}-{number or self._number}"
         self._counts.note(ENDPOINT, error.status, error.code, request_id, time.monotonic())
@@ -300,9 +298,7 @@ class _SocketEnd(NamedTuple):
 
 
 class _Work(NamedTuple):
-    """A request of a socket, with its parsed body, its size in bytes and its number in the
-    socket.
-    """
+    """A request of a socket, with its parsed body, its size in bytes and its number."""
 
     wanted: CreateMessage
     size: int
