@@ -65,9 +65,9 @@ def restore(
     store: Store = None,
     is_sure: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
-    """Restore a backup while the platform serves; later writes are set aside.
+    """Restore a backup while the platform serves, and keep the previous database.
 
-    The database before stays on the server under another name.
+    The previous database stays on the server under another name, with all later writes.
     """
     import asyncio
 

@@ -40,7 +40,7 @@ COMMANDS: dict[str, CommandEntry] = {
     "status": _local("stack_commands:status", "Show every process: pid, port, memory, health."),
     "doctor": CommandEntry(
         "doctor_commands:doctor",
-        "Check this machine and the installation; print each fault with its fix.",
+        "Check this machine and the installation, and print each fault with its correction.",
     ),
     "logs": _local("stack_commands:logs", "Print the end of a process' log."),
     "audit": CommandEntry(
@@ -63,10 +63,10 @@ COMMANDS: dict[str, CommandEntry] = {
     ),
     "trace": CommandEntry(
         "trace_commands:trace",
-        "Show the time of a request by stage; of a running one, its router's facts.",
+        "Show the time of a request by stage, or the router's facts of a running request.",
     ),
     "top": CommandEntry(
-        "top_commands:top", "Show pools, routers, tenants and models live; q or Ctrl-C ends it."
+        "top_commands:top", "Show pools, routers, tenants and models live, until q or Ctrl-C."
     ),
     "version": _local(
         "version_command:version",
@@ -87,7 +87,7 @@ COMMANDS: dict[str, CommandEntry] = {
     "rollouts": CommandEntry("rollout_commands:rollouts", "Releases on their way to all requests."),
     "rollback": CommandEntry(
         "rollout_commands:roll_back",
-        "Take a model back: end its rollout, else serve the release before, at once.",
+        "Abort a model's rollout, or else serve its previous release again, at once.",
     ),
     "fleet": CommandEntry("fleet_commands:fleet", "Pools, cells, replicas, nodes and routers."),
     "scaling": CommandEntry(
@@ -108,7 +108,7 @@ COMMANDS: dict[str, CommandEntry] = {
     ),
     "restore": _local(
         "backup_commands:restore",
-        "Restore a backup while the platform serves; later writes are set aside.",
+        "Restore a backup while the platform serves, and keep the previous database.",
     ),
     "admin-keys": CommandEntry("admin_key_commands:admin_keys", "Keys of the admin REST."),
     "compose": _local("compose_commands:compose", "Settings and keys for docker-compose.yml."),

@@ -194,7 +194,7 @@ def roll_back(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Take a model back: end its rollout, else serve the release before, at once."""
+    """Abort a model's rollout, or else serve its previous release again, at once."""
     body = given(release=to)
     found = ask(lambda api: api.call("POST", f"/v1/models/{model}/rollback", body))
     if as_json:

@@ -59,7 +59,7 @@ def top(
         float, typer.Option(min=5, max=3600, help="With --prometheus: seconds to look back.")
     ] = 60.0,
 ) -> None:
-    """Show pools, routers, tenants and models live; q or Ctrl-C ends it."""
+    """Show pools, routers, tenants and models live, until q or Ctrl-C."""
     if metrics_url and prometheus:
         raise typer.BadParameter("choose one of --metrics-url and --prometheus")
     try:

@@ -28,7 +28,7 @@ def trace(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show the time of a request by stage; of a running one, its router's facts."""
+    """Show the time of a request by stage, or the router's facts of a running request."""
     if text and as_json:
         raise typer.BadParameter("--text is for people: with --json leave it out")
     query = given(tenant=tenant)
