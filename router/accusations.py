@@ -23,7 +23,7 @@ from sluice.wire.control.v1.control_pb2_grpc import ControlServiceStub
 log = structlog.get_logger(__name__)
 
 MESSAGE_MAX = 64  # most ejections per message
-KEPT_MAX = 1024  # most replicas with unsent reports; above, the oldest report is dropped
+KEPT_MAX = 1024  # most replicas with unsent reports, above which the oldest report is dropped
 KEPT_S = 600.0  # seconds until an unsent report is dropped, as the guard ignores older evidence
 _RETRY_S = 2.0
 _DEADLINE_S = 2.0
@@ -31,7 +31,7 @@ _CHANNEL_OPTIONS = (
     ("grpc.use_local_subchannel_pool", 1),  # a refused earlier connection causes no back-off
     ("grpc.enable_http_proxy", 0),  # a proxy in the environment must not be used within the fleet
 )
-# Final refusals: the control plane is too old for this call, or the message is invalid.
+# Final refusals, because the control plane is too old for this call or the message is invalid.
 _REFUSED = (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.INVALID_ARGUMENT)
 
 Tell = Callable[[wire.AccuseRequest], Awaitable[object]]
@@ -43,13 +43,13 @@ class Accusations:
     def __init__(
         self, state: ControlState, router_id: str, address: str, tell: Tell | None = None
     ) -> None:
-        """Create an empty queue; run `run` in a TaskGroup.
+        """Create an empty queue, whose `run` must run in a TaskGroup.
 
         Args:
             state: Control state, with the epochs of this router's cells.
             router_id: Id of this router.
             address: host:port of the control plane.
-            tell: Sends a message, or raises AioRpcError or TimeoutError; None sends by gRPC.
+            tell: Sends a message, or raises AioRpcError or TimeoutError. If None, gRPC is used.
         """
         self._state = state
         self._router_id = router_id
@@ -87,7 +87,7 @@ class Accusations:
                 self._is_new.clear()
 
     async def _is_delivered(self) -> bool:
-        """Send the oldest reports; return whether the control plane received them."""
+        """Send the oldest reports, and return whether the control plane received them."""
         try:
             await self._deliver()
         except (grpc.aio.AioRpcError, TimeoutError) as error:

@@ -1,4 +1,4 @@
-"""Composition root of the router: builds all parts, runs the router, and drains it on stop."""
+"""Composition root of the router, which builds, runs and drains all its parts."""
 
 import asyncio
 from contextlib import AsyncExitStack
@@ -87,7 +87,7 @@ async def run(settings: Settings, stop: asyncio.Event) -> None:
         log.info("router_draining", live_requests=core.live_requests)
         core.drain()
         watching.cancel()
-        await watcher.leave()  # the control plane gives our cells to another router at once
+        await watcher.leave()  # the control plane can now assign the cells to another router
         await _drain(hub, settings.drain_s)
         await hub.send_last(_FLUSH_S)
         service.end()
@@ -188,7 +188,7 @@ async def _follow_now_and_then(
 
 
 async def _drain(hub: Hub, drain_s: float) -> None:
-    """Wait until all accepted requests have ended; end requests that exceed the drain time."""
+    """Wait until all accepted requests have ended, and end requests that exceed the drain time."""
     if not await hub.wait_idle(drain_s):
         log.warning("drain_timed_out", live_requests=hub.core.live_requests)
         hub.core.end_all()

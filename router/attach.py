@@ -1,4 +1,4 @@
-"""The attachment to a replica, resumed after a broken stream, and renewed after a lost host.
+"""The attachment of the router to one replica, resumed or renewed after its stream breaks.
 
 After a broken stream a live host keeps the sequences for a grace time. So the router makes one
 immediate and short attempt to resume the attachment over a new stream. A dead host refuses the
@@ -23,11 +23,11 @@ from sluice.wire.engine.v1 import engine_pb2 as engine
 
 log = structlog.get_logger(__name__)
 
-CREDIT_FRAMES = 64  # most unacknowledged frames; credit is granted again after half of them
+CREDIT_FRAMES = 64  # most unacknowledged frames, half of which pass before the next credit
 # Longest interval between credits while the engine computes steps, in seconds. A host without
 # messages for longer would treat this router as frozen.
 CREDIT_EVERY_S = 0.25
-RESUME_S = 0.3  # seconds for an attempt to resume, during which clients get no tokens
+RESUME_S = 0.3  # longest attempt to resume, in seconds, during which clients receive no tokens
 PROBE_TIMEOUT_S = 5.0
 _OPEN_TIMEOUT_S = 2.0
 _ATTACHED_TIMEOUT_S = 5.0
@@ -42,7 +42,7 @@ _LIMIT_FACTOR = 5.0
 
 
 class Stream(Protocol):
-    """The part of `sluice.kserve.HostStream` that attachments use; simulations implement it."""
+    """The part of `sluice.kserve.HostStream` that attachments use and simulations implement."""
 
     async def __aenter__(self) -> Self:
         """Return the stream."""
@@ -58,7 +58,7 @@ class Stream(Protocol):
         ...
 
     async def open(self, *, timeout_s: float, is_patient: bool) -> None:
-        """Connect; without `is_patient`, fail as soon as the connection is refused."""
+        """Connect, or fail at the first refused connection if `is_patient` is false."""
         ...
 
     async def send(self, request: engine.HostRequest) -> None:
@@ -66,7 +66,7 @@ class Stream(Protocol):
         ...
 
     async def receive(self, timeout_s: float | None) -> engine.HostFrame | None:
-        """Return the next frame; None at the end of the stream."""
+        """Return the next frame, or None at the end of the stream."""
         ...
 
     async def close(self, *, timeout_s: float) -> None:
@@ -75,7 +75,7 @@ class Stream(Protocol):
 
 
 class Attachment:
-    """Keeps one replica attached; run `run` in a TaskGroup, and end it by `stop`.
+    """Keeps one replica attached while `run` runs in a TaskGroup, until `stop` is called.
 
     Attributes:
         is_attached: Whether the core uses the replica, including while its stream is resumed.
@@ -100,8 +100,8 @@ class Attachment:
             probe: Runs a canary inference on the replica within the given seconds, and returns the
                 answer.
             router_id: Id of this router.
-            silence_s: Seconds without a frame after which the replica is lost; longer for a replica
-                with long steps.
+            silence_s: Seconds without a frame after which the replica is lost. A replica with long
+                steps has a longer limit.
         """
         self.replica_id = replica_id
         self._hub = hub
@@ -117,7 +117,7 @@ class Attachment:
         self._gap_s = 0.0  # longest recent gap between two frames, in seconds
 
     def stop(self) -> None:
-        """Detach and end `run`; while the replica is not attached, cancelling `run` is enough."""
+        """Detach and end `run`. While the replica is not attached, cancelling `run` is enough."""
         self._stopped.set()
 
     async def run(self) -> None:
@@ -143,7 +143,7 @@ class Attachment:
                 pass
 
     async def _keep(self, outbox: HostOutbox) -> str:
-        """Serve one attachment over one or more streams; return the reason for its end."""
+        """Serve one attachment over one or more streams, and return the reason for its end."""
         reason, is_resumable = await self._stream(outbox)
         while is_resumable and not self._stopped.is_set():
             broken_at = asyncio.get_running_loop().time()

@@ -1,9 +1,9 @@
-"""Sends canaries to replicas: prompts whose answers reveal an engine that computes wrongly.
+"""Sends canary prompts to replicas, whose answers reveal an engine that computes wrongly.
 
-The canary prompt of a base can be continued in many ways, so that its answer depends on every
-layer of the model. Because some tokens are almost equally probable, the answers of healthy engines
-may diverge; their log probabilities show whether a divergence is harmless. An engine without log
-probabilities gets a prompt of fixed token ids, whose answers reveal less.
+The canary prompt of a base can be continued in many ways, so that its answer depends on every layer
+of the model. Some tokens are almost equally probable, so the answers of healthy engines may
+diverge. Their log probabilities show whether a divergence is harmless. For an engine without log
+probabilities the prompt consists of fixed token ids, whose answers reveal less.
 """
 
 from secrets import token_bytes
@@ -21,10 +21,10 @@ CANARY_TOKENS = 16
 
 
 class CanaryAsker:
-    """Sends canary prompts to replicas, each the prompt of the replica's base."""
+    """Sends each replica the canary prompt of its base."""
 
     def __init__(self, state: ControlState) -> None:
-        """Create an asker; `state` has the canary prompts of all bases."""
+        """Create an asker from `state`, which has the canary prompts of all bases."""
         self._state = state
         self._plain: set[str] = set()  # bases whose engines return no log probabilities
 

@@ -1,13 +1,13 @@
-"""Closings: the events of requests that a lost gateway left open, written by the router. Pure.
+"""The router writes *closings*, the events of requests that a lost gateway left open. Pure.
 
 A gateway that is killed cannot report its open requests, nor ended requests whose events had not
 reached the broker. So with each request a gateway sends the router the known part of the request's
-event. When the gateway's stream is lost, the router adds the token counts of the engines. Another
-gateway, or the same gateway after a restart, sends these *closings* to the broker, because routers
-have no connection to the broker.
+event. When the gateway's stream is lost, the router adds the token counts of the engines. Routers
+have no connection to the broker. So another gateway, or the same gateway after a restart, sends the
+closings to the broker.
 
-The router cannot distinguish a dead gateway from a broken stream. So a closing is used only if the
-gateway's own event is missing; see `telemetry.closings`.
+The router cannot distinguish a dead gateway from a broken stream. So `telemetry.closings` uses a
+closing only if the gateway's own event is missing.
 """
 
 from collections import OrderedDict, deque
@@ -24,9 +24,9 @@ from sluice.wire.telemetry.v1.telemetry_pb2 import RequestEvent
 
 OUTCOME = "gateway_lost"
 SCHEMA_VERSION = 2
-# Seconds after the end of a request's last answer in which its event may still be lost with its
-# gateway. A slow client has 30 s to read the rest, a broker has 5 s before the gateway spools, and
-# the power loss of a gateway's host is noticed after 25 s.
+# Seconds for which an ended answer is kept, because its event may still be lost with the gateway. A
+# slow client has 30 s to read the rest, a broker has 5 s before the gateway spools, and the power
+# loss of a gateway's host is noticed after 25 s.
 KEPT_S = 75.0
 KEPT_BYTES_MAX = 32 << 20  # most bytes of ended answers per gateway, about 60,000 answers
 _ENDED_MAX = 60_000
@@ -49,7 +49,7 @@ class _Event:
 
 
 class _Account:
-    """The account of one answer, which the router closes if the gateway is lost."""
+    """The token counts of one answer, which the router reports if the gateway is lost."""
 
     __slots__ = (
         *("before", "closing", "ended_at", "event", "is_counted", "is_heard", "key"),
@@ -64,7 +64,7 @@ class _Account:
         self.output_tokens = before  # output tokens of all attempts
         self.took: int | None = None  # tokens received by a gateway that cancelled the answer
         self.placed: wire.Placed | None = None
-        self.prompt = 0  # prompt tokens, `before` included; 0 for a further answer to a prompt
+        self.prompt = 0  # prompt tokens, `before` included, or 0 for a further answer to a prompt
         self.was_placed = False  # whether the prompt was counted in an earlier attempt
         self.places = 0  # placements of this attempt
         self.is_heard = True  # whether the gateway has received a placement
@@ -106,12 +106,12 @@ class _Account:
 class Accounts:
     """The accounts that must be closed if one gateway is lost.
 
-    These accounts are the gateway's open requests, its recently ended requests, whose events may
-    not have reached the broker, and the closings of other gateways that it carries.
+    An account belongs to an open request, or to a recently ended request whose event may not have
+    reached the broker. The closings of other gateways that this gateway carries are included.
     """
 
     def __init__(self, counts: TokenCounts, *, counts_prompts: bool = True) -> None:
-        """Create an empty set; `counts_prompts` is whether the gateway marks new prompts."""
+        """Create an empty set. `counts_prompts` is whether the gateway marks new prompts."""
         self._counts = counts
         self._counts_prompts = counts_prompts
         self._open: dict[int, _Account] = {}
@@ -121,7 +121,7 @@ class Accounts:
         self._carried: deque[tuple[float, bytes]] = deque(maxlen=_WAITING_MAX)
 
     def submitted(self, submits: Iterable[wire.Submit]) -> bool:
-        """Open accounts for new requests; return whether each request has a closing part."""
+        """Open accounts for new requests, and return whether each request has a closing part."""
         is_known = True
         for submit in submits:
             try:
@@ -177,7 +177,7 @@ class Accounts:
         self._forget(now)
 
     def _forget(self, now: float) -> None:
-        """Drop accounts whose events must have arrived by now, and the oldest above the bound."""
+        """Drop accounts whose events must have arrived, and the oldest above the bound."""
         ended = self._ended
         for _ in range(min(_LOOKS, len(ended))):
             handle = next(iter(ended))
@@ -205,7 +205,7 @@ class Accounts:
             if account is not None:
                 account.took = took
                 account.is_heard = is_heard
-            elif (account := self._ended.get(handle)) is not None:  # ended before the cancel came
+            elif (account := self._ended.get(handle)) is not None:  # ended before the cancel
                 surplus = max(0, account.output_tokens - account.before - took)
                 unheard = account.unheard(is_heard=is_heard)
                 if surplus or any(unheard):
@@ -270,7 +270,7 @@ class Closings:
         return bool(self._reports)
 
     def cut(self, accounts: Accounts, gateway: ConnectedGateway, now: float) -> None:
-        """Begin to close all accounts of a lost gateway; call before its requests are cancelled.
+        """Begin to close all accounts of a lost gateway, before its requests are cancelled.
 
         `settle` closes the accounts step by step, so they must not change after this call.
         """
@@ -292,7 +292,7 @@ class Closings:
         self._cut.append(_left(accounts, queued, now))
 
     def settle(self, is_over: Callable[[Dispatch], bool], now: float) -> None:
-        """Close some remaining accounts whose sequences have ended, or whose deadline is over."""
+        """Close some remaining accounts whose sequences have ended, or whose wait is over."""
         budget = _SLICE
         while self._cut and budget:
             left = next(self._cut[0], None)
@@ -319,7 +319,7 @@ class Closings:
         self._reports.append(reports)
 
     def take(self) -> list[bytes]:
-        """Return reports and closings for one message to a gateway, which sends them on."""
+        """Return the reports and closings for one message to a gateway, which forwards them."""
         taken: list[bytes] = []
         while self._reports and len(taken) < _MESSAGE_MAX:
             size = len(taken)
@@ -331,7 +331,7 @@ class Closings:
         return taken
 
     def drop(self) -> int:
-        """Drop all reports and closings that no gateway has received; return their number."""
+        """Drop all reports and closings that no gateway has received, and return their number."""
         left = len(self._ready) + len(self._waiting)
         left += sum(1 for them in (*self._cut, *self._reports) for _ in them)
         for them in (self._ready, self._waiting, self._cut, self._reports):
@@ -374,7 +374,7 @@ def _left(
 
 
 def closed(closing: bytes, tokens: int, placed: wire.Placed | None, router_id: str) -> bytes:
-    """Return the event that the lost gateway would have written, as far as the router knows it."""
+    """Return the event of a lost gateway's request, completed with the facts of the router."""
     event = RequestEvent.FromString(closing)
     event.schema_version = SCHEMA_VERSION
     event.outcome, event.status = OUTCOME, 500
@@ -385,7 +385,8 @@ def closed(closing: bytes, tokens: int, placed: wire.Placed | None, router_id: s
         event.queue_us = placed.queue_us
         event.engine_queue_us = placed.engine_queue_us
         event.load_us = placed.load_us
-        # As in the gateway's own event, a prompt is counted only with its first answer.
+        # As in the gateway's own event, a prompt's tokens count only in the event of its first
+        # answer.
         event.cached_tokens = min(placed.cached_tokens, event.prompt_tokens)
     return event.SerializeToString()
 
@@ -404,7 +405,7 @@ def _lean(placed: wire.Placed) -> wire.Placed:
 
 
 def _placed(dispatch: Dispatch) -> wire.Placed | None:
-    """Return the placement of a dispatch that its engine has started; None before that."""
+    """Return the placement of a dispatch that its engine has started, or None before the start."""
     if not dispatch.is_admitted and not dispatch.emitted:
         return None
     return wire.Placed(replica_id=dispatch.replica_id, cached_tokens=dispatch.cached_tokens)

@@ -1,6 +1,6 @@
-"""The state of a cell: its queue, its replicas, and the figures that decisions need of both.
+"""The state of a cell, that is, its queue, its replicas and the figures that decisions need.
 
-The functions of `router.core.decide` get plain figures from this module and never see a cell.
+The functions of `router.core.decide` receive plain figures from this module and never see a cell.
 """
 
 from collections.abc import Mapping, Sequence
@@ -41,14 +41,14 @@ from sluice.priority import CLASSES
 from sluice.wire.router.v1 import router_pb2 as wire
 
 _SMOOTHING = 0.05
-_LATE_FACTOR = 4.0  # a request that has waited this many times its objective waits for a group
+_LATE_FACTOR = 4.0  # multiple of its objective after which a request waits for a group of prompts
 _GATHER_S = 0.4  # seconds between two groups of prompts for a replica whose memory is full
 # Seconds for which a computed supply is reused. Computing the supply costs microseconds per
 # replica, and one dispatch changes the supply of a large cell less than that of a small cell.
 _SUPPLY_KEPT_S = 0.01
 _SUPPLY_KEPT_PER_REPLICA_S = 0.0005
 _RUNS_KEPT_S = 0.05  # seconds for which the result of `runs_below` is reused
-_PREEMPT_PAUSE_S = 0.05  # seconds without a new search after a search found nothing to preempt
+_PREEMPT_PAUSE_S = 0.05  # pause of the search after it found nothing to preempt, in seconds
 
 
 class CellReadiness(IntEnum):
@@ -60,10 +60,11 @@ class CellReadiness(IntEnum):
 
 
 class CellBook:
-    """The router's record of one cell that it owns, or owned while requests still run there.
+    """The router's record of a cell that it owns, or of a former cell with running requests.
 
     Attributes:
-        epoch: Epoch of this record, greater than those of all earlier records of this cell here.
+        epoch: Epoch of this record, greater than the epochs of this router's earlier records of the
+            cell.
         work: Demand meter.
         uncached_mean: Recent mean of the prompt tokens to compute per request.
         told: State in the last message to gateways.
@@ -104,7 +105,8 @@ class CellBook:
         """Return a copy of the cell for hypothetical decisions.
 
         Predictions made with the copy do not change the forecast of the original. The attributes
-        are copied by hand, because a compiled class supports neither `copy` nor listing its slots.
+        are copied one by one, because a compiled class supports neither `copy` nor listing its
+        slots.
         """
         aside = CellBook(self.cell_id, self.config, self.epoch)
         aside.is_owned, aside.queue, aside.fleet = self.is_owned, self.queue, self.fleet
@@ -126,7 +128,7 @@ class CellBook:
         self.is_dirty = True
 
     def finished(self, dispatch: Dispatch, now: float) -> None:
-        """Learn from a complete answer."""
+        """Update the predictions of answer lengths, health and sessions after a complete answer."""
         request = dispatch.request
         self.answers.observe(request.tenant_id, dispatch.emitted)
         self.fleet.health.succeeded(dispatch.replica_id, now)
@@ -185,7 +187,7 @@ class CellBook:
     # --- placement --------------------------------------------------------------------------
 
     def readiness(self, request: Request, matches: Mapping[str, int], now: float) -> CellReadiness:
-        """Return whether any open replica can start a request now."""
+        """Return whether an open replica can start the request now, is paced, or has no room."""
         found = CellReadiness.FULL
         for book in self.fleet.open_replicas.values():
             if book.opens_at(now) > now:
@@ -201,8 +203,8 @@ class CellBook:
         """Return the replica whose KV memory is reserved for a request that fits nowhere yet.
 
         Later requests may be placed on other replicas, but not on this replica. From now on all
-        full replicas receive prompts in groups, because every step with a prompt costs extra time,
-        and a request far beyond its objective loses little by waiting for a group.
+        full replicas receive prompts in groups, because every step with a prompt costs extra time.
+        A request far beyond its objective loses little by waiting for a group.
         """
         output, replicas = self.output_expected(request), self.fleet.open_replicas
         is_only = len(replicas) == 1
@@ -229,7 +231,7 @@ class CellBook:
         *,
         held: ReplicaBook | None = None,
     ) -> PlacementChoice | None:
-        """Return the best replica except `held` for a request; None if no replica has room."""
+        """Return the best replica except `held` for a request, or None if no replica has room."""
         fleet = self.fleet
         without: set[str] = set()
         if held is not None:
@@ -259,7 +261,7 @@ class CellBook:
     # --- forecasts --------------------------------------------------------------------------
 
     def supply(self, now: float) -> Supply:
-        """Return the capacity of the replicas; the result is reused for some milliseconds."""
+        """Return the capacity of the replicas, reused for some milliseconds."""
         if now >= self._supply_until:
             self._supply = self._supply_now(now)
             self._supply_until = now + max(
@@ -270,7 +272,7 @@ class CellBook:
     def _supply_now(self, now: float) -> Supply:
         queue, answer_tokens = self.queue, max(1.0, self.answers.mean)
         prompt = queue.tokens / queue.requests if queue.requests else self.uncached_mean
-        sequence_tokens = max(1.0, prompt + self.answers.mean)  # of a further sequence
+        sequence_tokens = max(1.0, prompt + self.answers.mean)  # length of a further sequence
         tokens_s = ends_s = 0.0
         backlog_s = float("inf")
         free = replicas = 0
@@ -283,7 +285,7 @@ class CellBook:
             tokens_s += book.tokens_s
             backlog_s = min(backlog_s, book.backlog_s(now))
             if book.role is ReplicaRole.PREFILL:
-                continue  # a prefill replica holds no answers
+                continue  # sequences do not decode on a prefill replica
             running = len(book.dispatches)
             room = int(book.kv_free_blocks() * limits.block_tokens / sequence_tokens)
             if not running:
@@ -296,7 +298,7 @@ class CellBook:
         return Supply(replicas, tokens_s, backlog_s, free, ends_s) if replicas else NO_SUPPLY
 
     def demand(self, request: Request, prefill_s: float, now: float) -> WorkAhead:
-        """Return the work ahead of a new request; `prefill_s` is that of its `Pressure`."""
+        """Return the work ahead of a new request, given the `prefill_s` of its `Pressure`."""
         uncached = request.uncached_tokens
         requests, tokens = self.queue.ahead(
             request.priority, request.tenant_id, request.weight, uncached, now
@@ -310,12 +312,15 @@ class CellBook:
         return self.fleet.idle_prefill_s(uncached, request.prompt_tokens - uncached)
 
     def predict(self, request: Request, prefill_s: float, now: float) -> TimedPrediction:
-        """Return the TTFT prediction of a new request; `prefill_s` is that of its `Pressure`."""
+        """Return the TTFT prediction of a new request, given the `prefill_s` of its `Pressure`."""
         supply, demand = self.supply(now), self.demand(request, prefill_s, now)
         return self.forecast.predict(request, supply, demand, self.uncached_mean, now)
 
     def runs_below(self, priority: int, now: float) -> bool:
-        """Return whether lower tiers run requests without a reserved share, briefly cached."""
+        """Return whether lower tiers run requests without a reserved share.
+
+        The result is reused for `_RUNS_KEPT_S` seconds.
+        """
         if now >= self._runs_below_until or priority != self._runs_below_of:
             self._runs_below = any(
                 dispatch.is_open
@@ -335,9 +340,9 @@ class CellBook:
         return self._claims.has(request)
 
     def victims(self, request: Request, now: float) -> list[Dispatch]:
-        """Return the dispatches to preempt for a waiting request; empty if preemption cannot help.
+        """Return the dispatches to preempt for a request, none if preemption cannot help.
 
-        Each request gets at most one preemption, and room that was made for other requests is not
+        Each request causes at most one preemption, and room that was made for other requests is not
         treated as free.
         """
         if request.is_preemptible or now < self._preempt_at:
@@ -407,12 +412,12 @@ class CellBook:
     # --- news for other cells ---------------------------------------------------------------
 
     def service_report(self, owner: str, accounts_max: int, now: float) -> ServiceReport:
-        """Return the next report of tenants' service, with the largest changes if it is full."""
+        """Return the next report of tenants' service, limited to the largest changes."""
         accounts = self.queue.report(accounts_max, now)
         return ServiceReport(self.cell_id, owner, self.epoch, self.queue.reports, accounts)
 
     def service_now(self, owner: str, accounts_max: int) -> ServiceReport:
-        """Return a report for a new reader, under the number of the last report."""
+        """Return a report for a new reader, with the number of the last report."""
         accounts = self.queue.recent(accounts_max)
         return ServiceReport(self.cell_id, owner, self.epoch, self.queue.reports, accounts)
 

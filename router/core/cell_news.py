@@ -1,4 +1,4 @@
-"""Decides when cell states are sent to gateways: changed cells soon, all cells at intervals."""
+"""Decides when cell states are sent to gateways, changed cells soon and all cells at intervals."""
 
 from collections.abc import Collection, Iterable, Mapping
 
@@ -6,7 +6,7 @@ from router.core.cell import CellBook
 from router.core.tier_gates import TierGates
 from router.core.types.request import ConnectedGateway, Request
 
-_ALONE_FACTOR = 1.5  # longest wait for another message to share, in broadcast intervals
+_ALONE_FACTOR = 1.5  # longest wait until a changed state is sent alone, in broadcast intervals
 _RECITAL_S = 1.0  # least seconds between two broadcasts of all states
 _URGENT_S = 0.02  # least seconds between two broadcasts while a tier's gate is about to close
 
@@ -17,7 +17,7 @@ class CellNews:
     def __init__(self, interval_s: float) -> None:
         self._interval_s = interval_s
         self._told_at = self._recited_at = float("-inf")
-        self._gates: dict[str, TierGates] = {}  # by cell; only cells with recent refusals
+        self._gates: dict[str, TierGates] = {}  # gates by cell, only for cells with recent refusals
         self._is_urgent = False
 
     def refused(self, cell: CellBook, request: Request, retry_after_s: float, now: float) -> None:
@@ -41,7 +41,7 @@ class CellNews:
     def due_at(self) -> float:
         """Return the time at which a changed state is sent even without other messages.
 
-        While frames arrive, a tick comes earlier, and the state is sent along with tokens.
+        While frames arrive, a tick runs earlier, and the state is sent along with tokens.
         """
         wait_s = _URGENT_S if self._is_urgent else _ALONE_FACTOR * self._interval_s
         return self._told_at + wait_s
@@ -55,7 +55,7 @@ class CellNews:
         may_recite: bool,
         is_draining: bool,
     ) -> None:
-        """Add the states of changed cells, or at intervals of all cells, to gateways' batches."""
+        """Add the states of changed cells, at intervals of all cells, to gateways' batches."""
         everything = may_recite and now - self._recited_at >= _RECITAL_S
         if everything:
             self._recited_at = now

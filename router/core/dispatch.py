@@ -1,4 +1,4 @@
-"""Binds waiting requests to replicas, as late as possible: when a replica can start them soon."""
+"""Dispatches waiting requests as late as possible, when a replica can start them soon."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -67,7 +67,7 @@ class QueueDispatcher:
             self._handovers.ready.append(follower)
 
     def _preempt(self, cell: CellBook, now: float) -> None:
-        """Preempt batch work for the next queued requests, where a preemption helps them."""
+        """Preempt batch work for the next queued requests, where a preemption speeds them up."""
         victims: list[Dispatch] = []
         request = cell.queue.peek(now)
         for _ in range(_LOOK_AHEAD):
@@ -89,7 +89,7 @@ class QueueDispatcher:
         held: ReplicaBook | None = None
         full: set[str] = set()  # tenants whose next request finds no free KV memory
         while request is not None and looked < _LOOK_AHEAD:
-            if request.tenant_id in full:  # the tenant's further requests are longer, or came later
+            if request.tenant_id in full:  # the tenant's further requests are longer or later
                 looked += 1
                 request = queue.skip(request)
                 continue
@@ -130,7 +130,7 @@ class QueueDispatcher:
         held: "ReplicaBook | None",
         now: float,
     ) -> PlacementChoice | None:
-        """Return the placement of a request; None if no replica except `held` has room."""
+        """Return the placement of a request, or None if no replica except `held` has room."""
         choice = cell.choose(request, matches, now, held=held)
         return None if choice is None else self._handovers.refine(cell, request, choice, now)
 

@@ -142,5 +142,5 @@ class EngineNews:
         return found
 
     def next_at(self) -> float:
-        """Return the time at which the next pause is over; inf if no replica is paused."""
+        """Return the time at which the next pause is over, or inf if no replica is paused."""
         return min((book.busy_until for book in self._busy.values()), default=float("inf"))

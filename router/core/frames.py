@@ -1,4 +1,4 @@
-"""Copies tokens from an engine's frames to the gateways' batches; the router's work per token."""
+"""Copies tokens from an engine's frames to the gateways' batches, the router's work per token."""
 
 from math import isfinite
 from typing import cast
@@ -35,7 +35,8 @@ def file_tokens(book: ReplicaBook, frame: engine.StepFrame, stats: Stats, now: f
     Raises:
         ValueError: The columns of the frame do not agree, and no token was appended.
     """
-    # A slice copies a column to a list in C; iterating over the column takes three times as long.
+    # A slice copies a column to a list in C, which is three times as fast as iterating over the
+    # column.
     sequences, counts, tokens = frame.sequence[:], frame.count[:], frame.token[:]
     if len(sequences) != len(counts) or sum(counts) != len(tokens):
         raise ValueError("the columns of a frame do not agree")
@@ -62,7 +63,7 @@ def file_tokens(book: ReplicaBook, frame: engine.StepFrame, stats: Stats, now: f
 def _book_one_each(
     book: ReplicaBook, dispatches: list[Dispatch], stats: Stats, now: float
 ) -> ConnectedGateway | None:
-    """Record one token of each dispatch; return the gateway if one gateway gets all of them.
+    """Record one token of each dispatch, and return the gateway if all belong to one gateway.
 
     Consecutive dispatches often belong to one tenant, so the tenant's counter is written once for
     each such group.
@@ -98,7 +99,7 @@ def _book_rows(
     stats: Stats,
     now: float,
 ) -> int:
-    """Record the tokens of each known dispatch, and return their total number."""
+    """Record the tokens of each open or ending dispatch, and return their total number."""
     known = 0
     for dispatch, number in zip(dispatches, counts, strict=True):
         if dispatch is None:
@@ -156,7 +157,7 @@ def file_missed(
     missed = entry.output[known:]
     if len(entry.output) < known:
         raise ValueError("a resumed sequence is shorter than what was told of it")
-    # Repeated log probabilities do no harm, because each part says its position in the prompt.
+    # Repeated log probabilities do no harm, because each part has its position in the prompt.
     logprobs.file_prompts(book, entry.prompt_logprobs)
     if missed:
         frame = engine.StepFrame(sequence=[dispatch.sequence], count=[len(missed)], token=missed)
@@ -177,7 +178,7 @@ def place(dispatch: Dispatch, engine_queue_us: int, stats: Stats, load_us: int =
     placed = wire.Placed(
         handle=dispatch.handle, replica_id=dispatch.replica_id, queue_us=wire_us(queue_s)
     )
-    # Most placements have none of these, and setting a default value takes as long as any other.
+    # Most placements have default values here, and setting a default value is as slow as any other.
     if engine_queue_us:
         placed.engine_queue_us = engine_queue_us
     if load_us:
@@ -194,7 +195,7 @@ def place(dispatch: Dispatch, engine_queue_us: int, stats: Stats, load_us: int =
 
 
 def first_token(book: ReplicaBook, dispatch: Dispatch, stats: Stats, now: float) -> None:
-    """Record a sequence's first token: the end of its prefill, and the request's TTFT."""
+    """Record a sequence's first token, which ends its prefill and determines the request's TTFT."""
     book.prefilled(dispatch)
     dispatch.first_at = now
     if dispatch.is_open:
@@ -208,5 +209,5 @@ def first_token(book: ReplicaBook, dispatch: Dispatch, stats: Stats, now: float)
                 predicted_s = request.prediction.ttft_s()
                 request.prediction.first_token(waited_s)
                 request.prediction = None
-            # A prediction made while no replica was attached is infinite, and left out.
+            # A prediction made while no replica was attached is infinite, and is not summed.
             stats.ttft_predicted_s += predicted_s if isfinite(predicted_s) else waited_s

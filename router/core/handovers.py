@@ -20,12 +20,12 @@ FEATURE = "kv_transfer"  # feature of engines that can export and import KV bloc
 _DEADLINE_MIN_S = 1.0  # least deadline of a transfer, since messages wait for steps on both sides
 _DEADLINE_MAX_S = 5.0
 _DEADLINE_FACTOR = 4.0  # deadline of a transfer as a multiple of the predicted duration
-_GRACE_S = 1.0  # seconds after the deadline, when the core stops waiting for the shell's report
+_GRACE_S = 1.0  # seconds after the deadline, until the core stops waiting for the shell's report
 
 
 @dataclass(frozen=True, slots=True)
 class _Move:
-    """A transfer in progress, to the replica that a dispatch is recorded on."""
+    """A transfer in progress to the replica of a dispatch."""
 
     dispatch: Dispatch
     transfer: Transfer
@@ -51,7 +51,7 @@ class Handovers:
         self._moves: dict[int, _Move] = {}  # by sequence
 
     def begin(self, cell: CellBook, dispatch: Dispatch, cached_tokens: int, now: float) -> bool:
-        """Start the transfer of a dispatch's missing KV blocks; return whether one is started.
+        """Start the transfer of a dispatch's missing KV blocks, and return whether one is started.
 
         Args:
             cell: The cell of both replicas.
@@ -101,13 +101,13 @@ class Handovers:
 
         Args:
             cells: All cells, by id.
-            sequence: Sequence number of the dispatch; an unknown number is ignored.
+            sequence: Sequence number of the dispatch. An unknown number is ignored.
             blocks: Number of leading blocks that arrived.
             now: Time, in seconds.
 
         Returns:
             "complete", "partial", "failed", or "abandoned" if the request no longer needs the
-            blocks; empty for an unknown sequence.
+            blocks, or an empty string for an unknown sequence.
         """
         move = self._moves.pop(sequence, None)
         if move is None:
@@ -131,7 +131,7 @@ class Handovers:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no transfer is in progress or due to start, and no dispatch is due to be sent."""
+        """Whether no transfer is in progress or waiting, and no dispatch is waiting."""
         return not (self._moves or self.ready or self.transfers)
 
     def overdue(self, now: float) -> list[int]:
@@ -139,14 +139,14 @@ class Handovers:
         return [sequence for sequence, move in self._moves.items() if move.until <= now]
 
     def next_at(self) -> float:
-        """Return the time at which the next transfer is overdue; inf without a transfer."""
+        """Return the time at which the next transfer is overdue, or inf without a transfer."""
         moves = self._moves
         return min(move.until for move in moves.values()) if moves else float("inf")
 
     def refine(
         self, cell: CellBook, request: Request, whole: PlacementChoice, now: float
     ) -> PlacementChoice | None:
-        """Return the better of two placements: on one replica (`whole`), or split between two.
+        """Return the better placement, either `whole` on one replica or a split between two.
 
         The result is None if the better placement is on a replica whose next step is still full.
         The request then waits for that replica.

@@ -1,4 +1,4 @@
-"""Invariants of the router core; tests and simulations check them after every event."""
+"""Invariants of the router core, which tests and simulations check after every event."""
 
 from collections.abc import KeysView
 
@@ -23,7 +23,7 @@ def check(core: RouterCore) -> None:
 
 
 def _check_cell(core: RouterCore, cell: CellBook, live: KeysView[int]) -> int:
-    """Assert the invariants of a cell; return the number of its waiting requests."""
+    """Assert the invariants of a cell, and return the number of its waiting requests."""
     waiting = cell.queue.waiting()
     assert cell.queue.requests == len(waiting)
     assert cell.queue.tokens == sum(request.prompt_tokens for request in waiting)
@@ -48,7 +48,7 @@ def _check_cell(core: RouterCore, cell: CellBook, live: KeysView[int]) -> int:
 
 
 def _check_replicas(core: RouterCore) -> int:
-    """Assert the invariants of all replicas; return the number of running live requests."""
+    """Assert the invariants of all replicas, and return the number of running live requests."""
     running = 0
     for book in core.replicas.values():
         assert book.limits is not None or not book.dispatches, (

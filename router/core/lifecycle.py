@@ -1,4 +1,4 @@
-"""The lifecycle of requests: accepted, queued, dispatched, requeued, and ended exactly once."""
+"""Moves requests from acceptance through queue, dispatches and requeues to their single ending."""
 
 from collections.abc import Mapping
 from heapq import heapify, heappop, heappush
@@ -15,7 +15,7 @@ from sluice.errors import ErrorCode
 from sluice.wire.router.v1 import router_pb2 as wire
 
 _REASON_MAX = 200
-_UNTOLD_MAX = 8  # interruptions kept per request until the gateway is sent its next placement
+_UNTOLD_MAX = 8  # most stored interruptions per request until its gateway is sent a new placement
 _LOOK_S = 1.0  # longest seconds between two checks of a request that limits its wait for replicas
 MOVED_RETRY_S = 0.2  # seconds until the gateway's next snapshot names the cell's new owner
 
@@ -25,7 +25,8 @@ class RequestLifecycle:
 
     Attributes:
         live: Number of accepted requests that have not ended.
-        cancels: Sequences to cancel, by replica; sent and cleared at the core's next tick.
+        cancels: Sequences to cancel, by replica, which are sent and cleared at the core's next
+            tick.
         stats: Totals since the last call of `RouterCore.take_stats`.
     """
 
@@ -43,7 +44,7 @@ class RequestLifecycle:
         self.cancels: dict[str, list[int]] = {}
         self.stats = Stats()
 
-    # --- in ---------------------------------------------------------------------------------
+    # --- acceptance -------------------------------------------------------------------------
 
     def stamp(self, gateway: ConnectedGateway, request: Request, now: float) -> None:
         """Set the arrival number, the gateway, and the deadline of a request."""
@@ -54,7 +55,7 @@ class RequestLifecycle:
         request.deadline_at = now + request.longest_wait_s(self._config.deadline_default_s)
 
     def accept(self, request: Request, cell: CellBook, now: float) -> None:
-        """Queue a request after `stamp`; every accepted request ends exactly once."""
+        """Queue a request after `stamp`. Every accepted request ends exactly once."""
         request.gateway.requests[request.handle] = request
         cell.enqueue(request, now)
         self.live += 1
@@ -69,8 +70,8 @@ class RequestLifecycle:
 
         Args:
             dispatch: The dispatch that ended without an answer.
-            code: Error code of the failure; None for backpressure, which is not a failed attempt
-                and may be repeated until the deadline.
+            code: Error code of the failure, or None for backpressure. Backpressure is not a failed
+                attempt, and may be repeated until the deadline.
             what: Text that follows the replica's name in messages.
             now: Time, in seconds.
         """
@@ -88,7 +89,7 @@ class RequestLifecycle:
             request.attempts += 1
             request.avoid = dispatch.replica_id
             if request.attempts > self._config.retries_max:
-                # Clients see this text, so it does not name the replica.
+                # Clients can read this text, so it does not name the replica.
                 text = f"gave up after {request.attempts} attempts; last: the replica{what}"
                 self.end(request, Ending(wire.OUTCOME_KIND_FAILED, code, text))
                 return
@@ -124,12 +125,12 @@ class RequestLifecycle:
         cell.is_dirty = True
         self.stats.requeues += 1
 
-    # --- out --------------------------------------------------------------------------------
+    # --- endings ----------------------------------------------------------------------------
 
     def end(self, request: Request, ending: Ending) -> None:
         """Send a request's single outcome to its gateway.
 
-        The replica's record keeps the dispatch until the engine reports its end.
+        The dispatch stays in the replica's record until the engine reports its end.
         """
         assert request.state is not RequestState.DONE, "a request ends once"
         if request.output:
@@ -174,7 +175,7 @@ class RequestLifecycle:
         self._look(now)
 
     def _look(self, now: float) -> None:
-        """Evict requests that have waited for a ready replica as long as they may."""
+        """Evict requests that have waited for a ready replica longer than `Request.absence_s`."""
         looks = self._looks
         while looks and looks[0][0] <= now:
             request = heappop(looks)[2]
@@ -205,7 +206,7 @@ class RequestLifecycle:
         self.withdraw(request, ending)
 
     def next_deadline(self) -> float:
-        """Return the time at which `expire` is due; inf if no request has a deadline."""
+        """Return the time at which `expire` is due, or inf if no request has a deadline."""
         return min(_next_at(self._deadlines), _next_at(self._looks))
 
 
@@ -231,7 +232,7 @@ def _next_at(entries: list[tuple[float, int, Request]]) -> float:
 def _interrupted(dispatch: Dispatch, code: str, message: str, now: float) -> None:
     """Record, for the gateway, the end of a dispatch whose request is still live."""
     request = dispatch.request
-    if request.prefilled_on:  # the gateway was sent the prefill replica of a split request only
+    if request.prefilled_on:  # the gateway was only sent the prefill replica of this split request
         return
     arrived_at = request.arrived_at
     untold = request.untold = request.untold or []

@@ -26,7 +26,7 @@ class Ownership:
         self._lifecycle = lifecycle
 
     def adopt(self, owned: Iterable[str], plans: Iterable[ReplicaPlan], epoch: int) -> None:
-        """Apply the complete assignment of cells and replicas; see `RouterCore.on_cells`."""
+        """Apply the complete assignment of cells and replicas from `RouterCore.on_cells`."""
         wanted = dict.fromkeys(owned)
         for cell_id in wanted:
             cell = self._cells.get(cell_id)

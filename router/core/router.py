@@ -1,12 +1,15 @@
-"""The router's decisions: which requests are admitted, queued, placed and ended, and when.
+"""The core of the router decides which requests are admitted, queued, placed and ended, and when.
 
 This module does no I/O and reads no clock. The shell calls one method per event and then `tick`,
-which binds waiting requests to replicas and returns all messages to send.
+which dispatches waiting requests to replicas and returns all messages to send.
 
-Invariants, asserted here or in `router.core.invariants`: every accepted request ends exactly once;
-no replica is sent more sequences or KV blocks than it has room for; queues stay within their
-bounds; a replica's record (`ReplicaBook`) lists exactly its dispatches that the engine has not
-reported as ended.
+The invariants are asserted here or in `router.core.invariants`.
+
+- Every accepted request ends exactly once.
+- No replica is sent more sequences or KV blocks than it has room for.
+- Queues stay within their bounds.
+- A replica's record (`ReplicaBook`) lists exactly its dispatches that the engine has not reported
+  as ended.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -39,7 +42,7 @@ SIGN_OF_LIFE_S = 0.25  # longest silence to a gateway, which treats 0.9 s of sil
 
 
 class RouterCore:
-    """All cells, replicas, gateways and requests of one router process."""
+    """The cells, replicas, gateways and requests of one router process."""
 
     def __init__(self, config: CoreConfig) -> None:
         self.config = config
@@ -114,7 +117,7 @@ class RouterCore:
         self._cell_news.turned_away(cell, priority, requests, now)
 
     def cancel(self, key: int, handle: int) -> None:
-        """Cancel a request for its gateway; an unknown handle belongs to an ended request."""
+        """Cancel a request for its gateway. An unknown handle belongs to an ended request."""
         request = self.gateways[key].requests.get(handle)
         if request is not None:
             self.lifecycle.withdraw(request, Ending(wire.OUTCOME_KIND_CANCELLED))
@@ -124,20 +127,20 @@ class RouterCore:
     def on_cells(self, owned: Iterable[str], plans: Iterable[ReplicaPlan], epoch: int = 1) -> None:
         """Adopt the complete list of cells that this router owns, and of their replicas.
 
-        Requests that wait in a cell that moved to another router are evicted; requests that run in
-        such a cell are finished by this router.
+        If a cell has moved to another router, its waiting requests are evicted. This router
+        finishes the cell's running requests.
 
         Args:
             owned: Ids of all owned cells.
             plans: All replicas of the owned cells.
-            epoch: Epoch of the cells that are new; greater than every earlier epoch.
+            epoch: Epoch of the new cells, greater than every earlier epoch.
         """
         self._ownership.adopt(owned, plans, epoch)
 
     def on_siblings(self, cells: Collection[str]) -> None:
         """Set the cells that share their pool with other cells.
 
-        Gateways receive the prefix sketches of these cells only, because only there they have a
+        Gateways receive the prefix sketches of these cells only, because other pools offer no
         choice between cells.
         """
         for cell in self.cells.values():
@@ -151,13 +154,13 @@ class RouterCore:
     def is_surplus(self, replica_id: str) -> bool:
         """Return whether the shell should detach from a replica.
 
-        That is so when the replica has left its cell and runs no sequence of this router.
+        Such a replica has left its cell and runs no sequence of this router.
         """
         book = self.replicas.get(replica_id)
         return book is None or (book.is_leaving and not book.dispatches)
 
     def on_attached(self, replica_id: str, epoch: int, limits: EngineLimits, now: float) -> None:
-        """Begin to use a replica whose engine holds no sequence of this router."""
+        """Begin to use a replica whose engine runs no sequence of this router."""
         book = self.replicas.get(replica_id)
         if book is None:
             return
@@ -180,7 +183,7 @@ class RouterCore:
         resumed: Sequence[engine.Resumed],
         now: float,
     ) -> None:
-        """Continue with an engine that kept this router's sequences while its stream was broken.
+        """Continue with an engine that still runs this router's sequences after a broken stream.
 
         A sequence that the engine does not list has ended, as the engine's first frame reports, or
         never reached the engine.
@@ -194,7 +197,7 @@ class RouterCore:
             return
         for entry in resumed:
             dispatch = book.dispatches.get(entry.sequence)
-            if dispatch is None or not dispatch.is_open:  # a cancel may have got lost
+            if dispatch is None or not dispatch.is_open:  # the cancel may be lost
                 self.lifecycle.cancels.setdefault(replica_id, []).append(entry.sequence)
             if dispatch is not None:
                 frames.file_missed(book, dispatch, entry, self.lifecycle.stats, now)
@@ -202,7 +205,7 @@ class RouterCore:
         self.cells[book.cell_id].update(book)
 
     def on_replica_lost(self, replica_id: str, epoch: int, now: float) -> None:
-        """End an attachment: retry requests without output elsewhere, end the others as LOST."""
+        """End an attachment. Requests without output are retried, and others end as LOST."""
         book = self.replicas.get(replica_id)
         if book is None or book.epoch != epoch or book.limits is None:
             return
@@ -258,7 +261,7 @@ class RouterCore:
 
         Args:
             sequence: Sequence on the target replica.
-            blocks: Number of leading blocks that arrived; 0 if the transfer failed.
+            blocks: Number of leading blocks that arrived, or 0 if the transfer failed.
             now: Time, in seconds.
         """
         result = self.handovers.end(self.cells, sequence, blocks, now)
@@ -271,7 +274,7 @@ class RouterCore:
     def on_frame(self, replica_id: str, epoch: int, frame: engine.StepFrame, now: float) -> None:
         """Record one step frame, and append its tokens to the batches of their gateways.
 
-        This is the hot path, with work per token.
+        The call is on the hot path, because it does work for each token.
 
         Raises:
             ValueError: The frame contradicts itself, so that the caller must end the attachment.
@@ -320,7 +323,7 @@ class RouterCore:
 
     @property
     def has_decisions(self) -> bool:
-        """Whether a tick may decide anything, beyond sending the tokens of received frames."""
+        """Whether a tick may make decisions, beyond sending the tokens of received frames."""
         if not self.handovers.is_idle:
             return True
         return any(cell.queue.requests for cell in self.cells.values())
@@ -378,7 +381,7 @@ class RouterCore:
             cell.update(book)
 
     def _abandon(self, book: ReplicaBook, now: float) -> None:
-        """Cancel and retry all requests of a replica that gives wrong answers."""
+        """Cancel and retry all requests of a replica with wrong answers."""
         what = " gives wrong answers"
         for dispatch in list(book.dispatches.values()):
             if dispatch.is_open:
@@ -393,7 +396,7 @@ class RouterCore:
         return stats
 
     def drain(self) -> None:
-        """Reject all new requests from now on; accepted requests are served to their end."""
+        """Reject all new requests from now on, while accepted requests are served to their end."""
         self.is_draining = True
         for cell in self.cells.values():
             cell.is_dirty = True

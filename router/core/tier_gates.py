@@ -1,11 +1,13 @@
-"""Decides which share of an overloaded tier's requests gateways forward to a cell; pure.
+"""Decides which share of an overloaded tier's requests gateways forward to a cell. Pure.
 
 Before the router can refuse a request, the gateway has tokenized the whole prompt. So while most
-requests of a tier are refused, the router sends gateways a gate: the share of the tier's requests
-to forward. Gateways refuse all others before any work. The share is set so that about twice as many
-requests are forwarded as the cell can admit. Because the router still refuses half of them, its
-queue stays as long as the tier's deadline permits, and no replica idles. A gate opens fully as soon
-as a request at the end of the queue would meet its deadline.
+requests of a tier are refused, the router sends a gate to the gateways. The gate is the share of
+the tier's requests to forward. Gateways refuse all others before any work.
+
+The share is set so that about twice as many requests are forwarded as the cell can admit. The
+router still refuses half of them. So its queue stays as long as the tier's deadline permits, and no
+replica idles. A gate opens fully as soon as a request at the end of the queue would meet its
+deadline.
 """
 
 from collections.abc import Iterator
@@ -22,13 +24,13 @@ _FITTING = 0.5
 # A tier is saturated if at most this share of its requests was admitted during the window.
 _WINDOW_S = 1.0  # time constant of the counts, and least age of an open gate, in seconds
 _SATURATED = 0.25
-_SEEN_MIN = 8  # least requests in the window; fewer are too small a sample
+_SEEN_MIN = 8  # least requests in the window, because fewer are too small a sample
 _STEP_S = 0.25  # least seconds between two changes of a share
 _FALL_MAX, _RISE_MAX = 2.0, 4.0  # largest factors of one decrease and one increase of a share
-_LEAST = 1 / 64  # least share, so that some requests always probe whether there is room
-_TENANTS_MAX = 32  # tenants of a cell with gates of their own; all others share one per tier
+_LEAST = 1 / 64  # least share, so that some requests always test whether there is room
+_TENANTS_MAX = 32  # most tenants of a cell with separate gates, while others share one per tier
 _FORGOTTEN_S = 5.0  # seconds after the last refusal until an open gate is deleted
-_OPENING = 0.75  # part of the deadline; a gate opens if the predicted wait is within that part
+_OPENING = 0.75  # part of the deadline within which the predicted wait must be before a gate opens
 
 
 class GateShare:
@@ -108,7 +110,7 @@ class TierGates:
     __slots__ = ("_shares",)
 
     def __init__(self) -> None:
-        # By priority and tenant id; the empty id stands for all tenants without their own gate.
+        # By priority and tenant id, which is empty for all tenants without a separate gate.
         self._shares: dict[tuple[int, str], GateShare] = {}
 
     @property
@@ -117,7 +119,7 @@ class TierGates:
         return not self._shares
 
     def refused(self, request: Request, retry_after_s: float, now: float) -> bool:
-        """Record a refused request; return whether gateways should be sent the gates at once."""
+        """Record a refused request, and return whether to send gateways the gates at once."""
         if not _counts(request):
             return False
         key = (request.priority, request.tenant_id)
@@ -143,7 +145,7 @@ class TierGates:
 
         Args:
             cell: The cell.
-            gateways: Number of gateways, each of which computes retry times on its own.
+            gateways: Number of gateways, each of which computes retry times independently.
             now: Time, in seconds.
         """
         if not self._shares:
@@ -166,7 +168,7 @@ class TierGates:
             )
 
     def turned_away(self, priority: int, requests: int, cell: CellBook, now: float) -> None:
-        """Postpone later retries, because gateways promised retries to requests they refused."""
+        """Postpone later retries, because gateways promised retries to their refused requests."""
         taken_s = requests * service_s(cell.supply(now), cell.uncached_mean)
         retry_s = cell.forecast.promises.retry_after_s(priority, 0.0, taken_s, now) + taken_s
         retry_at = now + bounded_retry_s(retry_s)
@@ -178,7 +180,7 @@ class TierGates:
 def _counts(request: Request) -> bool:
     """Return whether a gate applies to a request.
 
-    Gateways refuse only by the deadline of the tier, and never a request with a begun answer.
+    Gateways refuse only because of the tier's deadline, and never a request with a begun answer.
     """
     return request.admission_s > 0.0 and not request.is_begun
 

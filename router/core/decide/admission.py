@@ -1,8 +1,8 @@
 """Decides whether a request may enter the queue, and which request it replaces in a full queue.
 
-A refused request was never queued. Under overload requests are refused or shed in this order: batch
-work, requests whose adapter is loaded on no replica, the lowest tiers. A request of the highest
-tier is refused only if no lower tier runs on more than its reserved share.
+A refused request was never queued. Overload first affects batch work, then requests whose adapter
+is loaded on no replica, then the lowest tiers. A request of the highest tier is refused only if no
+lower tier runs on more than its reserved share.
 """
 
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ DRAINING_RETRY_S = 0.5
 _RELOCATION_S = 1.0  # usual seconds until a cell without an owner is assigned to a router
 COLD_SHARE = 0.75  # part of the queue's bounds, or of the deadline, open to cold adapters
 _COLD_ADAPTER = "the adapter is on no replica yet; try again later, or ask for the base model"
-_SAMPLE = 4  # every fourth request gets a full prediction even if a bound would do, for learning
+_SAMPLE = 4  # one in this many requests is predicted exactly, to measure the forecast's accuracy
 
 
 class Pressure(NamedTuple):
@@ -55,7 +55,7 @@ class FleetLimits(Protocol):
     residency: AdapterResidency
 
     def cold_load_s(self, adapter: str) -> float:
-        """Return the seconds to load an adapter; 0.0 if a replica has already loaded it."""
+        """Return the seconds to load an adapter, or 0.0 if a replica has already loaded it."""
         ...
 
 
@@ -147,7 +147,7 @@ def _unservable(request: Request, cell: AdmissionCell) -> Ending | None:
     """Refuse a request that no replica of the cell could serve at any load."""
     longest = cell.fleet.prompt_tokens_max
     if longest is None:
-        return None  # the limits are not known before a replica is attached
+        return None  # before a replica is attached, the limits are unknown
     if request.prompt_tokens > longest:
         message = f"the prompt has {request.prompt_tokens} tokens, {longest} fit; shorten it"
         return _rejected(ErrorCode.CONTEXT_LENGTH_EXCEEDED, message)
@@ -178,7 +178,7 @@ def _over_tenant_limit(
 def _excess(
     request: Request, cell: AdmissionCell, config: CoreConfig, *, share: float = 1.0
 ) -> tuple[float, float] | None:
-    """Return the requests and tokens above the queue's bounds; None if the request fits."""
+    """Return the requests and tokens above the queue's bounds, or None if the request fits."""
     queue = cell.queue
     requests = queue.requests + 1 - share * config.queue_requests_max
     tokens = queue.tokens + request.prompt_tokens - share * config.queue_tokens_max
@@ -194,7 +194,7 @@ def _over_queue_limit(
     excess = _excess(request, cell, config)
     if excess is not None:
         if requests >= excess[0] and tokens >= excess[1]:
-            return None  # `room_for` will make room
+            return None  # `room_for` evicts enough requests
         message = f"{cell.queue.requests} requests wait for this model; try again later"
         return _rejected(ErrorCode.QUEUE_FULL, message, drain_s(cell, now))
     if requests or not _is_cold(request, cell) or _is_kept(request, cell, now):
@@ -212,7 +212,7 @@ def _is_cold(request: Request, cell: AdmissionCell) -> bool:
 
 
 def _is_kept(request: Request, cell: AdmissionCell, now: float) -> bool:
-    """Return whether to queue a request in any case: of the highest tier, while lower ones run."""
+    """Return whether a request of the highest tier is queued because lower tiers still run."""
     priority = request.priority
     return cell.forecast.is_top(priority) and cell.runs_below(priority, now)
 
@@ -230,7 +230,7 @@ def told(seconds: float) -> str:
 
 
 def drain_s(cell: AdmissionCell, now: float) -> float:
-    """Return a retry time: the predicted seconds until half of the queue is served, bounded."""
+    """Return the predicted seconds until half of the queue is served, bounded as a retry time."""
     queue = cell.queue
     wait_s = queue_wait_s(cell.supply(now), queue.requests, queue.tokens)
     return bounded_retry_s(wait_s / 2)
@@ -239,7 +239,7 @@ def drain_s(cell: AdmissionCell, now: float) -> float:
 def _too_late(
     request: Request, cell: AdmissionCell, config: CoreConfig, prefill_s: float, now: float
 ) -> Ending | None:
-    """Refuse a request whose predicted first token comes after its deadline."""
+    """Refuse a request whose first token is predicted after its deadline."""
     if not cell.queue.requests or request.is_begun:
         return None  # with an empty queue the request is served at once, which measures the TTFT
     forecast = cell.forecast
@@ -282,8 +282,8 @@ def _too_late(
 def _deadline_s(request: Request, config: CoreConfig) -> float:
     """Return the longest predicted TTFT with which a request is admitted, in seconds.
 
-    A tier's deadline limits the wait, so the time that a long prompt's own prefill takes on an idle
-    replica is added.
+    A tier's deadline limits the wait. So the seconds of a long prompt's own prefill on an idle
+    replica are added.
     """
     longest_s = request.longest_wait_s(config.deadline_default_s)
     if not request.admission_s:

@@ -1,4 +1,4 @@
-"""Decides whether a request is split: prefill on one replica, decode on another.
+"""Decides whether a request is split into prefill on one replica and decode on another.
 
 The functions compare plain figures. Only cells with prefill replicas split requests, and they
 decide for each request separately.
@@ -9,8 +9,8 @@ from dataclasses import dataclass
 # Cost of one second of prefill for each sequence that decodes on the same replica, expressed in
 # seconds of TTFT. The prefill delays every decoding sequence a little.
 _INTERFERENCE = 0.01
-# Most waiting requests in the cost of an unsplit request. Eight make the cost large enough that no
-# prefill replica stays idle while requests wait.
+# Most waiting requests in the cost of an unsplit request. With eight requests the cost is large
+# enough that no prefill replica stays idle while requests wait.
 _WAITING_MAX = 8
 # Priors: 320 KB of cache per token (a 70-billion-parameter base) over 100-gigabit Ethernet.
 _TOKEN_S = 32e-6
@@ -110,7 +110,7 @@ class TransferTimes:
         self._seconds += _SMOOTHING * (max(0.0, seconds - _SETUP_S) - self._seconds)
 
     def failed(self, now: float) -> None:
-        """Pause transfers after a failure; each further failure doubles the pause, up to 60 s."""
+        """Pause transfers after a failure, twice as long after each further failure, up to 60 s."""
         if not self.is_usable(now):
             return  # this transfer was in progress when an earlier failure began the pause
         self._backoff_s = min(max(_BACKOFF_FIRST_S, 2 * self._backoff_s), _BACKOFF_MAX_S)

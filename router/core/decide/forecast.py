@@ -1,8 +1,8 @@
-"""Predicts the TTFT of an arriving request for admission, and learns from the measured TTFT.
+"""Predicts the TTFT of an arriving request for admission, and corrects itself by measured TTFTs.
 
 All inputs are plain numbers. By the prediction, admission refuses requests that would miss their
-deadline. A correction factor, which follows the ratio of measured to predicted waits within bounds,
-covers effects that the model omits.
+deadline. A correction factor covers effects that the model omits. The factor follows the ratio of
+measured to predicted waits within bounds.
 """
 
 from dataclasses import dataclass
@@ -14,13 +14,13 @@ CORRECTION_MIN = 0.5
 CORRECTION_MAX = 8.0
 RETRY_AFTER_MIN_S = 0.1
 RETRY_AFTER_MAX_S = 30.0
-RETRY_AFTER_UNKNOWN_S = 2.0  # retry time without a replica: about the time to attach one again
+RETRY_AFTER_UNKNOWN_S = 2.0  # retry time without a replica, about the seconds to attach one again
 _SMOOTHING = 0.05  # weight of a new observation in the running means
 _PRIOR_S = 1.0  # initial mean of predicted and of measured waits, in seconds
 _SHARE_MIN = 0.02  # least share of the supply that a prediction assumes for any tier
 _ARRIVALS_S = 5.0  # time constant of the arrival rates, in seconds
-HIGHER_TIERS_MAX_S = _ARRIVALS_S  # most that higher tiers add to a wait; see `beside_s`
-_ARRIVALS_KNOWN_S = 2.0  # least divisor of the rates: a shorter observation may be just a burst
+HIGHER_TIERS_MAX_S = _ARRIVALS_S  # most that higher tiers add to a wait, see `beside_s`
+_ARRIVALS_KNOWN_S = 2.0  # least divisor of the rates, as a shorter observation may be a burst
 _SIZES = (1.0, 4.0)  # bounds of the classes short, long, very long, in mean uncached prompts
 _TOP_KEPT_S = 60.0  # seconds for which the highest tier with a request is remembered
 
@@ -66,10 +66,10 @@ NO_SUPPLY = Supply(0, 0.0, 0.0, 0, 0.0)
 
 
 def queue_wait_s(supply: Supply, requests_ahead: int, tokens_ahead: float) -> float:
-    """Return the seconds until a request starts behind the work ahead; inf without a replica.
+    """Return the seconds until a request starts behind the work ahead, or inf without a replica.
 
-    The wait is the longer of two: until the prefill work ahead is computed, and until enough
-    sequences have ended to free batch slots and KV blocks.
+    The prefill work ahead must be computed, and enough sequences must end to free batch slots and
+    KV blocks. The later of the two ends the wait.
     """
     if not supply.replicas or supply.tokens_s <= 0.0:
         return float("inf")
@@ -115,7 +115,7 @@ def service_s(supply: Supply, tokens: float) -> float:
 
 
 def bounded_retry_s(wait_s: float) -> float:
-    """Return a wait as a bounded Retry-After; an infinite wait becomes a default."""
+    """Return a wait as a bounded Retry-After, and a default for an infinite wait."""
     if wait_s == float("inf"):
         return RETRY_AFTER_UNKNOWN_S
     return min(max(wait_s, RETRY_AFTER_MIN_S), RETRY_AFTER_MAX_S)
@@ -176,7 +176,7 @@ class Arrivals:
         self._tiers[priority] = kept * requests + 1.0, kept * before + tokens, now
 
     def known_s(self, now: float) -> float:
-        """Return the observed seconds that the decaying counts stand for, below 5 seconds."""
+        """Return the seconds of observation behind the decaying counts, less than 5 seconds."""
         if self._since is None:
             return 0.0
         return _ARRIVALS_S * (1.0 - exp((self._since - now) / _ARRIVALS_S))
@@ -194,12 +194,12 @@ class Arrivals:
 
 
 class Promises:
-    """Retry times given to refused requests, spread so that they do not all return at once."""
+    """The retry times sent with refusals, spread so that the requests do not all return at once."""
 
     __slots__ = ("_until",)
 
     def __init__(self) -> None:
-        # By priority: the time when the retries promised so far will have been served.
+        # Time at which all retries promised so far will have been served, by priority.
         self._until: dict[int, float] = {}
 
     def aside(self) -> "Promises":
@@ -223,7 +223,7 @@ class Promises:
 
 
 class TimedPrediction:
-    """The predicted TTFT of one request, which its forecast later compares with the measured TTFT.
+    """The predicted TTFT of one request, later compared with the measured TTFT.
 
     Attributes:
         uncorrected_s: Predicted seconds until the request starts, before the correction.
@@ -239,35 +239,38 @@ class TimedPrediction:
         served_s: float,
         overdue_s: float = float("inf"),
     ) -> None:
-        """Correct the predicted wait; after `overdue_s` no later request is served before."""
+        """Correct the predicted wait.
+
+        After `overdue_s` no later request is served before this request.
+        """
         self._accuracy = accuracy
         self.uncorrected_s = uncorrected_s
         self.served_s = served_s
         # The correction covers later requests that are served before this request, which happens
-        # until `overdue_s` only. So it never raises the wait beyond both that time and the work
-        # that is already ahead.
+        # until `overdue_s` only. So the correction never raises the wait beyond both that time and
+        # the work that is already ahead.
         self._wait_s = min(uncorrected_s * accuracy.correction(), max(uncorrected_s, overdue_s))
 
     def wait_s(self) -> float:
-        """Return the corrected seconds until the request starts; inf without a replica."""
+        """Return the corrected seconds until the request starts, or inf without a replica."""
         return self._wait_s
 
     def ttft_s(self) -> float:
-        """Return the predicted seconds until the first token; inf without a replica."""
+        """Return the predicted seconds until the first token, or inf without a replica."""
         return self.wait_s() + self.served_s
 
     def first_token(self, waited_s: float) -> None:
-        """Learn from a first token that came after `waited_s` seconds."""
+        """Record that the first token arrived after `waited_s` seconds."""
         self._accuracy.observe(self.uncorrected_s, max(0.0, waited_s - self.served_s))
 
     def expired(self, waited_s: float) -> None:
-        """Learn from a request that has waited longer than predicted without a first token."""
+        """Record that a request has waited longer than predicted without a first token."""
         if waited_s > self.uncorrected_s + self.served_s:
             self.first_token(waited_s)
 
 
 class FirstTokenForecast:
-    """One cell's predictions, their accuracy, and the promised retry times."""
+    """The TTFT predictions of one cell, their accuracy, and the promised retry times."""
 
     __slots__ = ("_accuracies", "_top", "_top_until", "arrivals", "promises")
 
@@ -327,7 +330,7 @@ class FirstTokenForecast:
         uncached_mean: float,
         now: float,
     ) -> TimedPrediction:
-        """Return a request's TTFT prediction; `uncached_mean` is the cell's mean prompt size."""
+        """Return a request's TTFT prediction, given the cell's mean of uncached prompt tokens."""
         wait_s = self.wait_s(
             supply,
             (demand.requests_ahead, demand.tokens_ahead),
@@ -340,7 +343,7 @@ class FirstTokenForecast:
         return TimedPrediction(accuracy, wait_s, demand.prefill_s + demand.adapter_s, overdue_s)
 
     def seen(self, priority: int, now: float) -> None:
-        """Record that a request of this priority arrived, to know the highest active tier."""
+        """Record the arrival of a request, which may be of the highest active tier."""
         if priority >= self._top or now >= self._top_until:
             self._top = priority
             self._top_until = now + _TOP_KEPT_S

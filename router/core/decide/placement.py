@@ -1,6 +1,6 @@
-"""Chooses the replica for a request by predicted cost, and which replicas are excluded.
+"""Chooses the replica for a request by predicted cost, and decides which replicas are excluded.
 
-This module has all cost formulas of placement; `router.core.explain` reports their results.
+This module has all cost formulas of placement. `router.core.explain` reports their results.
 """
 
 from bisect import bisect_right
@@ -13,17 +13,17 @@ from router.core.fleet.speed import MeanSpeed
 from router.core.types.plan import ReplicaRole
 from router.core.types.request import Request
 
-# Extra cost of an uncached token, as a multiple of its prefill time, because every recomputed
-# token takes capacity from other requests.
+# Extra cost of an uncached token, as a multiple of its prefill time, because every recomputed token
+# uses capacity that other requests need.
 _RECOMPUTE_WEIGHT = 1.0
 # Cost of each sequence that would miss its TPOT objective, as a share of that objective.
 _RISK_SHARE = 0.2
-# Most decode-only steps for which a prompt is held back, so that decoding sequences catch up with
-# their TPOT objective.
+# Most decode-only steps that delay a prompt, so that decoding sequences regain their TPOT
+# objective.
 _PAUSES_MAX = 8
-# Bonus of the replica that served the session's last request, as this many further cached tokens.
-# The bonus only breaks near ties, because the prefix index already reports what is cached; a larger
-# bonus would send conversations to overloaded replicas.
+# Bonus of the replica that served the session's last request, expressed in cached tokens. The bonus
+# only breaks near ties, because the prefix index already reports cached prompts. A larger bonus
+# would send conversations to overloaded replicas.
 _HOME_TOKENS = 16
 # Tolerance, in seconds, between two sums of the same owed prefill that are rounded differently. A
 # difference within the tolerance only causes one more replica to be priced.
@@ -38,7 +38,7 @@ class PlacementChoice:
         book: The router's record of the replica.
         cached_tokens: Prompt tokens that the replica has cached.
         cost_s: Predicted cost in seconds, which placement minimises.
-        is_split: Whether the replica only computes the prompt; see `disaggregation`.
+        is_split: Whether the replica only computes the prompt, as `disaggregation` decides.
     """
 
     book: ReplicaBook
@@ -57,7 +57,7 @@ def cost_s(
     *,
     is_home: bool,
 ) -> float:
-    """Return the cost that placement minimises: the weighted predicted TTFT."""
+    """Return the weighted predicted TTFT, which placement minimises."""
     cost = book.backlog_s(now) + prompt_cost_s(mean_speed, uncached, cached) + adapter_s
     engine_model = book.engine_model
     at_risk = engine_model.at_risk(uncached, book.speed.prompt_work_s(uncached, cached))
@@ -87,7 +87,7 @@ def is_paced(book: ReplicaBook, uncached: int, cached: int) -> bool:
 def excluded_by(
     book: ReplicaBook, request: Request, output: int, cached: int, *, is_only: bool
 ) -> str:
-    """Return the reason why a replica cannot be sent a request soon; empty if there is none."""
+    """Return the reason why a replica cannot start a request soon, or an empty string."""
     limits = book.limits
     if limits is None:
         return "not attached"
@@ -113,7 +113,7 @@ def excluded_by(
 
 
 def cached_tokens(book: ReplicaBook, request: Request, matches: Mapping[str, int]) -> int:
-    """Return the prompt tokens that a replica probably has cached; never the last token."""
+    """Return the prompt tokens that a replica probably has cached, without the last token."""
     blocks = matches.get(book.replica_id)
     return book.cached_in(request.prompt_tokens, blocks) if blocks else 0
 
@@ -134,18 +134,19 @@ def choose(
 ) -> PlacementChoice | None:
     """Return the cheapest replica for a request, even if its next step is already full.
 
-    Replicas with more cached blocks of the prompt than most replicas are priced first. All others
-    follow in the order of their owed prefill, until that alone costs more than the best replica.
+    Replicas with more cached blocks of the prompt than most replicas are priced first. The rest
+    follows in the order of owed prefill, until the owed prefill alone costs more than the best
+    replica.
 
     Args:
-        books: Replicas that accept work, by name; among equals the first is chosen.
+        books: Replicas that accept work, by name. Among equals the first is chosen.
         request: The request to place.
         matches: Number of cached leading blocks by replica, without replicas that have none.
-        owed_until: `EngineModel.owed_until` of `books`; updated where that time has passed.
+        owed_until: `EngineModel.owed_until` of `books`, updated where that time has passed.
         mean_speed: Speed of the cell's replicas.
         output: Output tokens to book KV blocks for.
         home: Replica of the session's last request.
-        adapter_s: Seconds until the request's adapter is loaded, by replica; empty for the base.
+        adapter_s: Seconds until the request's adapter is loaded, by replica, or empty for the base.
         without: Names of `books` to exclude.
         is_only: Whether the cell has a single open replica, which `Request.avoid` cannot exclude.
         now: Time, in seconds.
@@ -153,7 +154,7 @@ def choose(
     names, best_s, best_at, best_cached = list(books), float("inf"), -1, 0
 
     def look_at(name: str, least_prompt_s: float) -> bool:
-        """Price a replica, unless its lower bound already exceeds the best cost."""
+        """Compute a replica's cost, unless its lower bound already exceeds the best cost."""
         nonlocal best_s, best_at, best_cached
         at, left_s = names.index(name), owed_until[name] - now - ROUNDED_S
         least_s = least_prompt_s + left_s if left_s > 0.0 else least_prompt_s
@@ -210,11 +211,12 @@ def _looked_at_first(
 def _by_owed(
     books: Mapping[str, ReplicaBook], owed_until: dict[str, float], now: float
 ) -> list[str]:
-    """Return replica names by the time when the owed work is done, idle replicas first."""
+    """Return replica names by the time when the owed work ends, idle replicas first."""
     until = owed_until.__getitem__
     order = sorted(owed_until, key=until)
     free = bisect_right(order, now, key=until)
-    # The owed work of some replica should be done by now, although no frame has reported that yet.
+    # The owed work of some replica should have ended by now, although no frame has reported the end
+    # yet.
     if free and until(order[free - 1]) > IDLE:
         for name in order[:free]:
             engine_model = books[name].engine_model

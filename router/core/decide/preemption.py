@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from router.core.types.request import Request, RequestState
 
 PREEMPTIONS_MAX = 3  # preemptions per request, after which the request runs to its end
-_CLAIM_S = 2.0  # seconds until a claim expires; an engine ends cancelled sequences within steps
+_CLAIM_S = 2.0  # seconds until a claim expires, while engines end cancelled sequences within steps
 _REPLICAS_MAX = 8  # replicas examined per request, the ones with the least owed prefill
 
 
@@ -51,7 +51,7 @@ class PreemptionRoom:
 
 
 def fits(room: PreemptionRoom, left_s: float) -> bool:
-    """Return whether a request gets its first token within `left_s` without a preemption."""
+    """Return whether a request's first token is predicted within `left_s` without a preemption."""
     return (
         room.sequences_free > 0
         and room.blocks_free >= room.blocks_needed
@@ -62,11 +62,11 @@ def fits(room: PreemptionRoom, left_s: float) -> bool:
 def cheapest(
     room: PreemptionRoom, running: Sequence[RunningSequence], left_s: float
 ) -> list[int] | None:
-    """Return the indices of the sequences to preempt so that the first token comes within `left_s`.
+    """Return the sequences to preempt so that the first token is predicted within `left_s`.
 
-    Sequences with the least progress are chosen first. Each chosen preemption is necessary, because
-    without it the capacity or the time would not suffice. The result is None if preempting all
-    sequences would not suffice.
+    The result has indices of `running`. Sequences with the least progress are chosen first. Each
+    chosen preemption is necessary, because without it the capacity or the time would not suffice.
+    The result is None if preempting all sequences would not suffice.
     """
     sequences = room.sequences_free + sum(entry.is_ending for entry in running)
     blocks = room.blocks_free + sum(entry.blocks for entry in running if entry.is_ending)
@@ -168,10 +168,10 @@ def cheapest_replica(
     """Return the replica where the least progress is lost, and the sequences to preempt there.
 
     Args:
-        rooms: Free capacity of each replica; None for a replica without preemptible sequences.
-        running: Returns the sequences of a replica; called for a few replicas only.
+        rooms: Free capacity of each replica, or None for a replica without preemptible sequences.
+        running: Returns the sequences of a replica, and is called for a few replicas only.
         due_s: Seconds until the request misses its TTFT objective.
-        deadline_s: Seconds until its deadline, used where the objective cannot be met.
+        deadline_s: Seconds until the request's deadline, used where the objective cannot be met.
     """
     places = sorted((room.backlog_s, index) for index, room in enumerate(rooms) if room is not None)
     best: tuple[int, list[int]] | None = None

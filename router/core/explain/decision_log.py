@@ -1,10 +1,11 @@
-"""Records why requests were placed as they were, at a bounded rate.
+"""Records the reasons of placements at a bounded rate.
 
-A full explanation visits every replica. So only some placements are explained in full: a sample,
-and, at most once per `decision_pause_s`, a placement of a request that is traced, late, or was
-placed before. For every other placement the router keeps three figures. These are sent with the
-outcome of every failed request, and with the outcomes of slow, evicted or interrupted requests. The
-latter are limited to one per `decision_pause_s`, because under overload all requests may be slow.
+A full explanation visits every replica. So only some placements are explained in full. These are a
+sample, and at most one placement per `decision_pause_s` of a request that is traced, late, or was
+placed before. For every other placement the router keeps three figures, which are the predicted
+cost, the backlog and the queue length. The figures are sent with the outcome of every failed
+request. The outcomes of slow, evicted or interrupted requests also have them, but only one per
+`decision_pause_s`, because under overload all requests may be slow.
 """
 
 from router.core.cell import CellBook
@@ -29,7 +30,7 @@ class DecisionLog:
     def remember(
         self, cell: CellBook, dispatch: Dispatch, choice: PlacementChoice, now: float
     ) -> None:
-        """Explain a placement before the dispatch is sent, or keep its three figures."""
+        """Explain a placement before the dispatch is sent, or record its three figures."""
         request = dispatch.request
         if self._sample and dispatch.sequence % self._sample == 0:
             dispatch.decision = explain.decision(cell, request, choice, now)
@@ -42,7 +43,7 @@ class DecisionLog:
         dispatch.known = (choice.cost_s, choice.book.backlog_s(now), cell.queue.requests)
 
     def tell(self, dispatch: Dispatch, outcome: wire.Outcome, now: float) -> None:
-        """Add the explanation of a placement to the request's outcome, where it is of interest."""
+        """Add the explanation of a placement to a failed, slow or interrupted request's outcome."""
         if dispatch.decision is not None:
             if not dispatch.is_placed:  # otherwise the explanation was sent with the placement
                 outcome.decision.CopyFrom(dispatch.decision)

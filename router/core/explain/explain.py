@@ -1,7 +1,7 @@
-"""Explains the state of a request, or how a hypothetical request would be decided.
+"""Explains the state of a request, or the decision on a hypothetical request.
 
-Explanations call the same functions as the decisions, and change no state. Functions that would
-learn from the call run on a copy of the cell.
+Explanations call the same functions as the decisions, and change no state. Functions that update
+predictions run on a copy of the cell.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from router.core.types.config import CoreConfig
 from router.core.types.request import ConnectedGateway, Dispatch, Request
 from sluice.wire.router.v1 import router_pb2 as wire
 
-_LONGEST_S = 4e6  # longest duration in 32-bit milliseconds; also stands for infinity
+_LONGEST_S = 4e6  # longest duration in 32-bit milliseconds, which also represents infinity
 
 
 class ExplainedCore(Protocol):
@@ -64,7 +64,7 @@ def decision(
 
 
 def recalled(dispatch: Dispatch, cost_s: float, backlog_s: float, waiting: int) -> wire.Explanation:
-    """Return a short explanation of a past placement, from the three figures that were kept.
+    """Return a short explanation of a past placement, from its three recorded figures.
 
     Args:
         dispatch: The request's dispatch.
@@ -97,8 +97,8 @@ def recalled(dispatch: Dispatch, cost_s: float, backlog_s: float, waiting: int) 
 def candidates(cell: CellBook, request: Request, now: float) -> list[wire.Candidate]:
     """Return all replicas of a cell with their costs for a request, the best replica first.
 
-    Replicas that can be sent the request come before excluded replicas. Among replicas of equal
-    cost, placement chooses the first.
+    Replicas that can be sent the request precede excluded replicas. Among replicas of equal cost,
+    placement chooses the first.
     """
     matches = cell.fleet.index.matches(request.hashes) if request.hashes else {}
     home = cell.fleet.sessions.home(request.session, now) if request.session else None
@@ -185,7 +185,7 @@ def _known(core: ExplainedCore, cell: CellBook, request: Request, now: float) ->
 
 
 def _new(core: ExplainedCore, request: Request, now: float) -> wire.Explanation:
-    """Explain how a hypothetical request would be decided if it arrived now."""
+    """Explain the decision on a hypothetical request as if it arrived now."""
     request.arrived_at = now
     request.deadline_at = now + request.longest_wait_s(core.config.deadline_default_s)
     found = core.cells.get(request.cell_id)
@@ -220,7 +220,7 @@ def _new(core: ExplainedCore, request: Request, now: float) -> wire.Explanation:
 def _choice(
     core: ExplainedCore, cell: CellBook, request: Request, now: float
 ) -> PlacementChoice | None:
-    """Return the placement of the request if it were next in the queue; None if it would wait."""
+    """Return the placement of the request if it were next in the queue, or None if it must wait."""
     matches = cell.fleet.index.matches(request.hashes) if request.hashes else {}
     choice = cell.choose(request, matches, now)
     if choice is not None and cell.fleet.open_prefillers:
@@ -239,7 +239,7 @@ def _predict(
     explanation.tokens_ahead = int(demand.tokens_ahead)
 
 
-# --- in words -------------------------------------------------------------------------------
+# --- explanations in words --------------------------------------------------------------------
 
 
 def _may_start(found: Sequence[wire.Candidate]) -> bool:

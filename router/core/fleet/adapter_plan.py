@@ -1,8 +1,8 @@
-"""Plans which replicas of a cell load which adapters ahead of requests.
+"""Plans the adapters that the replicas of a cell load ahead of requests.
 
 The number of an adapter's copies is proportional to its share of the requests, and adapters with
-more requests are planned first. An adapter that no longer fits into the replicas' memory is loaded
-when a request needs it, and that request waits for the load.
+more requests are planned first. An adapter that does not fit into the replicas' planned memory is
+loaded when a request needs it, and that request waits for the load.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -10,12 +10,12 @@ from heapq import heapify, heappop, heappush, nlargest
 from math import ceil, exp2
 
 HALF_LIFE_S = 600.0  # seconds until a request's weight in the demand is halved
-KNOWN_MAX = 16_384  # adapters with a count; above, the half with fewest requests is forgotten
+KNOWN_MAX = 16_384  # most adapters with a count, above which the less requested half is dropped
 LOADS_MAX = 8  # most loads per replica and plan, because engines load while they serve
 # Copies of an adapter per replica's worth of its load. Two leave placement a choice, and leave
 # capacity for bursts.
 _COPIES_PER_LOAD = 2.0
-_PLANNED_SHARE = 0.875  # planned part of the memory; the rest is for adapters that requests load
+_PLANNED_SHARE = 0.875  # planned part of the memory, while requests load adapters into the rest
 _SCALE_MAX = 100.0  # half-lives after which all weights are scaled down, to prevent an overflow
 
 
@@ -30,7 +30,7 @@ class AdapterDemand:
         self._began_at = 0.0
 
     def came(self, adapter: str, now: float, requests: float = 1.0) -> None:
-        """Record requests for an adapter; an empty adapter only adds to the total load."""
+        """Record requests for an adapter. An empty adapter only adds to the total load."""
         passed = (now - self._began_at) / HALF_LIFE_S
         if passed > _SCALE_MAX:
             faded = exp2(-min(passed, 1000.0))
@@ -46,7 +46,7 @@ class AdapterDemand:
                 self._counts = {it: self._counts[it] for it in kept}
 
     def shares(self, limit: int) -> dict[str, float]:
-        """Return the shares of the `limit` adapters with most requests, in all requests."""
+        """Return the shares in all requests of the `limit` adapters with most requests."""
         counts = self._counts
         most = nlargest(limit, counts, key=counts.__getitem__)
         return {adapter: counts[adapter] / self._sum for adapter in most}
@@ -57,7 +57,7 @@ def missing_copies(
     rooms: Mapping[str, int],
     held: Mapping[str, Collection[str]],
 ) -> dict[str, list[str]]:
-    """Return the adapters that each replica should load, those with most requests first.
+    """Return the adapters that each replica should load, most requested adapters first.
 
     Args:
         shares: Share of the cell's requests by adapter, in descending order.

@@ -1,19 +1,20 @@
-"""Where the adapters of a cell are: loaded, in an engine's host memory, or only on disk.
+"""The places of a cell's adapters, which are loaded, in an engine's host memory, or only on disk.
 
 Engines report the loaded adapters. The router assumes that an unloaded adapter stays in host memory
-for a while. From the waits of requests it learns how long a load takes, from memory and from disk.
+for a while. From the waits of requests it learns the duration of a load from memory and from disk.
 """
 
 from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterable
 from enum import IntEnum
 
-# Prior load times, in seconds, for a rank-16 adapter of an 8-billion-parameter base (about 80 MB):
-# already loaded, copied over PCIe between two steps, read from a local disk and verified.
+# Prior load times, in seconds, for a rank-16 adapter of an 8-billion-parameter base (about 80 MB).
+# The first adapter is already loaded. The second is copied over PCIe between two steps. The third
+# is read from a local disk and verified.
 _LOAD_S = (0.0, 0.05, 1.0)
 _SMOOTHING = 0.2
-# Number of unloaded adapters that a replica is assumed to keep in host memory, least recently used
-# first to be dropped, until its reports show otherwise.
+# Assumed number of unloaded adapters in a replica's host memory, until its reports show otherwise.
+# The least recently used adapter is dropped first.
 IN_MEMORY_MAX = 64
 
 
@@ -29,11 +30,11 @@ class _Replica:
     """The adapters of one replica.
 
     Attributes:
-        loaded: Digests of loaded adapters, by the engine's last report.
+        loaded: Digests of loaded adapters, from the engine's last report.
         memory: Digests of adapters that are in host memory or being read, least recently used
             first.
         used: Number of running sequences by digest.
-        loading: Where an adapter was when a sequence first needed it, by digest.
+        loading: Place of an adapter when a sequence first needed it, by digest.
         memory_max: Assumed number of adapters in host memory that are not loaded.
     """
 
@@ -104,10 +105,10 @@ class AdapterResidency:
             if place is not AdapterPlace.LOADED:
                 replica.loading[digest] = place
         replica.used[digest] += 1
-        replica.keep(digest)  # the dispatched sequence makes the engine read the adapter
+        replica.keep(digest)  # the engine reads the adapter for the dispatched sequence
 
     def release(self, replica_id: str, digest: str) -> None:
-        """Record the end of a sequence that uses an adapter; ignored for a lost replica."""
+        """Record the end of a sequence that uses an adapter. A lost replica is ignored."""
         replica = self._replicas.get(replica_id)
         if replica is None or digest not in replica.used:
             return
@@ -117,7 +118,7 @@ class AdapterResidency:
             replica.loading.pop(digest, None)
 
     def loaded(self, replica_id: str, digest: str, seconds: float) -> None:
-        """Learn the load time from the wait of the first sequence that needed an adapter."""
+        """Update the load time from the wait of the first sequence that needed an adapter."""
         replica = self._replicas.get(replica_id)
         place = None if replica is None else replica.loading.pop(digest, None)
         if place is not None:
@@ -154,7 +155,7 @@ class AdapterResidency:
         return set() if replica is None else set(replica.used)
 
     def has_room(self, replica_id: str, digest: str, adapter_slots: int) -> bool:
-        """Return whether sequences use the adapter already, or a slot is free of used adapters."""
+        """Return whether running sequences use the adapter, or a slot has no used adapter."""
         replica = self._replicas.get(replica_id)
         if replica is None:
             return adapter_slots > 0

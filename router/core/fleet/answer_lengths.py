@@ -20,12 +20,12 @@ class AnswerLengths:
         self._by_tenant: OrderedDict[str, float] = OrderedDict()
 
     def expected(self, tenant_id: str, output_max: int) -> int:
-        """Return the output tokens to reserve for a request; a longer answer reserves more."""
+        """Return the output tokens to reserve for a request, until its answer turns out longer."""
         mean = int(self._by_tenant.get(tenant_id, self.mean))
         return mean if 1 <= mean <= output_max else min(output_max, max(1, mean))
 
     def observe(self, tenant_id: str, tokens: int) -> None:
-        """Learn from the length of an answer."""
+        """Update the means with the length of an answer."""
         self.mean += _SMOOTHING * (tokens - self.mean)
         means = self._by_tenant
         mean = means.pop(tenant_id, self.mean)

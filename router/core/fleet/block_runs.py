@@ -1,4 +1,4 @@
-"""Runs of blocks: the elements of the prefix index."""
+"""Runs of consecutive blocks, which are the elements of the prefix index."""
 
 from collections import deque
 from collections.abc import Hashable, Sequence
@@ -13,8 +13,8 @@ class BlockRun:
     """Consecutive blocks of a chain.
 
     Attributes:
-        keys: Hashes of the blocks, in the order of the chain; never empty.
-        holders: The bits of the replicas that hold all blocks of the run.
+        keys: Hashes of the blocks, in the order of the chain, at least one.
+        holders: Bit set of the replicas that have cached all blocks of the run.
         is_loose: Whether the run may come from a report, which does not mark the boundaries
             between chains.
     """
@@ -28,12 +28,12 @@ class BlockRun:
 
 
 class Use:
-    """A dispatch to a replica or a report by it, with the runs that it was the last to use.
+    """A dispatch to a replica, or a replica's report, with the runs whose last use it was.
 
     Attributes:
         number: Number of the dispatch or report, in ascending order.
-        at: Time of the dispatch; -inf for a report.
-        runs: Runs in the order of the prompt; the last run is evicted first.
+        at: Time of the dispatch, or -inf for a report.
+        runs: Runs in the order of the prompt, of which the last is evicted first.
     """
 
     __slots__ = ("at", "number", "runs")
@@ -45,7 +45,7 @@ class Use:
 
 
 class HeldBlocks:
-    """The KV blocks that one replica holds, by the router's record.
+    """The KV blocks that one replica has cached, by the router's record.
 
     Each replica has its own dictionary, because a full dictionary is copied as a whole when it
     grows. A single dictionary with two million blocks would block the router for 150 ms.
@@ -73,7 +73,7 @@ class HeldBlocks:
 
     @property
     def room(self) -> int:
-        """Most blocks that the index may hold for the replica."""
+        """Most blocks that the index may record for the replica."""
         slack = int(self.kv_blocks * _REPORT_SLACK_RATIO) if self.has_events else 0
         return self.kv_blocks + slack
 
@@ -97,16 +97,16 @@ class HeldBlocks:
             del self.by_age[use.number]
 
     def point(self, keys: list[Hashable], run: BlockRun) -> None:
-        """Set the run of the given blocks."""
+        """Record `run` as the run of the given blocks."""
         self.where.update(dict.fromkeys(keys, run))
 
     def forget(self, keys: list[Hashable]) -> None:
-        """Remove blocks that the replica no longer holds."""
+        """Remove blocks that the replica has evicted."""
         deque(map(self.where.__delitem__, keys), 0)
 
 
 def distinct(hashes: Sequence[Hashable]) -> list[Hashable]:
-    """Return the hashes without duplicates, which a valid prompt does not have."""
+    """Return the hashes without duplicates, although a valid prompt has none."""
     keys = list(hashes)
     return keys if len(set(keys)) == len(keys) else list(dict.fromkeys(keys))
 
@@ -142,7 +142,7 @@ def overlap(run: BlockRun, hashes: Sequence[Hashable], start: int) -> int:
 
 
 def stretch(own: list[Hashable], keys: list[Hashable], start: int, step: int) -> int:
-    """Return how many keys from `start` on match `own`, read forwards (1) or backwards (-1)."""
+    """Return the number of keys from `start` that match `own`, forwards (1) or backwards (-1)."""
     at = len(own) - 1 if own[-1] == keys[start] else own.index(keys[start])
     count = 1
     limit = min(len(keys) - start, len(own) - at if step > 0 else at + 1)

@@ -1,7 +1,6 @@
-"""The replicas of one cell, and the cell's shared knowledge about them.
+"""The replicas of one cell, with their health, adapters, cached blocks, sessions and mean speed.
 
-This knowledge is the replicas' health, loaded adapters, cached blocks, sessions and mean speed. The
-queue and the decisions access replicas only through this class.
+The queue and the decisions access replicas only through this class.
 """
 
 from collections.abc import Iterable, Mapping
@@ -30,9 +29,9 @@ class CellFleet:
         open_replicas: Replicas that may be sent requests, now or when their next step has room.
         owed_until: `EngineModel.owed_until` of the open replicas, as of their last change.
         open_prefillers: Open replicas with the role PREFILL, which `open_replicas` leaves out.
-        absent_since: Time of the first check that found no ready replica; None if the last check
+        absent_since: Time of the first check that found no ready replica, or None if the last check
             found a ready replica.
-        prompt_tokens_max: Longest prompt that any replica accepts; None if none is attached.
+        prompt_tokens_max: Longest prompt that any replica accepts, or None if none is attached.
         has_adapters: Whether any attached replica serves adapters.
     """
 
@@ -93,7 +92,7 @@ class CellFleet:
         self.update(book)
 
     def detached(self, book: ReplicaBook, dispatches: list[Dispatch], now: float) -> None:
-        """Stop using a replica; `dispatches` are those that were live on it."""
+        """Stop using a replica, on which `dispatches` were live."""
         for dispatch in dispatches:
             self.released(dispatch)
         self.health.lost(book.replica_id, now)
@@ -158,7 +157,7 @@ class CellFleet:
         if dispatch.request.adapter:
             self.residency.release(dispatch.replica_id, dispatch.request.adapter)
 
-    # --- questions --------------------------------------------------------------------------
+    # --- queries ----------------------------------------------------------------------------
 
     def ready(self) -> list[ReplicaBook]:
         """Return the replicas that are attached and not draining."""
@@ -169,7 +168,7 @@ class CellFleet:
         ]
 
     def absent_s(self, now: float) -> float:
-        """Return the seconds since a check first found no ready replica; 0.0 if one is ready."""
+        """Return the seconds since a check first found no ready replica, or 0.0 if one is ready."""
         if self.ready():
             self.absent_since = None
             return 0.0
@@ -178,7 +177,7 @@ class CellFleet:
         return now - self.absent_since
 
     def opens_at(self, now: float) -> float:
-        """Return the time at which a replica may be sent a request; inf without open replicas."""
+        """Return the time at which a replica may be sent a request, or inf if none is open."""
         first = float("inf")
         for book in self.open_replicas.values():
             opens_at = book.opens_at(now)
@@ -188,12 +187,12 @@ class CellFleet:
         return first
 
     def prefillers_open_at(self, now: float) -> float:
-        """Return the time at which a prefill replica may be sent a request; inf without any."""
+        """Return the time at which a prefill replica may be sent a request, or inf without any."""
         opens_at = (book.opens_at(now) for book in self.open_prefillers.values())
         return min(opens_at, default=float("inf"))
 
     def retry_at(self, now: float) -> float:
-        """Return the predicted end of the next step of any replica; inf if none is running."""
+        """Return the predicted end of the next step of any replica, or inf if none is running."""
         first, soonest = float("inf"), now + _RECHECK_S
         for book in self.open_replicas.values():
             at = book.engine_model.boundary_at
@@ -212,17 +211,17 @@ class CellFleet:
             self._fastest = min(speeds, key=lambda it: it.prefill_s(prompt_tokens, 0), default=None)
 
     def least_prefill_s(self, prompt_tokens: int) -> float:
-        """Return the prefill seconds of an uncached prompt on the fastest replica, if idle."""
+        """Return the prefill seconds of an uncached prompt on the fastest replica when idle."""
         fastest = self._fastest
         return 0.0 if fastest is None else fastest.prefill_s(prompt_tokens, 0)
 
     def idle_prefill_s(self, uncached: int, cached: int) -> float:
-        """Return the prefill seconds of a prompt on some open replica, if it were idle."""
+        """Return the prefill seconds of a prompt on some open replica when idle."""
         book = next(iter(self.open_replicas.values()), None) or next(iter(self.ready()), None)
         return 0.0 if book is None else book.prefill_s(uncached, cached)
 
     def adapter_waits_s(self, adapter: str) -> dict[str, float]:
-        """Return the seconds until an adapter is loaded, by replica; inf without a free slot."""
+        """Return the seconds until an adapter is loaded, by replica, or inf without a free slot."""
         return {
             replica_id: self._adapter_wait_s(book, adapter)
             for replica_id, book in self.open_replicas.items()
@@ -238,7 +237,7 @@ class CellFleet:
         """Return the adapters that each replica should load ahead of requests.
 
         Args:
-            known: All adapters that requests may name; adapters without requests come last.
+            known: All adapters that requests may name. Adapters without requests are loaded last.
         """
         rooms = {
             book.replica_id: self.residency.room(book.replica_id, book.limits.adapter_slots)
@@ -255,21 +254,21 @@ class CellFleet:
         return missing_copies(shares, rooms, held) if shares else {}
 
     def cold_load_s(self, adapter: str) -> float:
-        """Return the seconds to load an adapter; 0.0 if a replica has it loaded or in memory."""
+        """Return the seconds to load an adapter, or 0.0 if a replica has it loaded or in memory."""
         if not adapter or not self.residency.is_cold(adapter):
             return 0.0
         anywhere = next(iter(self.replicas), "")
         return self.residency.load_s(anywhere, adapter)
 
     def matches(self, request: Request) -> Mapping[str, int]:
-        """Return the number of cached leading blocks by replica, without replicas with none."""
+        """Return the number of cached leading blocks by replica, omitting replicas with none."""
         return self.index.matches(request.hashes) if request.hashes else {}
 
     def most_cached(self, request: Request, matches: Mapping[str, int]) -> int:
         """Return the most prompt tokens that any attached replica has cached for a request."""
         most = most_blocks = 0
         for replica_id, blocks in matches.items():
-            if blocks > most_blocks:  # most replicas hold the same few blocks
+            if blocks > most_blocks:  # most replicas have cached equally many blocks
                 book = self.replicas.get(replica_id)
                 if book is not None and book.limits is not None:
                     most_blocks = blocks

@@ -1,4 +1,4 @@
-"""Learns the cost of an output token on a replica that runs its full number of sequences.
+"""Predicts the cost of an output token on a replica that runs its full number of sequences.
 
 The duration of a step without prompts is modelled as `base + row * sequences`, fitted to recent
 steps. So the capacity of a lightly loaded replica can be extrapolated.
@@ -8,8 +8,8 @@ _COLD_STEPS = 20  # first steps of an engine, ignored because of compilation and
 _SMOOTHING = 0.02
 _STEPS_MIN = 50  # least steps for a usable fit
 _SPREAD_MIN = 0.25  # least variance of the number of sequences for a usable slope
-_BEYOND_MAX = 4.0  # extrapolation limit, as a multiple of the most sequences seen recently
-_FADE = 0.9995  # factor per step on the most sequences seen
+_BEYOND_MAX = 4.0  # extrapolation limit, as a multiple of the most sequences in recent steps
+_FADE = 0.9995  # factor per step on the most sequences in recent steps
 
 
 class DecodeCost:
@@ -26,7 +26,7 @@ class DecodeCost:
         self._most = self._rows = self._costs = self._variance = self._covariance = 0.0
 
     def observe(self, sequences: int, step_s: float) -> None:
-        """Learn from a step without prompts."""
+        """Update the fit with a step without prompts."""
         self.steps += 1
         if self.steps <= _COLD_STEPS:
             return
@@ -45,7 +45,7 @@ class DecodeCost:
         return self.steps >= _COLD_STEPS + _STEPS_MIN
 
     def full(self, sequences_max: float, tpot_s: float) -> tuple[int, float]:
-        """Return the number of sequences at full load, and the seconds per output token then.
+        """Return the number of sequences and the seconds per output token at full load.
 
         Args:
             sequences_max: Most sequences that fit into the batch and the KV cache.

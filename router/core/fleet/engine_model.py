@@ -1,8 +1,8 @@
 """A model of an engine's present work, predicted from the state in its last frame.
 
-An engine computes prompts in the order of arrival, in steps of a bounded number of tokens, and gets
-all its work from one router. So between two frames, the router can simulate the engine step by step
-at its learned speed.
+An engine computes prompts in the order of arrival, in steps of a bounded number of tokens, and
+receives all its work from one router. So between two frames, the router can simulate the engine
+step by step at its learned speed.
 """
 
 from bisect import bisect_right, insort
@@ -15,17 +15,18 @@ _STARVED_TOKENS = 64  # prompt tokens per step when decodes alone fill the budge
 IDLE = float("-inf")  # value of `boundary_at` for an idle engine
 
 
-# A prompt that an engine has not completed: the time when it was sent, its uncomputed tokens, and
-# the seconds that these tokens add to steps. The type is a plain tuple, because every frame creates
-# new ones for all waiting prompts, which in a burst is most of a frame's cost.
+# A prompt that an engine has not completed. The fields are the time when it was sent, its
+# uncomputed tokens, and the seconds that these tokens add to steps. The type is a plain tuple,
+# because every frame replaces the tuples of all waiting prompts. In a burst this is most of a
+# frame's cost.
 Prompt = tuple[float, float, float]
 
 
 class EngineModel:
-    """The model of one engine; call `advance` before reading its attributes.
+    """The model of one engine, whose attributes are valid after a call of `advance`.
 
     Attributes:
-        boundary_at: Predicted end of the current step; -inf if the engine is idle.
+        boundary_at: Predicted end of the current step, or -inf if the engine is idle.
         tokens: Prompt tokens that are uncomputed after the current step.
         work_s: Seconds that these prompt tokens add to later steps.
         decoding: Number of decoding sequences at the end of the current step.
@@ -52,14 +53,14 @@ class EngineModel:
         # Predicted first tokens that no frame has reported yet: (`slack_s`, number of sequences).
         self._guessed: list[tuple[float, int]] = []
 
-    # --- what is known ----------------------------------------------------------------------
+    # --- reported facts ---------------------------------------------------------------------
 
     def began(self, slack_s: float) -> None:
-        """Record the first token of a sequence, `slack_s` seconds before its deadline."""
+        """Record the first token of a sequence, at which `EngineModel.slack_s` was `slack_s`."""
         insort(self._begun, slack_s)
 
     def ended(self, slack_s: float) -> None:
-        """Record the end of a sequence whose first token came `slack_s` before its deadline."""
+        """Record the end of a sequence, at whose first token the sum was `slack_s`."""
         del self._begun[bisect_right(self._begun, slack_s) - 1]
 
     def anchor(
@@ -95,7 +96,7 @@ class EngineModel:
             self.boundary_at = now
             self.advance(now)
 
-    # --- what follows -----------------------------------------------------------------------
+    # --- prediction -------------------------------------------------------------------------
 
     def advance(self, now: float) -> None:
         """Simulate all steps that begin up to now."""
@@ -154,9 +155,9 @@ class EngineModel:
 
     @property
     def owed_until(self) -> float:
-        """Earliest time at which all owed work is done; `IDLE` without work.
+        """Earliest time at which all owed work is computed, or `IDLE` without work.
 
-        The result does not decrease as time passes, so it may be read without a call of `advance`.
+        The result does not decrease as time passes, so `advance` need not be called before.
         """
         return self.boundary_at + self.work_s
 
@@ -167,8 +168,8 @@ class EngineModel:
     def at_risk(self, tokens: float, work_s: float) -> int:
         """Return how many decoding sequences would miss their objective because of a new prompt.
 
-        On a slow engine, steps with prompt tokens take longer than the TPOT objective. Sequences
-        that are ahead of the objective by less than the total excess are at risk.
+        On a slow engine, steps with prompt tokens take longer than the TPOT objective. A sequence
+        is at risk if it is ahead of the objective by less than the total excess of these steps.
         """
         begun = self._begun
         if not begun and not self._guessed:
@@ -183,5 +184,5 @@ class EngineModel:
         return at_risk + sum(count for slack_s, count in self._guessed if slack_s > least_s)
 
     def check(self, begun: Iterable[float]) -> None:
-        """Assert that the recorded slacks equal those of the decoding sequences."""
+        """Assert that the recorded slacks equal the slacks of the decoding sequences."""
         assert self._begun == sorted(begun)

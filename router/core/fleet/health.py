@@ -1,16 +1,18 @@
-"""Health of a cell's replicas: slow, lying and failing replicas are ejected and later retried.
+"""Ejects slow, lying and failing replicas of a cell, and tries them again later.
 
 A replica is ejected as *slow* if the 99th percentile of its recent step times is more than three
 times the median of its peers' percentiles. Each step time is first divided by the usual time of
 steps of that size in the cell. A replica is ejected as *lying* if its canary answers accuse it by
-the rules of `sluice.detector`, and as *failing* after several engine failures in a row. After a
-back-off, which doubles with each ejection, an ejected replica is probed. Then it gets a few
-requests as a trial, and is healthy again after enough good answers. A replica that was lost and
-attached again starts with the trial; after repeated losses it first waits for the back-off.
+the rules of `sluice.detector`, and as *failing* after several engine failures in a row.
+
+After a back-off, which doubles with each ejection, an ejected replica is probed. Then a few
+requests are sent to the replica as a trial, and enough good answers end the trial. A replica that
+was lost and attached again starts with the trial. After repeated losses the replica first waits for
+the back-off.
 
 At most a third of the attached replicas is ejected at the same time. If more replicas seem
-unhealthy, the cause is probably the measurement or the load, and a pool that serves badly is better
-than a pool that does not serve.
+unhealthy, the cause is probably the measurement or the load. Even then, a pool that serves badly is
+better than a pool that does not serve.
 """
 
 from dataclasses import dataclass
@@ -26,7 +28,7 @@ from sluice.detector.record import CLEAN, Suspicion
 
 SLOW, LYING, FAILING, LOST = "slow", "lying", "failing", "lost"
 
-PROBE_INTERVAL_S = 5.0  # seconds between probes of a healthy replica; each generates 16 tokens
+PROBE_INTERVAL_S = 5.0  # seconds between probes of a healthy replica, each of 16 output tokens
 PROBE_TIMEOUT_S = 6.0  # seconds until a probe is abandoned, above the shell's own timeout of 5 s
 TRIAL_ACTIVE = 4  # most sequences on a replica that is on trial
 TRIAL_GOOD = 3  # good answers, to requests or probes, that end a trial
@@ -41,7 +43,7 @@ _PROBES_MISSED_MAX = 2  # consecutive unanswered probes until an ejection
 _PROBE_PAUSE_S = 0.1  # seconds until a repeated probe, which then runs in another batch
 
 _NEVER = float("inf")
-_RELEASE_ORDER = {SLOW: 0, LOST: 1, FAILING: 2, LYING: 3}  # order of early returns; see `_release`
+_RELEASE_ORDER = {SLOW: 0, LOST: 1, FAILING: 2, LYING: 3}  # order of early trials in `_release`
 
 
 class HealthState(IntEnum):
@@ -59,7 +61,7 @@ class HealthVerdict:
     Attributes:
         replica_id: Id of the replica.
         state: New state of the replica.
-        reason: SLOW, LYING, FAILING or LOST; empty for a healthy replica.
+        reason: SLOW, LYING, FAILING or LOST, or empty for a healthy replica.
         wrong: Number of wrongly answered canaries among `asked`.
         asked: Number of recent canaries on record.
     """
@@ -105,7 +107,7 @@ class _Replica:
         self.probed_at: float | None = None  # start of the probe in progress
 
     def starts_probe(self, now: float) -> bool:
-        """Start a probe if one is due and none is in progress; return whether it started."""
+        """Start a probe if one is due and none is in progress, and return whether it started."""
         if self.probed_at is not None and now >= self.probed_at + PROBE_TIMEOUT_S:
             self.probed_at = None
         if self.probed_at is not None or now < self.probe_at:
@@ -116,7 +118,7 @@ class _Replica:
 
 
 class CellHealth:
-    """The health of one cell's replicas.
+    """The health records of one cell's replicas, from which `verdicts` returns the changes.
 
     Events of unknown replicas are ignored, and their state is HEALTHY. The caller calls `tick` and
     then `verdicts` after every event. All times are monotonic seconds.
@@ -131,10 +133,10 @@ class CellHealth:
         self._question = 0
         self._is_fewer = False  # whether a replica was removed since the last tick
 
-    # --- what happens -----------------------------------------------------------------------
+    # --- events -----------------------------------------------------------------------------
 
     def attached(self, replica_id: str, now: float) -> None:
-        """Start an attachment: as healthy, or on trial or ejected after recent losses."""
+        """Start an attachment as healthy, or after recent losses on trial or ejected."""
         replica = self._replicas.get(replica_id)
         if replica is None:
             replica = self._replicas[replica_id] = _Replica(replica_id)
@@ -152,7 +154,7 @@ class CellHealth:
         self._due = min(self._due, replica.probe_at)
 
     def lost(self, replica_id: str, now: float) -> None:
-        """Record that an attachment was lost; for an orderly end call `forget` instead."""
+        """Record that an attachment was lost. An orderly end calls `forget` instead."""
         replica = self._replicas.get(replica_id)
         if replica is None or not replica.is_attached:
             return
@@ -164,7 +166,7 @@ class CellHealth:
         self._release(now)
 
     def forget(self, replica_id: str) -> None:
-        """Delete the record of a replica that left the cell; other replicas follow at `tick`."""
+        """Delete the record of a replica that left the cell. Then `tick` may start early trials."""
         replica = self._replicas.pop(replica_id, None)
         if replica is not None:
             self._steps.leave(replica.steps)
@@ -195,13 +197,13 @@ class CellHealth:
         replica = self._replicas.get(replica_id)
         if replica is None or replica.state is HealthState.EJECTED or step_s <= 0.0:
             return
-        context = kv_blocks.bit_length() + 1 >> 1  # matters less, so classes grow by factors of 4
+        context = kv_blocks.bit_length() + 1 >> 1  # has a small effect, so 4 times per class
         size = prompt_tokens.bit_length() << 16 | decodes.bit_length() << 8 | context
         if self._steps.add(replica.steps, size, step_s, now):
             self._due = min(self._due, self._steps.judged_at + JUDGE_S)
 
     def failed(self, replica_id: str, now: float) -> None:
-        """Record that an engine failed a sequence; a "busy" reply is not a failure.
+        """Record that an engine failed a sequence, which excludes a "busy" reply.
 
         Failures at the same time are recorded as one incident, because a failed step ends all
         sequences in it.
@@ -222,7 +224,7 @@ class CellHealth:
                 self._good(replica, now)
 
     def answered(self, replica_id: str, answer: CanaryAnswer, now: float) -> None:
-        """Record the answer to a probe, and discard answers to an earlier canary prompt."""
+        """Record the answer to a probe, unless the probe had an earlier canary prompt."""
         replica = self._probe_over(replica_id, now)
         if replica is None:
             return
@@ -244,7 +246,7 @@ class CellHealth:
         if replica is not None:
             self._missed(replica, now)
 
-    # --- what follows -----------------------------------------------------------------------
+    # --- judgement --------------------------------------------------------------------------
 
     def tick(self, now: float) -> list[str]:
         """Judge new observations, and return the replicas to probe now.
@@ -274,7 +276,7 @@ class CellHealth:
         return probes
 
     def next_at(self, now: float) -> float:
-        """Return the time at which `tick` is due without an event; infinity without replicas."""
+        """Return the time at which `tick` is due without an event, or infinity without replicas."""
         return max(now, self._due)
 
     def may_take(self, replica_id: str, active: int) -> bool:
@@ -292,7 +294,7 @@ class CellHealth:
         return HealthState.HEALTHY if replica is None else replica.state
 
     def reason(self, replica_id: str) -> str:
-        """Return SLOW, LYING, FAILING or LOST for an unhealthy replica; empty if healthy."""
+        """Return SLOW, LYING, FAILING or LOST for an unhealthy replica, or an empty string."""
         replica = self._replicas.get(replica_id)
         return "" if replica is None else replica.reason
 
@@ -341,7 +343,7 @@ class CellHealth:
     def _release(self, now: float) -> None:
         """Start early trials after a loss of replicas, so that at most a third stays ejected.
 
-        Replicas that were ejected for the least serious reasons come first.
+        Replicas that were ejected for the least serious reasons are released first.
         """
         self._is_fewer = False
         attached = [entry for entry in self._replicas.values() if entry.is_attached]
@@ -437,7 +439,7 @@ class CellHealth:
                 self._good(replica, now)
 
     def _judge_ejected(self, replica: _Replica, answer: Text, now: float) -> None:
-        """Start the trial of an ejected replica that answers right, or eject it again.
+        """Start the trial of an ejected replica with the right answer, or eject it again.
 
         If the right answer is unknown, the trial starts unless the replica was ejected as lying.
         """
@@ -466,7 +468,7 @@ def _verdict(answer: Text, truth: Text | None, rules: Rules) -> AnswerVerdict:
 
 
 def _strike(replica: _Replica, now: float) -> None:
-    """Add an ejection or a loss; a preceding long healthy period clears earlier ones."""
+    """Count an ejection or a loss. A long healthy period before it clears earlier ones."""
     if replica.state is HealthState.HEALTHY and now - replica.since >= FORGIVE_S:
         replica.strikes = 0
     replica.strikes += 1

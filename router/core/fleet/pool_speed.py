@@ -1,4 +1,4 @@
-"""The speed of a cell's replicas at their full number of sequences; pure."""
+"""The speed of a cell's replicas at their full number of sequences. Pure."""
 
 from collections.abc import Sequence
 from statistics import median
@@ -10,7 +10,7 @@ from router.core.types.work import EngineSpeed
 def usual_speed(
     books: Sequence[ReplicaBook], *, sequence_tokens: float, tpot_s: float
 ) -> EngineSpeed | None:
-    """Return the median speed of all replicas with enough measured steps; None without any.
+    """Return the median speed of all replicas with enough measured steps, or None without any.
 
     Args:
         books: Records of the attached replicas.

@@ -1,9 +1,10 @@
-"""The index of cached KV blocks of each replica of a cell, as placement uses it.
+"""The index of the KV blocks that each replica of a cell has cached, which placement reads.
 
 The index is updated by dispatches and by reports of engines. Because block hashes form chains, the
-index stores *runs*: consecutive blocks of a chain that the same replicas hold, keyed by the first
-block. So the cost of looking up a prompt grows with its runs, not with its blocks. The index may be
-wrong; then the placement is worse, and the engine computes the missing blocks.
+index stores *runs* by their first block. A run consists of consecutive blocks of a chain that the
+same replicas have cached. So the cost of a prompt's lookup grows with its runs, not with its
+blocks. The index may be wrong. Then the placement is worse, and the engine computes the missing
+blocks.
 """
 
 from collections.abc import Hashable, Iterable, Iterator, Sequence
@@ -25,16 +26,16 @@ from sluice.hashing import HASH_BYTES
 REMOVAL_GUARD_S = 5.0
 _RUN_MAX = 256  # most blocks per run, which bounds the cost of splitting a run
 _NAMES_KEPT = 4096
-_SHARDS = 16  # parts of a large dictionary, for the reason given at `HeldBlocks`
+_SHARDS = 16  # parts of a large dictionary, because of the pause that `HeldBlocks` describes
 _LONG_AGO = float("-inf")
 
 
 class BlockHashes(Sequence[int]):
     """The block hashes of a prompt or of a report, read from the bytes of the message.
 
-    Only the first eight bytes of each hash are used as a key. With ten million blocks, two blocks
-    collide in one of 370,000 indices, which spoils a prediction but no answer. These keys need less
-    memory than whole hashes, and need no conversion.
+    Only the first eight bytes of each hash are used as a key. With ten million blocks, one index in
+    370,000 has a collision, which spoils a prediction but no answer. These keys need less memory
+    than whole hashes, and need no conversion.
 
     Attributes:
         view: View of the bytes as integers, which avoids a Python call per hash.
@@ -67,7 +68,7 @@ class BlockHashes(Sequence[int]):
 
 
 class PrefixIndex:
-    """The cached blocks of all replicas of a cell; calls for unknown replicas have no effect.
+    """The cached blocks of a cell's replicas. Calls for unknown replicas have no effect.
 
     Attributes:
         evicted: Total number of evicted blocks, over all replicas.
@@ -75,21 +76,21 @@ class PrefixIndex:
 
     def __init__(self) -> None:
         self.evicted = 0
-        self._heads: dict[Hashable, BlockRun] = {}  # first block -> run
+        self._heads: dict[Hashable, BlockRun] = {}  # Run by its first block.
         # Block of a loose run -> the bits of the replicas that hold the block in a loose run. The
         # continuation of a prompt may begin in the middle of a loose run.
         self._loose: list[dict[Hashable, int]] = [{} for _ in range(_SHARDS)]
         self._held: dict[str, HeldBlocks] = {}
         self._numbered: list[HeldBlocks | None] = []
-        self._numbers = 0  # number of the last use
-        self._names: dict[int, tuple[str, ...]] = {}  # bits of replicas -> their ids, as a cache
+        self._numbers = 0  # number of the last use, in ascending order
+        self._names: dict[int, tuple[str, ...]] = {}  # ids of replicas by their bits, as a cache
 
     def __len__(self) -> int:
         """Return the number of pairs of a replica and a block cached on it."""
         return sum(len(held.where) for held in self._held.values())
 
     def add_replica(self, replica_id: str, kv_blocks: int) -> None:
-        """Add a replica without blocks, in place of any earlier record of it."""
+        """Add a replica without blocks, in place of its earlier record."""
         self.drop_replica(replica_id)
         if None not in self._numbered:
             self._numbered.append(None)
@@ -113,7 +114,7 @@ class PrefixIndex:
             held.has_events = True
 
     def dispatched(self, replica_id: str, hashes: Sequence[Hashable], now: float) -> None:
-        """Record that a replica was sent a prompt, and so will have all its blocks cached."""
+        """Record that a prompt was sent to a replica, which will have all its blocks cached."""
         held = self._held.get(replica_id)
         if held is None or not len(hashes):
             return
@@ -124,7 +125,7 @@ class PrefixIndex:
 
     def stored(self, replica_id: str, hashes: Sequence[Hashable], now: float) -> None:
         """Record an engine's report of cached blocks, which may be a few seconds old."""
-        del now  # the report's age is unknown, so it does not refresh the blocks' last use
+        del now  # the age of the report is unknown, so `now` is no time of use
         held = self._held.get(replica_id)
         if held is None:
             return
@@ -171,14 +172,14 @@ class PrefixIndex:
     def matches(self, hashes: Sequence[Hashable]) -> dict[str, int]:
         """Return the number of leading blocks of a prompt that each replica has cached.
 
-        Replicas without any of the blocks are left out.
+        Replicas without any of the blocks are omitted.
         """
         if isinstance(hashes, BlockHashes):
             hashes = hashes.view
         size = len(hashes)
         heads = self._heads
         found: dict[str, int] = {}
-        left = -1  # bits of the replicas that hold all blocks so far
+        left = -1  # bits of the replicas that have cached all blocks so far
         count = 0
         while count < size:
             key = hashes[count]
@@ -204,7 +205,7 @@ class PrefixIndex:
     # --- runs -------------------------------------------------------------------------------
 
     def _cover(self, held: HeldBlocks, keys: list[Hashable], use: Use, *, is_report: bool) -> None:
-        """Record that a replica holds a chain of blocks, as part of a use."""
+        """Record that a replica has cached a chain of blocks, as part of a use."""
         start = 0
         while start < len(keys):
             run = self._heads.get(keys[start])
@@ -222,12 +223,12 @@ class PrefixIndex:
             start += len(run.keys)
 
     def _make(self, keys: list[Hashable], *, is_loose: bool) -> BlockRun:
-        """Return a new run without holders; the caller must add a holder."""
+        """Return a new run without holders, to which the caller must add a holder."""
         run = self._heads[keys[0]] = BlockRun(keys, 0, is_loose=is_loose)
         return run
 
     def _split(self, run: BlockRun, at: int) -> BlockRun:
-        """Split a run: move `run.keys[at:]` into a new run, and return the new run."""
+        """Split a run by moving `run.keys[at:]` into a new run, and return the new run."""
         tail = BlockRun(run.keys[at:], run.holders, is_loose=run.is_loose)
         del run.keys[at:]
         for held in self._holding(run.holders):
@@ -238,10 +239,10 @@ class PrefixIndex:
         return tail if twin is tail else self._unite(twin, tail)
 
     def _unite(self, run: BlockRun, twin: BlockRun) -> BlockRun:
-        """Merge the common prefix of two runs with the same first block; return the merged run.
+        """Merge the common prefix of two runs with the same first block, and return the result.
 
-        The rest behind the common prefix is split off. Twins arise when blocks are reported
-        separately from the blocks that precede them.
+        The rest behind the common prefix is split off. Two runs have the same first block if blocks
+        are reported separately from the blocks that precede them.
         """
         same = agreement(run.keys, twin.keys, 0)
         if same < len(run.keys):
@@ -273,7 +274,7 @@ class PrefixIndex:
             shard[key] = shard.get(key, 0) | bit
 
     def _forget(self, held: HeldBlocks, run: BlockRun, keys: list[Hashable]) -> None:
-        """Record that a replica no longer holds some blocks of a run."""
+        """Record that a replica has evicted some blocks of a run."""
         self.evicted += len(keys)
         held.forget(keys)
         if run.is_loose:
@@ -285,7 +286,7 @@ class PrefixIndex:
                     shard[key] = others
 
     def _join(self, held: HeldBlocks, use: Use) -> None:
-        """Join consecutive runs of a use that only this replica holds, up to `_RUN_MAX` blocks."""
+        """Join consecutive runs of a use that only this replica has, up to `_RUN_MAX` blocks."""
         runs = use.runs
         kept = runs[:1]
         for run in runs[1:]:
@@ -300,7 +301,7 @@ class PrefixIndex:
                 kept.append(run)
         use.runs = kept
 
-    # --- what a replica holds ---------------------------------------------------------------
+    # --- cached blocks of a replica ---------------------------------------------------------
 
     def _begin(self, held: HeldBlocks, at: float) -> Use:
         self._numbers += 1
@@ -308,7 +309,7 @@ class PrefixIndex:
         return use
 
     def _give(self, held: HeldBlocks, run: BlockRun) -> None:
-        """Add a replica to a run's holders; its copies of the blocks in other runs are removed."""
+        """Add a replica to a run's holders, and remove its copies of the blocks in other runs."""
         where = held.where
         if not where.keys().isdisjoint(run.keys):
             keys = set(run.keys)
@@ -318,7 +319,7 @@ class PrefixIndex:
         run.holders |= held.bit
 
     def _shrink(self, held: HeldBlocks) -> None:
-        """Evict the least recently used blocks beyond what the replica has room for."""
+        """Evict the least recently used blocks until the rest fits on the replica."""
         excess = len(held.where) - held.room
         while excess > 0:
             use = held.by_age[next(iter(held.by_age))]
@@ -327,7 +328,7 @@ class PrefixIndex:
             excess = len(held.where) - held.room
 
     def _trim(self, held: HeldBlocks, run: BlockRun, at: int) -> None:
-        """Record that a replica no longer holds `run.keys[at:]`."""
+        """Record that a replica has evicted `run.keys[at:]`."""
         if not at:
             self._lose(held, run)
         elif run.holders != held.bit:
@@ -337,7 +338,7 @@ class PrefixIndex:
             del run.keys[at:]
 
     def _lose(self, held: HeldBlocks, run: BlockRun) -> None:
-        """Record that a replica no longer holds a run."""
+        """Record that a replica has evicted a run."""
         held.unuse(run)
         self._forget(held, run, run.keys)
         run.holders ^= held.bit
@@ -345,7 +346,7 @@ class PrefixIndex:
             del self._heads[run.keys[0]]
 
     def _lose_some(self, held: HeldBlocks, run: BlockRun, gone: set[Hashable]) -> None:
-        """Record that a replica no longer holds the given blocks of a run."""
+        """Record that a replica has evicted the given blocks of a run."""
         keys = run.keys
         stop = len(keys)
         while stop:

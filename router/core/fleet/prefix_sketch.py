@@ -1,10 +1,11 @@
 """The sketch of a cell's cached prefixes, sent to gateways if the pool has several cells.
 
-A sketch is a set of marks (short hashes) of the prompts that the cell has placed recently, in two
-generations. The older generation is dropped when the younger one is full, or when the replicas have
-evicted as many blocks as they hold. Because the least recently used blocks are evicted first, the
-blocks of the older generation are no longer cached by then. A mark that is used again moves to the
-younger generation. A sketch may be wrong; then a request finds less of its prompt cached.
+A sketch is a set of marks, which are short hashes of the prompts that the cell has placed recently.
+The marks belong to two generations. The older generation is dropped when the younger generation is
+full, or when the replicas have evicted as many blocks as they have cached. The least recently used
+blocks are evicted first, so the blocks of the older generation are no longer cached by then. A mark
+that is used again moves to the younger generation. A sketch may be wrong. Then a request finds less
+of its prompt cached.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,7 +20,7 @@ _LONG_AGO = float("-inf")
 
 
 class PrefixSketch:
-    """The sketch of one cell, and the marks that gateways have not been sent.
+    """The sketch of one cell, and its marks that have not been sent to gateways.
 
     Attributes:
         generation: Number of the younger generation.
@@ -50,7 +51,7 @@ class PrefixSketch:
     def use(self, hashes: Sequence[int], cached: int, now: float) -> None:
         """Add the marks of a prompt that is placed on a replica.
 
-        The rate of marks is bounded. Marks of prompts without cached blocks are left out first.
+        The rate of marks is bounded. Marks of prompts without cached blocks are omitted first.
 
         Args:
             hashes: First eight bytes of the hash of each block.
@@ -80,7 +81,7 @@ class PrefixSketch:
 
         Args:
             evicted: Total number of blocks that the cell's replicas have evicted.
-            held: Number of blocks that the replicas hold now.
+            held: Number of blocks that the replicas have cached now.
         """
         if evicted - self._evicted > held:
             self._evicted = evicted
@@ -92,7 +93,7 @@ class PrefixSketch:
         self.generation += 1
 
     def news(self, cell_id: str, epoch: int) -> Iterator[wire.CellSketch]:
-        """Yield the marks that gateways have not been sent, and regard them as sent."""
+        """Yield the marks that have not been sent to gateways, and regard them as sent."""
         news, self._news = self._news, []
         for generation, marks in news:
             yield wire.CellSketch(cell_id=cell_id, epoch=epoch, generation=generation, marks=marks)

@@ -1,4 +1,4 @@
-"""The router's record of one replica: dispatched work, received results, learned speed.
+"""The router's record of one replica, with dispatched work, received results and learned speed.
 
 From this record `router.core.fleet.engine_model` predicts the engine's present work.
 """
@@ -9,18 +9,18 @@ from router.core.types.plan import EngineLimits, ReplicaRole
 from router.core.types.request import Dispatch
 from sluice.wire.engine.v1 import engine_pb2 as engine
 
-_OUTGROWN_PART = 4  # an answer longer than expected is now expected to grow by a quarter
+_OUTGROWN_PART = 4  # part by which an answer that is longer than expected grows, as a divisor
 
 
 class ReplicaBook:
-    """One replica's dispatches and predicted backlog; call `refresh` after every change.
+    """One replica's dispatches and backlog, for which `refresh` must follow every change.
 
     Attributes:
-        limits: Limits of the engine; None while the replica is not attached.
+        limits: Limits of the engine, or None while the replica is not attached.
         is_leaving: Whether the replica is no longer planned for this cell.
         is_broken: Whether the replica's stream is broken, and may be resumed soon.
         may_take: Whether the replica is attached, healthy and not draining, with a free batch slot.
-            Then only a full next step can delay a dispatch.
+            Only a full next step can delay a dispatch to such a replica.
         slack_s: Value of `EngineModel.slack_s` at the last frame.
         tokens_s: Prompt tokens that the replica computes per second in full steps.
         foreign: Number of sequences from other senders, such as the cell's previous owner.
@@ -39,7 +39,7 @@ class ReplicaBook:
     )
 
     def __init__(self, replica_id: str, cell_id: str, tpot_s: float) -> None:
-        """Create a record; `tpot_s` is the objective of the mean seconds per output token."""
+        """Create a record, with the objective of the mean seconds per output token."""
         self.replica_id = replica_id
         self.cell_id = cell_id
         self.is_draining = False
@@ -56,7 +56,7 @@ class ReplicaBook:
         self.dispatches: dict[int, Dispatch] = {}  # by sequence, in the order of dispatch
         self._prefills: dict[int, Dispatch] = {}  # the dispatches without a first token
         self.kv_booked = 0
-        self._kv_told = 0  # blocks in use as the engine reports, plus blocks of later dispatches
+        self._kv_told = 0  # blocks in use in the engine's report, plus blocks of later dispatches
         self.sent_at = self.gathers_until = 0.0
         self.running = 0  # running sequences in the engine's last report
         self.foreign = self.foreign_blocks = 0
@@ -83,21 +83,21 @@ class ReplicaBook:
         self.frame_at = now
 
     def detach(self) -> list[Dispatch]:
-        """End the attachment; return its live dispatches, in the order of dispatch."""
+        """End the attachment, and return its live dispatches in the order of dispatch."""
         dispatches = list(self.dispatches.values())
         self._reset()
         self.limits = None
         return dispatches
 
     def resume(self, epoch: int, listed: set[int], now: float) -> None:
-        """Continue under a new epoch; sequences not in `listed` have ended or never arrived."""
+        """Continue under a new epoch. Sequences not in `listed` have ended or never arrived."""
         self.epoch = epoch
         self.frame_at = now
         self.is_broken = False
         self._unlisted = set(self.dispatches) - listed
 
     def take_unlisted(self) -> list[Dispatch]:
-        """Return, once after a resume, the dispatches that the engine does not know."""
+        """Return, once after a resume, the dispatches that the engine has not listed."""
         if not self._unlisted:
             return []
         gone = [self.dispatches[key] for key in sorted(self._unlisted) if key in self.dispatches]
@@ -129,7 +129,7 @@ class ReplicaBook:
         return limits.kv_blocks - min(used, grown)
 
     def fits(self, prompt_tokens: int, output_tokens: int, cached_tokens: int = 0) -> bool:
-        """Return whether the KV cache has room for a sequence; an idle replica always has.
+        """Return whether the KV cache has room for a sequence, as on every idle replica.
 
         Cached blocks of the prompt need no further room.
         """
@@ -163,7 +163,7 @@ class ReplicaBook:
         self.engine_model.send(dispatch.prefill_owed, self._work_s(dispatch), now)
 
     def admitted(self, dispatch: Dispatch, cached_tokens: int) -> None:
-        """Record that the engine runs a sequence, and how much of its prompt was cached."""
+        """Record that the engine runs a sequence, of whose prompt `cached_tokens` were cached."""
         if dispatch.sequence in self._prefills:
             owed = dispatch.prompt_tokens - min(cached_tokens, dispatch.prompt_tokens - 1)
             self._owe(dispatch, owed)
@@ -206,7 +206,7 @@ class ReplicaBook:
         done = dispatch.prompt_tokens - dispatch.prefill_owed
         return self.speed.prompt_work_s(dispatch.prefill_owed, done)
 
-    # --- what the engine says ---------------------------------------------------------------
+    # --- reports of the engine ----------------------------------------------------------------
 
     def progress(self, frame: engine.StepFrame) -> None:
         """Record the duration and the prefill work of a frame's step, before its tokens."""
@@ -219,7 +219,7 @@ class ReplicaBook:
         self.slack_s += frame.steps * (self._tpot_s - state.step_us * 1e-6)
         computed = state.step_prompt_tokens
         self.pauses = 0 if computed else self.pauses + frame.steps
-        if frame.steps > 1:  # work of unreported steps follows from what the engine still owes
+        if frame.steps > 1:  # unreported steps computed all but the engine's owed tokens
             waiting = len(self.dispatches) - state.running - state.waiting
             if not waiting:
                 computed = max(computed, self._book_owed - state.prefill_tokens_owed)
@@ -263,7 +263,7 @@ class ReplicaBook:
         self.engine_model.anchor(written_at, prompts, decoding, self.slack_s, pauses=self.pauses)
 
     def _not_admitted_blocks(self) -> int:
-        """Return the KV blocks of the latest dispatches, which the engine does not run yet."""
+        """Return the KV blocks of the latest dispatches, which the engine has not started."""
         blocks, left = 0, len(self.dispatches) - self.running
         for dispatch in reversed(self.dispatches.values()):
             if left <= 0:
@@ -280,7 +280,7 @@ class ReplicaBook:
         return self.engine_model.tokens
 
     def output_owed(self) -> int:
-        """Return the output tokens that live dispatches are still expected to generate."""
+        """Return the output tokens that live dispatches are expected to generate from now on."""
         return max(0, self.output_booked - self.emitted)
 
     def backlog_s(self, now: float) -> float:
@@ -299,7 +299,7 @@ class ReplicaBook:
         return work_s + left_s if left_s > 0.0 else work_s
 
     def cached_in(self, prompt_tokens: int, blocks: int) -> int:
-        """Return the prompt tokens in this many leading blocks; never the last token."""
+        """Return the prompt tokens in this many leading blocks, always without the last token."""
         limits = self.limits
         if not blocks or limits is None:
             return 0
@@ -312,7 +312,7 @@ class ReplicaBook:
     def opens_at(self, now: float) -> float:
         """Return the time at which the replica may be sent more work.
 
-        That is as soon as its next step is not full and no pause after a "busy" reply lasts.
+        At that time its next step is not full, and the pause after a "busy" reply is over.
         """
         engine_model = self.engine_model
         if engine_model.boundary_at <= now:

@@ -7,17 +7,20 @@ SESSIONS_MAX = 65_536
 
 
 class Sessions:
-    """The last replica of each recent session; the session hash 0 stands for no session."""
+    """The last replica of each recent session.
+
+    The session hash 0 means that there is no session.
+    """
 
     def __init__(self) -> None:
-        # session -> (replica, time of the last request); least recently used first
+        # Replica and time of the last request, by session, the least recently used session first.
         self._homes: OrderedDict[int, tuple[str, float]] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._homes)
 
     def home(self, session: int, now: float) -> str | None:
-        """Return the last replica of a session; None if unknown or too long ago."""
+        """Return the last replica of a session, or None if it is unknown or too old."""
         entry = self._homes.get(session)
         if entry is None or now - entry[1] >= FORGOTTEN_AFTER_S:
             return None
@@ -30,8 +33,8 @@ class Sessions:
         homes = self._homes
         homes[session] = (replica_id, now)
         homes.move_to_end(session)
-        # Each call examines the two oldest sessions, so that expired sessions are removed sooner
-        # than new ones are added, at a constant cost per call.
+        # Each call examines the two oldest sessions, so that expired sessions are removed faster
+        # than new sessions are added, at a constant cost per call.
         for _ in range(2):
             oldest = next(iter(homes))
             if len(homes) > SESSIONS_MAX or now - homes[oldest][1] >= FORGOTTEN_AFTER_S:

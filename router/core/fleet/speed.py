@@ -2,7 +2,7 @@
 
 The modelled duration of a step is decode_step_s, plus token_s + attention_s * (preceding tokens)
 for every prompt token in the step. All three parameters follow the latest steps, so that a slower
-replica or a larger batch shows within some steps.
+replica or a larger batch is noticed within some steps.
 """
 
 from statistics import median
@@ -33,7 +33,7 @@ class MeanSpeed:
     __slots__ = ("attention_s", "token_s")
 
     def __init__(self, speeds: "Sequence[Speed]" = ()) -> None:
-        """Set the mean speed of replicas; all costs are zero without replicas."""
+        """Set the mean speed of replicas, or zero costs without replicas."""
         count = max(1, len(speeds))
         self.token_s = sum(speed.token_s + speed.decode_step_s / speed.budget for speed in speeds)
         self.token_s /= count
@@ -52,7 +52,8 @@ class Speed:
         decode_step_s: Seconds of a step without prompt tokens.
         token_s: Additional seconds per prompt token at the start of a context.
         attention_s: Additional seconds per prompt token for each preceding token.
-        lag_s: Seconds from the end of a step until the router's reply to its frame is received.
+        lag_s: Seconds from the end of a step until the engine receives the router's reply to its
+            frame.
         decode_cost: Model of the decode step time for any number of sequences.
     """
 
@@ -73,15 +74,18 @@ class Speed:
         self._contexts = self._costs = self._variance = self._covariance = 0.0  # weighted moments
 
     def observe(self, state: engine.EngineState, context: float) -> None:
-        """Learn from a step whose prompt tokens had on average `context` preceding tokens."""
+        """Update the speed with a step.
+
+        `context` is the mean number of tokens before its prompts.
+        """
         step_s = state.step_us * 1e-6
         if not step_s:
             return
         prompt_tokens = state.step_prompt_tokens
         if prompt_tokens * _SAMPLE_SHARE >= self.budget:
             # Before the first decode step, `decode_step_s` is the prior. Without that deduction a
-            # replica would seem slower than its peers after its first step, and would get no
-            # requests from which to learn better.
+            # replica would seem slower than its peers after its first step. It would receive no
+            # requests that correct the estimate.
             cost_s = max(0.1 * step_s, step_s - self.decode_step_s)
             self._learn(cost_s / prompt_tokens, context)
         elif not prompt_tokens and state.running:
@@ -106,13 +110,13 @@ class Speed:
         self.token_s = max(self._costs - self.attention_s * self._contexts, 0.1 * self._costs)
 
     def observe_lag(self, lag_s: float) -> None:
-        """Learn the delay of frames from one measured round trip."""
+        """Update the delay of frames with one measured round trip."""
         self._lags += 1
         sample_s = min(max(lag_s, 0.0), _LAG_MAX_S)
         self.lag_s += max(_SMOOTHING, 1 / self._lags) * (sample_s - self.lag_s)
 
     def adopt(self, peers: "Sequence[Speed]") -> None:
-        """Replace the learned speed, which was measured while unhealthy, by the peers' median."""
+        """Replace a speed that was learned while unhealthy by the median speed of the peers."""
         if peers:
             self.token_s = median(peer.token_s for peer in peers)
             self.attention_s = median(peer.attention_s for peer in peers)

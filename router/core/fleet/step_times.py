@@ -1,8 +1,8 @@
-"""Finds replicas whose steps take longer than their peers' steps of similar size.
+"""Finds replicas whose steps are slower than their peers' steps of similar size.
 
 Every replica has a mean duration for each size of step. The usual time of a size is the median of
-the replicas' means. Each step is rated by the ratio of its duration to the usual time of its size,
-so that a replica with larger batches than its peers does not seem slow.
+the replicas' means. Each step is rated by the ratio of its duration to the usual time of its size.
+So a replica with larger batches than its peers does not seem slow.
 """
 
 from collections import deque
@@ -13,12 +13,12 @@ JUDGE_S = 0.1  # least seconds between two judgements
 WINDOW_STEPS = 256  # recent steps per replica that are judged
 STEPS_MIN = 100  # least steps for a 99th percentile
 PEERS_MIN = 3  # least replicas for a usual time
-_P99_RANK = -(-WINDOW_STEPS // 100)  # rank of the 99th percentile: the third slowest of 256 steps
+_P99_RANK = -(-WINDOW_STEPS // 100)  # rank of the 99th percentile, the third slowest of 256 steps
 _STEPS_SHORT = 8  # least steps to judge a trial
 _USUAL_S = 1.0  # seconds between two computations of the usual times
 _SAMPLES_MIN = 4  # least steps of a size for a usable mean
 _SMOOTHING = 0.1
-_SHORT_STEP_S = 0.002  # shorter steps are rated as this long, because their differences are noise
+_SHORT_STEP_S = 0.002  # shorter steps count as this long, because their differences are noise
 
 
 class Steps:
@@ -33,7 +33,7 @@ class Steps:
         self.is_suspect = False  # whether there was a slow step since the last judgement
 
     def clear(self) -> None:
-        """Forget the recent steps, but keep the means, which contribute to the usual times."""
+        """Delete the recent steps, except the means, which contribute to the usual times."""
         self.ratios.clear()
         self.is_suspect = False
 
@@ -54,7 +54,7 @@ class StepTimes:
         self.has_suspects = False
         self.judged_at = float("-inf")
         self._replicas: list[Steps] = []
-        self._usual: dict[int, float] = {}  # usual seconds by size; 0.0 if unknown
+        self._usual: dict[int, float] = {}  # usual seconds by size, 0.0 if unknown
         self._usual_at = float("-inf")
 
     def join(self, steps: Steps) -> None:
@@ -66,12 +66,12 @@ class StepTimes:
         self._replicas = [entry for entry in self._replicas if entry is not steps]
 
     def add(self, steps: Steps, size: int, step_s: float, now: float) -> bool:
-        """Record a step; return whether the step was slow.
+        """Record a step, and return whether the step was slow.
 
         Args:
             steps: Step times of the replica.
-            size: Size of the step: the bit lengths of its prompt tokens, decodes and context, one
-                byte each.
+            size: Size of the step, with the bit lengths of its prompt tokens, decodes and context
+                in one byte each.
             step_s: Duration of the step, in seconds.
             now: Time, in monotonic seconds.
         """
@@ -112,7 +112,7 @@ class StepTimes:
         return [entry for entry in suspects if entry.p99 > limit]
 
     def _find_usual(self, now: float) -> None:
-        """Compute the usual time of each step size: the median of the replicas' means."""
+        """Compute the usual time of each step size, which is the median of the replicas' means."""
         self._usual_at = now
         means: dict[int, list[float]] = {}
         for entry in self._replicas:
@@ -124,9 +124,9 @@ class StepTimes:
         }
 
     def _usual_of_fuller(self, size: int) -> float:
-        """Return the usual time of the next larger known step size; 0.0 if there is none.
+        """Return the usual time of the next larger known step size, or 0.0 if there is none.
 
-        A step that takes much longer than the peers' larger steps is certainly slow.
+        A step that is much slower than the peers' larger steps is certainly slow.
         """
         best_s, best = 0.0, 1 << 16
         prompt, decodes, context = size >> 16, size >> 8 & 255, size & 255

@@ -1,4 +1,4 @@
-"""Waiting requests that need an adapter.
+"""Records which waiting requests need an adapter.
 
 Under overload, requests whose adapter no replica has loaded are shed before lower tiers.
 """
@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from router.core.fleet.adapters import AdapterResidency
 from router.core.types.request import Request, RequestState
 
-_SLACK = 64  # stale entries that are kept beyond the number of waiting requests
+_SLACK = 64  # permitted stale entries, beyond the number of waiting requests
 
 
 class AdapterWaiters:
@@ -22,10 +22,10 @@ class AdapterWaiters:
 
     def __init__(self) -> None:
         self._waiting: dict[str, list[Request]] = {}  # by digest, in the order of arrival
-        self._noted = 0  # number of entries, or more
+        self._noted = 0  # upper bound of the number of entries
 
     def add(self, request: Request, waiting: int) -> None:
-        """Add a request that was queued; `waiting` is the number of all waiting requests."""
+        """Add a queued request, where `waiting` is the number of all waiting requests."""
         if not request.adapter:
             return
         self._waiting.setdefault(request.adapter, []).append(request)
@@ -41,8 +41,9 @@ class AdapterWaiters:
     def cheapest_cold(self, below_priority: int, residency: AdapterResidency) -> Request | None:
         """Return the request to shed among requests with an adapter that no replica has loaded.
 
-        Of the latest request of each adapter, the lowest tier is shed first, and within a tier the
-        latest arrival. The result is None if no such request is below `below_priority`.
+        The candidates are the latest requests of each adapter. Among them, the lowest tier is shed
+        first, and within a tier the latest arrival. The result is None if all candidates have at
+        least `below_priority`.
         """
         best: Request | None = None
         for digest in list(self._waiting):

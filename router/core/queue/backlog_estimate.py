@@ -1,10 +1,10 @@
 """A snapshot of the waiting work of a tier's tenants in virtual time, made at intervals.
 
-In virtual time, a tenant's waiting work is an interval. It begins at the tenant's counter, and its
-length is the work divided by the tenant's weight. The tier serves all intervals in ascending order.
-So the work ahead of a point in virtual time is a piecewise linear function, which bisection
-evaluates. A snapshot may be slightly out of date, because it is used only for estimates and for the
-choice of a request to shed, not for the order of service.
+In virtual time, a tenant's waiting work is an interval. The interval begins at the tenant's
+counter, and its length is the work divided by the tenant's weight. The tier serves all intervals in
+ascending order. So the work ahead of a point in virtual time is a piecewise linear function, which
+bisection evaluates. A snapshot may be slightly out of date. It is used only for estimates and for
+the choice of a request to shed, not for the order of service.
 """
 
 from bisect import bisect_right
@@ -19,11 +19,11 @@ FRESH_S = 0.25  # longest use of a snapshot in seconds, because counters change 
 class BacklogEstimate:
     """The intervals in virtual time of all tenants with waiting work.
 
-    Making an estimate costs O(n log n) for n tenants.
+    The construction costs O(n log n) for n tenants.
 
     Attributes:
         made_at: Time at which the estimate was made.
-        changes: Changes of the queue since then, updated by the tier.
+        changes: Number of changes of the queue since `made_at`, updated by the tier.
     """
 
     __slots__ = (
@@ -47,8 +47,8 @@ class BacklogEstimate:
         for tenant in tenants:
             first, end = tenant.counter, finish_tag(tenant, output_service)
             requests, tokens = tenant.requests, tenant.uncached_tokens
-            # A request is dispatched at the start of its part of the interval, so on average half
-            # a request is dispatched earlier than the linear function says.
+            # A request is dispatched at the start of its part of the interval. So on average half a
+            # request is dispatched earlier than by the linear function.
             half = (end - first) / (2 * requests)
             first, end = first - half, end - half
             self._spans[tenant] = (first, end, requests, tokens)
@@ -68,7 +68,7 @@ class BacklogEstimate:
             at = point
             self._sums.append((requests_sum, tokens_sum))
             self._slopes.append((requests_slope, tokens_slope))
-        # The tenant whose work would be served last is the first to have a request shed.
+        # A request of the tenant whose work would be served last is shed first.
         self._losers = [
             (-finish_tag(tenant, output_service), number, tenant)
             for number, tenant in enumerate(tenants)
@@ -78,7 +78,7 @@ class BacklogEstimate:
     def before(self, point: float, without: TenantQueue | None) -> tuple[float, float]:
         """Return the requests and uncached tokens that are served before a point in virtual time.
 
-        The work of the tenant `without` is left out.
+        The work of the tenant `without` is omitted.
         """
         index = bisect_right(self._points, point) - 1
         if index < 0:
@@ -94,7 +94,7 @@ class BacklogEstimate:
         return max(0.0, requests), max(0.0, tokens)
 
     def last_served(self) -> TenantQueue | None:
-        """Return the tenant whose waiting work would be served last; None if no work waits."""
+        """Return the tenant whose waiting work would be served last, or None if no work waits."""
         losers = self._losers
         while losers:
             tag, number, tenant = losers[0]

@@ -1,16 +1,15 @@
-"""The queue of one cell: all waiting requests, in the order of service.
+"""The queue of one cell with all waiting requests, in the order of service.
 
-Tiers are served by priority, except that a waiting lower tier gets at least its reserved share of
-the service (`Tier.credit`), and every tier gets at least `SHARE_MIN`. So the first request of a
-tier is served at the latest when the cell has given cost(request) / share of service since the
-tier's last turn. Within a tier, virtual token counters decide between tenants
-(`router.core.queue.tier`); each counter covers all replicas of the cell. Within a tenant, requests
-have the order of `router.core.queue.tenant_queue`.
+Tiers are served by priority, except that a waiting lower tier receives at least its reserved share
+of the service (`Tier.credit`), and every tier receives at least `SHARE_MIN`. So a tier's first
+request waits for at most cost(request) / share of the cell's service. Within a tier, virtual token
+counters, which cover all replicas of the cell, decide between tenants (`router.core.queue.tier`).
+Within a tenant, requests have the order of `router.core.queue.tenant_queue`.
 
-A tenant is charged for computed tokens: for uncached prompt tokens at the dispatch, and for output
-tokens as the engine reports them. At the request's end the charge is corrected to the tokens that
-the engine has computed. A request that never ran is not charged, and a request that was lost and
-retried is charged once.
+A tenant is charged for uncached prompt tokens at the dispatch, and for output tokens as the engine
+reports them. At the request's end the charge is corrected to the tokens that the engine has
+computed. A request that never ran is not charged, and a request that was lost and retried is
+charged once.
 
 A tenant's counter also includes service in the other cells of the pool, as reported by them.
 """
@@ -63,7 +62,7 @@ class FairQueue:
     def push_front(self, request: Request, now: float) -> None:
         """Queue a taken request again, ahead of its tenant's other requests.
 
-        The request goes first because its tenant has already been charged for the prompt.
+        The request is served first because its tenant has already been charged for the prompt.
         """
         del now
         self._push(request, is_new=False)
@@ -155,14 +154,14 @@ class FairQueue:
     # --- order ------------------------------------------------------------------------------
 
     def peek(self, now: float) -> Request | None:
-        """Return the next request in the order of service; all skipped requests return."""
+        """Return the next request in the order of service, and end the skipping of requests."""
         self._now = now
         for tier in self._descending:
             tier.look_no_further()
         return self._first()
 
     def skip(self, request: Request) -> Request | None:
-        """Skip the result of `peek` or `skip` until the next `peek`; return the following request.
+        """Skip the result of `peek` or `skip` until the next `peek`, and return the next request.
 
         While requests are skipped, all tenants of a tier offer their first request before any
         tenant offers its second request.
@@ -185,14 +184,14 @@ class FairQueue:
         return highest
 
     def drain(self) -> list[Request]:
-        """Remove all requests without a charge; return them by descending tier, then arrival."""
+        """Remove all requests without a charge. Return them by descending tier, then arrival."""
         out = sorted(self.waiting(), key=lambda request: (-request.priority, request.order))
         for request in out:
             self.remove(request)
         return out
 
     def waiting(self) -> list[Request]:
-        """Return all requests by arrival; too slow for decisions, used by checks."""
+        """Return all requests by arrival. The call is too slow for decisions, and serves checks."""
         found = [request for tier in self._descending for request in tier.waiting()]
         return sorted(found, key=lambda request: request.order)
 
@@ -223,7 +222,7 @@ class FairQueue:
     ) -> tuple[int, int]:
         """Estimate the requests and uncached tokens served before a request that arrives now.
 
-        The estimate leaves out later requests that would overtake the request.
+        The estimate omits later requests that would overtake the request.
         """
         tier = self._tiers.get(priority)
         own = (0.0, 0.0) if tier is None else tier.before(tenant_id, weight, uncached_tokens, now)
@@ -231,7 +230,8 @@ class FairQueue:
         share = SHARE_MIN if tier is None else tier.share
         for other in self._descending:
             if other.priority > priority:
-                # Because of the reserved share, not all work of higher tiers is served before.
+                # The tier's reserved share means that only a part of the higher tiers' work
+                # precedes.
                 limit = (tokens + uncached_tokens) * (1.0 - share) / share
             elif other.priority < priority:
                 limit = (tokens + uncached_tokens) * other.share
@@ -243,7 +243,7 @@ class FairQueue:
         return round(requests), round(tokens)
 
     def cheapest_to_lose(self, below_priority: int, now: float) -> Request | None:
-        """Return the waiting request below `below_priority` to shed first; None if none waits.
+        """Return the waiting request below `below_priority` to shed first, or None if none waits.
 
         Preemptible tiers lose requests first, then the lowest tier. Within the tier, the request is
         the latest request of the tenant whose work would be served last.

@@ -2,7 +2,7 @@
 
 Reports contain totals, so a repeated, late or lost report has no lasting effect. Service before the
 first report, or during an interruption of the reports, is ignored. So the counters do not jump when
-reports resume; during an interruption the cell uses its own counts.
+reports resume. During an interruption the cell uses its own counts.
 """
 
 from collections import OrderedDict
@@ -11,7 +11,7 @@ from typing import NamedTuple
 from router.core.types.service import ServiceReport
 
 SILENT_S = 5.0  # seconds without a report, after which the next report only sets a new baseline
-_SOURCES_MAX = 256  # cells whose reports are kept; beyond, the least recent cell is dropped
+_SOURCES_MAX = 256  # most cells with stored reports, above which the oldest is dropped
 _ACCOUNTS_MAX = 65_536  # accounts of all cells together, about 20 MB
 _SMOOTHING = 0.05  # weight of a new interval in the mean interval between reports
 
@@ -31,7 +31,8 @@ class _Source:
     """The accounts of one cell, as its owner reported them.
 
     Attributes:
-        first: Number of the first report of this epoch since the last interruption; -1: none.
+        first: Number of the first report of this epoch since the last interruption, or -1 before
+            it.
         last: Number of the latest report.
         accounts: (since, service) by tier and tenant, in the order of their changes.
     """
@@ -46,7 +47,7 @@ class _Source:
 
 
 class PoolService:
-    """The service in the other cells of the pool, as their reports say.
+    """The service in the other cells of the pool, from their reports.
 
     Attributes:
         interval_s: Recent mean seconds between two reports of a cell.
@@ -59,7 +60,7 @@ class PoolService:
         self._sources: OrderedDict[tuple[str, str], _Source] = OrderedDict()
 
     def hear(self, report: ServiceReport, now: float) -> list[Change]:
-        """Record a report, and return the changes of tenants' service that it brings."""
+        """Record a report, and return the changes of tenants' service since the last report."""
         source = self._source(report, now)
         if source is None or report.number <= source.last:
             return []
@@ -86,7 +87,7 @@ class PoolService:
         return changes
 
     def _source(self, report: ServiceReport, now: float) -> _Source | None:
-        """Return the record of a report's cell; None if the report has an outdated epoch."""
+        """Return the record of a report's cell, or None if the report has an outdated epoch."""
         key = (report.owner, report.cell_id)
         source = self._sources.get(key)
         if source is not None and report.epoch < source.epoch:

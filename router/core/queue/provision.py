@@ -1,18 +1,20 @@
-"""Estimates the service of a tenant in other cells that they have not reported yet.
+"""Estimates the service of a tenant in other cells that the cells have not reported yet.
 
-Reports arrive late. Without an estimate, all cells would see a tenant behind the others at the same
-moment, all serve that tenant, and after their reports none would serve the tenant for a long time.
-So each charge for service in this cell also charges the expected service in other cells, by the
-recent ratio of both. This advance charge is the provision. Reported service is first deducted from
-the provision, and only the excess is charged; an unused provision expires. So a tenant is always
-charged for the reported service plus the provision, and a wrong estimate has no lasting effect.
+Reports arrive late. Without an estimate, all cells would notice at the same moment that a tenant is
+behind the others, and all would serve that tenant. After their reports, no cell would serve the
+tenant for a long time. So each charge for service in this cell also charges the expected service in
+other cells, by the recent ratio of both.
+
+This advance charge is the provision. Reported service is first deducted from the provision, and
+only the excess is charged. An unused provision expires. So a tenant is always charged for the
+reported service plus the provision, and a wrong estimate has no lasting effect.
 """
 
 import math
 
 MEMORY_MIN_S = 3.0  # least time constant of the ratio and of a provision, in seconds
 _MEMORY_MAX_S = 10.0
-_MEMORY_INTERVALS = 7.0  # time constant in report intervals, longer than a report takes to arrive
+_MEMORY_INTERVALS = 7.0  # time constant in report intervals, longer than the delay of a report
 
 
 def memory_s(interval_s: float) -> float:
@@ -39,7 +41,7 @@ class Provision:
         self._at = now
 
     def follow(self, service: float, ratio_max: int, memory_s: float, now: float) -> float:
-        """Update the provision by the tenant's service in this cell; return the amount's change.
+        """Update the provision by the tenant's service in this cell, and return its change.
 
         Args:
             service: Total virtual service of the tenant in this cell.
@@ -58,7 +60,7 @@ class Provision:
         return self.amount - before
 
     def settle(self, reported: float) -> float:
-        """Deduct reported service from the provision; return the part that is not covered."""
+        """Deduct reported service from the provision, and return the uncovered part."""
         self._there = max(0.0, self._there + reported)
         covered = min(self.amount, max(0.0, reported))
         self.amount -= covered
@@ -66,5 +68,5 @@ class Provision:
 
     @property
     def is_over(self) -> bool:
-        """Whether the provision can be deleted: it is used up, and other cells are inactive."""
+        """Whether the provision can be deleted, as it is used up and other cells are inactive."""
         return self.amount < 1.0 and self._there < 1.0

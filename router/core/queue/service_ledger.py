@@ -11,7 +11,7 @@ from router.core.queue.tenant_queue import TenantQueue
 
 
 class ServiceLedger:
-    """The accounts of one tier that may have changed since their last report.
+    """The accounts of one tier that may have changed since they were last reported.
 
     Attributes:
         reports: Number of the last report.
@@ -24,7 +24,7 @@ class ServiceLedger:
         self._changed: dict[TenantQueue, None] = {}
 
     def open(self, tenant: TenantQueue) -> None:
-        """Open the account of a tenant, which the next report is the first to contain."""
+        """Open the account of a tenant, which the next report contains for the first time."""
         tenant.since = self.reports + 1
 
     def note(self, tenant: TenantQueue) -> None:
@@ -32,7 +32,7 @@ class ServiceLedger:
         self._changed[tenant] = None
 
     def keep(self, tenants: Iterable[TenantQueue]) -> None:
-        """Drop all accounts except those of the given tenants."""
+        """Drop all accounts except the accounts of the given tenants."""
         kept = set(tenants)
         self._changed = {tenant: None for tenant in self._changed if tenant in kept}
 
@@ -41,7 +41,7 @@ class ServiceLedger:
         return list(self._changed)
 
     def told(self, tenants: Iterable[TenantQueue], number: int) -> None:
-        """Record that report `number` contains the present state of the given accounts."""
+        """Record that report `number` contains the current state of the given accounts."""
         self.reports = number
         for tenant in tenants:
             tenant.told = tenant.service
@@ -51,7 +51,7 @@ class ServiceLedger:
 
 
 def largest_changes(tenants: Iterable[TenantQueue], count: int) -> list[TenantQueue]:
-    """Return at most `count` accounts: those that changed most since their last report."""
+    """Return the accounts that changed most since their last report, at most `count` of them."""
     changed = [tenant for tenant in tenants if tenant.service != tenant.told]
     if len(changed) <= count:
         return changed

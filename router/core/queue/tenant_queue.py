@@ -12,8 +12,8 @@ from router.core.types.request import Request
 
 _LATE_FACTOR = 1.2
 # Dead heap entries are removed when they outnumber the live entries by more than this number, or
-# when no live entry is left. Dead entries keep their requests in memory, and a tenant's queue is
-# kept for a long time after its last request.
+# when no live entry is left. Dead entries occupy memory with their requests, and a tenant's queue
+# exists for a long time after its last request.
 _SLACK = 64
 
 
@@ -53,7 +53,7 @@ class Sizes:
             del self._classes[size]
 
     def below(self, tokens: int) -> tuple[float, float]:
-        """Return approximately how many requests have at most `tokens`, and the sum of theirs."""
+        """Return the approximate number and sum of tokens of requests with at most `tokens`."""
         last = _class_of(tokens)
         requests = total = 0.0
         for size, entry in self._classes.items():
@@ -81,7 +81,7 @@ class _Entry:
         self.tokens = request.uncached_tokens
 
     def __lt__(self, other: "_Entry") -> bool:
-        """Order two entries of one request at one price arbitrarily; the older one is dead."""
+        """Order entries of one request and price arbitrarily, since the older entry is dead."""
         return False
 
 
@@ -92,7 +92,7 @@ class TenantQueue(ServiceAccount):
         running: Number of dispatches that were neither settled nor queued again.
         requests: Number of waiting requests.
         tokens: Prompt tokens of the waiting requests.
-        listing: Number of the tenant's entry in the tier's heap; 0: no entry.
+        listing: Number of the tenant's entry in the tier's heap, or 0 without an entry.
         since: Number of the first report after the account was opened.
         told: Value of `service` in the last report that contained the account.
     """
@@ -116,10 +116,10 @@ class TenantQueue(ServiceAccount):
         self._shortest: list[tuple[float, int, _Entry]] = []
         self._due: list[tuple[float, int]] = []
         self._late: list[tuple[float, int]] = []
-        self._hidden: dict[int, None] = {}  # set aside during a look-ahead
+        self._hidden: dict[int, None] = {}  # requests that a look-ahead has skipped
         self._stash: list[tuple[float, int, _Entry]] = []  # heap entries of hidden requests
 
-    # --- in and out -------------------------------------------------------------------------
+    # --- arrivals and removals --------------------------------------------------------------
 
     def push(self, request: Request) -> None:
         """Add a new request."""
@@ -189,7 +189,7 @@ class TenantQueue(ServiceAccount):
         self._overdue_tokens += entry.tokens
 
     def _sweep(self) -> None:
-        """Remove dead heap entries if they predominate; amortized O(1) per push or removal."""
+        """Remove dead heap entries if they predominate, in amortized O(1) per push or removal."""
         live = len(self._rest)
         entries_max = 2 * live + _SLACK if live else 0
         if len(self._shortest) > entries_max:
@@ -205,7 +205,7 @@ class TenantQueue(ServiceAccount):
     # --- order ------------------------------------------------------------------------------
 
     def head(self, now: float) -> Request | None:
-        """Return the next request that is not hidden by a look-ahead."""
+        """Return the next request that no look-ahead has hidden."""
         self._promote(now)
         for line in (self._returned, self._overdue):
             for order, entry in line.items():
@@ -242,7 +242,7 @@ class TenantQueue(ServiceAccount):
         self._hidden[request.order] = None
 
     def unhide(self) -> None:
-        """End a look-ahead, so that `head` offers all requests again."""
+        """End a look-ahead, so that `head` can return all requests again."""
         self._hidden.clear()
         for entry in self._stash:
             if self._rest.get(entry[1]) is entry[2]:
@@ -267,7 +267,7 @@ class TenantQueue(ServiceAccount):
         return self._sizes.tokens + self._overdue_tokens
 
     def last(self) -> Request:
-        """Return the request to shed first: the latest arrival, returning requests last.
+        """Return the latest arrival, to shed first. A returning request is shed last.
 
         Raises:
             StopIteration: The queue is empty.

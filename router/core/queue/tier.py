@@ -1,4 +1,4 @@
-"""A tier: the order of its tenants, and the tier's share of the cell's service."""
+"""A tier, with the order of its tenants and the tier's share of the cell's service."""
 
 import math
 from collections.abc import Iterable
@@ -12,7 +12,7 @@ from router.core.queue.virtual_time import VirtualTime
 from router.core.types.account import TierTotals
 from router.core.types.request import Dispatch, Request
 
-OUTPUT_SERVICE = 2.0  # service of one output token; an uncached prompt token is 1
+OUTPUT_SERVICE = 2.0  # service of one output token, in units of one uncached prompt token
 SHARE_MIN = 0.01  # least share of every waiting tier, so that no tier starves
 _DEBT_MEMORY_S = 10.0  # time constant with which service beyond the share is forgotten, in seconds
 _LARGEST_FADES = 0.99  # factor on the largest recent service per dispatch of the cell
@@ -20,9 +20,9 @@ _CREDIT_REQUESTS = 2.0  # credit of a tenant whose queue was briefly empty, in m
 _SERVICE_PRIOR = 512.0  # assumed service per request, until some requests have ended
 _OUTPUT_PRIOR = 128.0  # assumed output tokens per dispatch, until some dispatches have ended
 _SMOOTHING = 0.02
-# Limit of a tenant's disadvantage in this cell because of service in other cells: the progress of
-# the tier's virtual time in `LAG_S` seconds, or `LAG_REQUESTS` mean requests if that is more. Where
-# requests are long, the limit by `LAG_S` alone would not cover the cost of one or two requests.
+# Limit of a tenant's disadvantage in this cell because of service in other cells. The limit is the
+# progress of the tier's virtual time in `LAG_S` seconds, or `LAG_REQUESTS` mean requests if that is
+# more. Where requests are long, `LAG_S` alone would not cover the cost of one or two requests.
 LAG_S = 3.0
 LAG_REQUESTS = 4.0
 _TENANTS_KEPT = 1024  # tenants above which idle tenants without an effect on the order are dropped
@@ -33,17 +33,17 @@ class Tier:
 
     Each tenant has a virtual counter of its service, and the tenant with the least counter is
     served first. When an idle tenant queues a request, its counter is raised to the least counter
-    of the waiting tenants (or of the tenant served last, if none waits), so that idle time earns no
-    advantage. A tenant with running requests was not idle. So it keeps a credit of a few requests,
-    for the service that other tenants got while its queue was briefly empty.
+    of the waiting tenants. If none waits, the counter of the tenant served last is used. So idle
+    time earns no advantage. A tenant with running requests was not idle. So it has a credit of a
+    few requests, for the service of other tenants while its queue was briefly empty.
 
-    Service in other cells of the pool is charged like service in this cell, but puts a tenant
+    Service in other cells of the pool is charged like service in this cell. But it puts a tenant
     behind the others by at most `LAG_S` or `LAG_REQUESTS`, so older service elsewhere is ignored.
 
     Attributes:
-        totals: Total service, and waiting uncached tokens; the sums are updated by the tenants.
+        totals: Total service, and waiting uncached tokens, which the tenants update.
         credit: Service that the tier may claim before higher tiers. While the tier has waiting
-            requests, it earns its share of all service of the cell, and pays for its own service.
+            requests, its share of the cell's service is credited, and its own service debited.
         requests: Number of waiting requests.
         tokens: Prompt tokens of the waiting requests.
         ledger: Accounts to report to other cells.
@@ -78,12 +78,12 @@ class Tier:
         self._tenants: dict[str, TenantQueue] = {}
         self._tenants_max = _TENANTS_KEPT
         # Entries are (counter when listed, number of the listing, tenant). A listed tenant's
-        # counter may grow, so an entry's counter may be too low but never too high, and the top
-        # entry is corrected until it is accurate. A tenant whose counter falls is listed again.
+        # counter may grow, so an entry's counter may be too low but never too high. The top entry
+        # is corrected until it is accurate. A tenant whose counter falls is listed again.
         self._heap: list[tuple[float, int, TenantQueue]] = []
         self._listings = 0
         self._last: TenantQueue | None = None  # the tenant served last
-        self._behind: list[TenantQueue] = []  # tenants whose first requests this look-ahead skipped
+        self._behind: list[TenantQueue] = []  # tenants whose first request this look-ahead skipped
         self._looked_at: dict[TenantQueue, None] = {}
         self._output_mean, self._service_mean = _OUTPUT_PRIOR, _SERVICE_PRIOR
         self._debt_at = self._largest = 0.0
@@ -94,10 +94,10 @@ class Tier:
         self._cells = 0  # number of other cells in the pool
         self._memory_s = MEMORY_MIN_S  # time constant of provisions
 
-    # --- in and out -------------------------------------------------------------------------
+    # --- arrivals and removals --------------------------------------------------------------
 
     def push(self, request: Request, *, is_new: bool) -> None:
-        """Add a request; one that waited before goes ahead of its tenant's other requests."""
+        """Add a request. One that waited before precedes its tenant's other requests."""
         self.look_no_further()
         if not self.requests:
             self.credit = min(self.credit, 0.0)  # a tier earns credit only while requests wait
@@ -117,7 +117,7 @@ class Tier:
         self._changed(request, 1)
 
     def take(self, request: Request, now: float) -> TenantQueue:
-        """Remove a request for dispatch, and charge its tenant for the prompt if not yet done."""
+        """Remove a request for dispatch, and charge its tenant for the prompt if still due."""
         tenant = self.remove(request)
         tenant.running += 1
         self._last = tenant
@@ -163,7 +163,7 @@ class Tier:
             service = request.charged_tokens + OUTPUT_SERVICE * dispatch.emitted
             self._service_mean += _SMOOTHING * (service - self._service_mean)
         if request.attempts or request.preemptions or request.prefilled_on:
-            return  # repeated work is charged once, by the first prediction
+            return  # repeated work is charged only once, by its first prediction
         computed = dispatch.prompt_tokens - dispatch.cached_tokens if has_run else 0
         self._correct(tenant, request, computed)
 
@@ -194,7 +194,7 @@ class Tier:
         if tenant is None:
             if len(self._tenants) >= self._tenants_max:
                 self._forget_idle()
-            tenant = TenantQueue(tenant_id, self.totals)  # `push` lifts it
+            tenant = TenantQueue(tenant_id, self.totals)  # `push` raises its counter
             self._tenants[tenant_id] = tenant
             self.ledger.open(tenant)
         return tenant
@@ -234,7 +234,7 @@ class Tier:
     def _forget_idle(self) -> None:
         """Drop idle tenants whose counters a new request would raise anyway.
 
-        The limit of kept tenants grows with their number, so that this linear scan stays rare.
+        The limit grows with the number of remaining tenants, so that this linear scan stays rare.
         """
         top = self._top() or self._last
         least = 0.0 if top is None else top.counter
@@ -261,8 +261,8 @@ class Tier:
         """Charge tenants for their virtual service in other cells of the pool.
 
         Args:
-            services: Tenants, each with the change of its service elsewhere; a tenant that this
-                tier does not know is ignored.
+            services: Tenants, each with the change of its service elsewhere. Tenants without an
+                account in this tier are ignored.
             cells: Number of other cells that send reports.
             interval_s: Mean seconds between two reports of a cell.
             now: Time, in seconds.
@@ -299,7 +299,7 @@ class Tier:
     def _shift(self, tenant: TenantQueue, service: float, turn: float, lag: float) -> None:
         """Charge a tenant for service elsewhere, up to the limit, or refund such a charge.
 
-        A refund lowers the counter no further than that of the tenant to serve next.
+        A refund lowers the counter at most to the counter of the tenant to serve next.
         """
         before = tenant.counter
         limit = turn + max(lag, LAG_REQUESTS * self._service_mean / tenant.weight)
@@ -327,18 +327,18 @@ class Tier:
         return None if tenant is None else tenant.head(now)
 
     def look_further(self, request: Request) -> None:
-        """Skip the result of `head` for the rest of the look-ahead."""
+        """Skip the result of `head` until the look-ahead ends."""
         tenant = self._tenants[request.tenant_id]
         tenant.hide(request)
         self._looked_at[tenant] = None
         if tenant.listing:
-            tenant.listing = 0  # makes the tenant's heap entry invalid
+            tenant.listing = 0  # invalidates the tenant's heap entry
         else:
             self._behind.pop(0)
         self._behind.append(tenant)
 
     def look_no_further(self) -> None:
-        """End a look-ahead, so that `head` offers all requests again."""
+        """End a look-ahead, so that `head` can return all requests again."""
         if self._looked_at:
             for tenant in self._looked_at:
                 tenant.unhide()
@@ -355,7 +355,7 @@ class Tier:
         return prompt + OUTPUT_SERVICE * self._output_mean
 
     def earn(self, service: float, now: float) -> None:
-        """Credit this tier with its share of a service to any tier, and fade old debt."""
+        """Credit this tier with its share of a service to any tier, and reduce old debt."""
         if self.credit < 0.0:
             self.credit *= math.exp((self._debt_at - now) / _DEBT_MEMORY_S)
         self._debt_at = now
@@ -364,7 +364,7 @@ class Tier:
             self.credit += self.share * service
 
     def pay(self, service: float) -> None:
-        """Charge this tier for service, after `earn`; saved credit is capped to prevent bursts."""
+        """Debit this tier for service, after `earn`, and limit saved credit to prevent bursts."""
         self.credit = min(self.credit, 2.0 * self._largest) - service
 
     # --- estimates --------------------------------------------------------------------------
@@ -397,7 +397,7 @@ class Tier:
         if not self.requests:
             return None
         tenant = self._picture(now).last_served()
-        if tenant is None:  # all requests of the estimate have left; other requests came
+        if tenant is None:  # all requests of the estimate have left, and others arrived
             self._backlog_estimate = None
             tenant = self._picture(now).last_served()
         return None if tenant is None else tenant.last()
@@ -415,7 +415,7 @@ class Tier:
         return estimate
 
     def waiting(self) -> list[Request]:
-        """Return all waiting requests; too slow for decisions, used by checks and `drain`."""
+        """Return all waiting requests. The call is slow, and serves checks and `drain`."""
         return [request for tenant in self._tenants.values() for request in tenant.waiting()]
 
 

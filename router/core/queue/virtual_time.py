@@ -26,11 +26,11 @@ class VirtualTime:
         self.now = max(self.now, counter)
 
     def sample(self, served: float, now: float) -> None:
-        """Measure the pace; `served` is the total service of the tier.
+        """Update the pace, where `served` is the total service of the tier.
 
-        Because weights are at least 1, virtual time cannot run faster than service. A larger growth
-        comes from a tenant with a high counter that was served while no other tenant waited, so the
-        growth is capped by the service.
+        Because weights are at least 1, virtual time cannot run faster than service. But a tenant
+        with a high counter may be served while no other tenant waits. Then virtual time jumps, so
+        its growth is limited to the service.
         """
         since = self._sampled_at
         if since is None:

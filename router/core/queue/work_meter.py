@@ -5,11 +5,11 @@ from router.core.types.work import TierWork
 from sluice.priority import CLASSES
 
 _SMOOTHING = 0.05
-_TIERS_MAX = 64  # tiers with sums of their own; the requests of further tiers go to the last one
+_TIERS_MAX = 64  # tiers with separate sums, where further tiers are added to the last sum
 
 
 class WorkMeter:
-    """Sums of a cell's demand since the router began its record of the cell; pure.
+    """Sums of a cell's demand since the router began its record of the cell. Pure.
 
     The sums include requests that were refused for lack of capacity, because these are demand, too.
 
@@ -50,7 +50,7 @@ class WorkMeter:
         """Add requests that gateways refused, with the mean tokens of other requests.
 
         Args:
-            priority: Priority of the requests; see `came`.
+            priority: Priority of the requests, as in `came`.
             requests: Number of requests.
             prompt_tokens: Mean uncached prompt tokens of recent requests.
             output_tokens: Mean output tokens of recent requests.

@@ -5,7 +5,7 @@ class TierTotals:
     """Sums over one tier, updated by the tier's tenant queues.
 
     Attributes:
-        served: Service so far: computed prompt tokens and 2 x output tokens.
+        served: Service so far, in computed prompt tokens plus 2 x output tokens.
         uncached_tokens: Prompt tokens of the waiting requests that have to be computed.
     """
 
@@ -21,10 +21,10 @@ class ServiceAccount:
 
     Attributes:
         weight: Share of the tenant within its tier.
-        counter: Virtual service: computed prompt tokens and 2 x output tokens, over the weight. The
-            token path adds the output; the queue adds everything else.
-        elsewhere: Part of the counter that is not service in this cell: service in other cells of
-            the pool, and lifts after idle periods.
+        counter: Virtual service, that is, (computed prompt tokens + 2 x output tokens) / weight.
+            The token path adds the output, and the queue adds everything else.
+        elsewhere: Part of the counter that is not service in this cell. It consists of service in
+            other cells of the pool and of increases after idle periods.
         totals: Sums of the tier.
     """
 

@@ -1,4 +1,4 @@
-"""The output of the core for its shell: actions, and figures for metrics."""
+"""The output of the core for its shell, that is, actions and figures for metrics."""
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -18,7 +18,7 @@ class Transfer:
         source: Replica that has the blocks.
         first: Index of the first block within the prompt.
         blocks: Number of blocks.
-        deadline_s: Seconds for the whole transfer; after a timeout the target computes the blocks.
+        deadline_s: Seconds for the whole transfer, after which the target computes the blocks.
     """
 
     dispatch: Dispatch
@@ -30,13 +30,13 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True)
 class EjectionNotice:
-    """An ejection of a replica for its answers.
+    """The ejection of a replica because of wrong answers.
 
     Attributes:
         replica_id: Id of the replica.
         cell_id: Id of the replica's cell.
         wrong: Number of wrongly answered canaries among `asked`.
-        asked: Number of recent canaries that the verdict is based on.
+        asked: Number of recent canaries behind the verdict.
     """
 
     replica_id: str
@@ -51,9 +51,9 @@ class Actions:
     Attributes:
         batches: Messages, with the key of their gateway.
         dispatches: Sequences to send, by replica.
-        cancels: Sequences to cancel, by replica; some may be sequences of `dispatches`.
+        cancels: Sequences to cancel, by replica, some of which may be in `dispatches`.
         probes: Replicas that are to run a canary inference.
-        transfers: Transfers to start; the shell answers each by `RouterCore.on_transferred`.
+        transfers: Transfers to start, whose ends the shell reports by `RouterCore.on_transferred`.
         accusations: Ejections to report to the quality guard.
     """
 
@@ -70,7 +70,7 @@ class Actions:
 
 @dataclass(slots=True)
 class Stats:
-    """Totals and samples since the last call of `RouterCore.take_stats`; for metrics only.
+    """Totals and samples for metrics since the last call of `RouterCore.take_stats`.
 
     Attributes:
         outcomes: Ended requests, by kind and error code.

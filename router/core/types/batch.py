@@ -10,13 +10,13 @@ _U32_MAX = 0xFFFFFFFF
 
 
 class GatewayBatch:
-    """The next message to one gateway: token columns, placements, outcomes, cell states.
+    """The next message to a gateway, with token columns, placements, outcomes and cell states.
 
     Attributes:
-        handles: Request handle of each row; a request may have several rows.
+        handles: Request handle of each row. A request may have several rows.
         counts: Number of tokens in each row.
         tokens: Token ids of all rows, concatenated.
-        logprobs: Log probabilities of output tokens, for requests with `logprobs`; None if there
+        logprobs: Log probabilities of output tokens, for requests with `logprobs`, or None if there
             are none.
         prompt_logprobs: Log probabilities of prompt tokens, for requests with `prompt_logprobs`.
         sketches: Parts of cells' sketches of cached prefixes.
@@ -39,7 +39,7 @@ class GatewayBatch:
         self.sketches: list[wire.CellSketch] = []
 
     def merge(self, later: "GatewayBatch") -> None:
-        """Append a later batch; in the merged message outcomes still follow all tokens."""
+        """Append a later batch. In the merged message outcomes still follow all tokens."""
         self.handles += later.handles
         self.counts += later.counts
         self.tokens += later.tokens
@@ -61,7 +61,7 @@ class GatewayBatch:
         return len(self.tokens) + tops + of_prompts
 
     def __bool__(self) -> bool:
-        """Whether the batch holds any news."""
+        """Whether the batch has any content to send."""
         return bool(
             self.handles
             or self.outcomes
@@ -73,5 +73,5 @@ class GatewayBatch:
 
 
 def wire_us(seconds: float) -> int:
-    """Return microseconds for a 32-bit field; a time of over 71 minutes becomes the maximum."""
+    """Return microseconds for a 32-bit field, at most 2^32 - 1 (71 minutes)."""
     return min(int(seconds * 1e6), _U32_MAX)

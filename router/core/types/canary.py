@@ -10,8 +10,8 @@ class CanaryAnswer:
     """A replica's answer to a canary prompt.
 
     Attributes:
-        text: Tokens of the answer; empty if the replica returned no tokens.
-        question: Number of the canary prompt; only answers to the same prompt are compared.
+        text: Tokens of the answer, or empty if the replica returned no tokens.
+        question: Number of the canary prompt. Only answers to the same prompt are compared.
     """
 
     text: Text

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class CoreConfig:
-    """Limits and constants of the core; every bound of a queue is per cell.
+    """Limits and constants of the core. Every bound of a queue is per cell.
 
     Attributes:
         queue_requests_max: Most waiting requests.
@@ -14,8 +14,8 @@ class CoreConfig:
         tenant_tokens_max: Most prompt tokens of one tenant's waiting requests.
         deadline_default_s: Seconds until the first token, for requests without a deadline.
         retries_max: Most further dispatches of a request after lost or failed dispatches.
-        busy_pause_s: Seconds without dispatches after an engine said "busy".
-        draining_pause_s: Seconds without dispatches after an engine said "draining".
+        busy_pause_s: Seconds without dispatches after an engine's reply "busy".
+        draining_pause_s: Seconds without dispatches after an engine's reply "draining".
         cell_state_interval_s: Seconds between two broadcasts of a cell's state.
         output_tokens_expected: Output tokens per answer, until answers have ended in the cell.
         ttft_base_s: Constant part of the TTFT objective, in seconds.
@@ -24,9 +24,10 @@ class CoreConfig:
         tpot_s: Objective of the mean time per output token, in seconds.
         overtake_factor: Multiple of its objective after which no request of the same tier overtakes
             a waiting request.
-        decision_sample: One of this many placements is explained in `Placed.decision`; 0: none is.
-        decision_pause_s: Least seconds between two explanations of placements that are traced,
-            late or repeated; inf: such placements are not explained.
+        decision_sample: One of this many placements is explained in `Placed.decision`, or none if
+            0.
+        decision_pause_s: Least seconds between two explanations of placements that are traced, late
+            or repeated. With inf no placement is explained for these reasons.
     """
 
     queue_requests_max: int = 4096

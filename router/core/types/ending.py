@@ -61,8 +61,8 @@ class Ending:
     def outcome(self, handle: int) -> wire.Outcome:
         """Return the message for the gateway."""
         outcome = wire.Outcome(handle=handle, kind=self.kind)
-        # Most endings have few of these fields, and setting a default value costs as much time
-        # as setting any other value.
+        # Most endings have few of these fields, and setting a default value costs as much time as
+        # setting any other value.
         if self.code is not None:
             outcome.code = self.code
         if self.message:

@@ -5,7 +5,7 @@ from enum import IntEnum
 
 
 class ReplicaRole(IntEnum):
-    """The kind of work of a replica: BOTH, unless its pool disaggregates prefill from decode."""
+    """The work of a replica, which is BOTH unless its pool separates prefill from decode."""
 
     BOTH = 0
     PREFILL = 1
@@ -14,7 +14,7 @@ class ReplicaRole(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class ReplicaPlan:
-    """A replica that the control plane has put into one of the router's cells."""
+    """A replica that the control plane has assigned to one of the router's cells."""
 
     replica_id: str
     cell_id: str
@@ -27,7 +27,7 @@ class EngineLimits:
     """The sizes and features of an engine, reported once per attachment.
 
     Attributes:
-        adapter_slots: Most adapters in one batch; 0: the engine serves no adapters.
+        adapter_slots: Most adapters in one batch, or 0 if the engine serves no adapters.
         prompt_tokens_max: Longest prompt, in tokens, that leaves room for one output token.
     """
 
