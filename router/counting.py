@@ -1,8 +1,8 @@
 """Counts the tokens of engines by model and hour, for comparison with the usage ledger. Pure.
 
 The counts do not depend on the gateways' events, so a lost or doubled event shows as a difference.
-Like the ledger, the counts assign a token to the hour in which its request was received, so the
-comparison does not depend on the time at which either is read.
+Like the ledger, the counts assign a token to the hour in which its request was received. So the
+comparison does not depend on the time of reading.
 """
 
 from collections.abc import Iterator
@@ -12,8 +12,7 @@ from sluice.wire.telemetry.v1.telemetry_pb2 import RequestEvent, TokenCount
 
 SCHEMA_VERSION = 3
 HOUR_MS = 3_600_000
-# Model name of tokens without a sum for their model. Hours with such tokens cannot be compared by
-# model.
+# Model name of tokens without a separate sum. Hours with such tokens cannot be compared by model.
 OTHER = "*"
 MODELS_MAX = 20_000  # most models with sums per hour
 KEYS_MAX = 50_000  # most sums over all hours, about 15 MB
@@ -33,7 +32,7 @@ def _hour(unix_ms: int) -> int:
 
 
 class Prompts(NamedTuple):
-    """Prompt tokens, cached ones included, by the classes of `TokenCount`; changes may be < 0."""
+    """Prompt tokens, cached ones included, by the classes of `TokenCount`, or their changes."""
 
     certain: int = 0
     uncertain: int = 0
@@ -63,8 +62,9 @@ class TokenCounts:
     """The sums of tokens per hour and model since the start of the router.
 
     A changed sum is reported in full, so that a lost report does no harm. If there are too many
-    sums, whole hours are dropped, the oldest first, except the current and the previous hour. Later
-    tokens of a dropped hour, and tokens of models above the bound, are added to `OTHER`.
+    sums, whole hours are dropped. The oldest hour is dropped first, and the current and the
+    previous hour are kept. Later tokens of a dropped hour, and tokens of models above the bound,
+    are added to `OTHER`.
     """
 
     def __init__(self, router_id: str, epoch: int) -> None:
@@ -87,7 +87,7 @@ class TokenCounts:
         prompts: Prompts = NO_PROMPTS,
         has_prompts: bool = True,
     ) -> None:
-        """Add tokens of one request; `has_prompts` is whether its gateway marks new prompts."""
+        """Add tokens of one request. `has_prompts` is whether its gateway marks new prompts."""
         hour_ms, model = key
         models = self._hours.get(hour_ms)
         if models is None or (count := models.get(model)) is None:
@@ -115,7 +115,7 @@ class TokenCounts:
             self._changed.append(count)
 
     def _begin(self, hour_ms: int, model: str) -> _Sum | None:
-        """Create the sum for a model that is new in its hour; return None if there is no room."""
+        """Create the sum of a model that is new in its hour, or return None if there is no room."""
         models = self._hours.get(hour_ms, {})
         if (
             not self._dropped_ms < hour_ms <= self._hour_ms + HOUR_MS
@@ -135,7 +135,7 @@ class TokenCounts:
         return count
 
     def _drop_oldest(self) -> bool:
-        """Drop the sums of the oldest hour; return False if no hour is old enough."""
+        """Drop the sums of the oldest hour, or return False if no hour is old enough."""
         oldest = min((it for it in self._hours if it > self._dropped_ms), default=self._hour_ms)
         if not isinstance(oldest, int) or oldest >= self._hour_ms - HOUR_MS:
             return False
@@ -154,7 +154,7 @@ class TokenCounts:
     def reports(self, unix_ms: int, *, is_last: bool = False) -> Iterator[bytes]:
         """Return events with all sums that changed since the last call, and a heartbeat.
 
-        Each event is made when the iterator reaches it, from the sum at that moment.
+        Each event is created when the iterator reaches it, from the sum at that moment.
         """
         self._reports += 1
         self._hour_ms = _hour(unix_ms)

@@ -1,7 +1,7 @@
 """Reports the demand of this router's cells to the control plane, for autoscaling.
 
 A report contains totals, so a lost or repeated report does no harm. While the control plane is
-away, no reports are queued, because the next report includes everything.
+unreachable, no reports are queued, because the next report includes everything.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ _FIRST_S = 1.0
 _INTERVAL_MIN_S, _INTERVAL_MAX_S = 0.2, 60.0
 _RETRY_S = 5.0
 _TIMEOUT_S = 2.0
-_CELLS_MAX = 10_000  # per report
+_CELLS_MAX = 10_000  # most cells per report
 _CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
@@ -36,10 +36,10 @@ _CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
 
 
 class DemandReports:
-    """Reports one router's demand to the control plane; run `run` in a TaskGroup."""
+    """Reports one router's demand to the control plane while `run` runs in a TaskGroup."""
 
     def __init__(self, hub: Hub, address: str, router_id: str) -> None:
-        """Create a reporter; `address` is the control plane's `host:port`."""
+        """Create a reporter to the control plane at `address`, a `host:port`."""
         self._hub = hub
         self._address = address
         self._router_id = router_id
@@ -57,12 +57,12 @@ class DemandReports:
                 pause_s = await self._report(await link.current())
 
     async def _report(self, channel: grpc.aio.Channel) -> float:
-        """Send one report; return the seconds until the next report is due."""
+        """Send one report, and return the seconds until the next report is due."""
         request = packed(self._router_id, self._hub.work_reports()[:_CELLS_MAX])
         try:
             answer = await ControlServiceStub(channel).ReportDemand(request, timeout=_TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
-            # An older control plane does not know this call, but may be replaced by a newer one.
+            # An older control plane lacks this call, but may be replaced by a newer version.
             if not self._is_lost and error.code() is not grpc.StatusCode.UNIMPLEMENTED:
                 reason = error.details() or error.code().name
                 log.warning("demand_not_reported", address=self._address, reason=reason)
@@ -73,7 +73,7 @@ class DemandReports:
 
 
 def packed(router_id: str, reports: list[WorkReport]) -> wire.ReportDemandRequest:
-    """Return a message with the given reports."""
+    """Return one message that contains the reports."""
     message = wire.ReportDemandRequest(router_id=router_id)
     for report in reports:
         cell = message.cells.add(

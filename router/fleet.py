@@ -14,7 +14,7 @@ from sluice.watch import ControlState
 from sluice.wire.control.v1 import control_pb2 as control
 
 _STOP_TIMEOUT_S = 5.0
-# Routers use only the profile of step frames. Older control planes know no other profile, and leave
+# Routers use only the profile of step frames. Older control planes have no other profile, and leave
 # the name empty.
 _PROFILES = ("", FRAMES.name)
 _ROLES = {"prefill": ReplicaRole.PREFILL, "decode": ReplicaRole.DECODE}
@@ -95,7 +95,7 @@ class ReplicaAttachments:
                 self._start(replica_id, target)
 
     def target(self, replica_id: str) -> Target | None:
-        """Return the address of a replica; None if the router has no attachment for it."""
+        """Return the address of a replica, or None if the router has no attachment for it."""
         entry = self._attachments.get(replica_id)
         return None if entry is None else entry[0]
 

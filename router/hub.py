@@ -2,7 +2,7 @@
 
 Events of the connections are passed to the core, and the core's actions are passed to the
 connections, with at most one tick per iteration of the event loop. All functions are synchronous
-and run on the event loop, except `send_last`, `flush` and `wait_idle`; the connections own the
+and run on the event loop, except `send_last`, `flush` and `wait_idle`. The connections own the
 tasks.
 """
 
@@ -34,10 +34,10 @@ log = structlog.get_logger(__name__)
 _TURNED_AWAY_MAX = 1_000_000  # most refused requests that one entry of a message may report
 COUNTED_S = 10.0  # seconds between two reports of token counts
 _HAND_ON_S = 0.02  # seconds between two batches of closings to gateways
-_LOGGED = 4  # replicas in the log of a decision
-# Seconds after a tick in which frames wait for the next tick, which they share. These frames bring
-# only tokens, which would wait for the next message to their gateway anyway, and a tick costs
-# 30 microseconds.
+_LOGGED = 4  # most replicas in the log of a decision
+# Seconds after a tick in which frames wait for the next tick, which they share. The frames contain
+# only tokens, which would wait for the next message to their gateway anyway. A tick costs 30
+# microseconds.
 PASS_S = 0.001
 _MEASURE_S = 0.25  # seconds between two updates of the metrics, besides every scrape
 
@@ -56,10 +56,10 @@ class Hub:
         self._links: dict[int, GatewayLink] = {}
         self._outboxes: dict[str, HostOutbox] = {}
         self._keys = 0
-        self._epoch = time.time_ns() // 1000  # grows over restarts; unique among routers
+        self._epoch = time.time_ns() // 1000  # grows over restarts, unique among routers
         self._counts = TokenCounts(router_id, self._epoch)
         self._closings = Closings(router_id, self._counts)
-        self._counted_at = float("-inf")  # makes the first report due at once
+        self._counted_at = float("-inf")  # the first report is due at once
         self._handed_on_at = float("-inf")
         self._start_transfer: Callable[[Transfer], None] | None = None
         self._accuse: Callable[[EjectionNotice], None] = lambda _: None
@@ -92,15 +92,15 @@ class Hub:
         return link
 
     def disconnect(self, link: GatewayLink) -> None:
-        """End a gateway connection: cancel its requests, and close its open accounts."""
+        """End a gateway connection by cancelling its requests and closing its open accounts."""
         del self._links[link.key]
-        if not self.is_ending:  # otherwise the gateway is alive and reports its requests itself
+        if not self.is_ending:  # otherwise the gateway is alive and reports its own requests
             self._closings.cut(link.accounts, self.core.gateways[link.key], self._loop.time())
         self.core.on_gateway_gone(link.key)
         self._tick_soon()
 
     def request(self, link: GatewayLink, message: wire.ConnectRequest) -> None:
-        """Apply a gateway's message: its submits, refusals and cancels.
+        """Apply the submits, refusals and cancels of a gateway's message.
 
         Raises:
             ValueError: The message violates the protocol, so that the caller must end the
@@ -123,7 +123,7 @@ class Hub:
         self._tick_soon()
 
     def explain(self, message: wire.ExplainRequest) -> wire.Explanation:
-        """Return the explanation of a known or hypothetical request.
+        """Return the explanation of a live or hypothetical request.
 
         Raises:
             ValueError: The message names no request, or the hypothetical request is invalid.
@@ -142,13 +142,13 @@ class Hub:
     def service_report(
         self, cell_id: str, router_id: str, accounts_max: int
     ) -> ServiceReport | None:
-        """Return a cell's next report of tenants' service; None if the cell is unknown here."""
+        """Return a cell's next report of tenants' service, or None for an unknown cell."""
         cell = self.core.cells.get(cell_id)
         now = self._loop.time()
         return None if cell is None else cell.service_report(router_id, accounts_max, now)
 
     def service_now(self, cell_id: str, router_id: str, accounts_max: int) -> ServiceReport | None:
-        """Return a report of a cell for a new reader; None if the cell is unknown here."""
+        """Return a report of a cell for a new reader, or None for an unknown cell."""
         cell = self.core.cells.get(cell_id)
         return None if cell is None else cell.service_now(router_id, accounts_max)
 
@@ -214,7 +214,7 @@ class Hub:
         epoch: int,
         resumed: Sequence[engine.Resumed],
     ) -> None:
-        """Continue with a replica that kept this router's sequences.
+        """Continue with a replica that still runs this router's sequences.
 
         Raises:
             ValueError: The replica's list of sequences contradicts its earlier reports.
@@ -242,11 +242,11 @@ class Hub:
             self.core.cells[book.cell_id].fleet.residency.reported(replica_id, digests)
 
     def adapter_loads(self, known: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
-        """Return the adapters that each replica should load; `known` lists them by cell."""
+        """Return the adapters that each replica should load, out of those in `known` by cell."""
         return self.core.adapter_loads(known)
 
     def transfer_by(self, start: Callable[[Transfer], None]) -> None:
-        """Set the function that starts KV transfers; without it the blocks are recomputed."""
+        """Set the function that starts KV transfers. Without it the blocks are recomputed."""
         self._start_transfer = start
 
     def accuse_by(self, accuse: Callable[[EjectionNotice], None]) -> None:
@@ -325,14 +325,14 @@ class Hub:
 
     @property
     def _hand_on_at(self) -> float:
-        """Time at which more closings are to be made or passed on; infinity if none are due."""
+        """Time of the next work on closings, or infinity if none is due."""
         closings = self._closings
         if closings.is_closing or (closings.is_ready and self._takers):
             return self._handed_on_at + _HAND_ON_S
         return float("inf")
 
     def _hand_on(self, now: float) -> None:
-        """Pass closings of lost gateways to a connected gateway; without one, they wait."""
+        """Pass closings of lost gateways to a connected gateway. Without one, they wait."""
         self._handed_on_at = now
         link = next((link for link in self._links.values() if link.has_room), None)
         if link is not None and (closings := self._closings.take()):
@@ -397,7 +397,7 @@ class Hub:
             await asyncio.sleep(0.01)
 
     async def wait_idle(self, timeout_s: float) -> bool:
-        """Wait until every accepted request has ended; return False after `timeout_s`."""
+        """Wait until every accepted request has ended, or return False after `timeout_s`."""
         self._idle.clear()
         self.tick()
         with suppress(TimeoutError):

@@ -1,4 +1,4 @@
-"""All metrics of the router, in their own registry; all labels have a bounded set of values."""
+"""All metrics of the router, in a separate registry. All labels have a bounded set of values."""
 
 from collections import Counter as Counts
 from collections.abc import Callable
@@ -17,7 +17,7 @@ _TTFT_EDGES_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 3.0, 6.0,
 
 
 class RouterMetrics:
-    """The router's counters and gauges; `take` adds the core's totals to the counters."""
+    """The router's counters and gauges. `take` adds the core's totals to the counters."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -105,7 +105,7 @@ class RouterMetrics:
         self._pool_of = pool_of
 
     def follow_peers(self, age_s: Callable[[], float]) -> None:
-        """Set the function that returns the age of other routers' reports, called per scrape."""
+        """Set the function that returns the age of other routers' reports at each scrape."""
         self._peers_age_s.set_function(age_s)
 
     def take(self, stats: Stats) -> None:
@@ -142,7 +142,7 @@ class RouterMetrics:
         }
         for key, value in values.items():
             self._gauges[key].set(value)
-        self._depth.clear()  # of tiers and pools that are gone
+        self._depth.clear()  # drops tiers and pools that no longer exist
         for cell in cells:
             for priority, requests in cell.queue.depths():
                 depth = self._depth.labels(self._pool_of(cell.cell_id), str(priority // CLASSES))

@@ -11,7 +11,7 @@ from sluice.wire.engine.v1 import engine_pb2 as engine
 PENDING_TOKENS_MAX = 500_000  # most unsent tokens per gateway, about 10 s of 500 fast streams
 PENDING_EVENTS_MAX = 50_000  # most unsent placements and outcomes per gateway
 # Least seconds between two messages to one gateway. A message costs both sides more than a hundred
-# tokens do, and without the pause a gateway would get a message for every step of every engine.
+# tokens do. Without the pause, every step of every engine would cause a message to the gateway.
 PAUSE_S = 0.003
 _TIMER_S = 0.001  # seconds by which a timer of the event loop may fire early
 
@@ -30,12 +30,12 @@ class GatewayLink:
     """The unsent messages to one gateway.
 
     Steps of several engines are merged into one message, which is sent after a short pause. Two
-    steps of the same stream are not merged: the first step is sent as soon as the second arrives.
+    steps of the same stream are not merged, because the arrival of the second step sends the first.
     While the socket is busy, all steps are merged.
 
     Attributes:
         cut: Set when the gateway reads too slowly, so that its stream must be ended.
-        writing_since: Start of the write in progress; None without one.
+        writing_since: Start of the write in progress, or None without one.
         ready: Set while a message may be sent.
         accounts: Accounts to close if this gateway is lost.
         takes_closings: Whether the gateway accepts closings of other gateways.
@@ -60,7 +60,7 @@ class GatewayLink:
         self._is_armed = False
 
     def put(self, batch: GatewayBatch, now: float) -> None:
-        """Add a tick's batch; a gateway with too many unsent tokens or events is cut off."""
+        """Add a tick's batch, or cut off a gateway with too many unsent tokens or events."""
         if self.cut.is_set():
             return
         held, is_waiting = self._held, self.ready.is_set()
@@ -80,7 +80,7 @@ class GatewayLink:
             self._loop.call_at(at, self._look)
 
     def _look(self) -> None:
-        """Send the held message, or wait on if another message was sent since the timer was set."""
+        """Send the delayed message, or set another timer if a message was sent in the meantime."""
         self._is_armed = False
         if self._held is not None:
             now = self._loop.time()
@@ -116,7 +116,7 @@ class GatewayLink:
         self.ready.set()
 
     def take(self) -> bytes | None:
-        """Return all output that is due as one serialized message; None if none is due.
+        """Return all output that is due as one serialized message, or None if none is due.
 
         An empty batch becomes an empty message, which serves as a heartbeat.
         """
@@ -137,7 +137,7 @@ class GatewayLink:
 
 
 class HostOutbox:
-    """The unsent messages to one replica; bounded, because the core limits dispatches."""
+    """The unsent messages to one replica, bounded because the core limits dispatches."""
 
     def __init__(self, epoch: int) -> None:
         self.epoch = epoch
@@ -151,7 +151,7 @@ class HostOutbox:
         """Continue under a new epoch after a resume.
 
         Unsent submits are dropped, because the core retries all sequences that the host does not
-        list. Unsent cancels are kept.
+        list. Unsent cancels remain.
         """
         self.epoch = epoch
         self._request = engine.HostRequest()

@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-_SILENCE_S = 3.0  # seconds without a message until a stream is renewed; peers send every second
+_SILENCE_S = 3.0  # seconds until a silent stream is renewed, as peers send every second
 _CHANNEL_OPTIONS = (
     ("grpc.max_receive_message_length", 4 << 20),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
     ("grpc.use_local_subchannel_pool", 1),
-    ("grpc.enable_http_proxy", 0),  # a proxy in the environment is not for our own fleet
+    ("grpc.enable_http_proxy", 0),  # a proxy in the environment must not be used within the fleet
 )
 
 
@@ -101,7 +101,7 @@ class PoolPeers:
             stream.cancel()
 
     def age_s(self) -> float:
-        """Return the longest time since a peer's last report, in seconds; 0 without peers."""
+        """Return the longest time since a peer's last report, in seconds, or 0 without peers."""
         now = asyncio.get_running_loop().time()
         return max((now - heard_at for heard_at in self._received_at.values()), default=0.0)
 
@@ -121,7 +121,7 @@ class PoolPeers:
                     reason = f"silent for {_SILENCE_S:g} s"
                 if self._received_at.get(peer) != heard_at:
                     attempt = 0
-                if attempt in (0, 10):  # logged once, and again when it lasts
+                if attempt in (0, 10):  # logged at the first failure, and again at the eleventh
                     log.warning("pool_peer_lost", router_id=peer.router_id, reason=reason)
                 pause_s = backoff_s(attempt, first_s=0.1, max_s=2.0)
                 attempt += 1

@@ -1,8 +1,8 @@
 """Reports tenants' service in this router's cells to the other routers of the same pools.
 
-A report is made once for all readers, and only while there are readers. With more readers, reports
-are less frequent and smaller, which bounds the messages and accounts per second that each router
-sends and receives.
+A report is created once for all readers, and only while there are readers. With more readers,
+reports are less frequent and smaller, which bounds the messages and accounts per second that each
+router sends and receives.
 """
 
 import asyncio
@@ -15,11 +15,11 @@ from router.hub import Hub
 from sluice.wire.router.v1 import router_pb2 as wire
 
 INTERVAL_S = 0.1
-_INTERVAL_PER_READER_S = 0.005  # with 80 routers: a report every 0.4 s, 200 received per second
+_INTERVAL_PER_READER_S = 0.005  # 80 routers send a report every 0.4 s, and receive 200 per second
 ACCOUNTS_MAX = 1024  # accounts in one round of reports by all cells of a pool
 _ACCOUNTS_MIN = 32
 _SIGN_OF_LIFE_S = 1.0
-_BACKLOG_MAX = 16  # most unsent messages per reader; above, the reader must connect again
+_BACKLOG_MAX = 16  # most unsent messages per reader, above which the reader must reconnect
 
 
 class ServiceReader:
@@ -48,7 +48,7 @@ class ServiceReader:
         self._ready.set()
 
     async def next(self) -> bytes | None:
-        """Wait for the next message; return None if the stream must end."""
+        """Wait for the next message, and return None if the stream must end."""
         await self._ready.wait()
         if self.is_cut:
             return None
@@ -139,7 +139,7 @@ class PoolReports:
 
 
 def packed(router_id: str, reports: Sequence[ServiceReport]) -> bytes:
-    """Return a serialized message with the given reports."""
+    """Return one serialized message that contains the reports."""
     message = wire.FollowServiceResponse(router_id=router_id)
     for report in reports:
         cell = message.cells.add(cell_id=report.cell_id, epoch=report.epoch, number=report.number)

@@ -1,8 +1,8 @@
 """Loads adapters into engines' host memory before their first requests.
 
-Prefetched adapters are those of running rollouts, those of models whose release has just changed,
-and those that the router's plan assigns to a replica by demand. Any other adapter is loaded by its
-first request, so a failed prefetch is only logged.
+Three kinds of adapters are prefetched. Running rollouts use them, or their model's release has just
+changed, or the router's plan assigns them to a replica by demand. Any other adapter is loaded by
+its first request, so a failed prefetch is only logged.
 """
 
 import asyncio
@@ -20,27 +20,27 @@ from sluice.wire.engine.v1 import engine_pb2 as engine
 log = structlog.get_logger(__name__)
 
 PROMOTED_S = 60.0  # seconds after a change of a model's release in which its adapter is prefetched
-ADAPTERS_MAX = 64  # prefetched adapters per pool; more would evict used adapters from memory
+ADAPTERS_MAX = 64  # most prefetched adapters per pool, because more would evict used adapters
 AT_ONCE_MAX = 16  # replicas that load at the same time
 _LOAD_S = 60.0
 _RETRY_S = 10.0  # seconds until a failed load is retried
 PLAN_S = 5.0  # seconds between two plans, enough for the loads of one plan
 
-# Loads adapters into a replica, and returns the adapters that the replica then has; raises
-# FailedError if the load fails.
+# Loads adapters into a replica, and returns the adapters that the replica has after the load. A
+# failed load raises FailedError.
 Load = Callable[[str, list[str], float], Awaitable[engine.AdapterList]]
 # Maps the adapters that requests may name, by cell, to the adapters that each replica should load.
 Plan = Callable[[Mapping[str, Sequence[str]]], Mapping[str, Sequence[str]]]
 
 
 class Promotions:
-    """The adapters of models whose release has just changed; pure."""
+    """The adapters of models whose release has just changed. Pure."""
 
     def __init__(self) -> None:
-        self._until: OrderedDict[tuple[str, str], float] = OrderedDict()  # pool, adapter
+        self._until: OrderedDict[tuple[str, str], float] = OrderedDict()  # by pool and adapter
 
     def on_change(self, response: control.WatchResponse, now_s: float) -> None:
-        """Record changed models; a snapshot is ignored, because it has no times of changes."""
+        """Record changed models. A snapshot is ignored, because it has no times of changes."""
         if response.is_snapshot:
             return
         for model in response.upserts.models:
@@ -50,7 +50,7 @@ class Promotions:
                 self._until.move_to_end(key)
 
     def urgent(self, state: ControlState, now_s: float) -> dict[str, set[str]]:
-        """Return the adapters that replicas should load, by pool; rollouts take precedence."""
+        """Return the adapters that replicas should load, by pool, with those of rollouts first."""
         while self._until and next(iter(self._until.values())) <= now_s:
             self._until.popitem(last=False)
         wanted: dict[str, set[str]] = {}
@@ -75,7 +75,7 @@ class _PrefetchOrder:
 
 
 class Prefetch:
-    """Sends load orders to this router's replicas, by tasks in the given group."""
+    """Sends load orders to this router's replicas, by tasks in a TaskGroup."""
 
     def __init__(
         self,
@@ -108,16 +108,16 @@ class Prefetch:
         self._loads: set[asyncio.Task[None]] = set()
 
     def stop(self) -> None:
-        """Cancel running loads; do not call `follow` again."""
+        """Cancel running loads, after which `follow` must not be called."""
         for task in self._loads:
             task.cancel()
 
     def on_change(self, response: control.WatchResponse) -> None:
-        """Record changed models; the caller must call `follow` afterwards."""
+        """Record changed models. The caller must call `follow` afterwards."""
         self._promotions.on_change(response, asyncio.get_running_loop().time())
 
     def follow(self, state: ControlState) -> None:
-        """Send the load orders that replicas have not received yet; call at intervals."""
+        """Send the load orders that replicas have not received yet. The caller repeats the call."""
         now_s = asyncio.get_running_loop().time()
         wanted = self._promotions.urgent(state, now_s)
         if now_s - self._planned_at_s >= PLAN_S:

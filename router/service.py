@@ -1,4 +1,4 @@
-"""RouterService: one bidirectional stream per gateway worker."""
+"""The gRPC service of the router, with one bidirectional stream per gateway worker."""
 
 import asyncio
 from contextlib import suppress
@@ -34,7 +34,7 @@ SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
 
 
 class RouterService:
-    """Serves gateways and other routers; responses are serialized by their producers."""
+    """Serves gateways and other routers, with responses that their producers have serialized."""
 
     def __init__(self, hub: Hub, router_id: str, reports: PoolReports) -> None:
         self._hub = hub
@@ -44,7 +44,7 @@ class RouterService:
 
     def add_to(self, server: grpc.aio.Server) -> None:
         """Register the service's methods."""
-        # Responses are already bytes, so gRPC gets None as the serializer.
+        # Responses are already bytes, so the serializer is None.
         handler = grpc.stream_stream_rpc_method_handler(
             self.connect,  # pyright: ignore[reportArgumentType]
             request_deserializer=wire.ConnectRequest.FromString,
@@ -80,7 +80,7 @@ class RouterService:
         request: wire.ExplainRequest,
         context: "grpc.aio.ServicerContext[wire.ExplainRequest, wire.Explanation]",
     ) -> wire.Explanation:
-        """Return the explanation of a known or a hypothetical request."""
+        """Return the explanation of a live or hypothetical request."""
         try:
             explanation = self._hub.explain(request)
         except ValueError as error:
@@ -152,7 +152,7 @@ class RouterService:
         link: GatewayLink,
         context: "grpc.aio.ServicerContext[wire.ConnectRequest, bytes]",
     ) -> tuple[grpc.StatusCode, str]:
-        """Read and write concurrently until the stream ends; return its status and the reason."""
+        """Read and write until the stream ends, and return its status and the reason."""
         async with asyncio.TaskGroup() as tasks:
             jobs = [
                 tasks.create_task(self._read(link, context)),
@@ -198,7 +198,7 @@ class RouterService:
                 link.writing_since = None
 
     async def _wait_cut(self, link: GatewayLink) -> tuple[grpc.StatusCode, str]:
-        """Wait until the gateway has too much unsent output, or one write takes too long.
+        """Wait until the gateway has too much unsent output, or one write is too slow.
 
         The duration of writes is checked at intervals, because a timer for each write would add a
         tenth to the write's cost.

@@ -1,4 +1,4 @@
-"""Settings of the router; all come from the environment."""
+"""Settings of the router, all from the environment."""
 
 from pathlib import Path
 from typing import Annotated
@@ -13,12 +13,12 @@ class Settings(ServiceSettings):
     """Settings of a router.
 
     Attributes:
-        instance_id: Unique among routers; cells are assigned to it.
-        grpc_address: host:port for gateways, which learn it from the control plane.
+        instance_id: Unique id of the router, to which cells are assigned.
+        grpc_address: host:port for gateways, which receive it from the control plane.
         http_address: host:port of health and metrics.
         control_address: host:port of the control plane's gRPC.
         state_dir: Directory of the last snapshot.
-        queue_requests_max: Waiting requests per cell; more are rejected.
+        queue_requests_max: Waiting requests per cell, above which requests are rejected.
         queue_tokens_max: Waiting prompt tokens per cell.
         tenant_requests_max: Waiting requests per tenant and cell.
         tenant_tokens_max: Waiting prompt tokens per tenant and cell.
@@ -29,15 +29,15 @@ class Settings(ServiceSettings):
         tpot_s: Objective of the mean time per output token, in seconds.
         overtake_factor: Multiple of its objective after which no request of its tier overtakes a
             waiting request.
-        decision_sample: Number of placements per explained one; 0: none is explained.
-        decision_pause_s: Seconds between two further explanations per router, of placements of
-            requests that are traced, late, or were placed before. Explaining looks at every
-            replica. For other slow or interrupted requests the end carries the kept figures, at the
-            same rate.
+        decision_sample: Number of placements per explained placement, or 0 to explain none.
+        decision_pause_s: Least seconds between two further explanations per router, because each
+            visits every replica. They explain placements of requests that are traced, late, or were
+            placed before. The outcomes of other slow or interrupted requests have three figures, at
+            the same rate.
         plans_adapters: Whether replicas load adapters ahead of their requests, by demand.
         silence_s: Seconds without a frame after which a replica is lost. Busy engines send a frame
             with every step, idle ones every 0.2 s.
-        drain_s: Seconds that running requests may take after SIGTERM.
+        drain_s: Longest wait for running requests after SIGTERM, in seconds.
     """
 
     model_config = SettingsConfigDict(env_prefix="ROUTER__")

@@ -1,6 +1,6 @@
 """Copies KV blocks of split requests from one engine host to another.
 
-Transfers use their own streams, so that a slow transfer does not delay frames. Each transfer has a
+Transfers use separate streams, so that a slow transfer does not delay frames. Each transfer has a
 deadline, and always ends with the number of blocks that arrived, possibly zero. The target engine
 computes the missing blocks.
 """
@@ -26,7 +26,7 @@ AT_ONCE_MAX = 2  # most concurrent transfers, because the bytes pass through thi
 # Bytes per message. Larger messages wait for fewer engine steps, but each megabyte blocks the event
 # loop for about a millisecond.
 _MESSAGE_BYTES = 4 << 20
-_FIRST_BLOCKS = 4  # blocks of the first message, before the size of a block is known
+_FIRST_BLOCKS = 4  # blocks of the first message, while the size of a block is unknown
 _CLOSE_TIMEOUT_S = 0.5
 
 
@@ -44,7 +44,7 @@ class Transfers:
 
         Args:
             tasks: TaskGroup of the transfers.
-            target_of: Returns the address of a replica; None for an unknown replica.
+            target_of: Returns the address of a replica, or None for an unknown replica.
             open_stream: Returns an unopened stream to an engine host.
             done: Called once per transfer, with the sequence and the number of blocks that arrived.
         """
@@ -55,7 +55,7 @@ class Transfers:
         self._places = asyncio.Semaphore(AT_ONCE_MAX)
 
     def start(self, transfer: "Transfer") -> None:
-        """Start a transfer; `done` is called when it ends, or soon after its deadline."""
+        """Start a transfer. `done` is called when it ends, or soon after its deadline."""
         dispatch = transfer.dispatch
         source, target = self._target_of(transfer.source), self._target_of(dispatch.replica_id)
         payload = dispatch.request.payload
@@ -90,7 +90,7 @@ class Transfers:
                     reason=reason,
                 )
             self._done(transfer.dispatch.sequence, relay.brought)
-        finally:  # streams are closed properly even after a failure
+        finally:  # streams are closed even after a failure
             for stream in (giver, taker):
                 await stream.close(timeout_s=_CLOSE_TIMEOUT_S)
 

@@ -1,4 +1,4 @@
-"""Converts protobuf messages to the core's data types, and back."""
+"""Converts protobuf messages of gateways and engines to the core's data types, and back."""
 
 from router.core.fleet.prefix_index import BlockHashes
 from router.core.types.batch import GatewayBatch
@@ -58,7 +58,8 @@ def add_sequence(message: engine.Submit, dispatch: Dispatch) -> None:
         cache_root=submit.cache_root,
         priority=submit.tier_priority,
     )
-    # Most sequences have none of these, and setting a default value takes as long as any other.
+    # Most sequences have none of these fields, and setting a default value costs as much as any
+    # other.
     if submit.stop_token_ids:
         sequence.stop_token_ids.extend(submit.stop_token_ids)
     if submit.adapter_digest:
@@ -92,14 +93,14 @@ def _ask_for_logprobs(sequence: engine.Sequence, submit: wire.Submit) -> None:
 
 
 def _of_dispatch(submit: wire.Submit, interrupted: int) -> str:
-    """Return the trace context of a dispatch, which traces show as an attempt of its own."""
+    """Return the trace context of a dispatch, which traces show as a separate attempt."""
     if not interrupted:
         return submit.traceparent
     return later_attempt(submit.traceparent, submit.attempt, interrupted)
 
 
 def submit_message(epoch: int, dispatches: list[Dispatch]) -> engine.Submit:
-    """Return one message for the engine with all the given dispatches."""
+    """Return one message for the engine with all given dispatches."""
     message = engine.Submit(epoch=epoch)
     for dispatch in dispatches:
         add_sequence(message, dispatch)
@@ -109,7 +110,7 @@ def submit_message(epoch: int, dispatches: list[Dispatch]) -> engine.Submit:
 def connect_response(batch: GatewayBatch) -> wire.ConnectResponse:
     """Return one message with all output of a tick for one gateway."""
     message = wire.ConnectResponse(handle=batch.handles, count=batch.counts, token=batch.tokens)
-    # Most messages have none of these, and setting an empty list takes as long as any other.
+    # Most messages have none of these fields, and setting an empty list costs as much as any other.
     if batch.logprobs is not None:
         message.logprobs.CopyFrom(batch.logprobs)
     if batch.prompt_logprobs:

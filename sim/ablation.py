@@ -1,7 +1,7 @@
 """Switches single rules of the router's policy off, to measure the effect of each rule.
 
-`sluice-RULE` is the policy `sluice` without RULE, `sluice-RULE1+RULE2` without these two rules. A
-switch replaces a constant or a method of the real core during one run, so the core itself has no
+`sluice-RULE` is the policy `sluice` without RULE, and `sluice-RULE1+RULE2` is without these two
+rules. A switch replaces a constant or a method of the real core during one run, so the core has no
 code for ablations.
 """
 
@@ -140,7 +140,7 @@ RULES: dict[str, AblatedRule] = {
 
 
 class UnknownRuleError(ValueError):
-    """Raised for an unknown name of a rule; the message lists the names of all rules."""
+    """Raised for an unknown name of a rule, with a message that lists all names."""
 
 
 def policies() -> list[str]:
@@ -149,7 +149,7 @@ def policies() -> list[str]:
 
 
 def rules_of(policy: str) -> tuple[str, ...]:
-    """Return the rules that a policy's name switches off; empty if the name is no ablation.
+    """Return the rules that a policy's name switches off, none if the name is no ablation.
 
     Raises:
         UnknownRuleError: The name is an ablation, and one of its rules is unknown.

@@ -1,10 +1,10 @@
 """Measures how many requests wait for an adapter's load: `python -m sim.adapters --adapters 500`.
 
 Requests choose adapters of one base by Zipf's law. Each replica has adapter slots, and host memory
-for further adapters. A copy from host memory into a slot takes 50 ms, a read from the disk one
+for further adapters. A copy from host memory into a slot lasts 50 ms, a read from the disk one
 second. The router core places requests and plans copies ahead. `plan` is the product, `none` loads
 an adapter only when a request needs it. `--shift` changes the popularity of half of the adapters in
-the middle of the run, which is the hardest case. See docs/adapters.md.
+the middle of the run, which is the hardest case. The results are in docs/adapters.md.
 """
 
 import argparse
@@ -42,13 +42,13 @@ class AdapterCase:
     Attributes:
         is_planned: Whether the router core loads copies of adapters ahead.
         adapters: Number of adapters.
-        zipf: Exponent of their popularity.
+        zipf: Exponent of Zipf's law for the adapters' popularity.
         replicas: Number of replicas.
         cells: Number of cells.
         slots: Number of adapters that one batch of a replica may mix.
-        memory: Number of adapters in a replica's host memory, without those in slots.
+        memory: Number of adapters in a replica's host memory, not counting adapters in slots.
         load: Requests per second and replica.
-        duration_s: Seconds of arrivals; only requests after `warm_s` enter the figures.
+        duration_s: Seconds of arrivals. Only requests after `warm_s` enter the figures.
         warm_s: Seconds at the start in which caches fill.
         is_shifted: Whether half of the adapters change their popularity in the middle of the run.
         seed: Seed of the arrivals.
@@ -94,17 +94,17 @@ class AdapterFigures:
 
 
 class HeldAdapters:
-    """The adapters of a simulated replica: slots in front of host memory, least recently used."""
+    """The adapters of a simulated replica, in slots and host memory with LRU eviction."""
 
     def __init__(self, slots: int, memory: int) -> None:
         self._slots_max = slots
         self._room = slots + memory
         self.slots: OrderedDict[str, None] = OrderedDict()
-        self.memory: OrderedDict[str, None] = OrderedDict()  # with the adapters in slots
+        self.memory: OrderedDict[str, None] = OrderedDict()  # including those in slots
         self.used: Counter[str] = Counter()
 
     def use(self, adapter: str) -> float:
-        """Begin a sequence of an adapter; return the seconds until the adapter is in a slot."""
+        """Begin a sequence of an adapter, and return the seconds until the adapter is in a slot."""
         wait_s = 0.0 if adapter in self.slots else COPY_S if adapter in self.memory else READ_S
         self.put(adapter)
         self.slots[adapter] = None
@@ -135,7 +135,7 @@ def _trim(held: OrderedDict[str, None], room: int, used: Counter[str]) -> None:
 
 
 class AdapterSluice(Sluice):
-    """The router core with engines that hold adapters.
+    """The router core with simulated engines that serve adapters.
 
     Attributes:
         waits_s: Wait of each job for its adapter, by its number.
@@ -147,27 +147,27 @@ class AdapterSluice(Sluice):
     ) -> None:
         super().__init__(settings)
         self._case = case
-        self._adapters = adapters  # of each job
+        self._adapters = adapters  # adapter of each job
         self.waits_s: dict[int, float] = {}
         self.loads = 0
 
     def bind(self, pool: SimPool) -> None:
-        """See `Policy`."""
+        """Implement `Policy.bind` with empty adapter slots and host memories."""
         case = self._case
         self._shelves = [HeldAdapters(case.slots, case.memory) for _ in range(pool.replicas_max)]
         names = [f"adapter-{number}" for number in range(case.adapters)]
         self._known = {f"cell-{number}": names for number in range(case.cells)}
-        self._loading = [0.0] * pool.replicas_max  # until when, in virtual seconds
+        self._loading = [0.0] * pool.replicas_max  # end of the load by replica, in virtual seconds
         super().bind(pool)
         if case.is_planned:
             self._after(PLAN_S, self._plan_loads)
 
     def adapter_of(self, job: Job) -> str:
-        """See `Sluice`."""
+        """Return the adapter of a job by its number."""
         return self._adapters[job.number]
 
     def engine_limits(self, replica: Engine) -> EngineLimits:
-        """See `Sluice`."""
+        """Return the limits of an engine, with the adapter slots of the case."""
         known = super().engine_limits(replica)
         return EngineLimits(
             context_tokens_max=known.context_tokens_max,
@@ -179,7 +179,7 @@ class AdapterSluice(Sluice):
         )
 
     def deliver_job(self, link: SluiceLink, sequence: int, job: Job) -> None:
-        """See `Sluice`; a job joins the batch once its adapter is in a slot."""
+        """Deliver a job to the engine once its adapter is in a slot."""
         wait_s = self._shelves[link.number].use(self.adapter_of(job))
         self.waits_s[job.number] = wait_s
         if wait_s:
@@ -188,11 +188,11 @@ class AdapterSluice(Sluice):
             super().deliver_job(link, sequence, job)
 
     def done(self, job: Job) -> None:
-        """See `Policy`."""
+        """Release the adapter of an ended job."""
         self._shelves[job.replica].leave(self.adapter_of(job))
 
     def send_frame(self, link: SluiceLink, frame: engine.StepFrame) -> None:
-        """See `Sluice`; frames also report the adapters in slots and the waits for adapters."""
+        """Send a frame that also reports the adapters in slots and the waits for adapters."""
         frame.state.adapters_changed = True
         frame.state.adapters_resident.extend(self._shelves[link.number].slots)
         for entry in frame.admitted:
@@ -202,7 +202,7 @@ class AdapterSluice(Sluice):
         super().send_frame(link, frame)
 
     def settle(self, adapters: Sequence[str], zipf: float) -> None:
-        """Fill the host memories with the copies that the plan gives for this popularity."""
+        """Fill the host memories with the copies that the plan orders for this popularity."""
         for core in self.cores:
             for cell in core.cells.values():
                 demand = cell.fleet.adapter_demand
@@ -263,7 +263,7 @@ def workload(case: AdapterCase) -> tuple[Trace, list[str]]:
 
 
 def figures_of(case: AdapterCase) -> AdapterFigures:
-    """Play a case to its end."""
+    """Simulate a case to its end, and return its figures."""
     began_s = time.process_time()
     trace, adapters = workload(case)
     policy = AdapterSluice(RouterSettings(cells=case.cells), case, adapters)
@@ -309,7 +309,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Play the cases that the command line names, and print their figures."""
+    """Simulate the cases of the command line, and print their figures."""
     parser = _parser()
     options = parser.parse_args(argv)
     if options.warm_s >= options.duration_s:

@@ -63,8 +63,7 @@ class CellBook:
     """The router's record of a cell that it owns, or of a former cell with running requests.
 
     Attributes:
-        epoch: Epoch of this record, greater than the epochs of this router's earlier records of the
-            cell.
+        epoch: Epoch of this record, greater than the epochs of earlier records of the cell.
         work: Demand meter.
         uncached_mean: Recent mean of the prompt tokens to compute per request.
         told: State in the last message to gateways.
@@ -105,8 +104,7 @@ class CellBook:
         """Return a copy of the cell for hypothetical decisions.
 
         Predictions made with the copy do not change the forecast of the original. The attributes
-        are copied one by one, because a compiled class supports neither `copy` nor listing its
-        slots.
+        are copied singly, because a compiled class supports neither `copy` nor listing its slots.
         """
         aside = CellBook(self.cell_id, self.config, self.epoch)
         aside.is_owned, aside.queue, aside.fleet = self.is_owned, self.queue, self.fleet
@@ -317,10 +315,7 @@ class CellBook:
         return self.forecast.predict(request, supply, demand, self.uncached_mean, now)
 
     def runs_below(self, priority: int, now: float) -> bool:
-        """Return whether lower tiers run requests without a reserved share.
-
-        The result is reused for `_RUNS_KEPT_S` seconds.
-        """
+        """Return whether lower tiers run requests without a reserved share."""
         if now >= self._runs_below_until or priority != self._runs_below_of:
             self._runs_below = any(
                 dispatch.is_open

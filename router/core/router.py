@@ -154,7 +154,7 @@ class RouterCore:
     def is_surplus(self, replica_id: str) -> bool:
         """Return whether the shell should detach from a replica.
 
-        Such a replica has left its cell and runs no sequence of this router.
+        The replica has left its cell and runs no sequence of this router.
         """
         book = self.replicas.get(replica_id)
         return book is None or (book.is_leaving and not book.dispatches)

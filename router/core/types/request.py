@@ -20,18 +20,18 @@ class RequestState(IntEnum):
 
 
 class FirstTokenPrediction(Protocol):
-    """A TTFT prediction whose forecast learns from the measured TTFT."""
+    """A TTFT prediction, which is compared with the measured TTFT to correct later predictions."""
 
     def ttft_s(self) -> float:
         """Return the predicted seconds until the first token."""
         ...
 
     def first_token(self, waited_s: float) -> None:
-        """Correct the predictions by a first token that came after `waited_s` seconds."""
+        """Correct later predictions by a first token that arrived after `waited_s` seconds."""
         ...
 
     def expired(self, waited_s: float) -> None:
-        """Correct the predictions by a request without a first token after `waited_s` seconds."""
+        """Correct later predictions by a request without a first token after `waited_s` seconds."""
         ...
 
 
@@ -52,7 +52,7 @@ class ConnectedGateway:
 
 
 class Request:
-    """A request, from submit to its single outcome; made by the shell, changed by the core only.
+    """A request from submit to its single outcome, created by the shell and changed by the core.
 
     Decisions read the attributes. Only the engine needs `payload`, which the core drops when the
     request ends. The shell sets the attributes before `gateway` in `__init__`, the core all others.
@@ -60,34 +60,35 @@ class Request:
     Attributes:
         prompt_tokens: Tokens of the prompt, including the emitted tokens of a resumed answer.
         output_max: Most output tokens.
-        priority: Priority of the tier; a higher priority is served first.
+        priority: Priority of the tier. A higher priority is served first.
         reserved_permille: Least share of the cell for the tier while the tier has work.
         is_preemptible: Whether the request is batch work, which may be preempted and is shed first.
         weight: Share of the tenant within its tier.
-        deadline_s: Seconds from arrival to the first token; 0: the default.
-        admission_s: Longest predicted TTFT at admission, without the request's own prefill;
-            0: the deadline.
+        deadline_s: Seconds from arrival to the first token, or 0 for the default.
+        admission_s: Longest predicted TTFT at admission, without the request's own prefill, or 0
+            for the deadline.
         hashes: Hashes of the prompt's full KV blocks, in order.
-        absence_s: Longest wait for a cell without replicas, in seconds; 0: until the deadline.
-        session: Hash of the session; 0: none.
-        adapter: Digest of the adapter; empty: the base without an adapter.
+        absence_s: Longest wait for a cell without replicas, in seconds, or 0 to wait until the
+            deadline.
+        session: Hash of the session, or 0 without a session.
+        adapter: Digest of the adapter, or empty for the base without an adapter.
         order: Number of the arrival, which also breaks ties in all decisions.
         avoid: Replica of the last failed dispatch.
-        uncached_tokens: Prompt tokens that the best replica would have to compute; a prediction.
+        uncached_tokens: Prompt tokens that the best replica is predicted to compute.
         objective_s: Objective of the TTFT, in seconds.
         late_at: Time from which no replica can meet the objective.
         is_late: Whether the request still waited at `late_at`.
         overdue_at: Time from which no request of the tier overtakes this request.
-        output: Emitted tokens; kept for preemptible or split requests, otherwise None.
+        output: Emitted tokens of a preemptible or split request, otherwise None.
         is_charged: Whether the tenant's account was charged for the prompt.
         charged_tokens: Prompt tokens that the tenant's account was charged for.
         prediction: TTFT prediction, which learns once from the measured TTFT.
         prefilled_on: Replica that computed the prompt for another replica.
         is_traced: Whether to explain the placement, because the trace is sampled or the answer
             began on another replica.
-        interrupted: Number of dispatches that ended while the request went on.
+        interrupted: Number of dispatches that ended before the request.
         output_expected: Output tokens expected at the request's arrival.
-        untold: Interruptions that the gateway has not been sent; None if there are none.
+        untold: Interruptions that were not yet sent to the gateway, or None if there are none.
     """
 
     __slots__ = (
@@ -171,7 +172,7 @@ class Request:
 
     @property
     def is_begun(self) -> bool:
-        """Whether the client already has a part of the answer, which a refusal would cut off."""
+        """Whether the client already has a part of the answer, which a refusal would truncate."""
         submit = self.payload
         return submit is not None and (submit.resumed_tokens > 0 or submit.is_begun)
 
@@ -182,25 +183,25 @@ _NO_GATEWAY = ConnectedGateway(0)  # until a request is submitted
 class Dispatch:
     """A request's sequence on one replica, from the dispatch until the engine reports its end.
 
-    After a cancellation or preemption the dispatch exists longer than its request waits for it,
-    because the engine keeps the sequence until the engine reports the end.
+    After a cancellation or preemption, the request no longer waits for the dispatch. The dispatch
+    still exists until the engine reports the end of the sequence.
 
     Attributes:
         account: The tenant's account, to which the token path adds the output.
         charge: Virtual service of the tenant per output token.
         prefill_owed: Prompt tokens that the engine has not computed, as the router estimates.
-        cached_tokens: Prompt tokens found in the cache; predicted until the engine reports them.
+        cached_tokens: Prompt tokens found in the cache, predicted until the engine reports them.
         output_booked: Output tokens that KV blocks are reserved for.
         emitted: Tokens that the engine has reported.
-        first_at: Time of the first token; 0.0 before it.
+        first_at: Time of the first token, or 0.0 before it.
         slack_s: `EngineModel.slack_s` of the replica at the first token.
         is_admitted: Whether the engine runs the sequence.
         is_open: Whether the request still waits for tokens of this sequence.
         is_placed: Whether the gateway has been sent the replica's id.
         is_prefill: Whether this sequence only computes the prompt and the first token, after
             which another replica continues the answer.
-        decision: Explanation of the placement; kept for a sample of dispatches only.
-        known: Predicted cost and TTFT, in seconds, and number of waiting requests; set if
+        decision: Explanation of the placement, stored for a sample of dispatches only.
+        known: Predicted cost and TTFT, in seconds, and number of waiting requests, set if
             `decision` is not.
     """
 

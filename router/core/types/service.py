@@ -12,8 +12,8 @@ class TenantService(NamedTuple):
         priority: Priority of the tier.
         tenant_id: Id of the tenant.
         since: Number of the first report after the account was opened.
-        service: Virtual service since the account was opened: computed prompt tokens and 2 x output
-            tokens, over the weight. As a total, it survives lost and repeated reports.
+        service: Virtual service since the account was opened, that is, (computed prompt tokens + 2
+            x output tokens) / weight. Lost and repeated reports do no harm to this total.
     """
 
     priority: int
@@ -29,7 +29,7 @@ class ServiceReport:
     Attributes:
         cell_id: Id of the cell.
         owner: Router that owns the cell.
-        epoch: Epoch of the owner's record of the cell; a later record has a greater epoch.
+        epoch: Epoch of the owner's record of the cell. A later record has a greater epoch.
         number: Number of this report within the epoch, in ascending order.
         accounts: Changed accounts.
     """

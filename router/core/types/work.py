@@ -44,14 +44,14 @@ class WorkReport:
 
     Attributes:
         cell_id: Id of the cell.
-        epoch: Epoch of the router's record of the cell; a later record has a greater epoch.
+        epoch: Epoch of the router's record of the cell. A later record has a greater epoch.
         number: Number of this report within the epoch.
         tiers: Sums by priority of the tier.
         queued: Waiting (requests, prompt tokens to compute), by priority of the tier.
         running: Sequences on replicas.
         replicas_ready: Replicas that are attached and not draining.
-        speed: Median speed of the replicas with enough measurements; None if there are none.
-        first_token_s: TTFT of an average request on an idle replica; 0: not known.
+        speed: Median speed of the replicas with enough measurements, or None if there are none.
+        first_token_s: TTFT of an average request on an idle replica, or 0 if unknown.
     """
 
     cell_id: str
