@@ -1,7 +1,8 @@
-"""The prefix cache of a simulated engine: its blocks, their users, and the order of eviction.
+"""The prefix cache of a simulated engine, with its blocks, their users and the order of eviction.
 
-A block is in use (pinned by running requests), idle (cached, may be evicted) or reserved (promised
-to a running request for its uncomputed tokens; it has no content to share).
+A block is in one of three states. A block in use is pinned by running requests. An idle block is
+cached and may be evicted. A reserved block is intended for uncomputed tokens of a running request,
+and has no content to share.
 """
 
 from collections import OrderedDict
@@ -9,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 
 class BlockCache:
-    """The KV memory of one engine, in blocks; it evicts the least recently used idle block.
+    """The KV memory of one engine, in blocks, which evicts the least recently used idle block.
 
     Attributes:
         capacity: Number of blocks of the memory.
@@ -32,7 +33,7 @@ class BlockCache:
 
     @property
     def used(self) -> int:
-        """The number of blocks that cannot be evicted: pinned and reserved ones."""
+        """The number of pinned and reserved blocks, which cannot be evicted."""
         return len(self._users) + self.reserved
 
     @property
@@ -42,7 +43,7 @@ class BlockCache:
 
     @property
     def is_at_rest(self) -> bool:
-        """Whether no request holds any block."""
+        """Whether no request uses or reserves a block."""
         return not self._users and not self.reserved
 
     def match(self, blocks: Sequence[int]) -> int:
@@ -58,14 +59,14 @@ class BlockCache:
     def has_room(self, matched: Sequence[int], new: int) -> bool:
         """Return whether a request that reuses `matched` and adds `new` blocks fits.
 
-        A request that is larger than the memory runs when it is alone.
+        A request that is larger than the memory runs only while no other request runs.
         """
         used = self.used
         revived = sum(1 for block in matched if block in self._idle)
         return used == 0 or used + revived + new <= self.capacity
 
     def take(self, matched: Sequence[int], new: int) -> None:
-        """Pin cached blocks and reserve new ones."""
+        """Pin cached blocks, and reserve new blocks."""
         for block in matched:
             self._pin(block)
         self.reserved += new
@@ -80,7 +81,7 @@ class BlockCache:
             self._pin(block)
 
     def release(self, used: Sequence[int], reserved: int) -> None:
-        """Release a request's pinned and reserved blocks; its last blocks are evicted first."""
+        """Release a request's pinned and reserved blocks, of which the last are evicted first."""
         self.reserved -= reserved
         for block in reversed(used):  # a prompt's last blocks are the least likely to be shared
             users = self._users[block] - 1
@@ -92,7 +93,7 @@ class BlockCache:
         self._evict()
 
     def clear(self) -> None:
-        """Drop all blocks, as a process that dies does."""
+        """Drop all blocks, as at the death of the process."""
         for block in self.cached:
             self._on_removed(block)
         self._users.clear()
@@ -113,7 +114,7 @@ class BlockCache:
 
 
 class SharedPrefixes:
-    """One infinite cache that all replicas share at no cost: the upper bound of any routing.
+    """One infinite cache that all replicas share at no cost, as the upper bound of any routing.
 
     Args:
         on_stored: Called with every block that is added for the first time.

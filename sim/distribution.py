@@ -1,10 +1,10 @@
-"""Distribution in simulation: `python -m sim.distribution`, or `--scenario base --seeds 3`.
+"""Simulates distribution: `python -m sim.distribution`, or `--scenario base --seeds 3`.
 
-The real planner (`control_plane.distribution`) gets the holdings of simulated nodes and answers
+The real planner (`control_plane.distribution`) receives the holdings of simulated nodes and answers
 with orders to fetch. Transfers are modelled as flows of bytes over the links of nodes, racks,
 regions and the store. Each node reports at its own times. Some nodes are killed and restart with a
 part of their chunks, and some nodes serve corrupt chunks. Seconds are virtual, except the planner's
-CPU time. See docs/distribution.md.
+CPU time. The results are in docs/distribution.md.
 """
 
 import argparse
@@ -34,11 +34,11 @@ from sim.distribution_links import Links, Widths
 from sim.percentiles import percentile
 
 CHUNK_BYTES = 4 * 1024 * 1024
-_ROUND_S = 0.1  # the planner gathers reports for this long
-_CONNECT_S = 1.0  # time after which a node gives up a dead source
-_FETCHES = 32  # fetches of one node at once, including those that wait for their source
-_SERVES = 8  # transfers that one node serves at once; further requests wait in a queue
-_RESTART_S = 10.0  # time from the kill of a node to its restart
+_ROUND_S = 0.1  # seconds in which the planner gathers reports
+_CONNECT_S = 1.0  # seconds until a node abandons a dead source
+_FETCHES = 32  # most fetches of one node at once, including queued fetches
+_SERVES = 8  # most transfers that one node serves at once, above which requests wait in a queue
+_RESTART_S = 10.0  # seconds from the kill of a node to its restart
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +46,15 @@ class DistributionScenario:
     """A fleet, an artifact, and faults.
 
     Attributes:
-        nodes: Number of nodes; at second 0 all of them want the artifact and have no chunk.
+        nodes: Number of nodes. At second 0 all nodes want the artifact and have no chunk.
         size_bytes: Size of the artifact.
-        step_s: Step of the fluid model; a transfer that ends within a step ends with it.
-        regions: Number of regions; the nodes are spread evenly.
+        step_s: Step of the fluid model, in seconds. A transfer that ends within a step ends with
+            that step.
+        regions: Number of regions, over which the nodes are spread evenly.
         rack_nodes: Number of nodes per rack.
         report_s: Seconds between two reports of a node.
-        one_way_s: Seconds that a message takes between a node and the control plane.
-        killed_ratio: Share of nodes that are killed during the run; every second one restarts.
+        one_way_s: Seconds of a message's way between a node and the control plane.
+        killed_ratio: Share of nodes that are killed during the run. Every second one restarts.
         corrupt: Number of nodes that corrupt every chunk they serve.
         store_down_s: Begin and end of the time in which the stores do not answer, in virtual
             seconds.
@@ -96,15 +97,15 @@ def bound_s(scenario: DistributionScenario, widths: Widths) -> float:
 @dataclass(slots=True)
 class _Transfer:
     order: Order
-    slot: int | None = None  # None: in the source's queue, or the source does not answer
+    slot: int | None = None  # None while queued, or if the source is dead
     source: int | None = None
     size: int = 0  # missing bytes
-    ends_s: float = 0.0  # time at which the node gives the source up
+    ends_s: float = 0.0  # time at which the node abandons the source
     is_corrupt: bool = False
 
 
 class _Node:
-    """The agent of a node: fetches by the planner's last orders, and records failed sources."""
+    """The agent of a node, which fetches by the planner's orders and records failed sources."""
 
     def __init__(self, number: int, place: NodePlace, first_s: float) -> None:
         self.number = number
@@ -126,7 +127,7 @@ class _Node:
 
 
 class DistributionWorld:
-    """Nodes, links and the planner, stepped together; a run is determined by its seed."""
+    """Nodes, links and the planner, stepped together. The seed determines the run."""
 
     def __init__(
         self, scenario: DistributionScenario, seed: int, limits: PlannerLimits, widths: Widths
@@ -232,7 +233,7 @@ class DistributionWorld:
                 self._serve(self.nodes[transfer.source])
 
     def _move(self) -> None:
-        """Advance the transfers by one step: end finished and failed ones, begin queued ones."""
+        """Advance transfers by one step, end finished and failed ones, and begin queued ones."""
         for slot in self._links.step(self.scenario.step_s):
             node, transfer = self._slots[slot]
             self._stop(transfer)
@@ -377,7 +378,7 @@ def simulate(
     widths: Widths | None = None,
     at_most_s: float = 1200.0,
 ) -> dict[str, Any]:
-    """Return the figures of one run; `done` is the number of nodes with the whole artifact."""
+    """Return the figures of one run. `done` is the number of nodes with the whole artifact."""
     limits, widths = limits or PlannerLimits(), widths or Widths()
     world = DistributionWorld(scenario, seed, limits, widths)
     world.run(at_most_s)

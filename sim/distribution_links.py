@@ -1,4 +1,4 @@
-"""A fluid model of links: each flow gets a share of the narrowest link on its path."""
+"""A fluid model of links, in which the narrowest link of a flow's path limits the flow."""
 
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -45,7 +45,7 @@ class Links:
         self._is_stale = True
 
     def begin(self, source: int | None, target: int, size: float) -> int:
-        """Start a flow of `size` bytes from a node, or the store if None; return its slot."""
+        """Start a flow of `size` bytes from a node, or the store if None, and return its slot."""
         if not self._spare:
             have = len(self.left)
             self._ways = np.concatenate([self._ways, np.full((have, _HOPS), self._free_at)])
@@ -66,7 +66,7 @@ class Links:
         self._is_stale = True
 
     def step(self, step_s: float) -> list[int]:
-        """Let all flows run for a time; return the slots of the finished flows."""
+        """Advance all flows by a time, and return the slots of the finished flows."""
         if self._is_stale:
             self._slots = np.flatnonzero(self._used)
             self._rates = self._share()

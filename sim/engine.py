@@ -1,4 +1,4 @@
-"""A model of an engine: continuous batching with chunked prefill, timed by a cost model.
+"""A model of an engine with continuous batching and chunked prefill, timed by a cost model.
 
 The engine emits real step frames. A token is a function of the sequence's first prompt token and
 the token's position. So a checker can compute every token that must arrive, also after a resume
@@ -14,13 +14,13 @@ from sluice.wire.engine.v1 import engine_pb2 as engine
 
 
 def token_at(first_prompt_token: int, position: int) -> int:
-    """Return the token that every simulated engine puts at a position (0 is the prompt's first)."""
+    """Return the token of every simulated engine at a position, counted from the prompt's start."""
     return (first_prompt_token * 7919 + position * 104_729) % 50_000
 
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """The cost model of a step, in seconds: a constant, and a cost per prefill and decode token."""
+    """The cost model of a step in seconds, with a constant, a prefill token and a decode token."""
 
     base_s: float = 0.008
     prefill_token_s: float = 5e-5
@@ -29,7 +29,7 @@ class StepCost:
 
 @dataclass(slots=True, eq=False)
 class _Sequence:
-    """A sequence; a canary's tokens are passed to `answer` instead of being sent in frames."""
+    """A sequence. A canary's tokens are passed to `answer` instead of being sent in frames."""
 
     sequence: int
     first: int
@@ -46,7 +46,7 @@ class _Sequence:
 
 
 class SimEngine:
-    """A simulated engine without a clock: `step` does one step and returns its duration.
+    """A simulated engine without a clock. `step` computes one step and returns its duration.
 
     Attributes:
         is_busy_fault: Whether every submit is refused with BUSY.
@@ -80,7 +80,7 @@ class SimEngine:
         return {entry.sequence for entry in self._all() if entry.answer is None}
 
     def outputs(self) -> dict[int, list[int]]:
-        """Return the output of unfinished sequences, and of those whose end is not confirmed."""
+        """Return the output of sequences that are unfinished, or whose end is unconfirmed."""
         living = {entry.sequence: entry.output for entry in self._all() if entry.answer is None}
         return self._outputs | living
 
@@ -90,7 +90,7 @@ class SimEngine:
             self._outputs.pop(sequence, None)
 
     def submit(self, sequences: Iterable[engine.Sequence]) -> None:
-        """Queue sequences; each one that does not fit into the engine is refused with BUSY."""
+        """Queue sequences. A sequence that does not fit into the engine is refused with BUSY."""
         held = len(self._waiting) + len(self._running)
         for entry in sequences:
             if self.is_busy_fault or held >= self.limits.sequences_max:
@@ -102,11 +102,11 @@ class SimEngine:
             )
 
     def probe(self, prompt: list[int], tokens: int, answer: Callable[[list[int]], None]) -> None:
-        """Run a canary inference, before all waiting sequences; `answer` is called at its end."""
+        """Run a canary inference before all waiting sequences, and call `answer` at its end."""
         self._waiting.appendleft(_Sequence(0, prompt[0], len(prompt), tokens, answer))
 
     def cancel(self, sequences: Iterable[int]) -> None:
-        """Cancel sequences; ids of sequences that have already ended are ignored."""
+        """Cancel sequences. Ids of sequences that have already ended are ignored."""
         gone = set(sequences)
         for entry in self._all():
             if entry.answer is None and entry.sequence in gone:
@@ -114,7 +114,7 @@ class SimEngine:
                 self._finish(entry, engine.FINISH_REASON_CANCELLED)
 
     def fail_all(self) -> None:
-        """Fail all sequences, as a failed graph call does."""
+        """Fail all sequences, as after a failed graph call."""
         for entry in self._all():
             self._drop(entry)
             if entry.answer is None:
@@ -125,7 +125,7 @@ class SimEngine:
         self._finished.clear()
 
     def step(self) -> tuple[engine.StepFrame, float]:
-        """Do one step; return its frame and its duration in seconds."""
+        """Compute one step, and return its frame and its duration in seconds."""
         frame = engine.StepFrame()
         if self._waiting or self._running:
             self.steps += 1
@@ -173,7 +173,7 @@ class SimEngine:
         return -(-(entry.prompt_tokens + entry.output_max) // self.limits.block_tokens)
 
     def _prefill(self, frame: engine.StepFrame, budget: int, decodes: list[_Sequence]) -> int:
-        """Spend the token budget on prompts; sequences with a whole prompt join `decodes`."""
+        """Spend the token budget on prompts. Sequences with a whole prompt join `decodes`."""
         spent = 0
         used = sum(self._blocks(entry) for entry in self._running)
         while self._waiting:

@@ -1,10 +1,10 @@
-"""The engine of the routing study: continuous batching as discrete events.
+"""The engine of the routing study, with continuous batching as discrete events.
 
-Each step computes at most `step_tokens_max` tokens: one per decoding request, the rest prompt
-chunks in order of arrival. Memory for prompt and output is reserved at admission; a prompt's blocks
-can be shared once its prefill has ended. No work is done per token: a series of steps that only
-decode is one event, called a stretch. `sim.engine` is the small engine that emits token ids for
-fault tests. The engine here only counts tokens, and is fast.
+Each step computes at most `step_tokens_max` tokens, with one per decoding request and the rest
+prompt chunks in order of arrival. Memory for prompt and output is reserved at admission. A prompt's
+blocks can be shared once its prefill has ended. No work is done per token, because a series of
+decode-only steps is one event, called a stretch. This engine is fast, and only counts tokens.
+`sim.engine` is the small engine that emits token ids for fault tests.
 """
 
 from collections import deque
@@ -20,30 +20,31 @@ from sim.workload import TraceRequest
 from sluice.hashing import BLOCK_TOKENS
 
 STRETCH_STEPS_MAX = 64
-_RESUMED_BLOCK = 1 << 62  # least id of blocks with answers; ids of a trace are smaller
+_RESUMED_BLOCK = 1 << 62  # least id of blocks with answers, above all ids of a trace
 _STARVED_TOKENS = 64  # prompt tokens per step when decodes alone fill the budget
 
 
 class Job:
-    """A request and its progress in a run; times are virtual seconds of the timeline.
+    """A request and its progress in a run. Times are virtual seconds of the timeline.
 
     Attributes:
         request: The request of the trace.
         number: Order of arrival, from 0.
         arrived_at: Time of its arrival at the router.
-        prompt_tokens: Tokens of the current attempt: the prompt, and all tokens emitted before it.
+        prompt_tokens: Prompt tokens of the current attempt, which include all tokens emitted before
+            it.
         output_tokens: Tokens still to emit in the current attempt.
         blocks: Blocks of the current attempt's prompt.
         sequence: Id of the current attempt on its engine.
-        replica: Number of the job's present or last engine; -1 before the first dispatch.
+        replica: Number of the job's current or last engine, or -1 before the first dispatch.
         hit_tokens: Prompt tokens that the last engine found in its cache.
         emitted: Tokens of earlier attempts, which ended when their replica died.
         dispatched_at: Time of the last dispatch to an engine.
         admitted_at: Time at which the last engine admitted the job to its batch.
-        first_at: Time of the first token; None until then.
-        ended_at: Time of the last token; None until then, and for refused jobs.
+        first_at: Time of the first token, or None before it.
+        ended_at: Time of the last token, or None before it and for refused jobs.
         computed: Prompt tokens that are computed or cached in the engine.
-        owed: Prompt tokens that the engine still has to compute; an estimate until admission.
+        owed: Prompt tokens that the engine still has to compute, estimated until admission.
     """
 
     __slots__ = (
@@ -83,16 +84,16 @@ class Job:
         self.dispatched_at = self.admitted_at = arrived_at
         self.first_at: float | None = None
         self.ended_at: float | None = None
-        # Fields for the engine only.
+        # Fields for use by the engine only.
         self.computed = 0
         self.owed = 0
         self.matched = 0
         self.reserved = 0
-        self.first_step = -1  # -1: no token in this attempt
+        self.first_step = -1  # -1 without a token in this attempt
         self.is_cancelled = False
 
     def restart(self, block_tokens: int) -> None:
-        """Begin another attempt: emitted tokens become part of the prompt."""
+        """Begin another attempt, in which the emitted tokens are part of the prompt."""
         request = self.request
         self.prompt_tokens = request.prompt_tokens + self.emitted
         self.output_tokens = request.output_tokens - self.emitted
@@ -106,7 +107,7 @@ class Job:
 
 
 class Listener(Protocol):
-    """The receiver of an engine's events, at the moment they happen."""
+    """The receiver of an engine's events, at the moment of each event."""
 
     def on_first(self, job: Job) -> None:
         """Note the first token of an attempt."""
@@ -133,9 +134,9 @@ class StepRecord:
         steps: Number of steps in the record.
         step_s: Duration of each of these steps.
         prompt_tokens: Prompt tokens computed in the last step.
-        decoded: Sequences that got `steps` tokens each.
+        decoded: Sequences that received `steps` tokens each.
         admitted: Jobs that were scheduled for the first time since the last record.
-        firsts: Jobs that got their first token.
+        firsts: Jobs whose first token was computed.
         finished: Jobs that ended.
         cancelled: Jobs that were cancelled.
     """
@@ -161,7 +162,7 @@ class Engine:
         cost: Cost model of the steps at speed 1.
         cache: KV memory.
         waiting: Jobs that are not admitted, oldest first.
-        owed_tokens: Uncached prompt tokens of waiting jobs and of those in prefill.
+        owed_tokens: Uncached prompt tokens of jobs that wait or are in prefill.
         decoding: Jobs that have their first token, by sequence.
         context_tokens: Tokens that the next step's decodes attend to.
         held: Number of jobs in the engine, waiting or running.
@@ -170,7 +171,8 @@ class Engine:
         prefilled_tokens: Prompt tokens computed.
         decoded_tokens: Tokens emitted, without the first of each request.
         recorder: Called with a `StepRecord` at the end of each step, or stretch.
-        stretch_max_s: Longest stretch, in seconds; short if a recorder needs frequent reports.
+        stretch_max_s: Longest stretch, in seconds, which is short if a recorder needs frequent
+            reports.
     """
 
     def __init__(
@@ -209,7 +211,7 @@ class Engine:
         self._endings: list[tuple[int, int]] = []  # heap of (last step, sequence)
         self._chunks: list[tuple[Job, int]] = []  # prompt chunks of the running step
         self._is_stepping = False
-        self._plan = 0  # number of the planned step end; events of older plans are ignored
+        self._plan = 0  # number of the planned step end, so that older plans' events are ignored
         self._began_at = self._step_s = 0.0
         self._steps_planned = 0
         self._admitted: list[Job] = []
@@ -245,10 +247,10 @@ class Engine:
             job.blocks[:matched], self._new_blocks(job, matched)
         )
 
-    # --- from outside -----------------------------------------------------------------------
+    # --- calls from outside -----------------------------------------------------------------
 
     def submit(self, job: Job) -> None:
-        """Queue a job; its first step begins at once, or after the running step."""
+        """Queue a job, whose first step begins now or after the running step."""
         now = self._timeline.now
         job.replica = self.number
         job.dispatched_at = now
@@ -259,13 +261,13 @@ class Engine:
         self._wake(now)
 
     def cancel(self, job: Job) -> None:
-        """Cancel a job of this engine; its memory is released after the running step."""
+        """Cancel a job of this engine. Its memory is released after the running step."""
         job.is_cancelled = True
         self._cancelling.append(job)
         self._wake(self._timeline.now)
 
     def kill(self) -> list[Job]:
-        """Stop as a killed process does; return all jobs, each with its emitted tokens."""
+        """Stop like a killed process, and return all jobs, each with its emitted tokens."""
         done = 0
         if self._is_stepping and not self._chunks and self.recorder is None:
             done = int((self._timeline.now - self._began_at) / self._step_s)
@@ -325,7 +327,7 @@ class Engine:
             self._plan_end(steps)
         else:
             self._is_stepping = False
-            self._record(0, 0, [])  # a cancel is confirmed even where nothing runs
+            self._record(0, 0, [])  # confirms a cancel even if no job runs
 
     def _fill(self) -> StepWork:
         """Choose the prompt chunks of the next step."""
@@ -366,7 +368,7 @@ class Engine:
         endings = self._endings
         while endings and endings[0][0] <= self.steps:
             job = self.decoding.get(heappop(endings)[1])
-            if job is not None:  # None: the job was cancelled
+            if job is not None:  # a cancelled job is None
                 self._finish(job, now)
         self._reap()
         self._record(steps, prompt_tokens, decoded)
@@ -391,7 +393,7 @@ class Engine:
     # --- jobs -------------------------------------------------------------------------------
 
     def _matched(self, job: Job) -> int:
-        """Return the number of leading blocks to reuse; the last token is always computed."""
+        """Return the number of leading blocks to reuse, always without the last token's block."""
         longest = (job.prompt_tokens - 1) // self.block_tokens
         return min(self.cache.match(job.blocks), longest)
 
@@ -420,7 +422,7 @@ class Engine:
             self._admitted.append(job)
 
     def _prefilled(self, job: Job, now: float) -> None:
-        """Note the first token; from now on other jobs can reuse the prompt's blocks."""
+        """Record the first token. From now on other jobs can reuse the prompt's blocks."""
         self._prefilling.remove(job)
         job.first_at = now if job.first_at is None else job.first_at
         job.first_step = self.steps
@@ -465,7 +467,7 @@ class Engine:
                 self.waiting.remove(job)
                 self._unowe(job)
             else:
-                continue  # the job finished before its cancel took effect
+                continue  # the job finished before its cancel
             self._cancelled.append(job)
         self._cancelling.clear()
 

@@ -1,10 +1,10 @@
 """Measures the share of a tenant with several cells: `python -m sim.fair_cells --cells 2,4,8`.
 
-Each cell has one replica and a router core of its own. The tenant `wide` sends requests to all
-cells, each tenant `narrow-N` only to cell N; every tenant sends more than can be served. With one
-count per pool, each tenant gets 1 / (cells + 1) of all service. Cells report service to one another
-as routers do, with the delay of `--age-s`. With `own`, each cell counts only its own service. See
-docs/fairness.md.
+Each cell has one replica and a separate router core. The tenant `wide` sends requests to all cells,
+each tenant `narrow-N` only to cell N. Every tenant sends more than can be served. With one count
+per pool, each tenant receives 1 / (cells + 1) of all service. Cells report service to one another
+like routers, with the delay of `--age-s`. With `own`, each cell counts only its own service. The
+results are in docs/fairness.md.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from sim.pool import SimPool, SimPoolPlan
 
 WIDE = "wide"
 WARM_UP_S = 40.0
-# Requests per second of a tenant in each cell; a replica serves 0.95.
+# Requests per second of a tenant in each cell, while a replica serves 0.95 per second.
 _NARROW_RATE, _WIDE_RATE = 1.0, 0.6
 _PROMPT, _OUTPUT = 1500, 500
 _OWN = "own"
@@ -36,10 +36,10 @@ class FairCase:
 
     Attributes:
         cells: Number of cells, with one replica each.
-        age_s: Greatest age of a cell's data about the service of other cells; None if each cell
-            counts only its own service.
+        age_s: Greatest age in seconds of a cell's data about the service of other cells, or None if
+            each cell counts only its own service.
         seed: Seed of arrivals and lengths.
-        duration_s: Seconds of arrivals; the share is measured from `WARM_UP_S` on.
+        duration_s: Seconds of arrivals. The share is measured from `WARM_UP_S` on.
     """
 
     cells: int
@@ -52,7 +52,7 @@ class PinnedSluice(Sluice):
     """The router core, with gateways that send `narrow-N` to cell N and `wide` to all cells."""
 
     def choose_cell(self, job: Job) -> int:
-        """See `Sluice`; the wide tenant's requests go to all cells in turn."""
+        """Return the cell of a narrow tenant, or all cells in turn for the wide tenant."""
         _, _, cell = job.request.tenant.partition("-")
         return int(cell) if cell else job.number % self.settings.cells
 

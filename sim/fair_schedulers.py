@@ -1,8 +1,8 @@
 """Published fair schedulers at the queue of one engine, as a comparison for the router.
 
-Each engine decides by itself, at its step boundaries. It has exact counters of its own, and the
-true length of every answer when it reserves memory, which a router does not have. Service of a
-request = its prompt tokens + 2 x its output tokens.
+Each engine decides separately, at its step boundaries. Unlike a router, the engine has exact
+counters, and reserves memory by the true length of every answer. Service of a request = its prompt
+tokens + 2 x its output tokens.
 
 fcfs      arrival order
 lcf       the client with the least service so far
@@ -23,7 +23,7 @@ _SMOOTHING = 0.1
 
 
 class FairScheduler:
-    """Chooses the client whose request an engine admits next; subclasses define rank and charge."""
+    """Chooses the client whose request is admitted next. Subclasses define rank and charge."""
 
     def __init__(self, output_mean: float) -> None:
         self.queues: dict[str, deque[Job]] = {}  # waiting jobs by client, in order of arrival
@@ -44,7 +44,7 @@ class FairScheduler:
         self.queues.setdefault(client, deque()).append(job)
 
     def head(self) -> Job | None:
-        """Return the job to admit next; None if no job waits."""
+        """Return the job to admit next, or None if no job waits."""
         heads = [queue[0] for queue in self.queues.values() if queue]
         return min(heads, key=lambda job: (self.rank(job), job.arrived_at), default=None)
 
@@ -66,34 +66,37 @@ class FairScheduler:
         self.counters[client] = self.counters.get(client, 0.0) + service
 
     def rank(self, job: Job) -> float:
-        """Return the rank of a client's first job; the job with the least rank is admitted next."""
+        """Return the rank of a client's first job. The job with the least rank is admitted next."""
         return self.counters.get(job.request.tenant, 0.0)
 
     def returns(self, client: str) -> None:
         """Note that an idle client has a waiting job again."""
 
     def admitted(self, job: Job) -> None:
-        """Charge what a subclass charges when a job is admitted."""
+        """Charge the prompt of an admitted job. Subclasses may charge differently."""
         self.charge(job.request.tenant, job.request.prompt_tokens)
 
     def generated(self, job: Job, before: int, tokens: int) -> None:
-        """Charge output tokens number `before` to `tokens`."""
+        """Charge the output tokens of a job after the first `before`, up to the first `tokens`."""
         self.charge(job.request.tenant, OUTPUT_SERVICE * (tokens - before))
 
 
 class Fcfs(FairScheduler):
-    """First come, first served."""
+    """First come, first served, by the time of arrival."""
 
     def rank(self, job: Job) -> float:
-        """See `FairScheduler`."""
+        """Return the time of the job's arrival."""
         return job.arrived_at
 
 
 class Vtc(FairScheduler):
-    """Least counter first; a returning client gets at least the least counter of those waiting."""
+    """Least counter first.
+
+    A returning client's counter is raised to the least of waiting clients.
+    """
 
     def returns(self, client: str) -> None:
-        """See `FairScheduler`."""
+        """Raise the counter of a returning client to the least counter of the waiting clients."""
         others = [name for name, queue in self.queues.items() if queue] or [self.last_client]
         least = min(self.counters.get(name, 0.0) for name in others)
         self.counters[client] = max(self.counters.get(client, 0.0), least)
@@ -107,13 +110,13 @@ class VtcPredicted(Vtc):
         self._guesses: dict[int, float] = {}
 
     def admitted(self, job: Job) -> None:
-        """See `FairScheduler`."""
+        """Charge the prompt and the expected output of an admitted job."""
         guess = self._guesses[job.number] = self.expected(job.request.tenant)
         service = job.request.prompt_tokens + OUTPUT_SERVICE * guess
         self.charge(job.request.tenant, service)
 
     def generated(self, job: Job, before: int, tokens: int) -> None:
-        """See `FairScheduler`."""
+        """Charge only output tokens beyond the expected output."""
         guess = self._guesses[job.number]
         beyond = max(0.0, tokens - guess) - max(0.0, before - guess)
         self.charge(job.request.tenant, OUTPUT_SERVICE * beyond)
@@ -129,7 +132,7 @@ class Sfq(FairScheduler):
         self._finishes: dict[str, float] = {}
 
     def push(self, job: Job) -> None:
-        """See `FairScheduler`."""
+        """Queue a job, with its start and finish tags in virtual time."""
         client = job.request.tenant
         start = max(self._now, self._finishes.get(client, 0.0))
         service = job.request.prompt_tokens + OUTPUT_SERVICE * self.expected(client)
@@ -138,15 +141,15 @@ class Sfq(FairScheduler):
         super().push(job)
 
     def rank(self, job: Job) -> float:
-        """See `FairScheduler`."""
+        """Return the start tag of the job."""
         return self._starts[job.number]
 
     def admitted(self, job: Job) -> None:
-        """See `FairScheduler`."""
+        """Advance virtual time to the start tag of the admitted job."""
         self._now = max(self._now, self._starts[job.number])
 
     def generated(self, job: Job, before: int, tokens: int) -> None:
-        """See `FairScheduler`."""
+        """Charge nothing, because the tags contain the expected output."""
 
 
 SCHEDULERS: dict[str, Callable[[float], FairScheduler]] = {
@@ -181,7 +184,7 @@ class FairEngine(Engine):
         return made
 
     def submit(self, job: Job) -> None:
-        """Queue a job of its client."""
+        """Queue a job in the scheduler instead of the engine's own queue."""
         job.replica = self.number
         self.scheduler.push(job)
         self.held += 1
@@ -217,7 +220,7 @@ class FairEngine(Engine):
 
 
 class PerEngine(ArrivalPolicy):
-    """Round robin over engines, each with a scheduler and counters of its own.
+    """Round robin over engines, each with a separate scheduler and counters.
 
     Args:
         name: One of `SCHEDULERS`.
@@ -230,7 +233,7 @@ class PerEngine(ArrivalPolicy):
         self._next = 0
 
     def bind(self, pool: SimPool) -> None:
-        """See `Policy`."""
+        """Replace the engines of the pool by engines with schedulers."""
         super().bind(pool)
         make = SCHEDULERS[self.name]
         pool.engines[:] = [
@@ -238,6 +241,6 @@ class PerEngine(ArrivalPolicy):
         ]
 
     def pick(self, job: Job) -> int:  # noqa: ARG002 - blind on purpose
-        """See `ArrivalPolicy`."""
+        """Return the next engine in turn."""
         self._next += 1
         return self.pool.alive[self._next % len(self.pool.alive)]

@@ -1,9 +1,10 @@
 """Fairness between tenants: `python -m sim.fairness --scenario overload2 --scheduler sluice,vtc`.
 
-Replays generated or recorded overloads on replicas with little memory. Reports the gap between
-tenants in 60-second windows, tokens per second, and the TTFT of the tenant with the fewest
-requests, as means over seeds. `sluice` is the real router core with the queue in the router; the
-other schedulers decide inside each engine (`sim.fair_schedulers`). See docs/fairness.md.
+Generated or recorded overloads are simulated on replicas with little memory. The figures are the
+gap between tenants in 60-second windows, tokens per second, and the TTFT of the tenant with the
+fewest requests, as means over seeds. `sluice` is the real router core with the queue in the router.
+The other schedulers decide inside each engine (`sim.fair_schedulers`). The results are in
+docs/fairness.md.
 """
 
 import argparse
@@ -46,7 +47,7 @@ class SmallM8(M8Cost):
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Poisson arrivals of one tenant; lengths are medians.
+    """Poisson arrivals of one tenant. `prompt` and `output` are median lengths in tokens.
 
     Attributes:
         periods: (start, end) of the time ranges with arrivals, in seconds.
@@ -102,7 +103,7 @@ def scenario(name: str, *, seed: int, replicas: int, arena: Path | None) -> Trac
 
 
 def trace_of(name: str, loads: Sequence[Load], seed: int, replicas: int = 1) -> Trace:
-    """Return the requests of some loads for a number of replicas; no two share a prefix."""
+    """Return the requests of some loads for a number of replicas, without shared prefixes."""
     return _trace(name, _generated(loads, seed, replicas))
 
 
@@ -135,7 +136,7 @@ def _generated(loads: Sequence[Load], seed: int, replicas: int) -> list["_Row"]:
 def _recorded(path: Path, seed: int, replicas: int) -> list["_Row"]:
     """Return a trace with columns t_s, client, prompt_tokens, output_tokens, and its copies.
 
-    Each further replica adds a copy of each request, up to a second later.
+    For each further replica, a copy of each request arrives up to a second later.
     """
     draw = random.Random(seed)  # noqa: S311 - repeatable on purpose
     rows: list[_Row] = []
@@ -160,7 +161,7 @@ class TieredSluice(Sluice):
         self._loads = {load.tenant: load for load in loads}
 
     def request(self, job: Job, handle: int, cell_id: str) -> Request:
-        """See `Sluice`."""
+        """Return the request of a job, with the weight and the reserved share of its tenant."""
         request = super().request(job, handle, cell_id)
         load = self._loads.get(request.tenant_id)
         if load is not None:
@@ -171,15 +172,15 @@ class TieredSluice(Sluice):
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Fairness figures of a run; a figure that does not apply to the run is NaN.
+    """Fairness figures of a run. A figure that does not apply to the run is NaN.
 
     Attributes:
-        mean_gap: Over 60-s windows of the sum over tenants of min(best served - own, own unmet
-            demand), in units of service: prompt tokens + 2 x output tokens.
+        mean_gap: Mean over 60-s windows of the sum over tenants of min(best served - own, own unmet
+            demand). The unit is prompt tokens + 2 x output tokens.
         max_gap: Largest gap of these windows.
         tokens_per_s: Prompt and output tokens of requests that ended before the last arrival.
-        ttft_p50_s: Median TTFT of the watched tenant: the tenant with the fewest requests, or of
-            many tenants the median one.
+        ttft_p50_s: Median TTFT of the watched tenant, which is the tenant with the fewest requests,
+            or of many tenants the median one.
         ttft_p99_s: 99th percentile of the watched tenant's TTFT.
         weight_error: Largest |share / (weight / sum of weights) - 1| in any 60 s with all
             tenants waiting.
@@ -272,7 +273,7 @@ class Services:
         for table in (self._demand, self._served):
             for tenant, amounts in table.items():
                 table[tenant] = [0.0]
-                for amount in amounts:  # cumulative: the service before each second
+                for amount in amounts:  # cumulative, so each entry is the service before a second
                     table[tenant].append(table[tenant][-1] + amount)
 
     def demand(self) -> dict[str, float]:
@@ -332,7 +333,7 @@ def _service(request: TraceRequest) -> float:
 
 
 def _spread(served: list[float], job: Job) -> None:
-    """Add a job's output evenly between its first and its last token."""
+    """Spread a job's output evenly between its first and its last token."""
     assert job.first_at is not None
     assert job.ended_at is not None
     tokens = job.request.output_tokens

@@ -1,7 +1,7 @@
-"""The router's real shell and core, before simulated hosts that break, under virtual time.
+"""Runs the router's real shell and core with simulated hosts that fail, under virtual time.
 
-A simulated gateway submits a seeded workload and resumes lost streams, as the real gateway does.
-All tokens that its clients receive are compared with the tokens that the engines must emit.
+A simulated gateway submits a seeded workload and resumes lost streams, like the real gateway. All
+tokens that its clients receive are compared with the tokens that the engines must emit.
 """
 
 import asyncio
@@ -59,7 +59,7 @@ class FaultScenario:
 
 @dataclass(slots=True, eq=False)
 class FaultClient:
-    """One client's view of its request, over all resumes."""
+    """The tokens and times of one client's request, over all resumes."""
 
     prompt: list[int]
     output_max: int
@@ -85,16 +85,16 @@ class FaultReport:
         requests: Number of requests that clients submitted.
         lost: Requests that did not end with all of their tokens.
         duplicated: Requests that received more tokens than requested.
-        wrong_tokens: Number of wrong tokens sent to clients; a lying replica may send wrong tokens
+        wrong_tokens: Number of wrong tokens sent to clients. A lying replica may send wrong tokens
             before its detection.
         wrong_later: Wrong tokens sent more than a step after the detection.
         resumed: Number of resumes after some tokens.
         pause_s: Longest time between two tokens of one stream.
         ttft_p99_s: 99th percentile of TTFT over all requests.
-        detect_s: Seconds from the fault until the router sent no more requests to the replica; None
-            if the router did not detect the fault.
-        back_s: Seconds from the end of the fault until the replica was healthy again; None if the
-            replica was healthy throughout.
+        detect_s: Seconds from the fault until the router sent no more requests to the replica, or
+            None if the router did not detect the fault.
+        back_s: Seconds from the end of the fault until the replica was healthy again, or None if
+            the replica was healthy throughout.
         ejected: Reasons of the ejections.
     """
 
@@ -112,7 +112,7 @@ class FaultReport:
 
 
 class FaultWorld:
-    """Simulated hosts, the router's real shell and one gateway; `run` plays a scenario."""
+    """Simulated hosts, the router's real shell and one gateway, for which `run` runs a scenario."""
 
     def __init__(self, scenario: FaultScenario, tasks: asyncio.TaskGroup) -> None:
         self.scenario = scenario
@@ -216,7 +216,7 @@ class FaultWorld:
     # --- faults -----------------------------------------------------------------------------
 
     async def _break(self) -> tuple[float | None, float | None]:
-        """Break the first replica; return the times of detection and of recovery."""
+        """Break the first replica, and return the times of detection and of recovery."""
         scenario, host = self.scenario, self.hosts[0]
         await asyncio.sleep(scenario.fault_at_s)
         if scenario.fault == "none":
@@ -247,7 +247,7 @@ class FaultWorld:
         return book.limits is not None and not book.is_broken and state is HealthState.HEALTHY
 
     async def _until(self, condition: Callable[[], bool], limit_s: float) -> float | None:
-        """Return the seconds until a condition was true; None if that took more than `limit_s`."""
+        """Return the seconds until a condition was true, or None after more than `limit_s`."""
         begin_at = self._loop.time()
         while not condition():
             if self._loop.time() - begin_at >= limit_s:
@@ -288,7 +288,7 @@ class FaultWorld:
 
 
 def quantile(values: Iterable[float], share: float) -> float:
-    """Return the value that a share of the values do not exceed; 0.0 if there are no values."""
+    """Return the value that a share of the values do not exceed, or 0.0 without values."""
     ordered = sorted(values)
     return ordered[min(int(share * len(ordered)), len(ordered) - 1)] if ordered else 0.0
 
@@ -324,7 +324,7 @@ FAULTS: dict[str, Callable[[SimHost], None]] = {
 
 
 def simulate(scenario: FaultScenario) -> FaultReport:
-    """Run a scenario under virtual time; equal scenarios give equal reports."""
+    """Run a scenario under virtual time. Equal scenarios lead to equal reports."""
 
     async def main() -> FaultReport:
         async with asyncio.TaskGroup() as tasks:

@@ -1,9 +1,9 @@
 """Replica faults against the real router: `python -m sim.faults --replicas 8 --plan kill,slow`.
 
-Each run submits a seeded workload to a pool of simulated hosts, and breaks and heals one host. It
-reports the effects on clients: lost or doubled requests, wrong tokens, and the longest pause of a
-stream. It also reports the time until the router detected the fault, and until it used the replica
-again. The router's shell, attachments and core are the real code, and time is virtual.
+Each run submits a seeded workload to a pool of simulated hosts, and breaks and heals one host. The
+reported effects on clients are lost or doubled requests, wrong tokens, and the longest pause of a
+stream. The report also has the seconds until the router detected the fault, and until it used the
+replica again. The router's shell, attachments and core are the real code, and time is virtual.
 """
 
 import argparse
@@ -24,7 +24,7 @@ _COLUMNS = ("requests", "lost", "doubled", "wrong", "late", "resumed", "pause", 
 
 
 def summary(reports: Sequence[FaultReport]) -> dict[str, Any]:
-    """Return the figures of one fault over its seeds: sums of counts, and the largest times."""
+    """Return the figures of one fault over its seeds, as sums of counts and the largest times."""
     seen = [report.detect_s for report in reports if report.detect_s is not None]
     back = [report.back_s for report in reports if report.back_s is not None]
     return {
@@ -45,7 +45,7 @@ def summary(reports: Sequence[FaultReport]) -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; return exit status 1 if a request was lost or doubled, else 0."""
+    """Run the command, and return exit status 1 if a request was lost or doubled, else 0."""
     options = _options(arguments)
     plans: dict[str, Any] = {}
     print(" ".join(f"{name:>8}" for name in ("plan", *_COLUMNS, "back")), "ejected")

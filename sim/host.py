@@ -18,7 +18,7 @@ PROBE_TOKENS = 8
 
 
 class SimHost:
-    """A simulated replica whose step loop runs on the event loop; its faults are attributes.
+    """A simulated replica whose step loop runs on the event loop, with faults as attributes.
 
     Attributes:
         is_down: Whether connections are refused and open ones break.
@@ -38,7 +38,7 @@ class SimHost:
         self._is_up = asyncio.Event()
         self._is_up.set()
         self.stream: SimHostStream | None = None
-        self._orphan: tuple[int, float] | None = None  # epoch whose stream broke, and when
+        self._orphan: tuple[int, float] | None = None  # epoch and time of a broken stream
         # Ends of orphaned sequences that the router may not have received.
         self._ended: list[engine.Finished] = []
         self.frames_sent = 0
@@ -61,7 +61,7 @@ class SimHost:
         return True
 
     async def probe(self, timeout_s: float) -> CanaryAnswer:
-        """Run a canary inference."""
+        """Run a canary inference, and return its answer."""
         await asyncio.sleep(0.001)
         if self.is_down:
             raise FailedError(ErrorCode.UNAVAILABLE, "the host is down")
@@ -80,7 +80,7 @@ class SimHost:
             raise FailedError(ErrorCode.REPLICA_LOST, "no answer") from None
 
     def kill(self) -> None:
-        """Stop like a killed process: the stream breaks and the engine's state is lost."""
+        """Stop like a killed process, so that the stream breaks and the engine's state is lost."""
         self.is_down = True
         self._is_up.clear()
         self._moving.clear()
@@ -93,7 +93,7 @@ class SimHost:
             self.stream = None
 
     def freeze(self) -> None:
-        """Freeze like a suspended process: connections stay open, and no step runs."""
+        """Freeze like a suspended process, with open connections and no steps."""
         self.is_frozen = True
         self._moving.clear()
 
@@ -105,20 +105,20 @@ class SimHost:
         self._woken.set()
 
     def cut(self) -> None:
-        """Break the stream, as a lost connection does; the engine keeps running."""
+        """Break the stream like a lost connection, while the engine continues to run."""
         if self.stream is not None:
             self.stream.break_off()
             self.forsake(self.stream)
 
     def forsake(self, stream: "SimHostStream") -> None:
-        """Keep the sequences of a broken stream for a time, because the router may re-attach."""
+        """Retain the sequences of a broken stream for a time, because the router may re-attach."""
         if stream is self.stream:
             self.stream = None
             self._orphan = stream.epoch, asyncio.get_running_loop().time()
             self._ended = stream.unconfirmed()
 
     def handle(self, stream: "SimHostStream", request: engine.HostRequest) -> None:
-        """Handle a request as the engine host does: requests to the engine wait for its step."""
+        """Handle a request like the engine host, where requests to the engine wait for its step."""
         if request.HasField("credit"):
             self.engine.confirm(stream.grant(request.credit.frames))
         else:
@@ -180,7 +180,7 @@ class SimHost:
         self.engine.forget_finished()
 
     async def run(self) -> None:
-        """Run the step loop for ever; call this in a task of a TaskGroup."""
+        """Run the step loop until cancelled, in a task of a TaskGroup."""
         loop = asyncio.get_running_loop()
         while True:
             await self._moving.wait()
@@ -210,7 +210,7 @@ class SimHost:
 
 
 class SimHostStream:
-    """The router's side of an attachment; satisfies `router.attach.Stream`."""
+    """The router's side of an attachment, which implements `router.attach.Stream`."""
 
     def __init__(self, host: SimHost) -> None:
         self.epoch = 0
@@ -250,7 +250,7 @@ class SimHostStream:
         self._host.handle(self, request)
 
     async def receive(self, timeout_s: float | None) -> engine.HostFrame | None:
-        """Return the next frame; None at the end of the stream."""
+        """Return the next frame, or None at the end of the stream."""
         try:
             async with asyncio.timeout(timeout_s):
                 item = await self._frames.get()
@@ -261,7 +261,7 @@ class SimHostStream:
         return item
 
     async def close(self, *, timeout_s: float) -> None:
-        """Detach; the host ends the stream."""
+        """Detach, so that the host ends the stream."""
         if not self.is_open:
             return
         self.is_open = False
@@ -271,7 +271,7 @@ class SimHostStream:
             self._host.forsake(self)
 
     def put(self, frame: engine.HostFrame) -> None:
-        """Deliver a frame."""
+        """Deliver a frame to the router."""
         self._frames.put_nowait(frame)
 
     def post(self, frame: engine.StepFrame) -> None:
@@ -284,7 +284,7 @@ class SimHostStream:
         self._flush()
 
     def grant(self, frames: int) -> list[int]:
-        """Add credit for frames; return the sequences whose end this credit confirms."""
+        """Add credit for frames, and return the sequences whose end this credit confirms."""
         self.credit += frames
         confirmed = [end.sequence for ends in self._sent[:frames] for end in ends]
         del self._sent[:frames]
@@ -305,11 +305,11 @@ class SimHostStream:
             self._pending = None
 
     def end(self) -> None:
-        """End the stream in order."""
+        """End the stream without an error."""
         self._frames.put_nowait(None)
 
     def break_off(self) -> None:
-        """Break the stream: messages on their way are lost."""
+        """Break the stream, so that messages under way are lost."""
         while not self._frames.empty():
             self._frames.get_nowait()
         self._frames.put_nowait(FailedError(ErrorCode.REPLICA_LOST, "broken"))

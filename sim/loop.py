@@ -1,9 +1,10 @@
-"""An asyncio event loop on virtual time: `asyncio.sleep(3600)` takes no time at all.
+"""An asyncio event loop on virtual time, where `asyncio.sleep(3600)` ends without any real delay.
 
 The selector polls without waiting. When no event is ready, the time that the loop would have waited
-is added to its clock. All code that uses the loop's clock runs on virtual time: `asyncio.sleep`,
-`asyncio.timeout`, and libraries built on them. Code that waits outside the loop (threads, gRPC's
-own poller) cannot run here. Threads are refused, because the clock would not wait for them.
+is added to its clock. All code that uses the loop's clock runs on virtual time, for example
+`asyncio.sleep`, `asyncio.timeout`, and libraries built on them. Code that waits outside the loop
+(threads, gRPC's own poller) cannot run here. Threads are refused, because the clock would not wait
+for them.
 """
 
 import asyncio
@@ -19,7 +20,7 @@ class DeadlockError(RuntimeError):
 
 
 class _VirtualSelector(selectors.DefaultSelector):
-    """A selector that never waits: it returns ready events, or moves the clock."""
+    """A selector that never waits, because it returns ready events or advances the clock."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,7 +44,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         super().__init__(self._virtual)
 
     def time(self) -> float:
-        """Return virtual seconds since the loop was made."""
+        """Return virtual seconds since the creation of the loop."""
         return self._virtual.now_s
 
     def stand_still(self, seconds: float) -> None:
@@ -51,7 +52,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self._virtual.now_s += seconds
 
     def run_in_executor(self, executor: Any, func: Any, *args: Any) -> NoReturn:  # noqa: ARG002
-        """Raise an error, because threads run in real time."""
+        """Raise RuntimeError, because threads run in real time."""
         raise RuntimeError("no threads under virtual time")
 
 

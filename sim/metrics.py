@@ -1,8 +1,9 @@
-"""Figures of a run: goodput, TTFT, TPOT, hit ratio.
+"""Computes the figures of a run, which are goodput, TTFT, TPOT, hit ratio and busy share.
 
-TTFT and TPOT are measured at the engine, in the same way for every policy. A request is good if its
-TTFT is at most 0.5 s + twice the time of its whole prompt alone on an idle replica of speed 1, and
-its mean TPOT is at most 100 ms. A request that was never served has no TTFT and is not good.
+TTFT and TPOT are measured at the engine, in the same way for every policy. A request is good if it
+meets two objectives. Its TTFT is at most 0.5 s + twice the time of its whole prompt alone on an
+idle replica of speed 1. Its mean TPOT is at most 100 ms. A request that was never served has no
+TTFT and is not good.
 """
 
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ class Metrics:
 
     Attributes:
         goodput: Share of requests that met the objective.
-        ttft_missed: Share of requests that missed the TTFT objective, or got no first token.
+        ttft_missed: Share of requests that missed the TTFT objective, or have no first token.
         tpot_missed: Share of requests that met the TTFT objective and missed the TPOT objective.
         unserved: Share of requests that were refused or never ended.
         ttft_p50_s: Median of TTFT.
@@ -54,7 +55,7 @@ class Metrics:
 
 
 def prefill_s(cost: CostModel, prompt_tokens: int, cached: int = 0) -> float:
-    """Return the time of a prefill in full steps on an otherwise idle replica."""
+    """Return the seconds of a prefill in full steps on an otherwise idle replica."""
     budget = cost.size.step_tokens_max
     total_s, done = 0.0, cached
     while done < prompt_tokens:
@@ -66,17 +67,17 @@ def prefill_s(cost: CostModel, prompt_tokens: int, cached: int = 0) -> float:
 
 @cache
 def ttft_objective_s(cost: CostModel, prompt_tokens: int) -> float:
-    """Return the TTFT objective of a prompt of a given length."""
+    """Return the TTFT objective of a prompt with this number of tokens."""
     return TTFT_SLACK_S + TTFT_ALONE * prefill_s(cost, prompt_tokens)
 
 
 def ttft_s(job: Job) -> float | None:
-    """Return the time from a job's arrival to its first token; None without a first token."""
+    """Return the seconds from a job's arrival to its first token, or None without one."""
     return None if job.first_at is None else job.first_at - job.arrived_at
 
 
 def tpot_s(job: Job) -> float | None:
-    """Return a job's mean time per token after the first; 0 for one token, None if unfinished."""
+    """Return a job's mean seconds per later token, 0 for one token, None if unfinished."""
     if job.first_at is None or job.ended_at is None:
         return None
     tokens = job.request.output_tokens - 1

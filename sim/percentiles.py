@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """Return a percentile, interpolated between the two nearest values; 0 without values."""
+    """Return a percentile, interpolated between the two nearest values, or 0 without values."""
     ordered = sorted(values)
     if not ordered:
         return 0.0

@@ -1,4 +1,4 @@
-"""Plots of comparisons; matplotlib is a development dependency and imported only when used."""
+"""Draws plots of comparisons with matplotlib, a development dependency imported only when used."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -10,11 +10,11 @@ _OURS_COLOUR, _BOUND_COLOUR = "#c0392b", "#7f8c8d"
 
 
 def compare(records: Sequence[Record], path: Path) -> None:
-    """Draw goodput and TTFT of results: over the load if there are several loads, else as bars.
+    """Draw goodput and TTFT of results, over the load or as bars for a single load.
 
     Args:
         records: Records in the form of `sim.routing`.
-        path: Path of the picture; its suffix decides the file format.
+        path: Path of the picture, whose suffix determines the file format.
     """
     import matplotlib as mpl
 

@@ -1,7 +1,7 @@
-"""A pool of simulated replicas behind one policy: arrivals, the KV index, loss and growth.
+"""A pool of simulated replicas for one policy, with arrivals, the KV index, loss and growth.
 
-The index maps a block to a bit mask of the replicas that have the block cached; it is exact and
-always current. A policy that must decide on old state keeps its own copy (`sim.policies.sluice`).
+The index maps a block to a bit mask of the replicas that have the block cached, and is exact and
+always current. A policy that must decide on old state has its own copy (`sim.policies.sluice`).
 """
 
 import random
@@ -17,7 +17,7 @@ from sim.workload import Trace
 
 
 class Policy(Protocol):
-    """Decides which replica serves which job, and when.
+    """Decides when and on which replica each job is served.
 
     A policy may queue jobs and call `SimPool.dispatch` later, from any method of this protocol or
     from an action on `SimPool.timeline`.
@@ -34,15 +34,15 @@ class Policy(Protocol):
         ...
 
     def first(self, job: Job) -> None:
-        """Note the first token of the job's attempt."""
+        """Record the first token of the job's attempt."""
         ...
 
     def done(self, job: Job) -> None:
-        """Note the end of the job."""
+        """Record the end of the job."""
         ...
 
     def lost(self, replica: int, jobs: Sequence[Job]) -> None:
-        """Dispatch the jobs of a dead replica to others; `jobs` has the oldest dispatch first."""
+        """Dispatch the jobs of a dead replica to others, the oldest dispatch first."""
         ...
 
     def added(self, replica: int) -> None:
@@ -50,7 +50,7 @@ class Policy(Protocol):
         ...
 
     def block_changed(self, replica: int, block: int, *, is_stored: bool) -> None:
-        """Note that a replica stored or evicted a block; replica -1 is the shared cache."""
+        """Record that a replica, or -1 for the shared cache, stored or evicted a block."""
         ...
 
 
@@ -60,12 +60,12 @@ class SimPoolPlan:
 
     Attributes:
         replicas: Number of replicas at the start.
-        speed_spread: Speeds are drawn uniformly from 1 - spread to 1 + spread.
+        speed_spread: Half-width of the uniform distribution of speeds around 1.
         seed: Seed of speeds and of the policy's draws.
-        lose_at_s: Virtual seconds at which replica 0 dies; None if it stays alive.
-        add_at_s: Virtual seconds at which one more replica with an empty cache joins; None if no
+        lose_at_s: Virtual seconds at which replica 0 dies, or None if it stays alive.
+        add_at_s: Virtual seconds at which one more replica with an empty cache joins, or None if no
             replica joins.
-        kv_tokens: KV memory of a replica in tokens; None for the size of the cost model.
+        kv_tokens: KV memory of a replica in tokens, or None for the size of the cost model.
         is_shared: Whether all replicas share one infinite cache, the upper bound of any routing.
     """
 
@@ -86,7 +86,7 @@ class SimPool:
         engines: All replicas that exist at any time of this run, by number.
         alive: Numbers of the replicas that are alive now.
         replicas_max: Length of `engines`.
-        index: Block -> bit mask of replicas.
+        index: Bit mask of replicas by block.
         jobs: All arrivals so far and to come, by number.
     """
 
@@ -136,13 +136,13 @@ class SimPool:
 
     @property
     def token_s(self) -> float:
-        """Seconds per prompt token in a full mixed step: 16 decodes of 4,000 tokens each."""
+        """Seconds per prompt token in a full mixed step with 16 decodes of 4,000 tokens each."""
         tokens = self.cost.size.step_tokens_max
         work = StepWork(tokens, tokens * (4096 + tokens / 2), 4096, 16, 16 * 4000)
         return self.cost.step_s(work) / tokens
 
     def run(self, trace: Trace, time_factor: float = 1.0) -> float:
-        """Replay a trace with its arrival times multiplied; return the time at which all ended."""
+        """Replay a trace with scaled arrival times, and return the time of the last end."""
         assert trace.block_tokens == self.block_tokens
         for number, request in enumerate(trace.requests):
             job = Job(request, number, request.arrived_s * time_factor)
@@ -151,7 +151,7 @@ class SimPool:
         self.timeline.run()
         return max((job.ended_at or 0.0) for job in self.jobs)
 
-    # --- for policies -----------------------------------------------------------------------
+    # --- calls by policies ------------------------------------------------------------------
 
     def dispatch(self, job: Job, replica: int) -> None:
         """Submit a job to a replica that is alive, at the present time."""
@@ -159,7 +159,7 @@ class SimPool:
         self.engines[replica].submit(job)
 
     def hits(self, blocks: Sequence[int], index: Mapping[int, int] | None = None) -> list[int]:
-        """Return how many leading blocks each replica has cached, by the exact or a given index."""
+        """Return how many leading blocks each replica has cached, by the exact or another index."""
         if self._shared is not None:
             return [self._shared.match(blocks)] * self.replicas_max
         get = (self.index if index is None else index).get
@@ -198,7 +198,7 @@ class SimPool:
     # --- faults -----------------------------------------------------------------------------
 
     def lose(self, replica: int) -> None:
-        """Kill a replica: its cache is lost, and the policy dispatches its jobs again."""
+        """Kill a replica. Its cache is lost, and the policy dispatches its jobs again."""
         self.alive.remove(replica)
         jobs = self.engines[replica].kill()
         self.policy.lost(replica, jobs)
@@ -212,20 +212,20 @@ class SimPool:
     # --- events of engines ------------------------------------------------------------------
 
     def on_first(self, job: Job) -> None:
-        """See `Listener`."""
+        """Pass a first token to the policy."""
         self.policy.first(job)
 
     def on_done(self, job: Job) -> None:
-        """See `Listener`."""
+        """Pass the end of a job to the policy."""
         self.policy.done(job)
 
     def on_stored(self, replica: int, block: int) -> None:
-        """See `Listener`."""
+        """Add a block to the index, and pass the change to the policy."""
         self.index[block] = self.index.get(block, 0) | 1 << replica
         self.policy.block_changed(replica, block, is_stored=True)
 
     def on_removed(self, replica: int, block: int) -> None:
-        """See `Listener`."""
+        """Remove a block from the index, and pass the change to the policy."""
         left = self.index[block] & ~(1 << replica)
         if left:
             self.index[block] = left

@@ -1,10 +1,10 @@
 """Measures cache hits and TTFT of prompts without a session in a pool with several cells.
 
-`python -m sim.prefix_cells --cells 2,4,8` plays conversations with common system prompts. No
-conversation has a session, and the replicas are divided among the cells. `sketches` is the product;
-`exact` gives gateways one exact index over all cells, `affinity` gives them no index, and `one` is
-a single cell. `--mooncake FILE` plays the prompts of that trace instead, cut into blocks of 32
-tokens. See docs/routing.md.
+`python -m sim.prefix_cells --cells 2,4,8` simulates conversations with common system prompts. No
+conversation has a session, and the replicas are divided among the cells. `sketches` is the product,
+`exact` is one exact index over all cells for gateways, `affinity` is no index, and `one` is a
+single cell. `--mooncake FILE` replays the prompts of that trace instead, cut into blocks of 32
+tokens. The results are in docs/routing.md.
 """
 
 import argparse
@@ -40,14 +40,14 @@ class PrefixCase:
     """The settings of one simulated run.
 
     Attributes:
-        knowledge: Data of gateways about cells: a `CellKnowledge`, or `one` for a single cell.
+        knowledge: Data of gateways about cells, as a `CellKnowledge`, or `one` for a single cell.
         cells: Number of cells.
         replicas: Number of replicas of all cells together.
         load: Requests per second and replica.
         seed: Seed of the conversations.
         requests: Number of requests.
         marks_max: Greatest number of marks in one generation of a sketch.
-        mooncake: Path of a trace file; empty for synthetic conversations.
+        mooncake: Path of a trace file, or empty for synthetic conversations.
     """
 
     knowledge: str
@@ -108,7 +108,7 @@ def _cut(trace: Trace) -> Trace:
 
 
 def figures_of(case: PrefixCase) -> PrefixFigures:
-    """Play a case to its end."""
+    """Simulate a case to its end, and return its figures."""
     began_s = time.process_time()
     is_one = case.knowledge == _ONE
     settings = RouterSettings(
@@ -173,7 +173,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Play the cases that the command line names, and print their figures."""
+    """Simulate the cases of the command line, and print their figures."""
     parser = _parser()
     arguments = parser.parse_args(argv)
     knowledge = arguments.knowledge.split(",")

@@ -1,9 +1,9 @@
 """False alarms of a release that is worse by exactly the tolerance, in every gate at once.
 
 This release is the worst case for the stated false-alarm rate. An identical release is well within
-the tolerance and hardly ever accused. The rates of bad requests are given directly, without
-simulated requests, because only rates define the edge of the tolerance. The tests, the gates and
-the division of alpha are the real code.
+the tolerance, and a gate hardly ever accuses it. The rates of bad requests are set directly,
+without simulated requests, because only rates define the edge of the tolerance. The tests, the
+gates and the division of alpha are the real code.
 """
 
 from math import sin
@@ -15,7 +15,7 @@ from control_plane.rollouts.plan import Plan, Stage
 from control_plane.rollouts.sequential import Count, SequentialTest, observe
 from sluice.split import SHARE_MAX
 
-# Rates of bad requests in control; each rate varies by half of its value.
+# Rates of bad requests in control, each of which varies by half of its value.
 _RATES = {
     Metric.ERRORS: 0.01,
     Metric.SLOW_FIRST_TOKEN: 0.05,
@@ -37,7 +37,7 @@ _PAST = 2_000  # requests of control that are counted before a stage
 
 
 def is_accused(plan: Plan, requests_per_window: float, seed: int) -> bool:
-    """Return whether a gate is breached in any stage; a stage ends with its minimum sample."""
+    """Return whether a gate is breached in any stage, where a minimum sample ends each stage."""
     draw = np.random.default_rng(seed)
     return any(_in_stage(plan, s, requests_per_window, draw) for s in plan.stages if s.is_compared)
 

@@ -1,8 +1,8 @@
-"""Generated traffic of a model in rollout: tenants, sessions, daily drift, incidents, two releases.
+"""Generated traffic of a model in rollout, with tenants, sessions, daily drift and incidents.
 
 Requests of a session are alike, tenants differ, load and errors change with the hour, and sometimes
-all requests fail for a while. The gates must not mistake any of this for a difference between the
-releases.
+all requests fail for a while. The gates must not mistake any of these effects for a difference
+between the two releases.
 """
 
 from dataclasses import dataclass
@@ -21,13 +21,13 @@ _TENANTS = 40
 _SESSIONLESS = 0.1  # share of requests that name no session
 _TURNS_MEAN = 8.0
 _SESSION_S = 180.0  # mean duration of a session, approximately
-_TENANT_SPREAD = 0.5  # sigmas of logarithms: of tenants' lengths, TTFT, TPOT and length
+_TENANT_SPREAD = 0.5  # sigma of the logarithm of tenants' lengths, like the constants below
 _TTFT_SPREAD = 0.9
 _TPOT_SPREAD = 0.3
 _LENGTH_SPREAD = 0.7
 _SURPRISAL_SPREAD = 0.5
 _ENTROPY_SPREAD = 0.5
-_SCORES_MAX = 10  # scores per window and arm: one gateway worker makes one per second
+_SCORES_MAX = 10  # most scores per window and arm, one per second of one gateway worker
 _GOLDEN_RUNS = 2  # answers to golden prompts per window and arm
 _DEADLINE_MS = 30_000.0
 _OVERLOADED = 0.02  # share of requests that policy refuses, and of requests that clients abandon
@@ -41,7 +41,7 @@ _Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class SimRelease:
-    """The behaviour of a release; latencies and lengths are medians of lognormal distributions."""
+    """The behaviour of a release. Latencies and lengths are medians of lognormal distributions."""
 
     ttft_ms: float = 300.0
     tpot_us: float = 20_000.0
@@ -118,12 +118,12 @@ class Traffic:
     def window(
         self, split: ReleaseSplit, mirrored: int, canary: SimRelease
     ) -> tuple[Arm, Arm, int]:
-        """Return the outcomes of ten seconds: canary, control, and the number sent to canary.
+        """Return the outcomes of ten seconds in canary and control, and the number sent to canary.
 
         Args:
             split: Split between the releases by which requests are sent.
-            mirrored: Share of the requests of which canary gets a copy, in basis points.
-            canary: Behaviour of the new release; the old release behaves as `CONTROL`.
+            mirrored: Share of the requests that are copied to canary, in basis points.
+            canary: Behaviour of the new release. The old release behaves as `CONTROL`.
         """
         self._time_s += WINDOW_S
         day = float(np.sin(self._time_s / _DAY_S * 2 * np.pi))
@@ -169,7 +169,7 @@ class Traffic:
         return together, int(exposed)
 
     def _renew(self, split: ReleaseSplit, ended: NDArray[np.int64]) -> None:
-        """Replace ended sessions by new ones; reassign all sessions if the split has changed."""
+        """Replace ended sessions, and reassign all sessions after a change of the split."""
         self._tenants[ended] = self._some_tenants(len(ended))
         self._styles[ended] = self._draw.lognormal(0, self._profile.session_spread, len(ended))
         for slot in ended:
@@ -261,14 +261,14 @@ def histogram(values: _Floats) -> Histogram:
 
 
 def tenant_id(number: int) -> str:
-    """Return the id of a tenant; tenant 0 has the most requests."""
+    """Return the id of a tenant, of which number 0 has the most requests."""
     return f"tenant-{number}"
 
 
 def _sent(
     split: ReleaseSplit, tenants: NDArray[np.int64], names: list[tuple[str, str]], style: _Floats
 ) -> _Callers:
-    """Return the release of each request; `names` are session and request id."""
+    """Return the release of each request, where `names` are session and request id."""
     choices = [
         split.choose(tenant_id(tenant), *name)
         for tenant, name in zip(tenants.tolist(), names, strict=True)
@@ -282,7 +282,7 @@ def _sent(
 
 
 def _joined(single: _Callers, sessions: _Callers, turns: NDArray[np.int64]) -> _Callers:
-    """Return the requests with and without a session together, except those of pinned tenants."""
+    """Return the requests with and without a session together, without pinned tenants."""
     style = np.concatenate((single.style, sessions.style[turns]))
     is_canary = np.concatenate((single.is_canary, sessions.is_canary[turns]))
     is_new = np.concatenate((single.is_new, sessions.is_new[turns]))

@@ -1,9 +1,10 @@
-"""Rollouts in simulation: `python -m sim.rollouts`, or `--scenario slow --seeds 50 --rate 100`.
+"""Simulates rollouts: `python -m sim.rollouts`, or `--scenario slow --seeds 50 --rate 100`.
 
 Generated traffic is split by the real code (`sluice.split`) and counted in windows of ten seconds.
 These windows step the real state machine (`control_plane.rollouts`) until it has promoted the
-release or rolled it back, without an operator. The figures are how often the decision was wrong,
-how long it took, and how many requests the release served. Times are virtual. See docs/rollouts.md.
+release or rolled it back, without an operator. The figures are the share of wrong decisions, the
+time to the decision, and the number of requests that the release served. Times are virtual. The
+results are in docs/rollouts.md.
 """
 
 import argparse
@@ -57,7 +58,7 @@ SCENARIOS: dict[str, SimRelease] = {
 }
 GOOD = ("identical", "better")
 SEEDS = 20
-SEEDS_IDENTICAL = 200  # enough to see whether the stated false-alarm rate is kept
+SEEDS_IDENTICAL = 200  # enough to measure the stated false-alarm rate
 _WINDOW_MS = round(WINDOW_S * 1000)
 _WARM_WINDOWS = 30  # windows with only control's requests, before the rollout starts
 _LAG_WINDOWS = 1  # windows after which all requests of a window have ended
@@ -72,7 +73,7 @@ class RolloutOutcome:
 
     Attributes:
         seed: Seed of traffic and salt.
-        phase: `DONE` or `ROLLED_BACK`; another phase if it had not ended after `_WINDOWS_MAX`.
+        phase: `DONE` or `ROLLED_BACK`, or another phase if it had not ended after `_WINDOWS_MAX`.
         stage: Number of the last stage.
         metric: Metric of the breached gate.
         lasted_s: Seconds from the start of the first stage to the end.
@@ -90,7 +91,7 @@ class RolloutOutcome:
 
 
 class _Loop:
-    """Replaces the control plane's loop: stores the state and completes actions at once."""
+    """Replaces the control plane's loop, by storing the state and completing actions at once."""
 
     def __init__(self, plan: Plan) -> None:
         self.rollout = Rollout(plan)
@@ -113,7 +114,7 @@ class _Loop:
 
 
 def simulate(plan: Plan, release: SimRelease, profile: TrafficProfile, seed: int) -> RolloutOutcome:
-    """Play the rollout of a release without operators, and return its outcome."""
+    """Simulate the rollout of a release without operators, and return its outcome."""
     traffic, loop = Traffic(profile, seed), _Loop(plan)
     pins = {tenant_id(_PINNED_OLD): "old", tenant_id(_PINNED_NEW): "new"}
     split = ReleaseSplit("model", "old", "new", 0, f"salt-{seed}", pins)
@@ -144,7 +145,7 @@ def simulate(plan: Plan, release: SimRelease, profile: TrafficProfile, seed: int
 
 
 def plan_for(alpha: float, *, is_full: bool = False, has_shadow: bool = False) -> Plan:
-    """Return the default plan with a false-alarm rate; its stages are half as long unless full.
+    """Return the default plan with a false-alarm rate, with half as long stages unless full.
 
     With `has_shadow`, the plan begins with a shadow stage.
     """
@@ -166,7 +167,7 @@ def plan_for(alpha: float, *, is_full: bool = False, has_shadow: bool = False) -
 def run(
     names: Sequence[str], plan: Plan, profile: TrafficProfile, seeds: int | None, jobs: int
 ) -> list[dict[str, Any]]:
-    """Return the figures of scenarios, each from seed 0 on; `seeds` None: the usual number."""
+    """Return the figures of scenarios, from seed 0. `seeds` None means the usual number."""
     counts = [seeds or (SEEDS_IDENTICAL if name == "identical" else SEEDS) for name in names]
     cases = [
         (name, seed) for name, count in zip(names, counts, strict=True) for seed in range(count)
@@ -188,7 +189,7 @@ def _simulated(plan: Plan, profile: TrafficProfile, name: str, seed: int) -> Rol
 
 
 def summary(name: str, outcomes: Sequence[RolloutOutcome]) -> dict[str, Any]:
-    """Return the figures of a scenario."""
+    """Return the figures of a scenario from the outcomes of its seeds."""
     sent_back = [outcome for outcome in outcomes if outcome.phase is Phase.ROLLED_BACK]
     metrics = Counter(o.metric.value for o in sent_back if o.metric is not None)
     stages = Counter(outcome.stage for outcome in sent_back)
@@ -213,7 +214,7 @@ def summary(name: str, outcomes: Sequence[RolloutOutcome]) -> dict[str, Any]:
 
 
 def table(figures: Sequence[dict[str, Any]]) -> str:
-    """Return the figures as a readable table; times and counts are medians and 95 % quantiles."""
+    """Return the figures as a table. Times and counts are medians and 95 % quantiles."""
     rows = [["scenario", "rollouts", "sent back", "by", "in stage", "s to the end", "exposed"]]
     for figure in figures:
         ends = [figure["lasted_s"], figure["exposed"]]

@@ -1,11 +1,12 @@
-"""A day of a whole fleet: `python -m sim.fleet --json OUT --plot OUT.png`.
+"""Simulates a day of a whole fleet: `python -m sim.fleet --json OUT --plot OUT.png`.
 
-All pools are played for a day in a fluid model, which has amounts of work instead of single
+All pools are simulated for a day in a fluid model, which has amounts of work instead of single
 requests. The product's `plan` scales the pools, and the control plane's functions assign replicas
 to cells and cells to routers. The day has flash crowds, a lost zone and replicas that become slow.
+
 Minutes with the same kind of base, utilisation and faults are a stratum. One cell of each stratum
 is simulated request by request with the real router core, with tenants and adapters. Its figures
-are weighted by the stratum's requests. See docs/scaling.md.
+are weighted by the stratum's requests. The results are in docs/scaling.md.
 """
 
 import argparse
@@ -30,7 +31,7 @@ def _note(text: str) -> None:
 
 
 def day_of_pools(day: FleetDay) -> FleetOfPools:
-    """Play the fluid model of a day's pools to its end."""
+    """Simulate a day's pools in the fluid model."""
     rates = {
         kind.name: capacity_rps(kind, day.adapters // day.bases, day.tenants // day.bases)
         for kind in KINDS
@@ -126,7 +127,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Play the day that the command line describes, and print its figures."""
+    """Simulate the day of the command line, and print its figures."""
     parser = _parser()
     options = parser.parse_args(argv)
     day = FleetDay(**{field.name: getattr(options, field.name) for field in fields(FleetDay)})

@@ -40,7 +40,7 @@ class FleetDay:
 
     Attributes:
         accelerators: Number of accelerators of the fleet.
-        bases: Number of bases, each with a pool; every fifth base is large.
+        bases: Number of bases, each with a pool. Every fifth base is large.
         adapters: Number of adapters of all bases together.
         tenants: Number of tenants of all bases together.
         peak_rps: Requests per second of all pools at the busiest time, without flash crowds.
@@ -67,7 +67,7 @@ class FleetDay:
 
 @dataclass(frozen=True, slots=True)
 class Crowd:
-    """A flash crowd: the demand of a base is multiplied within half a minute.
+    """A flash crowd, which multiplies the demand of a base within half a minute.
 
     Attributes:
         base: Number of the base.
@@ -131,7 +131,7 @@ class DemandOfDay:
         return tuple(sorted(found, key=lambda crowd: crowd.from_s))
 
     def rps(self, base: int, at_s: float) -> float:
-        """Return a base's requests per second; calls must be in order of time."""
+        """Return a base's requests per second. Calls must be in order of time."""
         phase = (at_s + self._offsets_s[base]) / DAY_S
         daily = 0.65 - 0.35 * cos(2 * pi * (phase - 0.125))  # quietest at three, busiest at fifteen
         level = self._levels[base] = 0.97 * self._levels[base] + self._noise[base].gauss(0.0, 0.012)
@@ -181,7 +181,7 @@ EDGES = (0.5, 0.7, 0.8, 0.9, 1.0)
 
 
 def strata_of(moments: Sequence[Moment]) -> list[Stratum]:
-    """Return the strata of a day, by kind, utilisation and faults; shares add up to 1."""
+    """Return the strata of a day by kind, utilisation and faults, with shares that add up to 1."""
     groups: dict[tuple[str, int, bool], list[Moment]] = {}
     for moment in moments:
         key = (moment.kind, bisect_right(EDGES, moment.utilisation), moment.has_bad)

@@ -1,6 +1,6 @@
-"""The pools of a fleet over a day: the product's `plan` and cells over a fluid model of work.
+"""The pools of a fleet over a day, scaled by the product's `plan` in a fluid model of work.
 
-The fluid model has amounts of work (work-seconds) instead of single requests; a ready replica does
+The fluid model has amounts of work (work-seconds) instead of single requests. A ready replica does
 one work-second per second. `plan` decides for all pools under one budget, as in the control plane.
 The control plane's functions assign replicas to cells, and cells to routers.
 """
@@ -23,7 +23,7 @@ _BATCH_SHARE, _BATCH_S = 0.3, 900.0
 _WAKE_S = 6.0
 _FIRST_UTILISATION = 0.75
 _SLOW = 0.25  # speed of a bad replica
-_EJECTED_S = 15.0  # time until the router sends a bad replica no more requests
+_EJECTED_S = 15.0  # seconds until the router sends a bad replica no more requests
 _ROUTERS = 30
 _CELLS_EVERY_S = 60.0
 _SLEEPERS = 0.05
@@ -37,7 +37,7 @@ class FleetReplica:
         number: Number in its pool.
         zone: Zone of the replica.
         ready_at_s: Time from which the replica serves.
-        bad_at_s: Time at which the replica became slow; infinite if it is not slow.
+        bad_at_s: Time at which the replica became slow, or infinite if it is not slow.
     """
 
     number: int
@@ -57,7 +57,7 @@ class FleetPool:
         state: State of the pool that `plan` reads.
         replicas: Replicas that serve or boot.
         sleepers: Number of sleeping replicas by zone.
-        waiting: Work-seconds in the queue: urgent work, and batch work.
+        waiting: Work-seconds in the queue, for urgent work and for batch work.
         violated_minutes: Minutes with a step in which first tokens missed the objective.
         work: Urgent work-seconds that arrived.
         late_work: Urgent work-seconds that arrived while first tokens missed the objective.
@@ -89,7 +89,7 @@ class FleetPool:
 
 
 class FleetOfPools:
-    """All pools of a day.
+    """The simulated pools of a day, with the figures of the whole fleet.
 
     Attributes:
         pools: The pools.
@@ -136,7 +136,7 @@ class FleetOfPools:
     # --- time -------------------------------------------------------------------------------
 
     def step(self, at_s: float) -> None:
-        """Play the next five seconds."""
+        """Simulate the next five seconds."""
         self._lose_zone(at_s)
         for pool in self.pools:
             self._serve(pool, at_s)
@@ -180,7 +180,7 @@ class FleetOfPools:
         self._observe(pool, len(ready))
 
     def _break(self, pool: FleetPool, ready: list[FleetReplica], at_s: float) -> None:
-        """Make replicas slow by chance, and replace the slow ones that routers have ejected."""
+        """Make replicas slow by chance, and replace the slow replicas that routers have ejected."""
         rate = self._day.bad_per_hour / 1000 / 3600 * STEP_S * len(ready)
         if self._draw.random() < rate:
             victim = self._draw.choice(ready)
@@ -241,7 +241,7 @@ class FleetOfPools:
         return woken
 
     def _start(self, pool: FleetPool, at_s: float) -> None:
-        """Boot a replica in the zone with the pool's fewest replicas; at time 0 without delay."""
+        """Boot a replica in the zone with the pool's fewest replicas, without delay at time 0."""
         zones = [zone for zone in range(ZONES) if not self._is_gone(zone)]
         held = [sum(it.zone == zone for it in pool.replicas) for zone in zones]
         zone = zones[held.index(min(held))]
@@ -268,7 +268,7 @@ class FleetOfPools:
     # --- cells ------------------------------------------------------------------------------
 
     def _deal(self, at_s: float) -> None:
-        """Assign replicas to cells and cells to routers, as the control plane does."""
+        """Assign replicas to cells and cells to routers, by the control plane's functions."""
         pools = [Pool(pool.name, "sim", max(1, len(pool.replicas))) for pool in self.pools]
         replicas = [
             Replica(

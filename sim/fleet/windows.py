@@ -36,7 +36,7 @@ class CellWindow:
     """The settings of a simulated cell.
 
     Attributes:
-        stratum: Group of similar cells for which this cell stands.
+        stratum: Group of similar cells that this cell represents.
         replicas: Number of replicas of the cell.
         duration_s: Seconds of arrivals.
         rps: Requests per second.
@@ -82,7 +82,7 @@ class WindowFigures:
 
 
 def kind_of(name: str) -> BaseKind:
-    """Return the kind of base with a given name."""
+    """Return the kind of base with the name."""
     return next(kind for kind in KINDS if kind.name == name)
 
 
@@ -147,7 +147,7 @@ def capacity_rps(kind: BaseKind, adapters: int, tenants: int) -> float:
 
 
 def play(window: CellWindow) -> WindowFigures:
-    """Play a cell to the end of its requests."""
+    """Simulate a cell until its requests have ended."""
     began_s = time.process_time()
     kind = kind_of(window.stratum.kind)
     trace, adapters = requests_of(window)

@@ -8,15 +8,16 @@ from sim.pool import SimPool
 
 
 class AibrixPrefixCache(ArrivalPolicy):
-    """If loads are uneven, chooses the replica with the fewest requests. Otherwise chooses the
-    longest match among replicas with at most the mean load plus one standard deviation (ties go
-    to fewer requests), and without a match the replica with the fewest requests.
+    """AIBrix' choice, by the number of requests if loads are uneven and by prefix match otherwise.
 
-    Matches are against the policy's own decisions; AIBrix' limit of 200,000 blocks is left out.
+    If loads are uneven, the replica with the fewest requests is chosen. Otherwise the longest match
+    is chosen among replicas with at most the mean load plus one standard deviation. Ties and
+    requests without a match are placed on the replica with the fewest requests. Matches are against
+    the policy's own decisions. AIBrix' limit of 200,000 blocks is omitted.
 
     Args:
         spread_max: Largest difference of requests in flight at which loads count as even.
-    """  # noqa: D205
+    """
 
     name = "aibrix_prefix_cache"
 
@@ -25,12 +26,12 @@ class AibrixPrefixCache(ArrivalPolicy):
         self._spread_max = spread_max
 
     def bind(self, pool: SimPool) -> None:
-        """See `Policy`."""
+        """Begin a run, without any decision on record."""
         super().bind(pool)
         self._sent: dict[int, int] = {}  # block -> mask of replicas
 
     def pick(self, job: Job) -> int:
-        """See `ArrivalPolicy`."""
+        """Return the chosen replica, and record the job's blocks for it."""
         replica = self._pick(job)
         for block in job.blocks:
             self._sent[block] = self._sent.get(block, 0) | 1 << replica
@@ -52,6 +53,6 @@ class AibrixPrefixCache(ArrivalPolicy):
         return self.smallest(self.in_flight) if chosen is None else chosen
 
     def forget(self, replica: int) -> None:
-        """See `ArrivalPolicy`."""
+        """Drop the decisions for a dead replica."""
         rest = ~(1 << replica)
         self._sent = {block: mask & rest for block, mask in self._sent.items()}

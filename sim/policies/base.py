@@ -1,7 +1,7 @@
-"""The base class of peers' policies, which keeps the requests in flight per replica.
+"""The base class of peers' policies, which counts the requests in flight per replica.
 
-Peers are other platforms' decisions in our own code, written from their documentation and published
-sources. State that a real peer would get late is exact and current here.
+Peers are other platforms, whose decisions are written here from their documentation and published
+sources. State that a real peer would receive late is exact and current here.
 """
 
 import random
@@ -15,7 +15,7 @@ _TIE = 1e-12
 
 
 class ArrivalPolicy:
-    """A policy that dispatches jobs at arrival; `pick` chooses the replica, again after a loss.
+    """A policy that dispatches jobs at arrival to the replica that `pick` returns.
 
     Attributes:
         in_flight: Number of dispatched jobs that have not ended, by replica.
@@ -24,10 +24,11 @@ class ArrivalPolicy:
     name = "peer"
 
     def bind(self, pool: SimPool) -> None:
-        """Begin a run."""
+        """Begin a run on a pool, without jobs in flight."""
         self.pool = pool
         self.in_flight = [0] * pool.replicas_max
-        # A seed drawn from the seed, so that the numbers differ from a trace's with the same seed.
+        # A seed drawn from the seed, so that the numbers differ from a trace's numbers with that
+        # seed.
         seed = random.Random(pool.seed).random()  # noqa: S311 - repeatable on purpose
         self.random = random.Random(seed)  # noqa: S311
 
@@ -40,20 +41,20 @@ class ArrivalPolicy:
         self.send(job)
 
     def send(self, job: Job) -> None:
-        """Dispatch a job to the replica picked for it."""
+        """Dispatch a job to the replica that `pick` returns."""
         replica = self.pick(job)
         self.in_flight[replica] += 1
         self.pool.dispatch(job, replica)
 
     def first(self, job: Job) -> None:
-        """See `Policy`."""
+        """Ignore the first token."""
 
     def done(self, job: Job) -> None:
-        """See `Policy`."""
+        """Count an ended job, which is no longer in flight."""
         self.in_flight[job.replica] -= 1
 
     def lost(self, replica: int, jobs: Sequence[Job]) -> None:
-        """See `Policy`."""
+        """Dispatch the jobs of a dead replica again."""
         for job in jobs:
             if job.first_step < 0:
                 self.first(job)
@@ -67,13 +68,13 @@ class ArrivalPolicy:
         """Drop the policy's record of a dead replica's cache."""
 
     def added(self, replica: int) -> None:
-        """See `Policy`."""
+        """Ignore a new replica, because `pick` reads `pool.alive`."""
 
     def block_changed(self, replica: int, block: int, *, is_stored: bool) -> None:
-        """See `Policy`."""
+        """Ignore a change of a cache."""
 
     def smallest(self, costs: Sequence[float]) -> int:
-        """Return the replica with the smallest cost among those alive; ties are drawn by lot.
+        """Return the live replica with the smallest cost. Ties are drawn by lot.
 
         Args:
             costs: One cost per replica, dead replicas included.

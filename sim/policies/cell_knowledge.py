@@ -12,7 +12,7 @@ class CellKnowledge(StrEnum):
 
     SKETCHES = "sketches"  # the sketches of the product
     EXACT = "exact"  # one index over all cells, exact and always current
-    AFFINITY = "affinity"  # no data: long prompts are placed by a hash of their prefix
+    AFFINITY = "affinity"  # no data, so long prompts are placed by a hash of their prefix
 
 
 class ExactBoard(PrefixBoard):
@@ -24,11 +24,11 @@ class ExactBoard(PrefixBoard):
         self._cells = cells
 
     def __len__(self) -> int:
-        """See `PrefixBoard`."""
+        """Return the number of cells."""
         return len(self._cells)
 
     def holders(self, hashes: Sequence[int], cell_ids: Sequence[str]) -> tuple[int, list[str]]:
-        """See `PrefixBoard`."""
+        """Return the most cached blocks of any cell, and the cells that have cached that many."""
         depths = dict.fromkeys(cell_ids, 0)
         for replica, depth in enumerate(self._pool.hits(hashes)):
             cell_id = self._cells[replica % len(self._cells)]
@@ -39,7 +39,7 @@ class ExactBoard(PrefixBoard):
 
 
 def board_of(knowledge: CellKnowledge, pool: SimPool, cells: Sequence[str]) -> PrefixBoard | None:
-    """Return the prefix board of gateways; None for gateways without data about cells."""
+    """Return the prefix board of gateways, or None for gateways without data about cells."""
     match knowledge:
         case CellKnowledge.SKETCHES:
             return PrefixBoard()

@@ -9,10 +9,10 @@ from sim.pool import SimPool
 
 
 class Dynamo(ArrivalPolicy):
-    """Chooses the smallest `scale * prefill blocks + decode blocks`; ties are drawn by lot.
+    """Chooses the smallest `scale * prefill blocks + decode blocks`. Ties are drawn by lot.
 
-    Prefill blocks are the uncached blocks of dispatched jobs without prefill, and of the new
-    prompt. Decode blocks are the distinct blocks of jobs in flight, with the new job.
+    Prefill blocks are the uncached blocks of the new prompt, and of dispatched jobs without a first
+    token. Decode blocks are the distinct blocks of jobs in flight, with the new job.
 
     Args:
         scale: `prefill_load_scale`.
@@ -23,14 +23,14 @@ class Dynamo(ArrivalPolicy):
         self._scale = scale
 
     def bind(self, pool: SimPool) -> None:
-        """See `Policy`."""
+        """Begin a run without active blocks."""
         super().bind(pool)
         self.prefill_tokens = [0] * pool.replicas_max
         self._active: list[dict[int, int]] = [{} for _ in range(pool.replicas_max)]
         self._uncached: dict[int, int] = {}  # by number of the job
 
     def pick(self, job: Job) -> int:
-        """See `ArrivalPolicy`."""
+        """Return the replica with the smallest cost, and add the job's blocks to its record."""
         pool = self.pool
         depths = pool.hits(job.blocks)
         costs = [0.0] * pool.replicas_max
@@ -54,11 +54,11 @@ class Dynamo(ArrivalPolicy):
         return chosen
 
     def first(self, job: Job) -> None:
-        """See `Policy`."""
+        """Remove a job's uncached tokens from the outstanding prefill."""
         self.prefill_tokens[job.replica] -= self._uncached.pop(job.number)
 
     def done(self, job: Job) -> None:
-        """See `Policy`."""
+        """Remove a job's blocks from the active blocks."""
         super().done(job)
         active = self._active[job.replica]
         for block in job.blocks:
@@ -74,7 +74,7 @@ class DynamoQueue(Dynamo):
 
     Args:
         scale: `prefill_load_scale`.
-        threshold_steps: `router_queue_threshold`: steps full of prompt tokens.
+        threshold_steps: `router_queue_threshold`, in steps full of prompt tokens.
         is_shortest_first: Whether the queue is WSPT (fewest uncached tokens at the best replica
             first) or FCFS.
     """
@@ -87,7 +87,7 @@ class DynamoQueue(Dynamo):
         self._is_shortest_first = is_shortest_first
 
     def bind(self, pool: SimPool) -> None:
-        """See `Policy`."""
+        """Begin a run with empty queues."""
         super().bind(pool)
         self._tokens_max = self._threshold_steps * pool.cost.size.step_tokens_max
         self._fifo: deque[Job] = deque()
@@ -99,7 +99,7 @@ class DynamoQueue(Dynamo):
         return job.prompt_tokens - min(cached, job.prompt_tokens - 1)
 
     def arrive(self, job: Job) -> None:
-        """See `Policy`."""
+        """Queue a job, and dispatch as many jobs as the threshold permits."""
         if self._is_shortest_first:
             self._shortest.push(job)
         else:
@@ -107,20 +107,20 @@ class DynamoQueue(Dynamo):
         self._pump()
 
     def first(self, job: Job) -> None:
-        """See `Policy`."""
+        """Record a first token, after which a queued job may be dispatched."""
         super().first(job)
         self._arm()
 
     def added(self, replica: int) -> None:  # noqa: ARG002
-        """See `Policy`."""
+        """Schedule dispatches to a new replica."""
         self._arm()
 
     def block_changed(self, replica: int, block: int, *, is_stored: bool) -> None:  # noqa: ARG002  # noqa: ARG002
-        """See `Policy`."""
+        """Update the keys of queued jobs that contain the block."""
         self._shortest.changed(block)
 
     def _arm(self) -> None:
-        """Schedule a pump of the queue after the calling engine's present step."""
+        """Schedule dispatches from the queue after the current step of the calling engine."""
         if not self._is_armed and (self._fifo or self._shortest):
             self._is_armed = True
             self.pool.timeline.at(self.pool.now, self._wake)

@@ -1,4 +1,4 @@
-"""An ordered queue of jobs whose keys depend on cached blocks; never scanned as a whole."""
+"""A queue of jobs ordered by keys that depend on cached blocks, without full scans."""
 
 from collections.abc import Callable
 from heapq import heappop, heappush
@@ -7,7 +7,7 @@ from sim.engines import Job
 
 
 class HoldQueue:
-    """Jobs by key, smallest first; ties in order of `push`.
+    """Jobs by key, smallest first, and with equal keys in order of `push`.
 
     A key is computed again only when a replica stored or removed a block of the job.
 
@@ -19,7 +19,7 @@ class HoldQueue:
         self._key = key
         self._jobs: dict[int, tuple[int, Job]] = {}  # number -> (order of push, job)
         self._keys: dict[int, float] = {}
-        self._heap: list[tuple[float, int, int]] = []  # (key, order, number); old entries stay
+        self._heap: list[tuple[float, int, int]] = []  # (key, order, number), with outdated entries
         self._watchers: dict[int, dict[int, None]] = {}  # block -> numbers
         self._dirty: dict[int, None] = {}
         self._pushed = 0
@@ -37,13 +37,13 @@ class HoldQueue:
         self._dirty[job.number] = None
 
     def changed(self, block: int) -> None:
-        """Note that a replica stored or removed a block."""
+        """Record that a replica stored or removed a block."""
         watchers = self._watchers.get(block)
         if watchers:
             self._dirty.update(watchers)
 
     def pop(self) -> Job:
-        """Remove the job with the smallest key."""
+        """Remove and return the job with the smallest key."""
         self._refresh()
         while True:
             key, order, number = heappop(self._heap)

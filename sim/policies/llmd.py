@@ -1,6 +1,7 @@
-"""llm-d's endpoint picker: its default profile, the one with precise prefixes, and the one with
-predicted latency.
-"""  # noqa: D205
+"""The endpoint picker of llm-d in three profiles.
+
+The profiles are the default, precise prefixes, and predicted latency.
+"""
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -18,12 +19,13 @@ _TTFT_GATE_S = 5.0
 
 
 class LlmdScores(ArrivalPolicy):
-    """Largest weighted sum of three grades: short queue (range-normalised), free KV, prefix match.
+    """Chooses the largest weighted sum of three grades (short queue, free KV, prefix match).
 
     Args:
         weights: Weights of queue, KV use and prefix.
-        is_exact: The prefix grade comes from the exact index; else from own decisions, of which
-            the first 4,096 tokens and the latest 500,000 tokens per replica are kept.
+        is_exact: Whether the prefix grade is computed from the exact index. Otherwise it is
+            computed from the policy's decisions, with the first 4,096 tokens per prompt and the
+            latest 500,000 tokens per replica.
     """
 
     def __init__(self, name: str, weights: tuple[float, float, float], *, is_exact: bool) -> None:
@@ -32,7 +34,7 @@ class LlmdScores(ArrivalPolicy):
         self._is_exact = is_exact
 
     def bind(self, pool: SimPool) -> None:
-        """See `Policy`."""
+        """Begin a run without decisions or metrics."""
         super().bind(pool)
         self._read_at = float("-inf")
         self._queues: list[int] = []
@@ -40,7 +42,7 @@ class LlmdScores(ArrivalPolicy):
         self._sent: list[OrderedDict[int, None]] = [OrderedDict() for _ in range(pool.replicas_max)]
 
     def pick(self, job: Job) -> int:
-        """See `ArrivalPolicy`."""
+        """Return the replica with the largest sum, and record the job's blocks for it."""
         self._read_metrics()
         blocks = job.blocks
         if self._is_exact:
@@ -88,7 +90,7 @@ class LlmdScores(ArrivalPolicy):
             sent.popitem(last=False)
 
     def forget(self, replica: int) -> None:
-        """See `ArrivalPolicy`."""
+        """Drop the decisions for a dead replica, and read the metrics again."""
         self._sent[replica].clear()
         self._read_at = float("-inf")
 
@@ -96,15 +98,15 @@ class LlmdScores(ArrivalPolicy):
 class LlmdPredictedLatency(ArrivalPolicy):
     """Affinity filters, idle replicas first, then a draw weighted by predicted headroom.
 
-    The predictor is ours and perfect. Filters keep the replicas that hold 99 %, then 80 % of the
-    prompt; each is left out by 1 % of the requests, and where it costs 5 s of TTFT. Grades: 0.8
-    TTFT and 0.2 TPOT, range-normalised. No objective is given.
+    The predictor is written here and perfect. A filter selects the replicas that have cached 99 %,
+    then 80 % of the prompt. Each filter is skipped by 1 % of the requests, and where it costs 5 s
+    of TTFT. The grades are 0.8 TTFT and 0.2 TPOT, range-normalised. No objective is set.
     """
 
     name = "llmd_predlat"
 
     def pick(self, job: Job) -> int:
-        """See `ArrivalPolicy`."""
+        """Return a replica, drawn with the weights of the grades."""
         pool = self.pool
         token_s = pool.token_s
         depths = pool.hits(job.blocks)
@@ -140,7 +142,7 @@ class LlmdPredictedLatency(ArrivalPolicy):
 
 
 def _grades(values: Mapping[int, float], chosen: Sequence[int]) -> dict[int, float]:
-    """Return 1 for the smallest of the chosen, 0 for the largest."""
+    """Return grades from 1 for the smallest of the chosen values to 0 for the largest."""
     low = min(values[replica] for replica in chosen)
     high = max(values[replica] for replica in chosen)
     if high == low:

@@ -1,4 +1,4 @@
-"""The bound: late binding with exact reports over one infinite cache that all replicas share."""
+"""The bound, with late binding by exact reports over one infinite cache of all replicas."""
 
 from sim.engines import Job
 from sim.policies.base import ArrivalPolicy
@@ -7,29 +7,29 @@ from sim.pool import SimPool
 
 _WINDOW_S = 0.1
 _POLL_S = 0.02
-_CONTEXT_TOKENS = 4e5  # prefill at this mean of cached and whole prompt costs twice as much
+_CONTEXT_TOKENS = 4e5  # prefill at this mean of cached and whole prompt is twice as slow
 _INTERFERENCE = 0.002  # share by which each job in flight slows a prefill
 
 
 class Oracle(ArrivalPolicy):
-    """Serves the shortest prefill less `ageing` times the wait first. A job is dispatched while
-    some replica has less than 100 ms of outstanding prefill, to the replica with the smallest
-    predicted end of prefill.
+    """Serves the shortest prefill less `ageing` times the wait first.
 
-    On traces without shared prefixes the oracle is a strong reference, but no proven bound.
-    """  # noqa: D205
+    A job is dispatched while some replica has less than 100 ms of outstanding prefill, to the
+    replica with the smallest predicted end of prefill. On traces without shared prefixes the oracle
+    is a strong reference, but no proven bound.
+    """
 
     def __init__(self, name: str, *, ageing: float) -> None:
         self.name = name
         self._ageing = ageing
 
     def bind(self, pool: SimPool) -> None:
-        """See `Policy`."""
+        """Begin a run on a pool with a shared cache."""
         assert pool.plan.is_shared
         super().bind(pool)
         self._token_s = pool.token_s
         # All replicas share one cache, so a key depends on the job alone. All waits grow equally,
-        # so `prefill - ageing * wait` and `prefill + ageing * arrival` give the same order.
+        # so `prefill - ageing * wait` and `prefill + ageing * arrival` result in the same order.
         self._queue = HoldQueue(lambda job: self._prefill_s(job) + self._ageing * job.arrived_at)
         self._wakes = 0
 
@@ -40,25 +40,25 @@ class Oracle(ArrivalPolicy):
         return (job.prompt_tokens - hit) * self._token_s * slower
 
     def arrive(self, job: Job) -> None:
-        """See `Policy`."""
+        """Queue a job, and dispatch as many jobs as the bound on prefill permits."""
         self._queue.push(job)
         self._pump()
 
     def first(self, job: Job) -> None:  # noqa: ARG002
-        """See `Policy`."""
+        """Schedule dispatches after a first token."""
         self._arm(self.pool.now)
 
     def done(self, job: Job) -> None:
-        """See `Policy`."""
+        """Schedule dispatches after the end of a job."""
         super().done(job)
         self._arm(self.pool.now)
 
     def added(self, replica: int) -> None:  # noqa: ARG002
-        """See `Policy`."""
+        """Schedule dispatches to a new replica."""
         self._arm(self.pool.now)
 
     def block_changed(self, replica: int, block: int, *, is_stored: bool) -> None:  # noqa: ARG002  # noqa: ARG002
-        """See `Policy`."""
+        """Update the keys of queued jobs that contain the block."""
         self._queue.changed(block)
 
     def _arm(self, time_s: float) -> None:
@@ -79,7 +79,7 @@ class Oracle(ArrivalPolicy):
             self.send(self._queue.pop())
 
     def pick(self, job: Job) -> int:
-        """See `ArrivalPolicy`."""
+        """Return the replica with the smallest predicted end of prefill."""
         own_s = self._prefill_s(job)
         return self.smallest(
             [

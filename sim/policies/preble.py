@@ -1,4 +1,4 @@
-"""Preble's E2 scheduler: exploit a long match, else explore by recent load."""
+"""Preble's E2 scheduler, which uses a long match, or else explores by recent load."""
 
 from collections import deque
 
@@ -7,30 +7,31 @@ from sim.policies.base import ArrivalPolicy
 from sim.pool import SimPool
 
 _WINDOW_S = 180.0
-_DECODE_TOKENS = 45  # expected per request
+_DECODE_TOKENS = 45  # expected decode tokens per request
 _TPOT_PRIOR_S = 0.05
 _TPOT_GAIN = 0.05
 
 
 class PrebleE2(ArrivalPolicy):
-    """More than half cached: the cheapest holder of the longest match; else the cheapest replica.
+    """Chooses the cheapest replica, among the longest matches if more than half is cached.
 
-    Cost: prefill seconds sent in the last 3 minutes, and 45 tokens at the replica's TPOT for each
-    request in flight. Without its rebalancing and its eviction term.
+    The cost has two parts. They are the prefill seconds sent in the last 3 minutes, and 45 tokens
+    at the replica's TPOT for each request in flight. Preble's rebalancing and eviction term are
+    omitted.
     """
 
     name = "preble_e2"
 
     def bind(self, pool: SimPool) -> None:
-        """See `Policy`."""
+        """Begin a run without decisions."""
         super().bind(pool)
         self._sent: dict[int, int] = {}  # block -> mask of replicas
-        self._recent: deque[tuple[float, int, float]] = deque()  # (when, replica, seconds)
+        self._recent: deque[tuple[float, int, float]] = deque()  # (time, replica, seconds)
         self._prefill_s = [0.0] * pool.replicas_max
         self._tpot_s = [_TPOT_PRIOR_S] * pool.replicas_max
 
     def pick(self, job: Job) -> int:
-        """See `ArrivalPolicy`."""
+        """Return the cheapest replica, and record the job's blocks for it."""
         pool = self.pool
         while self._recent and self._recent[0][0] < pool.now - _WINDOW_S:
             _, replica, spent_s = self._recent.popleft()
@@ -56,7 +57,7 @@ class PrebleE2(ArrivalPolicy):
         return chosen
 
     def done(self, job: Job) -> None:
-        """See `Policy`."""
+        """Update the replica's TPOT with an ended job."""
         super().done(job)
         if job.ended_at is not None and job.first_at is not None and job.output_tokens > 1:
             tpot_s = (job.ended_at - job.first_at) / (job.output_tokens - 1)
@@ -64,6 +65,6 @@ class PrebleE2(ArrivalPolicy):
             self._tpot_s[job.replica] = known_s + _TPOT_GAIN * (tpot_s - known_s)
 
     def forget(self, replica: int) -> None:
-        """See `ArrivalPolicy`."""
+        """Drop the decisions for a dead replica."""
         rest = ~(1 << replica)
         self._sent = {block: mask & rest for block, mask in self._sent.items()}

@@ -1,6 +1,6 @@
-"""All policies by name: an explicit table, and names that carry parameters.
+"""All policies by name, in an explicit table and by names that contain parameters.
 
-Groups are names for the best of several policies: `sim.runs` runs them all and reports the best.
+Groups are names for the best of several policies, which `sim.runs` runs to report the best result.
 """
 
 import re
@@ -114,15 +114,16 @@ _PATTERNS: dict[str, tuple[str, Callable[[str, tuple[str, ...]], Entry]]] = {
     ),
 }
 
-# The grid of the study: scale and threshold of Dynamo's router queue, both orders; beyond scale 64
-# only pure shortest-first still gained anything.
+# The grid of the study, with scale and threshold of Dynamo's router queue in both orders. Beyond
+# scale 64 only pure shortest-first improved further.
 DYNAMO_GRID = (
     *(f"dynq_{s}_{t}_{o}" for s in (1, 4, 16, 64) for t in (0, 1, 4, 16) for o in ("fcfs", "wspt")),
     "dynq_256_0_fcfs",
     "dynq_256_0_wspt",
 )
-# The part of it that can win: on the known traces, orders by arrival and small scales are far from
-# the best wherever the queue has work. With it, the published defaults and no queue at all.
+# The part of the grid that can win. On the traces of the study, orders by arrival and small scales
+# are far from the best wherever the queue has work. The published defaults and a router without a
+# queue are included.
 _DYNAMO_SHORT = (
     *(f"dynq_{s}_{t}_wspt" for s in (4, 16, 64) for t in (0, 1, 4, 16)),
     *("dynq_256_0_wspt", "dynq_1_16_fcfs"),
@@ -143,7 +144,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     ),
     "oracle": ("oracle_0.2", "oracle_0"),
 }
-ROUTER = "sluice"  # the real router core; made by `sim.runs`, which knows its settings
+ROUTER = "sluice"  # the real router core, created by `sim.runs` with its settings
 
 
 def entry(name: str) -> Entry:
@@ -161,5 +162,5 @@ def entry(name: str) -> Entry:
 
 
 def names() -> list[str]:
-    """Return the names of all policies; names with parameters are patterns."""
+    """Return the names of all policies, where names with parameters are patterns."""
     return [ROUTER, *TABLE, *_PATTERNS, *GROUPS]

@@ -1,4 +1,4 @@
-"""SGLang's cache-aware router: the longest match in a tree of its own decisions."""
+"""SGLang's cache-aware router, which chooses the longest match in a tree of its decisions."""
 
 from sim.engines import Job
 from sim.policies.base import ArrivalPolicy
@@ -6,15 +6,16 @@ from sim.pool import SimPool
 
 
 class SglangCacheAware(ArrivalPolicy):
-    """Chooses the longest prefix match; the smallest tree where none is long enough.
+    """Chooses the longest prefix match, or the smallest tree if no match is long enough.
 
-    Where replicas are imbalanced, it chooses the one with the fewest requests in flight. The
-    eviction of the original (after 120 s, or 2^26 characters) is left out.
+    If replicas are imbalanced, the replica with the fewest requests in flight is chosen. The
+    eviction of the original (after 120 s, or 2^26 characters) is omitted.
 
     Args:
         match_ratio: Share of the prompt that must match.
         imbalance: Difference of requests in flight above which replicas are imbalanced.
-        imbalance_ratio: Ratio of requests in flight that must be exceeded as well.
+        imbalance_ratio: Ratio of requests in flight above which replicas are imbalanced. Both
+            limits must be exceeded.
     """
 
     def __init__(
@@ -26,14 +27,14 @@ class SglangCacheAware(ArrivalPolicy):
         self._imbalance_ratio = imbalance_ratio
 
     def bind(self, pool: SimPool) -> None:
-        """See `Policy`."""
+        """Begin a run with empty trees."""
         super().bind(pool)
         self._holders: dict[int, int] = {}  # block -> mask of the replicas it was sent to
         self._latest: dict[int, int] = {}
         self._sizes = [0] * pool.replicas_max
 
     def pick(self, job: Job) -> int:
-        """See `ArrivalPolicy`."""
+        """Return the chosen replica, and add the job's blocks to its tree."""
         loads = [self.in_flight[replica] for replica in self.pool.alive]
         most, least = max(loads), min(loads)
         if most - least > self._imbalance and most > least * self._imbalance_ratio:
@@ -60,7 +61,7 @@ class SglangCacheAware(ArrivalPolicy):
         return self.smallest(self._sizes)
 
     def forget(self, replica: int) -> None:
-        """See `ArrivalPolicy`."""
+        """Drop the tree of a dead replica."""
         rest = ~(1 << replica)
         self._holders = {block: mask & rest for block, mask in self._holders.items() if mask & rest}
         self._latest = {

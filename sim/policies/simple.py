@@ -1,4 +1,4 @@
-"""Simple policies: without state, by requests in flight, and sticky by session."""
+"""Simple policies that use no state, the requests in flight, or the session."""
 
 import bisect
 import math
@@ -19,7 +19,7 @@ class RoundRobin(ArrivalPolicy):
     _turn = -1
 
     def pick(self, job: Job) -> int:  # noqa: ARG002
-        """See `ArrivalPolicy`."""
+        """Return the next replica in turn."""
         self._turn += 1
         return self.pool.alive[self._turn % len(self.pool.alive)]
 
@@ -30,7 +30,7 @@ class Random(ArrivalPolicy):
     name = "random"
 
     def pick(self, job: Job) -> int:  # noqa: ARG002
-        """See `ArrivalPolicy`."""
+        """Return a random live replica."""
         return self.random.choice(self.pool.alive)
 
 
@@ -40,7 +40,7 @@ class LeastRequests(ArrivalPolicy):
     name = "least_requests"
 
     def pick(self, job: Job) -> int:  # noqa: ARG002
-        """See `ArrivalPolicy`."""
+        """Return the live replica with the fewest requests in flight."""
         return self.smallest(self.in_flight)
 
 
@@ -50,46 +50,49 @@ class PowerOfTwo(ArrivalPolicy):
     name = "power_of_two"
 
     def pick(self, job: Job) -> int:  # noqa: ARG002
-        """See `ArrivalPolicy`."""
+        """Return the better of two random replicas."""
         alive = self.pool.alive
         one, other = self.random.sample(alive, 2) if len(alive) > 1 else (alive[0], alive[0])
         return one if self.in_flight[one] <= self.in_flight[other] else other
 
 
 class LeastTokens(ArrivalPolicy):
-    """Chooses the fewest prompt tokens in flight; its throughput defines load 1.0."""
+    """Chooses the fewest prompt tokens in flight.
+
+    The throughput of this policy defines load 1.0.
+    """
 
     name = "least_tokens"
 
     def bind(self, pool: SimPool) -> None:
-        """See `Policy`."""
+        """Begin a run without tokens in flight."""
         super().bind(pool)
         self._tokens = [0] * pool.replicas_max
 
     def pick(self, job: Job) -> int:
-        """See `ArrivalPolicy`."""
+        """Return the replica with the fewest tokens in flight, and add the job's tokens."""
         replica = self.smallest(self._tokens)
         self._tokens[replica] += job.prompt_tokens
         return replica
 
     def done(self, job: Job) -> None:
-        """See `Policy`."""
+        """Subtract the tokens of an ended job."""
         super().done(job)
         self._tokens[job.replica] -= job.prompt_tokens
 
 
 class SessionSticky(ArrivalPolicy):
-    """Keeps a conversation on the replica of its first turn, chosen by fewest requests."""
+    """Sends a conversation to the replica of its first turn, which had the fewest requests."""
 
     name = "session_sticky"
 
     def bind(self, pool: SimPool) -> None:
-        """See `Policy`."""
+        """Begin a run without sessions."""
         super().bind(pool)
         self._homes: dict[int, int] = {}
 
     def pick(self, job: Job) -> int:
-        """See `ArrivalPolicy`."""
+        """Return the replica of the job's session."""
         session = job.request.session
         home = self._homes.get(session)
         if home is None or home not in self.pool.alive:
@@ -98,12 +101,12 @@ class SessionSticky(ArrivalPolicy):
 
 
 class BoundedHash(ArrivalPolicy):
-    """Consistent hashing of the conversation with bounded loads: at most 1.25 of the mean."""
+    """Consistent hashing of the conversation, with at most 1.25 of the mean load per replica."""
 
     name = "chwbl"
 
     def bind(self, pool: SimPool) -> None:
-        """See `Policy`."""
+        """Begin a run with the points of all replicas on the hash ring."""
         super().bind(pool)
         draw = random.Random(7)  # noqa: S311 - any fixed ring will do
         self._ring = sorted(
@@ -114,7 +117,7 @@ class BoundedHash(ArrivalPolicy):
         self._points = [point for point, _ in self._ring]
 
     def pick(self, job: Job) -> int:
-        """See `ArrivalPolicy`."""
+        """Return the first replica on the ring whose load is below the bound."""
         alive = self.pool.alive
         bound = math.ceil(_BOUND * (sum(self.in_flight) + 1) / len(alive))
         point = random.Random(job.request.session).random()  # noqa: S311 - a hash, nothing more

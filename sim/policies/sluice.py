@@ -1,8 +1,8 @@
-"""The policy `sluice`: the real router core, with the production's inputs.
+"""The policy `sluice`, which is the real router core with the inputs of production.
 
-The policy sees an engine only through frames, which arrive `report_age_s` after the end of their
-step. KV events are sent with the first frame that arrives `index_delay_s` after the event. The
-lengths of answers are hidden. Dispatches take 1 ms. Everything else is the product's own code.
+The core receives the state of engines only as frames, which arrive `report_age_s` after the end of
+their step. KV events are sent with the first frame that arrives `index_delay_s` after the event.
+The lengths of answers are hidden. A dispatch needs 1 ms. Everything else is the product's own code.
 """
 
 from array import array
@@ -29,15 +29,15 @@ from sluice.wire.engine.v1 import engine_pb2 as engine
 from sluice.wire.router.v1 import router_pb2 as wire
 
 LINK_S = 0.001  # delay of a message from the router to the engine
-FRAME_S = 0.1  # longest time between two frames while an engine only decodes
-HEARTBEAT_S = 0.25  # time between two frames of an idle engine
+FRAME_S = 0.1  # longest time between two frames while an engine only decodes, in seconds
+HEARTBEAT_S = 0.25  # time between two frames of an idle engine, in seconds
 ACCOUNTS_TOLD = 1024  # accounts in one round of reports, of all cells together
 _GATEWAY = 1
 _EPOCH = 1
 _TICK_MIN_S = 1e-6  # least delay of a tick, so that virtual time advances
 _CANARY = CanaryAnswer(Text((1, 2, 3, 4)))
 _PROBE_S = 0.1
-_NO_DEADLINE_S = 1e6  # peers serve everything, however late: so does the core here
+_NO_DEADLINE_S = 1e6  # peers serve every request, however late, and so does the core here
 # No request is refused for a full queue, so that all requests of all policies are compared.
 STUDY_CONFIG = CoreConfig(
     queue_requests_max=1 << 30,
@@ -55,11 +55,11 @@ class RouterSettings:
     Attributes:
         report_age_s: Seconds from the end of a step to its frame at the router.
         index_delay_s: Seconds from a change of a cache to the update of the router's index.
-        cells: Number of cells; each has a core of its own and every n-th replica.
+        cells: Number of cells, each with a separate core and every n-th replica.
         config: Configuration of the core.
-        output_max: `max_tokens` of clients; None for twice the longest answer of the trace.
-        service_age_s: Greatest age of a cell's data about the service of other cells; None if each
-            cell counts only its own service.
+        output_max: `max_tokens` of clients, or None for twice the longest answer of the trace.
+        service_age_s: Greatest age in seconds of a cell's data about the service of other cells, or
+            None if each cell counts only its own service.
         knowledge: Data of gateways about the cached blocks of cells.
         marks_max: Greatest number of marks in one generation of a cell's sketch.
     """
@@ -80,7 +80,7 @@ class SluiceLink:
     Attributes:
         number: Number of the engine.
         jobs: Jobs that run on the engine or are being sent to it, by sequence.
-        events: Unsent events: time, block, and whether it was stored.
+        events: Unsent events, each with the time, the block, and whether it was stored.
         frames: Number of sent frames.
     """
 
@@ -107,7 +107,7 @@ class SluiceLink:
 
 
 class _Cell:
-    """A cell with its router core; `view` is the state of the cell that gateways have received."""
+    """A cell with its router core. `view` is the state of the cell that gateways have received."""
 
     __slots__ = ("cell_id", "core", "members", "tick_at", "view")
 
@@ -138,7 +138,7 @@ class Sluice:
     # --- the pool ---------------------------------------------------------------------------
 
     def bind(self, pool: SimPool) -> None:
-        """See `Policy`."""
+        """Create the cells and their cores, and attach the replicas of the pool."""
         self.pool = pool
         self._handles = 0
         self._jobs: dict[int, Job] = {}  # unfinished jobs by handle
@@ -163,7 +163,10 @@ class Sluice:
             self._tell_service(self.settings.service_age_s / 2)
 
     def _tell_service(self, half_age_s: float) -> None:
-        """Report at half of the age while events are to come; a report takes the other half."""
+        """Report service every half age while events are due.
+
+        The report's delay is the other half.
+        """
         for number, cell in enumerate(self._cells):
             book = cell.core.cells[cell.cell_id]
             accounts_max = ACCOUNTS_TOLD // len(self._cells)
@@ -189,7 +192,7 @@ class Sluice:
         )
 
     def added(self, replica: int) -> None:
-        """See `Policy`."""
+        """Attach a new replica to its cell."""
         link, serving = self._links[replica], self.pool.engines[replica]
         link.cell.members.append(replica)
         self._plan_replicas(link.cell)
@@ -199,7 +202,7 @@ class Sluice:
         self._tick(link.cell)
 
     def lost(self, replica: int, jobs: Sequence[Job]) -> None:  # noqa: ARG002
-        """See `Policy`; the router learns it after the last frame."""
+        """Detach a dead replica, which the router notices after its last frame."""
         link = self._links[replica]
         link.is_up = False
         self._after(self.settings.report_age_s, self._detach, link)
@@ -227,7 +230,7 @@ class Sluice:
     # --- requests ---------------------------------------------------------------------------
 
     def arrive(self, job: Job) -> None:
-        """See `Policy`."""
+        """Submit an arriving job to the cell that a gateway chooses."""
         cell = self._cells[self.choose_cell(job)]
         self._submit(job, cell)
         self._tick(cell)
@@ -253,7 +256,7 @@ class Sluice:
         )
 
     def adapter_of(self, job: Job) -> str:  # noqa: ARG002 - for those that have some
-        """Return the digest of the adapter that a job requests; empty for the base."""
+        """Return the digest of the adapter that a job requests, or empty for the base."""
         return ""
 
     def _output_max(self) -> int:
@@ -292,7 +295,7 @@ class Sluice:
                 self.pool.timeline.at(due, self._tick_due, cell, due)
 
     def _tick_due(self, cell: _Cell, due: float) -> None:
-        if cell.tick_at == due:  # otherwise an earlier tick was planned meanwhile
+        if cell.tick_at == due:  # otherwise an earlier tick was planned
             self._tick(cell)
 
     def _perform(self, cell: _Cell, actions: Actions) -> None:
@@ -358,13 +361,13 @@ class Sluice:
     # --- frames of engines ------------------------------------------------------------------
 
     def first(self, job: Job) -> None:
-        """See `Policy`; the router learns it from a frame."""
+        """Ignore a first token, which a frame reports to the router."""
 
     def done(self, job: Job) -> None:
-        """See `Policy`; the router learns it from a frame."""
+        """Ignore the end of a job, which a frame reports to the router."""
 
     def block_changed(self, replica: int, block: int, *, is_stored: bool) -> None:
-        """See `Policy`; the router learns it later."""
+        """Record a change of a cache, which a later frame reports to the router."""
         link = self._links[replica]
         link.events.append((self.pool.now, block, is_stored))
 
@@ -388,7 +391,7 @@ class Sluice:
             self._after(HEARTBEAT_S, self._heartbeat, link, link.frames)
 
     def _heartbeat(self, link: SluiceLink, frames: int) -> None:
-        """Let a silent engine send a heartbeat."""
+        """Send a heartbeat of a silent engine."""
         if not link.is_up:
             return
         serving = self.pool.engines[link.number]
@@ -413,7 +416,7 @@ class Sluice:
 
 
 def frame_of(serving: Engine, record: StepRecord) -> engine.StepFrame:
-    """Return the frame of an engine host for a step, or a stretch; tokens are zeros."""
+    """Return the frame of an engine host for a step or a stretch, with zeros as tokens."""
     frame = engine.StepFrame(step=serving.steps, steps=max(1, record.steps))
     frame.sequence.extend(record.decoded)
     frame.sequence.extend([job.sequence for job in record.firsts])
@@ -455,7 +458,7 @@ def state_of(serving: Engine, step_s: float, prompt_tokens: int) -> engine.Engin
 
 
 def hashes_of(blocks: Sequence[int]) -> BlockHashes:
-    """Return block ids as 16-byte hashes: eight bytes of the id and eight zero bytes."""
+    """Return block ids as 16-byte hashes of eight bytes of the id and eight zero bytes."""
     data = array("Q", bytes(16 * len(blocks)))
     data[::2] = array("Q", blocks)
     return BlockHashes(data.tobytes())
