@@ -136,6 +136,12 @@ async def _ready(plane: ControlPlane, pool_id: str) -> int:
     return (await plane.admin.get(f"/v1/pools/{pool_id}/status")).json()["ready"]
 
 
+async def _states(plane: ControlPlane, pool_id: str) -> dict[str, str]:
+    """Return the states of a pool's replicas, by id."""
+    rows = (await plane.admin.get("/v1/replicas")).json()["data"]
+    return {row["id"]: row["state"] for row in rows if row["pool_id"] == pool_id}
+
+
 Eventually = Callable[..., Awaitable[None]]
 
 
@@ -334,12 +340,12 @@ async def test_a_sleeper_wakes_when_work_waits_and_engines_that_cannot_are_refus
             return is_asleep and await _ready(plane, "pool-z") == row["wanted"]
 
         await eventually(sleeps, "a replica that sleeps beside those that serve")
-        before = (await _row(plane, "pool-z"))["wanted"]
+        states = await _states(plane, "pool-z")
+        (sleeper,) = [name for name, state in states.items() if state == "sleeping"]
         router.queued["pool-z-0"] = 50
 
         async def wakes() -> bool:
-            row = await _row(plane, "pool-z")
-            return row["asleep"] == 0 and await _ready(plane, "pool-z") > before
+            return (await _states(plane, "pool-z"))[sleeper] == "ready"
 
         await eventually(wakes, "the sleeper that serves")
         del router.demand["pool-z-0"]
