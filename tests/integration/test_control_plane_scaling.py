@@ -2,8 +2,10 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
 
 import grpc.aio
 import pytest
@@ -82,7 +84,7 @@ class ReportingRouter:
 
 
 @asynccontextmanager
-async def reporting(address: str, router_id: str = "router-s") -> AsyncIterator[ReportingRouter]:
+async def reporting(address: str, router_id: str = "router-s") -> AsyncGenerator[ReportingRouter]:
     router = ReportingRouter(router_id)
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(router.run(address))
@@ -100,7 +102,7 @@ async def api(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[StandIn
 async def plane(
     postgres_server: PostgresServer,
     tmp_path_factory: pytest.TempPathFactory,
-    start_control_plane,
+    start_control_plane: Callable[..., Any],
     api: StandInApi,
 ) -> AsyncIterator[ControlPlane]:
     """A control plane that looks twice a second, and a node with room for everything."""
@@ -127,7 +129,7 @@ async def _pool(plane: ControlPlane, pool_id: str, **bounds: object) -> None:
         await plane.put(f"pools/{pool_id}/scaling", **bounds)
 
 
-async def _row(plane: ControlPlane, pool_id: str) -> dict:
+async def _row(plane: ControlPlane, pool_id: str) -> dict[str, Any]:
     rows = (await plane.admin.get("/v1/scaling")).json()["data"]
     return next(row for row in rows if row["pool_id"] == pool_id)
 
@@ -143,6 +145,7 @@ async def _states(plane: ControlPlane, pool_id: str) -> dict[str, str]:
 
 
 Eventually = Callable[..., Awaitable[None]]
+Command = Callable[..., Awaitable[str]]
 
 
 async def test_demand_takes_a_pool_up_and_down_again(
@@ -217,7 +220,7 @@ async def test_a_report_that_comes_twice_counts_once_and_nonsense_is_refused(
 
 
 @pytest.fixture
-def sluice(plane: ControlPlane, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Awaitable[str]]:
+def sluice(plane: ControlPlane, monkeypatch: pytest.MonkeyPatch) -> Command:
     """Run a command of `sluice scaling`; return what it says."""
     monkeypatch.setenv("SLUICE_ADMIN_URL", str(plane.admin.base_url))
     monkeypatch.setenv("SLUICE_ADMIN_KEY", ADMIN_KEY)
@@ -231,7 +234,7 @@ def sluice(plane: ControlPlane, monkeypatch: pytest.MonkeyPatch) -> Callable[...
 
 
 async def test_a_number_by_hand_stands_until_it_is_lifted_or_over(
-    plane: ControlPlane, eventually: Eventually, sluice
+    plane: ControlPlane, eventually: Eventually, sluice: Command
 ) -> None:
     await _pool(plane, "hand", **BOUNDS)
 
@@ -268,7 +271,7 @@ async def test_a_number_by_hand_stands_until_it_is_lifted_or_over(
 
 
 async def test_the_budget_over_all_pools_stands_and_is_told(
-    plane: ControlPlane, eventually: Eventually, sluice
+    plane: ControlPlane, eventually: Eventually, sluice: Command
 ) -> None:
     await plane.put("scaling/budget", accelerators=2)
     await plane.put(
@@ -293,8 +296,8 @@ async def test_two_control_planes_scale_once_and_an_outage_changes_nothing(
     plane: ControlPlane,
     postgres_server: PostgresServer,
     eventually: Eventually,
-    start_control_plane,
-    tmp_path,
+    start_control_plane: Callable[..., Any],
+    tmp_path: Path,
 ) -> None:
     hold_s = 5.0  # longer than reports are fresh, also where looks come late
     await _pool(plane, "lasting", **BOUNDS | {"hold_s": hold_s})
@@ -356,7 +359,10 @@ async def test_a_sleeper_wakes_when_work_waits_and_engines_that_cannot_are_refus
 
 
 async def test_nodes_are_requested_from_kubernetes_and_empty_ones_are_returned(
-    plane: ControlPlane, eventually: Eventually, sluice, api: StandInApi
+    plane: ControlPlane,
+    eventually: Eventually,
+    sluice: Command,
+    api: StandInApi,
 ) -> None:
     api.add("gpu-node", 1)
     needs = {"accelerators": 1, "is_dedicated": True}
