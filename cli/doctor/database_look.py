@@ -16,7 +16,7 @@ WHERE n.nspname = 'public' AND c.relkind IN ('r', 'p')
   AND NOT has_table_privilege(c.oid, 'SELECT, INSERT, UPDATE, DELETE')
 ORDER BY relname
 """
-# Sessions that other sessions wait for, with the age of their open transactions.
+# Sessions on which other sessions wait, with the age of their open transactions.
 _HOLDERS = """
 SELECT DISTINCT s.pid, coalesce(nullif(s.application_name, ''), 'a session') AS name, s.state,
        extract(epoch FROM now() - coalesce(s.xact_start, s.backend_start))::float8 AS age_s
@@ -32,7 +32,7 @@ WHERE s.datname = current_database() AND s.state LIKE 'idle in transaction%'
 
 
 async def look_at_database(url: str) -> DatabaseFacts:
-    """Return the facts; `problem` is set if PostgreSQL does not answer in time."""
+    """Return the facts, with `problem` set if PostgreSQL does not answer in time."""
     plain = "postgresql://" + url.partition("://")[2]
     try:
         async with asyncio.timeout(_TIMEOUT_S):

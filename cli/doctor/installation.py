@@ -1,11 +1,11 @@
-"""Finds the problems of an installation, local or remote; pure: facts in, findings out."""
+"""Turns facts of an installation, local or remote, into findings of problems, without I/O."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from cli.doctor.model import DoctorFinding, DoctorLevel, ok
 
-# Budgets end by servers' clocks, and peers' tickets expire by minutes; HTTP dates have seconds.
+# Seconds. Budgets end by servers' clocks, and tickets expire after minutes. HTTP dates are whole.
 CLOCK_S_WELL, CLOCK_S_MAX = 3.0, 30.0
 SNAPSHOT_S_MAX = 60.0  # the threshold of the alert ControlStateStale
 SEEN_S_MAX = 60.0
@@ -22,10 +22,10 @@ class ServiceFacts:
     Attributes:
         name: Name of the process.
         url: URL that was queried.
-        problem: Reason why the service does not answer or is not ready; empty if it is ready.
-        version: Version of the program; empty if unknown.
-        clock_ahead_s: Lead of its clock over this machine's in whole seconds; None if unknown.
-        snapshot_age_s: Seconds since its last news from the control plane; None if it needs none.
+        problem: Reason why the service does not answer or is not ready, or empty if it is ready.
+        version: Version of the program, or empty if unknown.
+        clock_ahead_s: Lead of its clock over this machine's in whole seconds, None if unknown.
+        snapshot_age_s: Seconds since its last contact with the control plane, None if unneeded.
     """
 
     name: str
@@ -38,15 +38,15 @@ class ServiceFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatabaseFacts:
-    """The facts that PostgreSQL's answers show.
+    """The facts in PostgreSQL's answers.
 
     Attributes:
         problem: Reason why the database could not be queried.
-        revision: Revision of the schema; empty if there is no schema.
-        newest: Newest revision that this program knows.
+        revision: Revision of the schema, or empty if there is no schema.
+        newest: Newest revision of this program.
         is_older: Whether the schema's revision is one of this program's earlier revisions.
         missing_rights: Tables that the user cannot read or write.
-        holders: Sessions with locks that others wait for, each with its age in seconds.
+        holders: Sessions with locks that block other sessions, each with its age in seconds.
         clock_ahead_s: Lead of its clock over this machine's, in seconds.
     """
 
@@ -68,9 +68,9 @@ class InstallationFacts:
         services: Facts of each process.
         refused: Paths of the admin REST that the key may not read, with the HTTP status.
         silent: Nodes and routers without a sign of life, with the silence in seconds.
-        certificates: Certificate files of this machine, with the seconds until they expire, or the
-            reason why they cannot be read.
-        database: Facts of the database; None if its address is not known on this machine.
+        certificates: Certificate files of this machine, each with the seconds until it expires, or
+            with the reason why it cannot be read.
+        database: Facts of the database, or None if this machine has no address of the database.
     """
 
     version: str

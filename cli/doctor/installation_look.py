@@ -1,4 +1,4 @@
-"""Queries the processes of an installation, and its database; each answer has a deadline."""
+"""Queries the processes of an installation and its database, each with a deadline."""
 
 import asyncio
 import time
@@ -18,11 +18,12 @@ from cli.top_scrape import parse
 
 _TIMEOUT_S = 3.0
 _PAGE_BYTES_MAX = 8 << 20
-# Paths of tenants, of the platform and of the audit log; a publisher may read only the first.
+# Paths of tenants, of the platform and of the audit log. A publisher may read only the first.
 _READ = ("/v1/tenants", "/v1/nodes", "/v1/audit")
 _AGES = ("gateway_control_age_seconds", "router_control_age_seconds")
 _CONNECTED = "agent_control_connected"
-# assumed silence of an unconnected agent, which reports no time of its last contact
+# Assumed silence of an unconnected agent in seconds, because it reports no time of its last
+# contact.
 _UNCONNECTED_S = 3600.0
 
 
@@ -40,11 +41,11 @@ async def look_at_installation(
 
     Args:
         pages: URLs of metrics, by the name of the process.
-        public_url: URL of the OpenAI API, with `/v1`; empty: the API is not queried.
+        public_url: URL of the OpenAI API, with `/v1`. If empty, the API is not queried.
         admin_url: URL of the control plane.
         admin_key: Key for the control plane.
-        telemetry_url: URL of telemetry; empty: telemetry is not queried.
-        database_url: URL of PostgreSQL; empty: PostgreSQL is not queried.
+        telemetry_url: URL of telemetry. If empty, telemetry is not queried.
+        database_url: URL of PostgreSQL. If empty, PostgreSQL is not queried.
         certificates: Certificate files of this machine.
     """
     verify = trust()
@@ -68,7 +69,7 @@ async def look_at_installation(
 
 
 async def _service(http: httpx.AsyncClient, name: str, url: str, version_path: str) -> ServiceFacts:
-    """Query readiness, time and version of a service."""
+    """Query readiness, clock and version of a service."""
     problem, ahead, told = "", None, ""
     try:
         began_s = time.time()
@@ -92,7 +93,7 @@ def _version(answer: httpx.Response) -> str:
 
 
 def _ahead_s(answer: httpx.Response, began_s: float, ended_s: float) -> float | None:
-    """Return a clock's lead; 0 if the exchange itself may explain the difference."""
+    """Return a clock's lead in seconds, 0 if the exchange itself may explain the difference."""
     try:
         told_s = parsedate_to_datetime(answer.headers["date"]).timestamp()
     except (KeyError, ValueError):

@@ -1,4 +1,4 @@
-"""Finds the problems of this machine; pure: facts in, findings out."""
+"""Turns facts of this machine into findings of problems, without I/O."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 
 from cli.doctor.model import DoctorFinding, DoctorLevel, ok
 
-# The stack with a replica of each model takes 1.02 GB (benchmarks/results/stack_start.json).
+# The stack with a replica of each model needs 1.02 GB (benchmarks/results/stack_start.json).
 MEMORY_BYTES_MIN = 1 << 30
 MEMORY_BYTES_WELL = 3 << 29
 DISK_BYTES_MIN = 1 << 30
 DISK_BYTES_WELL = 5 << 30
-# Open files for streams, connections and artifacts; the usual 1,024 of a desktop is too few.
+# Open files for streams, connections and artifacts. A desktop's usual 1,024 are too few.
 FILES_MIN = 4096
 _OTHERS = 0o077  # bits of a file's mode that grant rights to users other than its owner
 _SAFE_PATH = re.compile(r"[\w./+@:,=~-]+")
@@ -24,12 +24,11 @@ class MachineFacts:
     Attributes:
         platform: System and processor, e.g. `linux x86_64`.
         missing_wheels: Wheels of the extra `local` that are missing, by their purpose.
-        engine_problems: Problems that the agent's own check reports: libpython, glibc, numpy,
-            memory.
-        memory_bytes: Memory available to programs; None if unknown.
-        disk_bytes: Free bytes on the disk of the home; None if the home cannot be used.
+        engine_problems: Problems of libpython, glibc, numpy or memory, from the agent's own check.
+        memory_bytes: Memory available to programs, or None if unknown.
+        disk_bytes: Free bytes on the disk of the home, or None if the home cannot be used.
         home: The folder of the local stack.
-        home_problem: Reason why the home cannot be written; empty if it can.
+        home_problem: Reason why the home cannot be written, or empty if it can.
         open_files: Largest number of open files of each process of this user.
         readable_secrets: Files with keys that other users may read.
         holders: Processes that listen on the stack's public ports.

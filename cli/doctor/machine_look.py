@@ -1,4 +1,4 @@
-"""Collects the facts about this machine."""
+"""Collects the facts about this machine for `sluice doctor`."""
 
 import os
 import platform
@@ -20,11 +20,11 @@ _HOST = "127.0.0.1"
 
 
 def look_at_machine(home: Home, ports: Sequence[int]) -> MachineFacts:
-    """Return the facts of this machine; starts nothing and changes nothing.
+    """Return the facts of this machine, without starting or changing anything.
 
     Args:
         home: Folder of the local stack.
-        ports: Ports that `sluice up` wants.
+        ports: Ports that `sluice up` needs.
     """
     state = read_state(home)
     runs = state is not None and is_supervised(state)

@@ -8,9 +8,9 @@ class DoctorLevel(StrEnum):
     """The severity of a finding."""
 
     OK = "ok"
-    WARNING = "warning"  # it works now, but badly or not for long
+    WARNING = "warning"  # the part works now, but badly or not for long
     WRONG = "wrong"
-    UNKNOWN = "unknown"  # the check could not be made
+    UNKNOWN = "unknown"  # the check was impossible
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class DoctorFinding:
         check: Name of the check.
         level: Severity of the finding.
         found: Description of the finding.
-        fix: Next step for the operator; empty if there is no problem.
+        fix: Next step for the operator, or empty if there is no problem.
     """
 
     check: str

@@ -1,4 +1,4 @@
-"""The first base of an installation: finds its files, and uploads them to the control plane."""
+"""Reads the files of an installation's first base, and uploads them to the control plane."""
 
 import asyncio
 from pathlib import Path
@@ -10,12 +10,12 @@ from cli.uploads import upload
 from sluice.artifacts import import_directory
 from sluice.manifests import ManifestError, manifest_of_directory
 
-# seconds; the stack serves during the upload, and the next start continues it if interrupted
+# Seconds. The stack serves during the upload, which the next start continues if it is interrupted.
 PUSH_S_MAX = 30.0
 
 
 def import_base(chosen: Path | None, artifacts: Path) -> ShippedBase:
-    """Copy a base into an artifact folder; by default the shipped base with its adapters.
+    """Copy a base, by default the shipped base with its adapters, into an artifact folder.
 
     Raises:
         StackError: The directory has no base.
@@ -36,12 +36,12 @@ async def push_base(
 
     Args:
         api: Client of the control plane.
-        directory: Directory of the artifact; its name is the digest.
+        directory: Directory of the artifact, named by the digest.
         timeout_s: Seconds for the whole upload.
-        base_digest: Base of an adapter, which must exist; empty: the artifact is a base.
+        base_digest: Existing base of an adapter. Empty if the artifact itself is a base.
 
     Returns:
-        Reason of a failure in one line; empty if the artifact exists now.
+        Reason of a failure in one line, or an empty string if the artifact exists now.
     """
     subject = {"kind": "adapter", "base_digest": base_digest} if base_digest else {"kind": "base"}
     try:

@@ -1,13 +1,13 @@
-"""A Kafka-protocol broker for one machine: librdkafka's mock cluster behind a fixed port.
+"""A Kafka-protocol broker for one machine, made of librdkafka's mock cluster and a fixed port.
 
-It speaks the protocol over TCP to any client: idempotent producers, consumer groups, commits. It
-keeps everything in memory, so **it is empty after a restart** (the port stays, and clients
-reconnect). It keeps about 5 MB per partition (the oldest events are dropped first), and has no
-admin API and no isolation of transactions. Production runs Kafka; only the address in the settings
-differs.
+The broker speaks the protocol over TCP to any client, with idempotent producers, consumer groups
+and commits. It stores everything in memory, so **it is empty after a restart**. The port stays, and
+clients reconnect. It stores about 5 MB per partition, and drops the oldest events first. It has no
+admin API and no isolation of transactions. Production runs Kafka, with another address in the
+settings.
 
 Only this process can reach the mock cluster. A relay on the fixed port forwards to it, after a
-login by SASL if `BROKER_PASSWORD` is set; the mock cluster advertises the relay's port.
+login by SASL if `BROKER_PASSWORD` is set. The mock cluster advertises the relay's port.
 
 Run: `python -m cli.stack.broker --port 9092 --topic sluice.requests.v1:16`.
 """
@@ -32,7 +32,7 @@ from sluice.lifecycle import stop_signals
 from sluice.process import ProcessSpec, port_answers
 
 _HOST = "127.0.0.1"
-# The mock keeps about 5 MB per partition, so this many have room for some 150,000 events.
+# The mock stores about 5 MB per partition, so 16 partitions have room for some 150,000 events.
 _PARTITIONS = 16
 _RELAY_CHUNK_BYTES = 256 << 10
 _CONNECT_S = 5.0
@@ -49,7 +49,7 @@ class Relay:
 
         Args:
             path: Path of the Unix socket of the mock cluster.
-            credential: Login that clients need; None: clients need no login.
+            credential: Login that clients need. None if they need no login.
             apis: API versions of the mock cluster, as `apis_of` returns them.
         """
         self._path = path
@@ -99,7 +99,7 @@ async def _send(sink: asyncio.StreamWriter, frame: bytes) -> None:
 
 
 async def _apis(path: str) -> bytes:
-    """Return the API versions of the mock cluster. Raises RuntimeError if it does not answer."""
+    """Return the API versions of the mock cluster. Raises RuntimeError without an answer."""
     try:
         async with asyncio.timeout(_CONNECT_S):
             source, sink = await asyncio.open_unix_connection(path)
@@ -130,7 +130,7 @@ def _topic(text: str) -> tuple[str, int]:
 
 
 async def _run(host: str, port: int, topics: Mapping[str, int], password: str) -> None:
-    # The port is bound first, so that an occupied port is found before anything else starts.
+    # The port is bound first, so that an occupied port is reported before anything else starts.
     listener = socket.socket()
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.bind((host, port))
@@ -178,13 +178,13 @@ def main() -> None:
 def broker_spec(
     port: int, log_file: Path, env: Mapping[str, str], *, password: str = ""
 ) -> ProcessSpec:
-    """Return the spec of the broker on a loopback port; ready as soon as the port answers.
+    """Return the spec of the broker, which is ready as soon as its loopback port answers.
 
     Args:
         port: Port on loopback.
         log_file: File for the output of the process.
         env: The whole environment of the process.
-        password: Password that clients have to prove, as in `client_settings`; empty: none.
+        password: Password of clients, as in `client_settings`. Empty if they need none.
     """
     return ProcessSpec(
         name="broker",

@@ -1,28 +1,29 @@
-"""The login of a Kafka client at the local stack's broker, whose mock cluster knows no users.
+"""The login of a Kafka client at the local stack's broker, whose mock cluster has no users.
 
-Sans I/O: each request frame gives one response frame, until `is_done`. This module implements the
-part of Kafka's protocol before the login: ApiVersions, SaslHandshake (1), SaslAuthenticate (0, 1).
-A frame consists of its length (i32, big endian) and a payload; these functions get the payload.
+This module has no I/O. Each request frame has one response frame, until `is_done`. It implements
+the part of Kafka's protocol before the login: ApiVersions, SaslHandshake (1), SaslAuthenticate
+(0, 1). A frame consists of its length (i32, big endian) and a payload. The functions here receive
+and return payloads.
 """
 
 import struct
 
 from cli.stack.scram import MECHANISM, Credential, ScramError, ScramExchange
 
-FRAME_MAX_BYTES = 4096  # a login takes a few hundred bytes
+FRAME_MAX_BYTES = 4096  # more than a login needs, which has a few hundred bytes
 _I32 = struct.Struct(">i")
 _REQUEST = struct.Struct(">hhih")  # key, version, correlation, length of the client's name
 _API = struct.Struct(">hhh")  # key, lowest and highest version
 _API_VERSIONS, _HANDSHAKE, _AUTHENTICATE = 18, 17, 36
 _LOGIN_APIS = _API.pack(_HANDSHAKE, 1, 1) + _API.pack(_AUTHENTICATE, 0, 1)
 _OUR_APIS = 2
-# Kafka's numbers.
+# Kafka's error codes.
 _UNSUPPORTED_VERSION, _UNSUPPORTED_MECHANISM, _FAILED = 35, 33, 58
-_VERSIONS_MAX = 2  # latest version of ApiVersions; to a later one, brokers answer as in version 0
+_VERSIONS_MAX = 2  # latest version of ApiVersions, above which brokers answer as in version 0
 
 
 class LoginError(Exception):
-    """The connection has to end; if `reply` is not empty, it is sent to the client before."""
+    """The connection has to end, after `reply` is sent to the client if it is not empty."""
 
     def __init__(self, text: str, reply: bytes = b"") -> None:
         super().__init__(text)
@@ -45,7 +46,7 @@ def versions_request() -> bytes:
 def apis_of(response: bytes) -> bytes:
     """Return the packed APIs of a response to `versions_request`.
 
-    Raises ValueError if it is none.
+    Raises ValueError for any other response.
     """
     _, error, count = struct.unpack_from(">ihi", response)
     apis = response[10 : 10 + count * _API.size]
@@ -58,7 +59,7 @@ class Login:
     """The login of one connection."""
 
     def __init__(self, credential: Credential, apis: bytes) -> None:
-        """Begin the login of a connection.
+        """Prepare the login of a connection.
 
         Args:
             credential: Credential of the only user.
@@ -125,7 +126,7 @@ class Login:
 
 
 def _authenticated(version: int, error: int, text: bytes | None, proof: bytes) -> bytes:
-    lifetime = struct.pack(">q", 0) if version else b""  # lifetime of the session: unlimited
+    lifetime = struct.pack(">q", 0) if version else b""  # 0 means a session without an end
     return struct.pack(">h", error) + _string(text) + _I32.pack(len(proof)) + proof + lifetime
 
 

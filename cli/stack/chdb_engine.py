@@ -1,4 +1,4 @@
-"""The ClickHouse engine inside this process (chDB), one isolated connection per statement.
+"""The ClickHouse engine inside this process (chDB), with an isolated connection per statement.
 
 `USE`, `SET` and temporary tables belong to a connection in chDB, and opening a connection costs 0.1
 ms. With a new connection for every statement, nothing can leak from one request to the next.
@@ -20,7 +20,7 @@ _UNKNOWN_CODE = 1000
 
 
 class QueryError(Exception):
-    """The engine or the interface refused a statement; has a ClickHouse error code."""
+    """The engine or the interface refused a statement, with a ClickHouse error code."""
 
     def __init__(self, message: str, code: int | None = None) -> None:
         found = _CODE.search(message)
@@ -30,13 +30,13 @@ class QueryError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """A decoded request for the engine.
+    """A statement for the engine, decoded from a request.
 
     Attributes:
         sql: Text of the statement, with inline data if there is any.
         database: Database for names without a database.
         settings: Settings that apply to this statement only.
-        parameters: Values of `{name:Type}`.
+        parameters: Values of placeholders `{name:Type}` in the text.
         default_format: Format of the answer if the text names none.
         is_readonly: Whether writes are refused (GET requests).
     """
@@ -51,7 +51,7 @@ class Statement:
 
 @dataclass(frozen=True, slots=True)
 class StatementResult:
-    """The result of a statement; `format` is None for a statement without rows."""
+    """The result of a statement. `format` is None for a statement without rows."""
 
     body: bytes
     format: str | None
@@ -70,7 +70,7 @@ def identifier(text: str) -> str:
 
 
 def _lock(directory: Path) -> int:
-    """Lock the folder for this process; the engine does not always detect a second process."""
+    """Lock the folder for this process, because the engine may miss a second process."""
     fd = os.open(directory / "owner.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -87,7 +87,7 @@ class ChdbEngine:
         """Open the data directory.
 
         Args:
-            directory: Data directory, created if missing; only one process may use it at a time.
+            directory: Data directory, created if missing. One process may use it at a time.
             limits: Settings that apply to every statement unless a request overrides them.
 
         Raises:
@@ -100,7 +100,7 @@ class ChdbEngine:
         self._path = str(directory.resolve())
         self._connect: Callable[[str], Any] = chdb.connect
         self._limits = limits
-        # This connection keeps the engine alive; requests use connections of their own.
+        # This connection prevents the engine's end. Requests use connections of their own.
         self._keeper = self._connect(self._path)
         self._keeper.query("SELECT 1", "TabSeparated")
 
@@ -110,7 +110,7 @@ class ChdbEngine:
         os.close(self._lock)
 
     def execute(self, statement: Statement) -> StatementResult:
-        """Run one statement on a connection that no other request sees.
+        """Run one statement on a connection that no other request uses.
 
         Raises:
             QueryError: With the engine's message and code.

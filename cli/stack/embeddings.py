@@ -22,14 +22,14 @@ _POLL_S = 0.2
 
 
 def describe(*, is_wanted: bool) -> str:
-    """Return the name of the model, or why there are no embeddings and how to fix this."""
+    """Return the name of the model, or the reason why it is not served, with a correction."""
     if not is_wanted:
         return UNWANTED
     return ABSENT if find_package() is None else SERVED
 
 
 def import_base(home: Home) -> ShippedBase:
-    """Copy the installed model into the artifact folder; blocks for about 0.3 s.
+    """Copy the installed model into the artifact folder, which blocks for about 0.3 s.
 
     Raises:
         ArtifactError: The directory has no model that the engine can serve.
@@ -43,7 +43,7 @@ def import_base(home: Home) -> ShippedBase:
 
 
 async def start(home: Home, api: ApiClient) -> str:
-    """Import the model and request a replica; return the pool.
+    """Import the model, request a replica, and return the id of its pool.
 
     Raises:
         ApiError: The control plane refused.
@@ -62,7 +62,7 @@ async def stop(api: ApiClient) -> None:
 
 
 async def wait_ready(api: ApiClient, pool_id: str, timeout_s: float) -> str:
-    """Wait for the replica; return the reason of a failure, empty if the replica serves."""
+    """Wait for the replica. Returns the reason of a failure, or an empty string if it serves."""
     reason = "no replica yet"
     with suppress(TimeoutError):
         async with asyncio.timeout(timeout_s):

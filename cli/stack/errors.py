@@ -1,5 +1,5 @@
-"""Errors that stop a stack from starting, with messages that say how to fix them."""
+"""Errors that prevent the start of a stack, with messages that contain the correction."""
 
 
 class StackError(RuntimeError):
-    """The stack cannot start or stop; the message is one line for people."""
+    """The stack cannot start or stop. The message is one line for people."""

@@ -1,4 +1,4 @@
-"""Collects the table of `sluice status`: all processes of the stack, with memory and health."""
+"""Collects the rows of `sluice status`, one per process, with its memory and health."""
 
 import asyncio
 import re
@@ -26,8 +26,8 @@ class HealthRow:
     """A process of the stack, as a row of `sluice status`.
 
     Attributes:
-        memory_mib: Proportional set size with all descendants; resident size if the kernel does not
-            report the former.
+        memory_mib: Proportional set size with all descendants, or else their resident size if the
+            kernel does not report the former.
         health: `ok`, or a description of the problem.
     """
 
@@ -49,7 +49,7 @@ class HealthRow:
 async def collect(
     state: StackState, services: Sequence[SupervisedService], admin_url: str, admin_key: str
 ) -> list[HealthRow]:
-    """Return a row per running process: the supervisor, its children, and the Triton servers.
+    """Return a row for the supervisor, for each running child, and for each Triton server.
 
     Args:
         state: State file of the supervisor.
@@ -73,7 +73,7 @@ async def collect(
 def build_rows(
     state: StackState, healths: Mapping[str, str], replicas: Mapping[int, str]
 ) -> list[HealthRow]:
-    """Return the rows, given the health by name and the replicas' states by port."""
+    """Return the rows, from the health by name and the replicas' states by port."""
     now_s = time.time()
     rows = [_supervisor_row(state, now_s)]
     for process in state.processes:
@@ -126,7 +126,7 @@ async def _health(process: ProcessState, check: Callable[[], Awaitable[None]]) -
 
 
 async def _replicas(admin_url: str, admin_key: str) -> dict[int, str]:
-    """Return each replica's state by the port of its Triton; empty without a control plane."""
+    """Return each replica's state by its Triton's port, empty without a control plane."""
     try:
         async with asyncio.timeout(_TIMEOUT_S), ApiClient(admin_url, admin_key) as api:
             return replica_states(await api.list("/v1/replicas"))
@@ -147,7 +147,7 @@ def replica_states(replicas: Iterable[dict[str, Any]]) -> dict[int, str]:
 def find_engines(agent_pid: int) -> list[psutil.Process]:
     """Return the Triton servers of the agent's stack, oldest first.
 
-    They need not be the agent's children, because an agent adopts its predecessor's engines.
+    An engine need not be the agent's child, because an agent adopts its predecessor's engines.
     """
     marker = environment(agent_pid).get(MARKER)
     engines: list[psutil.Process] = []
@@ -175,7 +175,7 @@ def _engine_row(engine: psutil.Process, states: Mapping[int, str], now_s: float)
 
 
 def own_memory_mib(pid: int) -> float:
-    """Return the proportional (or else resident) memory of a process; 0 if it is gone."""
+    """Return the proportional (or else resident) memory of a process, or 0 if it has ended."""
     try:
         process = psutil.Process(pid)
         try:

@@ -1,8 +1,8 @@
 """Names the files and directories of one local stack, all below SLUICE_HOME.
 
-env           what clients need (KEY=VALUE lines, mode 0600)
-contexts/     the same for other installations, one file each
-secrets.json  generated once (mode 0600)
+env           variables for clients (KEY=VALUE lines, mode 0600)
+contexts/     the same variables of other installations, one file each
+secrets.json  secrets that the first start generates (mode 0600)
 ports.json    the internal ports
 run/          state of the running stack, and the lock of its supervisor
 logs/         one file per process
@@ -25,7 +25,7 @@ from sluice.ids import new_secret
 
 
 def write_atomic(path: Path, text: str, *, mode: int = 0o644) -> None:
-    """Replace a file atomically, so that readers see either the old or the new text."""
+    """Replace a file atomically, so that readers get either the old or the new text."""
     path.parent.mkdir(parents=True, exist_ok=True)
     staging = path.with_name(f".{path.name}.{os.getpid()}")
     descriptor = os.open(staging, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
@@ -36,7 +36,7 @@ def write_atomic(path: Path, text: str, *, mode: int = 0o644) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Home:
-    """The paths of one stack; `root` is absolute."""
+    """The paths of one stack, below the absolute path `root`."""
 
     root: Path
 
@@ -48,7 +48,7 @@ class Home:
 
     @property
     def marker(self) -> str:
-        """The marker that every process of this stack has in its environment."""
+        """The marker in the environment of every process of this stack."""
         return hashlib.sha256(str(self.root).encode()).hexdigest()[:16]
 
     @property
@@ -77,12 +77,12 @@ class Home:
 
     @property
     def lock_file(self) -> Path:
-        """The file that the supervisor keeps locked while it lives."""
+        """The file that the supervisor locks until it ends."""
         return self.root / "run" / "lock"
 
     @property
     def tracestore_password_file(self) -> Path:
-        """The password from `Secrets`, for the trace store's server."""
+        """The file with the password of the trace store's server, copied from `Secrets`."""
         return self.root / "run" / "tracestore.password"
 
     @property
@@ -102,7 +102,7 @@ class Home:
 
     @property
     def certificates(self) -> Path:
-        """The directory of certificates for mutual TLS; the CAs are reused by later starts."""
+        """The directory of certificates for mutual TLS, whose CAs later starts reuse."""
         return self.root / "certificates"
 
     def data(self, name: str) -> Path:
@@ -141,12 +141,12 @@ class Secrets:
 
     @property
     def admin_key_sha256(self) -> str:
-        """The SHA-256 of the admin key; services get it instead of the key."""
+        """The SHA-256 of the admin key, which services receive instead of the key."""
         return hashlib.sha256(self.admin_key.encode()).hexdigest()
 
 
 def load_secrets(home: Home) -> Secrets:
-    """Return the stack's secrets; missing ones are generated and stored."""
+    """Return the stack's secrets, after generating and storing missing ones."""
     known: dict[str, str] = {}
     with suppress(FileNotFoundError):
         known = json.loads(home.secrets_file.read_text())
@@ -158,7 +158,7 @@ def load_secrets(home: Home) -> Secrets:
 
 
 def stored_secret(home: Home) -> str:
-    """Return the stack's installation secret; empty if none can be read."""
+    """Return the stack's installation secret, or an empty string if none can be read."""
     with suppress(OSError, ValueError):
         return str(json.loads(home.secrets_file.read_text()).get("installation_secret", ""))
     return ""
@@ -175,7 +175,7 @@ def with_demo_key(secrets: Secrets, key_id: str, key: str) -> Secrets:
 
 
 def render_env(values: dict[str, str]) -> str:
-    """Return KEY=VALUE lines; values must have no characters that a shell would interpret."""
+    """Return KEY=VALUE lines. Values must have no characters that a shell would interpret."""
     for name, value in values.items():
         assert value, name
         assert not set(value) & set(" '\"$`\\\n;&|<>()"), name
@@ -183,13 +183,13 @@ def render_env(values: dict[str, str]) -> str:
 
 
 def parse_env(text: str) -> dict[str, str]:
-    """Return the variables from `render_env`; lines of other forms are ignored."""
+    """Return the variables in lines of `render_env`, without lines of other forms."""
     pairs = (line.partition("=") for line in text.splitlines() if not line.startswith("#"))
     return {name.strip(): value.strip() for name, equals, value in pairs if equals}
 
 
 def read_env(home: Home) -> dict[str, str]:
-    """Return the client environment of the stack; empty if the stack never ran."""
+    """Return the client environment of the stack, empty if the stack never ran."""
     try:
         return parse_env(home.env_file.read_text())
     except FileNotFoundError:
@@ -197,7 +197,7 @@ def read_env(home: Home) -> dict[str, str]:
 
 
 def try_lock(home: Home) -> IO[str] | None:
-    """Return the lock of this home; None if a supervisor holds the lock.
+    """Return the lock of this home, or None if a supervisor holds the lock.
 
     The kernel releases the lock when its holder ends, so a lock never outlives its process.
     Children do not inherit the lock.

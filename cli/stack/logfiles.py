@@ -1,4 +1,4 @@
-"""Finds the log files of a stack, reads their ends and follows them."""
+"""Lists the log files of a stack, reads their last lines and follows them."""
 
 import time
 from collections import deque
@@ -17,7 +17,7 @@ def log_names(home: Home) -> list[str]:
 
 
 def find_log(home: Home, name: str) -> Path | None:
-    """Return a process's log; of several Triton servers of one kind, the newest log."""
+    """Return a process's log. Of several Triton servers of one kind, the newest log is returned."""
     return _files(home).get(name)
 
 
@@ -42,7 +42,7 @@ def last_lines(file: Path, count: int) -> list[str]:
 
 
 def follow_file(file: Path) -> Iterator[str]:
-    """Yield the text appended to a file, for ever; a replaced file is read from its start."""
+    """Yield the text appended to a file, without end. A replaced file is read from its start."""
     text = file.open(errors="replace")
     try:
         text.seek(0, 2)

@@ -11,7 +11,7 @@ _STEP_BYTES = 1 << 20
 
 
 class Lz4Stream:
-    """Decodes lz4 frames; the caller may stop after any part.
+    """Decodes lz4 frames in parts, after any of which the caller may stop.
 
     Attributes:
         is_complete: Whether the input so far ends with a complete frame.

@@ -1,4 +1,4 @@
-"""librdkafka's mock cluster: a broker in threads of this process that only this process can reach.
+"""librdkafka's mock cluster, a broker in threads of this process that only this process reaches.
 
 The mock cluster listens on a random loopback port, which is open to all users of the machine, and
 has no option to change that. So a Unix socket replaces the port under the mock's file descriptor,
@@ -54,7 +54,7 @@ class MockCluster:
         self._library = _load_library()
         error = ctypes.create_string_buffer(512)
         conf = self._library.rd_kafka_conf_new()
-        # 3 means errors only; otherwise librdkafka warns that `bootstrap.servers` is missing.
+        # 3 means errors only. Otherwise librdkafka warns that `bootstrap.servers` is missing.
         self._library.rd_kafka_conf_set(conf, b"log_level", b"3", error, len(error))
         self._client = self._library.rd_kafka_new(0, conf, error, len(error))
         if not self._client:
@@ -79,12 +79,12 @@ class MockCluster:
             )
             if code != 0:
                 raise RuntimeError(f"topic {topic} was not created: librdkafka error {code}")
-        # Each call above waited for the mock's thread, so the thread uses its new listener by now.
+        # Each call above waited for the mock's thread, so the thread now uses its new listener.
         _cut_strangers(own_port)
 
     @property
     def path(self) -> str:
-        """The path of the Unix socket on which the mock listens; meaningless to other processes."""
+        """The path of the mock's Unix socket, which is valid only inside this process."""
         return f"/proc/self/fd/{self._socket}"
 
     def close(self) -> None:
@@ -95,7 +95,7 @@ class MockCluster:
 
 
 def _hide_listener(port: int) -> int:
-    """Replace the TCP listener on `port` by a Unix socket; return a handle to the socket's path.
+    """Replace the TCP listener on `port` by a Unix socket. Returns a handle to the socket's path.
 
     Raises:
         RuntimeError: No socket of this process listens on the port.
@@ -113,14 +113,14 @@ def _hide_listener(port: int) -> int:
 
 
 def _cut_strangers(port: int) -> None:
-    """Close connections that were opened before the port was hidden, because they are foreign."""
+    """Close connections from before the port was hidden, because other processes opened them."""
     for _, found in _tcp_sockets(port):
         with suppress(OSError):
             found.shutdown(socket.SHUT_RDWR)
 
 
 def _tcp_sockets(port: int) -> Iterator[tuple[int, socket.socket]]:
-    """Yield this process's TCP sockets on a port: number, and a copy that is closed afterwards."""
+    """Yield this process's TCP sockets on a port, each with its number and a temporary copy."""
     for entry in Path("/proc/self/fd").iterdir():
         with suppress(OSError):  # the entry was closed meanwhile, like that of this directory
             if not entry.is_socket():

@@ -1,7 +1,7 @@
 """Lists each port of `docker-compose.yml` and of the Kubernetes manifests with its callers.
 
-`docs/security.md` contains the list. `tests/unit/deploy/test_openings.py` compares it with the
-ports that both publish, listen on and admit.
+`docs/security.md` contains the list. `tests/unit/deploy/test_openings.py` compares the list with
+the ports that the Compose file and the manifests publish, listen on and admit.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from cli.stack.listeners import Secret
 
 LOOPBACK = "loopback of the machine"
 COMPOSE, KUBERNETES = "compose", "Kubernetes"
-ENGINE_PORT = 0  # stands for a port of the kernel's range; the agent uses one per engine
+ENGINE_PORT = 0  # marks the ports of engines, which the agent chooses from the kernel's range
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,11 +21,11 @@ class Opening:
     Attributes:
         deployment: COMPOSE or KUBERNETES.
         service: Service of compose, or component in a cluster.
-        port: Port number; ENGINE_PORT stands for the ports of engines.
+        port: Port number, or ENGINE_PORT for the ports of engines.
         purpose: Name of the socket in `LISTENERS` if a platform process listens, else the program.
         secret: Secret that proves a caller.
-        callers: Permitted callers. In compose: networks, and LOOPBACK if the port is published. In
-            a cluster: the components and the labels of namespaces that a network policy admits.
+        callers: Permitted callers. In compose, these are networks, and LOOPBACK for a published
+            port. In a cluster, these are components and labels of namespaces in network policies.
     """
 
     deployment: str
@@ -37,7 +37,7 @@ class Opening:
 
     @property
     def port_text(self) -> str:
-        """The port in the table's form."""
+        """The port as text for the table."""
         return "one per engine" if self.port == ENGINE_PORT else str(self.port)
 
 

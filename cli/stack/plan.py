@@ -1,12 +1,12 @@
-"""Orders the starts and stops of processes by their dependencies. Pure."""
+"""Computes the order in which processes start and stop from their dependencies, without I/O."""
 
 from collections.abc import Collection, Mapping
 
 
 def waves(waits_for: Mapping[str, Collection[str]]) -> list[list[str]]:
-    """Return the names in layers, in which each name comes after all its dependencies.
+    """Return the names in layers, in which each name is later than all its dependencies.
 
-    Within a layer the names keep the order of the mapping.
+    Within a layer the names have the order of the mapping.
 
     Raises:
         ValueError: There is a cycle, or an undefined name.
@@ -28,7 +28,7 @@ def waves(waits_for: Mapping[str, Collection[str]]) -> list[list[str]]:
 
 
 def users(uses: Mapping[str, Collection[str]]) -> dict[str, set[str]]:
-    """Return the users of each name, which must stop before it.
+    """Return for each name the names that use it and must stop before it.
 
     Raises:
         ValueError: A name is undefined.

@@ -7,21 +7,21 @@ from pathlib import Path
 from cli.stack.home import write_atomic
 from sluice.process import port_is_free
 
-# The range is below the ports that Linux uses for outgoing connections (32768 and up), so that no
-# client occupies a port of the stack while a process restarts.
+# The range is below the ports of Linux for outgoing connections (32768 and up). So no client
+# occupies a port of the stack while a process restarts.
 FIRST, LAST = 20000, 31999
 
 
 def assign(
     names: Iterable[str], known: Mapping[str, int], is_free: Callable[[int], bool], start: int
 ) -> dict[str, int]:
-    """Return a port per name: the known port if it is free, or else the next free port.
+    """Return a port per name, which is the known port if it is free, or else the next free port.
 
     Args:
         names: Names of the sockets that need a port, in the order of choice.
         known: Ports of the last run.
-        is_free: Returns whether no process listens on a port now.
-        start: Offset of the first port to try, any integer, so that two stacks rarely try the same.
+        is_free: Function that returns whether no process listens on a port now.
+        start: Offset of the first port to try, different by stack, so that two rarely collide.
 
     Raises:
         RuntimeError: No port in the range is free.
@@ -61,7 +61,7 @@ def load_ports(
 
 
 def read_ports(file: Path) -> dict[str, int]:
-    """Return the stored ports; empty if there are none."""
+    """Return the stored ports, empty if there are none."""
     try:
         return {str(name): int(port) for name, port in json.loads(file.read_text()).items()}
     except (FileNotFoundError, ValueError, AttributeError):
@@ -69,7 +69,7 @@ def read_ports(file: Path) -> dict[str, int]:
 
 
 def listener_of(port: int) -> str:
-    """Return `name (pid N)` of the process that listens on a TCP port; empty if unknown."""
+    """Return `name (pid N)` of the process that listens on a TCP port, empty if unknown."""
     import psutil
 
     try:

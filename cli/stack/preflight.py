@@ -1,4 +1,4 @@
-"""Checks the machine before a start; a failed check says in one line how to fix it."""
+"""Checks the machine before a start. A failed check raises one line with its correction."""
 
 import platform
 import re
@@ -49,7 +49,7 @@ def missing_wheels() -> list[str]:
 
 def triton_problems(engines: Sequence[str]) -> list[str]:
     """Return the reasons why Triton cannot run here, one line each."""
-    # imports gRPC, which takes 0.2 s that other commands need not spend
+    # This module imports gRPC, which costs 0.2 s that other commands need not spend.
     from replica.agent.triton import preflight
 
     return preflight(engines)
@@ -108,7 +108,7 @@ def _check_free(port: int, option: str) -> None:
 
 
 def find_base(chosen: Path | None) -> Path:
-    """Return the directory of the base to serve: the chosen base, or else the shipped base."""
+    """Return the directory of the chosen base, or else of the shipped base."""
     directory = chosen.expanduser().resolve() if chosen else _shipped_base()
     missing = [name for name in _BASE_FILES if not (directory / name).is_file()]
     if missing:
@@ -119,7 +119,7 @@ def find_base(chosen: Path | None) -> Path:
 
 
 def find_adapters(chosen: Path | None) -> list[Path]:
-    """Return the directories of the shipped base's adapters; a chosen base has no adapters."""
+    """Return the directories of the shipped base's adapters. A chosen base has no adapters."""
     if chosen is not None:
         return []
     found = (_shipped_base().parent / "adapters").glob("*/adapter_config.json")

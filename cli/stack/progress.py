@@ -1,7 +1,7 @@
-"""Shows the progress of a start: one line per process or step, with a mark and seconds.
+"""Shows the progress of a start, with one line per process or step, its mark and its seconds.
 
-On a terminal the lines are redrawn in place; otherwise each change is one plain line. In the
-background, changes are sent as JSON lines to the process that waits for the start.
+A terminal's lines are redrawn in place. In logs and pipes, each change is one plain line. A start
+in the background sends its changes as JSON lines to the process that waits for it.
 """
 
 import json
@@ -25,8 +25,8 @@ class ProgressLine:
     """The progress of one process or step.
 
     Attributes:
-        seconds: Seconds from its start until it was ready; 0 before.
-        detail: Short text: the port, or the reason of a failure.
+        seconds: Seconds from its start until it was ready, or 0 before.
+        detail: Short text with the port, or with the reason of a failure.
     """
 
     name: str
@@ -36,7 +36,7 @@ class ProgressLine:
 
 
 class Renderer(Protocol):
-    """Shows lines; `close` ends the display and keeps the last state visible."""
+    """Shows lines. `close` ends the display and leaves the last state visible."""
 
     def show(self, line: ProgressLine) -> None:
         """Show a line, replacing the earlier line with its name."""
@@ -67,7 +67,7 @@ class PlainRenderer:
         self.say(f"{mark}  {line.name:<14} {line.seconds:5.1f} s  {line.detail}".rstrip())
 
     def say(self, text: str) -> None:
-        """Print a remark; a closed pipe or terminal is no failure."""
+        """Print a remark. A closed pipe or terminal is not an error."""
         with suppress(OSError, ValueError):
             self._out.write(text + "\n")
             self._out.flush()
@@ -86,7 +86,7 @@ class LiveRenderer:
         self._live.start()
 
     def show(self, line: ProgressLine) -> None:
-        """Redraw all lines with this one updated."""
+        """Redraw all lines, after replacing the line of this name."""
         self._lines[line.name] = line
 
     def say(self, text: str) -> None:
@@ -95,7 +95,7 @@ class LiveRenderer:
             self._live.console.print(text, markup=False, highlight=False)
 
     def close(self) -> None:
-        """Draw the lines for the last time, and keep them visible."""
+        """Draw the lines for the last time, and leave them visible."""
         with suppress(OSError):
             self._live.stop()
 
@@ -118,7 +118,7 @@ class LiveRenderer:
 
 
 class PipeRenderer:
-    """Sends JSON lines to the waiting foreground process; silent once that process is gone."""
+    """Sends JSON lines to the waiting foreground process, and nothing after its end."""
 
     def __init__(self, descriptor: int) -> None:
         self._pipe = os.fdopen(descriptor, "w", buffering=1)
@@ -176,7 +176,7 @@ class StartProgress:
         self._lines: dict[str, ProgressLine] = {}
 
     def update(self, name: str, state: str, detail: str = "") -> None:
-        """Show the state of a process or step; `seconds` are counted from `starting` to the end."""
+        """Show the state of a process or step, with the seconds from `starting` to the end."""
         now_s = time.monotonic()
         before = self._lines.get(name)
         if state == STARTING and (before is None or before.state != STARTING):

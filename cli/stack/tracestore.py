@@ -1,10 +1,9 @@
-"""The trace store of one machine: the ClickHouse engine (chDB) behind ClickHouse's HTTP interface.
+"""The trace store of one machine, the ClickHouse engine (chDB) behind ClickHouse's HTTP interface.
 
 The unchanged clickhouse-connect clients, sync and async, work with it. One process owns the data
-directory. Nothing leaks between requests, because each request gets its own connection to the
-engine (0.1 ms). Differences from a server: whole answers are built in memory (bounded), and there
-are no sessions, external tables, replication, or users beyond one password. Production sets another
-URL.
+directory. Each request has its own connection to the engine (0.1 ms), so nothing leaks between
+requests. Unlike a server, it builds whole answers in memory (bounded). It has no sessions, external
+tables or replication, and one password instead of users. Production uses a real server's URL.
 
 Run: `python -m cli.stack.tracestore --port 8123 --directory .sluice/tracestore`.
 """
@@ -37,7 +36,7 @@ from sluice.process import ProcessSpec, port_answers
 log = structlog.get_logger(__name__)
 
 _HOST = "127.0.0.1"
-# Parameters of the HTTP interface itself; the engine would refuse them as unknown settings.
+# Parameters of the HTTP interface itself, which the engine would refuse as unknown settings.
 _TRANSPORT = {
     *("query", "user", "password", "database", "default_format", "query_id", "quota_key", "role"),
     *("session_id", "session_timeout", "session_check", "buffer_size", "wait_end_of_query"),
@@ -71,7 +70,7 @@ class _BodyMemory:
 
 
 class TraceStore:
-    """The HTTP interface: `GET /ping`, and statements on `/`."""
+    """The HTTP interface, with `GET /ping` and with statements on `/`."""
 
     def __init__(
         self,
@@ -193,7 +192,7 @@ class TraceStore:
         return b"".join(parts)
 
     async def _form(self, request: web.Request, held: _BodyMemory) -> dict[str, str]:
-        """Read the fields of a form: the query and its parameters. Files are refused."""
+        """Read a form with the query and its parameters. Files are refused."""
         fields: dict[str, str] = {}
         async for part in await request.multipart():
             if not isinstance(part, BodyPartReader) or part.name is None or part.filename:
@@ -224,7 +223,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def _check_host(host_header: str) -> None:
-    """Refuse host names that a web page could have redirected here (DNS rebinding)."""
+    """Refuse host names that a web page could have resolved to this machine (DNS rebinding)."""
     host = host_header.rpartition(":")[0] if ":" in host_header else host_header
     if not _is_loopback(host.strip("[]")):
         raise QueryError(f"host {host_header!r} is not this machine's loopback", 516)
@@ -292,7 +291,7 @@ def tracestore_spec(
     password_file: Path | None = None,
     body_max_mib: int = 256,
 ) -> ProcessSpec:
-    """Return the spec of the trace store; when its port answers, its engine is open."""
+    """Return the spec of the trace store, whose engine is open when its port answers."""
     command = [
         *(sys.executable, "-m", "cli.stack.tracestore"),
         *("--port", str(port), "--directory", str(directory)),

