@@ -90,6 +90,20 @@ def month(result: Result) -> str:
     return f"{min(worst):.0f}-{max(worst):.0f} ms"
 
 
+def console(result: Result) -> str:
+    longest = max(it["wall_p50_ms"] for it in result["pages"].values())
+    return f"{longest:.0f} ms; {result['live']['core_percent_of_twenty']:.1f} % of a core"
+
+
+def adapters(result: Result) -> str:
+    def share(adapters: int) -> str:
+        planned = [it for it in result["cases"] if it["is_planned"] and not it["is_shifted"]]
+        [found] = [it["read_share"] for it in planned if it["adapters"] == adapters]
+        return f"{100 * found:.1f} %"
+
+    return f"{share(500)}; {share(10_000)}"
+
+
 def scores(result: Result) -> str:
     ratios = [it["both_of_answer"] for it in result["shapes"]]
     return f"{min(ratios):.2f}-{max(ratios):.2f} of the answer's"

@@ -307,6 +307,18 @@ _OPERATION = (
         texts.month,
     ),
     FigureRow(
+        "the console over 50 million requests: longest wait for a page, p50; CPU of the control"
+        " plane for 20 viewers of the live feed",
+        "console",
+        texts.console,
+    ),
+    FigureRow(
+        "simulated: requests that wait for a read of their adapter; 500 adapters on 16 replicas"
+        " after a start, 10,000 on 64",
+        "adapters",
+        texts.adapters,
+    ),
+    FigureRow(
         "simulated rollouts: identical releases sent back; bad ones of ten kinds sent back",
         "rollouts",
         texts.rollouts,

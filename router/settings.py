@@ -59,6 +59,6 @@ class Settings(ServiceSettings):
     overtake_factor: Annotated[float, Field(ge=1)] = 48.0
     decision_sample: Annotated[int, Field(ge=0)] = 0
     decision_pause_s: Annotated[float, Field(gt=0)] = 0.05
-    plans_adapters: bool = False
+    plans_adapters: bool = True
     silence_s: Annotated[float, Field(ge=0.5)] = 1.0
     drain_s: Annotated[float, Field(ge=0)] = 30.0

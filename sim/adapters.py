@@ -51,6 +51,7 @@ class AdapterCase:
         duration_s: Seconds of arrivals. Only requests after `warm_s` enter the figures.
         warm_s: Seconds at the start in which caches fill.
         is_shifted: Whether half of the adapters change their popularity in the middle of the run.
+        is_settled: Whether the run starts with host memories as the plan fills them within hours.
         seed: Seed of the arrivals.
     """
 
@@ -65,6 +66,7 @@ class AdapterCase:
     duration_s: float
     warm_s: float
     is_shifted: bool
+    is_settled: bool
     seed: int
 
 
@@ -159,6 +161,8 @@ class AdapterSluice(Sluice):
         self._known = {f"cell-{number}": names for number in range(case.cells)}
         self._loading = [0.0] * pool.replicas_max  # end of the load by replica, in virtual seconds
         super().bind(pool)
+        if case.is_settled:
+            self.settle(names, case.zipf)
         if case.is_planned:
             self._after(PLAN_S, self._plan_loads)
 
@@ -198,16 +202,20 @@ class AdapterSluice(Sluice):
         for entry in frame.admitted:
             job = link.jobs.get(entry.sequence)
             if job is not None:
-                entry.load_us = int(1e6 * self.waits_s[job.number])
+                wait_s = self.waits_s[job.number]
+                entry.queue_us += int(1e6 * wait_s)
+                entry.load_us = int(1e6 * wait_s) if wait_s >= READ_S else 0
         super().send_frame(link, frame)
 
     def settle(self, adapters: Sequence[str], zipf: float) -> None:
         """Fill the host memories with the copies that the plan orders for this popularity."""
-        for core in self.cores:
+        homes = [self.home_of(adapter) for adapter in adapters]
+        for number, core in enumerate(self.cores):
             for cell in core.cells.values():
                 demand = cell.fleet.adapter_demand
                 for rank, adapter in enumerate(adapters):
-                    demand.came(adapter, self.pool.now, (rank + 1) ** -zipf)
+                    if homes[rank] == number:
+                        demand.came(adapter, self.pool.now, (rank + 1) ** -zipf)
             while loads := core.adapter_loads(self._known):
                 for replica_id, wanted in loads.items():
                     shelf = self._shelves[int(replica_id.rpartition("-")[2])]
@@ -219,7 +227,9 @@ class AdapterSluice(Sluice):
         for core in self.cores:
             for replica_id, adapters in core.adapter_loads(self._known).items():
                 number = int(replica_id.rpartition("-")[2])
-                at_s = max(self.pool.now, self._loading[number])
+                at_s = self.pool.now
+                if at_s < self._loading[number]:  # as in `Prefetch`, one order at a time
+                    continue
                 for adapter in adapters:
                     at_s += READ_S
                     self.loads += 1
@@ -301,6 +311,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--duration-s", type=float, default=600.0, help="default %(default)s")
     add("--warm-s", type=float, default=120.0, help="not counted; default %(default)s")
     add("--shift", action="store_true", help="half of the adapters change ranks in the middle")
+    add("--settled", action="store_true", help="start with host memories as the plan fills them")
     add("--seeds", default="0", help="by comma; default 0")
     add("--plans", default="plan,none", help="plan, none or both; default %(default)s")
     add("--jobs", type=int, default=1, help="processes; default %(default)s")
@@ -318,7 +329,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         AdapterCase(
             *(plan == "plan", options.adapters, options.zipf, options.replicas, options.cells),
             *(options.slots, options.memory, options.load, options.duration_s, options.warm_s),
-            *(options.shift, seed),
+            *(options.shift, options.settled, seed),
         )
         for plan, seed in product(options.plans.split(","), map(int, options.seeds.split(",")))
     ]

@@ -71,8 +71,12 @@ class EngineNews:
                 book.speed.observe_lag(lag_s)
             book.admitted(dispatch, entry.cached_tokens)
             if dispatch.request.adapter:
-                waited_s = entry.queue_us * 1e-6
-                cell.fleet.residency.loaded(book.replica_id, dispatch.request.adapter, waited_s)
+                cell.fleet.residency.loaded(
+                    book.replica_id,
+                    dispatch.request.adapter,
+                    queue_s=entry.queue_us * 1e-6,
+                    read_s=entry.load_us * 1e-6,
+                )
             if dispatch.is_open:
                 frames.place(dispatch, entry.queue_us, self._lifecycle.stats, entry.load_us)
 

@@ -153,7 +153,7 @@ def play(window: CellWindow) -> WindowFigures:
     trace, adapters = requests_of(window)
     case = AdapterCase(
         *(True, window.adapters, _ADAPTER_ZIPF, window.replicas, 1, _SLOTS, _MEMORY),
-        *(window.rps / window.replicas, window.duration_s, 0.0, False, window.seed),
+        *(window.rps / window.replicas, window.duration_s, 0.0, False, False, window.seed),
     )
     policy = AdapterSluice(RouterSettings(), case, adapters)
     plan = SimPoolPlan(window.replicas, seed=window.seed)

@@ -283,6 +283,12 @@ class Sluice:
         view.tokens_owed += job.prompt_tokens
         return next(n for n, cell in enumerate(self._cells) if cell.view is view)
 
+    def home_of(self, adapter: str) -> int:
+        """Return the number of the cell that gateways choose for an adapter while all are idle."""
+        wish = Wish(session=0, hashes=(), prompt_tokens=1, salt=0, adapter=crc32(adapter.encode()))
+        views = [cell.view for cell in self._cells]
+        return views.index(choose(views, wish, None)[0])
+
     # --- the core ---------------------------------------------------------------------------
 
     def _tick(self, cell: _Cell) -> None:

@@ -13,7 +13,7 @@ from enum import IntEnum
 # is read from a local disk and verified.
 _LOAD_S = (0.0, 0.05, 1.0)
 _SMOOTHING = 0.2
-# Assumed number of unloaded adapters in a replica's host memory, until its reports show otherwise.
+# Assumed number of unloaded adapters in a replica's host memory, until its answers and reports show otherwise.
 # The least recently used adapter is dropped first.
 IN_MEMORY_MAX = 64
 
@@ -59,6 +59,10 @@ class _Replica:
         self.memory.move_to_end(digest)
         while len(self.memory) > self.memory_max + len(self.loaded) + len(self.used):
             self.memory.popitem(last=False)
+
+    def found(self, assumed: AdapterPlace, place: AdapterPlace) -> None:
+        """Correct the assumed room in memory by one adapter that was elsewhere than assumed."""
+        self.memory_max = max(0, self.memory_max + assumed - place)
 
     def report(self, digests: Iterable[str]) -> None:
         """Record the complete list of adapters in host memory.
@@ -117,12 +121,24 @@ class AdapterResidency:
             del replica.used[digest]
             replica.loading.pop(digest, None)
 
-    def loaded(self, replica_id: str, digest: str, seconds: float) -> None:
-        """Update the load time from the wait of the first sequence that needed an adapter."""
+    def loaded(self, replica_id: str, digest: str, queue_s: float, read_s: float) -> None:
+        """Update load times and the room in memory after the first sequence of an adapter.
+
+        Args:
+            replica_id: Replica of the sequence.
+            digest: Adapter of the sequence.
+            queue_s: Seconds that the sequence waited in the engine, with the read.
+            read_s: Seconds until the adapter was read; 0.0: it was already in host memory.
+        """
         replica = self._replicas.get(replica_id)
-        place = None if replica is None else replica.loading.pop(digest, None)
-        if place is not None:
-            self._load_s[place] += _SMOOTHING * (max(0.0, seconds) - self._load_s[place])
+        assumed = None if replica is None else replica.loading.pop(digest, None)
+        if replica is None or assumed is None:
+            return
+        place, seconds = AdapterPlace.COLD, read_s
+        if read_s <= 0.0:
+            place, seconds = AdapterPlace.MEMORY, max(0.0, queue_s)
+        self._load_s[place] += _SMOOTHING * (seconds - self._load_s[place])
+        replica.found(assumed, place)
 
     def place(self, replica_id: str, digest: str) -> AdapterPlace:
         """Return where a replica has an adapter."""

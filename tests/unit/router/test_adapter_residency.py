@@ -36,6 +36,13 @@ def test_after_a_dispatch_the_next_one_finds_the_adapter_in_memory() -> None:
     assert residency.place("a", "x") is AdapterPlace.MEMORY
 
 
+def waited(residency: AdapterResidency, digest: str, queue_s: float, read_s: float = 0.0) -> None:
+    """Let a sequence of an adapter come, wait and end at replica "a"."""
+    residency.acquire("a", digest)
+    residency.loaded("a", digest, queue_s, read_s)
+    residency.release("a", digest)
+
+
 def test_load_times_are_learned_from_requests_that_waited_for_a_load() -> None:
     residency = AdapterResidency()
     cold_before = residency.load_s("a", "new")
@@ -43,21 +50,38 @@ def test_load_times_are_learned_from_requests_that_waited_for_a_load() -> None:
         digest = f"d{number}"
         residency.acquire("a", digest)
         residency.acquire("a", digest)  # shares the wait: teaches nothing more
-        residency.loaded("a", digest, 4.0)
-        residency.loaded("a", digest, 900.0)
+        residency.loaded("a", digest, 9.0, 4.0)
+        residency.loaded("a", digest, 900.0, 900.0)
         residency.release("a", digest)
         residency.release("a", digest)
     assert residency.load_s("a", "new") == pytest.approx(4.0, rel=0.01)
     assert cold_before < 4.0
     memory_before = residency.load_s("a", "d59")
-    residency.acquire("a", "d59")
-    residency.loaded("a", "d59", 0.5)
+    waited(residency, "d59", 0.5)
     assert memory_before < residency.load_s("a", "d59") < 0.5
     residency.resident("a", ["d59"])
-    residency.release("a", "d59")
-    residency.acquire("a", "d59")
-    residency.loaded("a", "d59", 7.0)  # it was in a slot: nothing was loaded
+    waited(residency, "d59", 7.0)  # it was in a slot: nothing was loaded
     assert residency.load_s("a", "d59") == 0.0
+
+
+def test_an_adapter_that_was_in_memory_teaches_nothing_about_reads() -> None:
+    residency = AdapterResidency()
+    before_s = residency.load_s("a", "new")
+    for number in range(60):
+        waited(residency, f"d{number}", 0.01)
+    assert residency.load_s("a", "new") == before_s
+
+
+def test_the_room_in_memory_is_learned_from_adapters_that_were_elsewhere() -> None:
+    residency = AdapterResidency()
+    assert residency.room("a", 0) == residency.room("b", 0)
+    for number in range(2 * IN_MEMORY_MAX):  # none was read, so memory holds more than assumed
+        waited(residency, f"d{number}", 0.01)
+    assert residency.place("a", "d0") is AdapterPlace.MEMORY
+    larger = residency.room("a", 0)
+    for number in range(2 * IN_MEMORY_MAX):  # all were read, so memory holds less
+        waited(residency, f"d{number}", 1.0, 1.0)
+    assert residency.room("a", 0) < larger
 
 
 def test_a_replica_with_all_slots_in_use_has_room_only_for_adapters_in_use() -> None:
