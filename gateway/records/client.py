@@ -62,9 +62,7 @@ class RecordClient:
         return await self._call("Show", request, record_id, param)
 
     async def listed(self, wanted: wire.ListRecordsRequest) -> list[wire.Record]:
-        """Return a page of records, or raise PlatformError NOT_FOUND if `after` is no record's
-        id.
-        """
+        """Return a page of records, or raise PlatformError NOT_FOUND for an unknown `after`."""
         call = RecordServiceStub(await self._link.current()).List(wanted, timeout=_LIST_S)
         try:
             return [record async for record in call]

@@ -1,4 +1,4 @@
-"""Counts all ended requests; logs all failed requests and a sample of the successful requests."""
+"""Counts all ended requests, and logs all failed requests and a sample of the successful ones."""
 
 import time
 from collections.abc import Callable
@@ -14,14 +14,14 @@ _Count = Callable[[], None]
 
 
 class AnswerCounts:
-    """The counters of one worker: requests over HTTP, and requests over sockets."""
+    """The counters of one worker for requests over HTTP and over WebSockets."""
 
     def __init__(self, metrics: GatewayMetrics, *, log_every: int) -> None:
         """Prepare.
 
         Args:
             metrics: Metrics of this worker.
-            log_every: Number of successful requests per logged one; errors are always logged.
+            log_every: Number of successful requests per logged one. Errors are always logged.
         """
         self._metrics, self._log_every = metrics, log_every
         self._until_log = 1
@@ -30,7 +30,7 @@ class AnswerCounts:
     def note(
         self, endpoint: str, status: int, outcome: str, request_id: str, started_at_s: float
     ) -> None:
-        """Count a request that has ended; `started_at_s` is monotonic."""
+        """Count a request that has ended and that began at the monotonic time `started_at_s`."""
         key = (endpoint, status, outcome)
         counter = self._counters.get(key)
         if counter is None:

@@ -15,8 +15,9 @@ from gateway.bodies.parsing import BODY_BYTES_MAX
 from gateway.server.errors import HttpError
 from sluice.errors import BadRequestError, ErrorCode, RejectedError
 
-# Seconds that a body may take, plus one second per received block of bytes (see below). A client
-# that uploads 4 MiB over a slow line has 138 s; a client that trickles bytes has ten.
+# Maximum duration of a body in seconds, plus one second per `BYTES_PER_S_MIN` received bytes. A
+# client that uploads 4 MiB over a slow line has 138 s. A client that sends only a few bytes has
+# ten.
 GRACE_S = 10.0
 BYTES_PER_S_MIN = 32 << 10
 
@@ -26,12 +27,13 @@ _WINDOW_BITS = {
     "deflate": zlib.MAX_WBITS,
 }
 _LENGTH_DIGITS_MAX = 32
-# Bodies up to this size are decompressed on the event loop: at most 0.5 MB, in a millisecond.
+# Bodies up to this size are decompressed on the event loop, because even their maximum of 0.5 MB
+# needs only a millisecond.
 _UNPACK_INLINE_BYTES = 512
 
 
 class BodyBudget:
-    """The bytes of unfinished bodies that one worker holds at most."""
+    """The bytes of unfinished bodies, which are bounded for each worker."""
 
     def __init__(self, bytes_max: int) -> None:
         """Prepare."""
@@ -39,7 +41,7 @@ class BodyBudget:
         self.held_bytes = 0
 
     def take(self, count: int) -> None:
-        """Add bytes; RejectedError 503 if the worker would hold too many."""
+        """Add bytes, or raise RejectedError 503 if the worker would exceed its bound."""
         if self.held_bytes + count > self._bytes_max:
             text = "The server receives too many large requests; try again shortly."
             raise RejectedError(ErrorCode.OVERLOADED, text, retry_after_s=1.0)
@@ -51,7 +53,7 @@ class BodyBudget:
 
 
 class _HasBudget(Protocol):
-    """The part of a connection that reading a body needs."""
+    """The part of a connection that `read_body` uses."""
 
     @property
     def body_budget(self) -> BodyBudget: ...
@@ -70,10 +72,10 @@ async def read_body(request: web.Request) -> bytes:
     """Return the whole body, decompressed.
 
     Raises:
-        BadRequestError: Larger than 4 MiB (413), too slow (408), broken, of a length that is not
-            readable or in a transfer coding other than chunks (400), or packed in a way that is
-            not supported (415).
-        RejectedError: The worker holds too many unfinished bodies (503).
+        BadRequestError: The body is larger than 4 MiB (413), too slow (408) or broken (400). Its
+            length may also be unreadable, or its transfer coding may not be chunked (400). Its
+            content encoding may be unsupported (415).
+        RejectedError: The worker has too many bytes of unfinished bodies (503).
     """
     headers = request.headers
     length = content_length(headers)
@@ -100,7 +102,7 @@ def content_length(headers: Mapping[str, str]) -> int | None:
     """Return the declared length of the body, 0 if none is declared.
 
     Returns:
-        None if the length has too many digits: the parser accepts any number of leading zeros, but
+        None if the length has too many digits. The parser accepts any number of leading zeros, but
         Python's `int` only some thousand digits.
     """
     text = headers.get(hdrs.CONTENT_LENGTH, "0")
@@ -158,7 +160,7 @@ async def _unpacked(body: bytes, encoding: str) -> bytes:
 
 
 def unpack(body: bytes, window_bits: int) -> bytes:
-    """Return the content of one zlib stream; at most 4 MiB are decompressed."""
+    """Return the content of one zlib stream, of which at most 4 MiB are decompressed."""
     unpacker = zlib.decompressobj(window_bits)
     try:
         content = unpacker.decompress(body, BODY_BYTES_MAX + 1)

@@ -1,4 +1,4 @@
-"""The bounds of a worker's server, whatever version of HTTP its clients speak."""
+"""The bounds of a worker's server for all versions of HTTP."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ SURPLUS_CONNECTIONS = 64
 # Seconds for which the rest of a request is read and dropped after an early answer. Otherwise the
 # connection would be reset, and the client's kernel would discard the answer.
 LINGER_S = 5.0
-# Seconds after which a client is considered gone if its unread bytes have not become fewer.
+# Seconds without progress after which a client with unread bytes is disconnected.
 STALLED_S = 60.0
 
 
@@ -18,10 +18,10 @@ class ServerLimits:
     """Bounds of one worker.
 
     Attributes:
-        connections_max: Largest number of open connections; beyond, only probes are answered.
-        head_timeout_s: Seconds from its first byte (of the first request: from the connection)
-            until a request's head is complete.
-        idle_timeout_s: Seconds for which a kept-alive connection may be silent.
+        connections_max: Largest number of open connections. Beyond it, only probes are answered.
+        head_timeout_s: Seconds in which a request's head must arrive. They begin with its first
+            byte or, for the first request, with the connection.
+        idle_timeout_s: Seconds for which a connection may be silent between requests.
         body_bytes_max: Bytes of all unfinished bodies together.
     """
 

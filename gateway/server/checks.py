@@ -1,4 +1,4 @@
-"""Checks at start-up whether the settings can work on this machine; reports a line per problem."""
+"""Checks at start-up whether the settings can work on this machine, and reports each problem."""
 
 import os
 import resource
@@ -15,11 +15,13 @@ from gateway.settings import GatewaySettings
 from sluice import kafka
 from sluice.addresses import host_and_port
 
-# Open files besides clients' connections: connections to routers, Valkey, brokers and Prometheus.
+# Open files besides clients' connections, for connections to routers, Valkey, brokers and
+# Prometheus.
 _OTHER_FILES = 512
-_WORKERS_PER_CPU_MAX = 8  # more workers would only compete for the processor
-_NAME_MAX = 64  # bound of an instance's name, as in its setting
-_SUFFIX_MAX = len("-255.99999")  # name of a worker: its slot, and the number of starts in it
+_WORKERS_PER_CPU_MAX = 8  # More workers would only compete for the processor.
+_NAME_MAX = 64  # Bound of an instance's name in characters, as in its setting.
+# Length of the suffix of a worker's name, with its slot and the number of starts in the slot.
+_SUFFIX_MAX = len("-255.99999")
 
 
 def problems(settings: GatewaySettings) -> Iterator[str]:
@@ -54,7 +56,7 @@ def _workers(settings: GatewaySettings) -> Iterator[str]:
 
 
 def allow_open_files(settings: GatewaySettings) -> None:
-    """Raise this process's soft limit of open files to what its connections need."""
+    """Raise this process's soft limit of open files to the number that its connections need."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = settings.connections_max + _OTHER_FILES
     if soft != resource.RLIM_INFINITY and soft < wanted:

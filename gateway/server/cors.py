@@ -1,6 +1,6 @@
 """Answers cross-origin requests of pages in browsers (CORS, in the Fetch standard).
 
-aiohttp-cors is not used, because it needs aiohttp's router, which the gateway replaces (`routes`).
+aiohttp-cors requires aiohttp's router, which `routes` replaces, so aiohttp-cors cannot be used.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,11 +25,14 @@ class Cors:
     """The origins that may call the API."""
 
     def __init__(self, origins: Sequence[str] = ()) -> None:
-        """Allow these origins, each as `https://host` or `*` for any; an empty list is CORS off."""
+        """Allow these origins, each as `https://host` or `*` for any.
+
+        An empty list disables CORS.
+        """
         self._origins = frozenset(origins)
 
     def headers(self, request_headers: CIMultiDictProxy[str]) -> Mapping[str, str]:
-        """Return the headers of an answer to a browser; none for other clients."""
+        """Return the headers of an answer to a browser, or none for other clients."""
         if not self._origins:
             return _NONE
         origin = request_headers.get(hdrs.ORIGIN)
@@ -42,12 +45,13 @@ class Cors:
         }
 
     def preflight(self, request: web.Request) -> web.Response | None:
-        """Return the answer to a browser's preflight; None if its page may not call the API."""
+        """Return the answer to a browser's preflight, or None if its page may not call the API."""
         if request.method != hdrs.METH_OPTIONS or not self._origins:
             return None
         if hdrs.ACCESS_CONTROL_REQUEST_METHOD not in request.headers:
             return None
-        # SDKs send headers of their own, more with each release; a key is what protects the API.
+        # All requested headers are allowed, because each release of the SDKs sends further headers.
+        # The API is protected by keys, not by this list.
         asked = request.headers.get(hdrs.ACCESS_CONTROL_REQUEST_HEADERS, "")[
             :_HEADERS_CHARACTERS_MAX
         ]

@@ -6,15 +6,16 @@ from typing import Generic, TypeVar
 
 _Waiting = TypeVar("_Waiting", bound=Hashable)
 
-_BATCH = 64  # deadlines that expire in one turn of the event loop: about a millisecond of work
+# Deadlines that expire in one turn of the event loop, which is about a millisecond of work.
+_BATCH = 64
 
 
 class Deadlines(Generic[_Waiting]):
     """Deadlines of equal length for any number of keys.
 
-    Deadlines expire in the order in which they began, so that a dict in the order of insertion is
-    the queue, and `begin` and `end` cost one dict operation each. A timer per key would use 700
-    bytes and take three times as long.
+    Deadlines expire in the order in which they began, so a dict in the order of insertion is the
+    queue. `begin` and `end` cost one dict operation each. A timer per key would use 700 bytes and
+    three times as much time.
     """
 
     def __init__(
@@ -23,7 +24,10 @@ class Deadlines(Generic[_Waiting]):
         loop: asyncio.AbstractEventLoop,
         expire: Callable[[_Waiting], None],
     ) -> None:
-        """Prepare; the timer runs while a key waits, and `expire` is called with expired keys."""
+        """Prepare.
+
+        The timer runs while a key waits, and `expire` is called with each expired key.
+        """
         self._timeout_s = timeout_s
         self._loop = loop
         self._expire = expire
@@ -63,7 +67,7 @@ class Deadlines(Generic[_Waiting]):
                 if due_s > now_s:
                     break
                 del self._due_s[waiting]
-                self._expire(waiting)  # which may let it wait again
+                self._expire(waiting)  # `expire` may start the deadline of the key again
         finally:
             self._timer = None
             if self._due_s:

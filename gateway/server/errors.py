@@ -1,4 +1,4 @@
-"""Errors as HTTP answers in OpenAI's form: JSON body, status and headers. Pure."""
+"""Errors as HTTP answers in OpenAI's form, with JSON body, status and headers. Pure."""
 
 import math
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ _RETRY_AFTER_S = 1.0
 
 @runtime_checkable
 class BringsHeaders(Protocol):
-    """An error with headers of its own, for example the headers of a rate limit."""
+    """An error with further headers of its answer, for example the headers of a rate limit."""
 
     @property
     def headers(self) -> Mapping[str, str]:
@@ -24,7 +24,7 @@ class BringsHeaders(Protocol):
 
 
 class AnsweredError(PlatformError):
-    """A failure with headers of its own.
+    """A failure with further headers of its answer.
 
     Attributes:
         headers: Headers of the answer.
@@ -39,7 +39,7 @@ class AnsweredError(PlatformError):
 
 
 class HttpError(BadRequestError):
-    """The error for requests that are not HTTP as this server accepts it; has any HTTP status.
+    """The error for requests that are not HTTP as this server accepts it, with any HTTP status.
 
     Attributes:
         ends_connection: Whether no further bytes of the connection can be trusted.
@@ -60,20 +60,20 @@ class HttpError(BadRequestError):
 
 
 def error_body(code: ErrorCode, message: str, *, param: str | None = None) -> bytes:
-    """Return the envelope of an error."""
+    """Return the JSON body of an error with this code and message."""
     error = {"message": message, "type": code.policy.kind, "param": param, "code": code}
     return orjson.dumps({"error": error})
 
 
 def body_of(error: PlatformError) -> bytes:
-    """Return the envelope of an error."""
+    """Return the JSON body of an error."""
     return error_body(error.code, error.message, param=error.param)
 
 
 def headers_of(error: PlatformError) -> dict[str, str]:
-    """Return the headers of an error, its own (`headers`) included.
+    """Return the headers of an error, with the error's own `headers`.
 
-    429 and 503 always carry Retry-After.
+    A response with status 429 or 503 always has Retry-After.
     """
     headers: dict[str, str] = {}
     if error.status in (429, 503):
@@ -87,7 +87,10 @@ def headers_of(error: PlatformError) -> dict[str, str]:
 
 
 def raw_response(error: PlatformError, request_id: str, server: str) -> bytes:
-    """Return a complete error answer that closes the connection; `server` names this server."""
+    """Return a complete error answer that closes the connection.
+
+    The Server header of the answer is `server`.
+    """
     body = body_of(error)
     reason = HTTPStatus(error.status).phrase
     retry = "Retry-After: 1\r\n" if error.status == 503 else ""

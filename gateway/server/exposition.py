@@ -1,7 +1,7 @@
 """Merges several workers' metrics in one page, in which each sample has the label `worker`. Pure.
 
-The samples are not added up here, because sums of counters would fall when a worker is replaced,
-and sums of gauges may have no meaning. Queries aggregate over workers as they do over replicas.
+Sums over workers would be misleading, because sums of counters fall when a worker is replaced, and
+sums of gauges may have no meaning. Queries aggregate over workers as they do over replicas.
 """
 
 from collections.abc import Iterable, Mapping
@@ -21,7 +21,7 @@ class _Families(Collector):
 
 
 def merged(pages: Mapping[str, bytes]) -> bytes:
-    """Return one page in the text format from the pages by worker, which may be empty."""
+    """Return one page in the text format from the pages by worker. A page may be empty."""
     families: dict[str, Metric] = {}
     for worker, page in sorted(pages.items()):
         for family in text_string_to_metric_families(page.decode()):

@@ -1,4 +1,4 @@
-"""The ids of one request: the gateway's id, the caller's id, and W3C Trace Context (level 1)."""
+"""The ids of one request, of the gateway, of the caller and of W3C Trace Context (level 1)."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -15,14 +15,14 @@ from sluice.ids import is_request_id
 from sluice.tracecontext import NONE, Upstream
 
 _UIDS_AT_ONCE = 256
-# Header names of type `istr` are compared directly; plain strings are lowered at each look-up.
+# Header names of type `istr` are compared directly, while plain strings are lowered each time.
 _REQUEST_ID_NAME, _TRACEPARENT_NAME = istr("x-request-id"), istr("traceparent")
 _TRACESTATE_NAME = istr("tracestate")
 _LOTS = 1 << 32
 
 
 def _random_uids() -> Iterator[str]:
-    """Yield ids of 32 random hex digits; one system call serves many ids, since it costs 10 us."""
+    """Yield ids of 32 random hex digits. One system call, which costs 10 us, serves many ids."""
     while True:
         digits = os.urandom(16 * _UIDS_AT_ONCE).hex()
         for start in range(0, len(digits), 32):
@@ -36,12 +36,13 @@ class CallerIdentity(NamedTuple):
     """The ids of one request.
 
     Attributes:
-        uid: Gateway's id, 32 random hex digits; other ids are derived from this id.
+        uid: Gateway's id, 32 random hex digits. Other ids are derived from this id.
         request_id: Caller's `x-request-id` if it is valid, otherwise the gateway's id.
-        trace_id: Trace id, 32 hex digits: the caller's trace id or a new trace id.
+        trace_id: Trace id of 32 hex digits, either the caller's or a new one.
         traceparent: Trace context of the gateway's span, returned to the caller as `traceresponse`.
         upstream: Caller's trace context, or the sampling decision for a trace that begins here.
-        cross_origin: Headers of the answer for a page of another origin, and of its API.
+        cross_origin: Further headers of the answer, for a page of another origin or in the
+            names of another API.
     """
 
     uid: str
@@ -67,7 +68,7 @@ _IDENTITY = web.RequestKey("identity", CallerIdentity)
 
 
 def new_identity(headers: CIMultiDictProxy[str], trace_share: float = 1.0) -> CallerIdentity:
-    """Return the ids of a request with these headers; `trace_share` of new traces is sampled."""
+    """Return the ids of a request with these headers, and sample `trace_share` of new traces."""
     uid = next(_UIDS)
     given = headers.get(_REQUEST_ID_NAME)
     request_id = given if given and is_request_id(given) else f"req_{uid}"
@@ -78,7 +79,7 @@ def new_identity(headers: CIMultiDictProxy[str], trace_share: float = 1.0) -> Ca
     if not upstream.trace_id and int(uid[:8], 16) < trace_share * _LOTS:
         upstream = _KEPT
     trace_id = upstream.trace_id or uid
-    # For a uid made here that is the result of `tracecontext.request_span_id`.
+    # For a new uid this is the result of `tracecontext.request_span_id`.
     ours = tracecontext.traceparent(trace_id, uid[16:], sampled=upstream.is_sampled)
     return CallerIdentity(uid, request_id, trace_id, ours, upstream)
 
@@ -89,7 +90,7 @@ def new_uid() -> str:
 
 
 def further_identity(first: CallerIdentity) -> CallerIdentity:
-    """Return the ids of a request on behalf of another request; both are in the same trace."""
+    """Return the ids of a request on behalf of another request, in the same trace."""
     uid = next(_UIDS)
     upstream = Upstream(
         first.trace_id, first.uid[16:], first.upstream.is_sampled, first.upstream.state
@@ -99,7 +100,7 @@ def further_identity(first: CallerIdentity) -> CallerIdentity:
 
 
 def set_identity(request: web.Request, trace_share: float, cors: Cors) -> CallerIdentity:
-    """Set the ids of a request; `trace_share` of the traces that begin here is sampled."""
+    """Set the ids of a request, and sample `trace_share` of the traces that begin here."""
     identity = new_identity(request.headers, trace_share)
     if cross_origin := cors.headers(request.headers):
         identity = identity._replace(cross_origin=cross_origin)
@@ -108,7 +109,7 @@ def set_identity(request: web.Request, trace_share: float, cors: Cors) -> Caller
 
 
 def identity_of_part(request: web.Request, number: int) -> CallerIdentity:
-    """Return the ids of a part of a request that contains several; each part has its own uid."""
+    """Return the ids of a part of a request with several parts. Each part has a uid of its own."""
     whole, uid = identity_of(request), next(_UIDS)
     ours = tracecontext.traceparent(whole.trace_id, uid[16:], sampled=whole.upstream.is_sampled)
     request_id = f"{whole.request_id}-{number}"
@@ -123,7 +124,7 @@ def set_request_id_header(request: web.Request, name: str) -> None:
 
 
 def give_identity(request: web.Request, identity: CallerIdentity) -> None:
-    """Set the ids of a request that no client has sent."""
+    """Set the ids of a request that this process itself has created."""
     request[_IDENTITY] = identity
 
 

@@ -1,7 +1,7 @@
 """A request of this worker to itself, answered by the same handlers without a socket.
 
-Background work for clients runs as an in-process request. The request uses HTTP/1.0, so that the
-response's body arrives without chunk frames.
+Background work for clients runs as an in-process request. The request uses HTTP/1.0, whose bodies
+have no chunk frames.
 """
 
 import asyncio
@@ -23,13 +23,13 @@ class BodySink(asyncio.WriteTransport):
     """A transport that passes on the body of a response, without the head."""
 
     def __init__(self, take: Callable[[bytes], None]) -> None:
-        """Prepare; `take` gets the body as it is written, and never blocks."""
+        """Prepare. `take` receives the body as it is written, and never blocks."""
         super().__init__()
         self._take = take
         self._is_closed = self._is_behind_head = False
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Pass the bytes on instead of writing to a socket."""
+        """Pass the body's bytes to `take`."""
         body = bytes(data)
         if not self._is_behind_head:
             self._is_behind_head = True
@@ -38,7 +38,7 @@ class BodySink(asyncio.WriteTransport):
             self._take(body)
 
     def get_write_buffer_size(self) -> int:
-        """Return 0: no bytes wait here."""
+        """Return 0, because no bytes wait here."""
         return 0
 
     def is_closing(self) -> bool:
@@ -46,7 +46,7 @@ class BodySink(asyncio.WriteTransport):
         return self._is_closed
 
     def abort(self) -> None:
-        """Take no more."""
+        """Ignore all further writes."""
         self._is_closed = True
 
 
@@ -65,23 +65,23 @@ class _SinkWriter:
         self._transport.write(_HEAD_END)
 
     def send_headers(self) -> None:
-        """Do nothing: headers are never sent late."""
+        """Do nothing, because headers are never sent late."""
 
     async def write(self, chunk: bytes, **_: object) -> None:
-        """Hand a piece of the body on."""
+        """Write a piece of the body to the sink."""
         self._transport.write(chunk)
 
     async def write_eof(self, chunk: bytes = b"") -> None:
-        """Hand the last piece of the body on."""
+        """Write the last piece of the body to the sink."""
         if chunk:
             self._transport.write(chunk)
 
     async def drain(self) -> None:
-        """Return at once, because no buffer lies between writer and reader."""
+        """Return at once, because no buffer separates writer and reader."""
 
 
 class _InProcess:
-    """The connection of a request that comes from the worker itself."""
+    """The connection of a request of the worker to itself."""
 
     ssl_context = peername = sockname = None
     access_log = None
@@ -93,7 +93,7 @@ class _InProcess:
         self.body_budget = BodyBudget(0)
 
     def resume_reading(self, *, resume_parser: bool = True) -> None:
-        """Do nothing: the body is complete already."""
+        """Do nothing, because the body is complete already."""
 
 
 def in_process_request(
@@ -109,9 +109,9 @@ def in_process_request(
     Args:
         path: Path of the endpoint.
         body: JSON body.
-        sink: Takes the body of a streamed response.
+        sink: Receives the body of a streamed response.
         identity: Ids of the request.
-        said_bytes: Declared bytes of a body that was read already; None: its actual length.
+        said_bytes: Declared bytes of a body that was read already, or None for its actual length.
     """
     loop = asyncio.get_running_loop()
     connection: Any = _InProcess(sink)

@@ -1,7 +1,7 @@
 """A streamed response, whose head is sent together with the first bytes of its body.
 
 aiohttp's own writer would cost a tenth of a short answer's time, for a multi-dict of headers and
-two coroutines per write. The chunks in the middle of a stream are framed by `dispatch.streamed`.
+two coroutines per write. `dispatch.streamed` frames the chunks in the middle of a stream.
 """
 
 import asyncio
@@ -25,19 +25,19 @@ class HeadTransport(asyncio.WriteTransport):
     """A transport that accepts the head of an answer as fields, and then the unframed body."""
 
     def begin_answer(self, status: int, fields: Mapping[str, str]) -> None:
-        """Send the head of an answer; ValueError if a field has an invalid character."""
+        """Send the head of an answer, or raise ValueError if a field has an invalid character."""
         raise NotImplementedError
 
 
 class LiveResponse(web.StreamResponse):
-    """Status 200 and a body of unknown length; under HTTP/1.0 the body ends with the connection.
+    """Status 200 and a body of unknown length, which under HTTP/1.0 ends with the connection.
 
     Attributes:
-        is_chunked: Whether the body goes out in the chunks of HTTP/1.1.
+        is_chunked: Whether the body is sent in the chunks of HTTP/1.1.
     """
 
     def __init__(self, request: web.Request, headers: Mapping[str, str]) -> None:
-        """Prepare; nothing is sent before `begin`."""
+        """Prepare. The first bytes are sent by `begin`."""
         super().__init__()
         self._request = request
         self._fields = headers
@@ -55,17 +55,17 @@ class LiveResponse(web.StreamResponse):
         return self.is_chunked and self._request.keep_alive
 
     async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:
-        """Do nothing: aiohttp calls this for all responses."""
+        """Do nothing, because `begin` sends the head. aiohttp calls this for all responses."""
 
     async def write_eof(self, data: bytes = b"") -> None:
-        """Do nothing: aiohttp calls this for all responses."""
+        """Do nothing, because `end` sends the rest. aiohttp calls this method for all responses."""
 
     def begin(self, first: bytes) -> asyncio.WriteTransport:
-        """Send the head, and the first bytes; return the transport for the rest.
+        """Send the head and the first bytes, and return the transport for the rest.
 
         Raises:
-            ConnectionResetError: The client has gone.
-            ValueError: A header holds an invalid character.
+            ConnectionResetError: The client has closed the connection.
+            ValueError: A header has an invalid character.
         """
         transport = self._transport()
         if isinstance(transport, HeadTransport):
@@ -81,7 +81,7 @@ class LiveResponse(web.StreamResponse):
         return transport
 
     async def end(self, last: bytes) -> None:
-        """Send the rest of the body; close the connection if the client does not read the rest.
+        """Send the rest of the body, and close the connection if the client reads it too slowly.
 
         Raises:
             ConnectionResetError: The client has closed the connection.

@@ -11,14 +11,14 @@ import structlog
 
 log = structlog.get_logger(__name__)
 
-# Seconds between measurements. Each measurement may wake a sleeping processor, which costs 0.2 ms,
-# more than the tokens of a few streams. So an idle loop is measured less often.
+# Seconds between measurements. A measurement may wake a sleeping processor. The wake-up costs 0.2
+# ms, which is more than the tokens of a few streams, so an idle loop is measured less often.
 INTERVAL_S = 0.02
 CALM_INTERVAL_S = 0.1
 CALM_SHARE = 0.25
 # The loop lags if it was this many seconds late twice in a row and was busy for half of that time.
-# Streams then join tokens to save wake-ups. A loop that is late because other processes use the
-# processor would gain nothing from joining tokens, and clients would see gaps twice as long.
+# Streams then join tokens to save wake-ups. If other processes use the processor, joined tokens
+# would save nothing, and would double the gaps between the tokens of a stream.
 LAGGING_S = 0.002
 BUSY_SHARE = 0.5
 LATE_IN_A_ROW = 2
@@ -28,17 +28,17 @@ _FRAMES_MAX = 12
 
 
 class LoopLag:
-    """Measures by how much a timer of the loop is late.
+    """Measures the delay of a timer of the loop.
 
     Attributes:
         lag_s: Seconds of lag at the last measurement.
         interval_s: Seconds until the next measurement.
-        is_lagging: Whether the loop has more work than it can do. This is a plain attribute, since
+        is_lagging: Whether the loop has more work than time. The flag is a plain attribute, since
             the hot path reads it.
     """
 
     def __init__(self, observe: Callable[[float], None]) -> None:
-        """Prepare; `observe` is called with every measurement, in seconds."""
+        """Prepare. `observe` is called with every measurement, in seconds."""
         self.lag_s = 0.0
         self.is_lagging = False
         self._late_in_a_row = 0
@@ -69,7 +69,7 @@ class LoopLag:
             ended.set()
 
     def note(self, lag_s: float, busy_share: float) -> None:
-        """Record a measurement: the timer's delay, and the loop thread's processor share."""
+        """Record a measurement with the timer's delay and the loop thread's processor share."""
         is_late = lag_s > LAGGING_S and busy_share >= BUSY_SHARE
         self._late_in_a_row = self._late_in_a_row + 1 if is_late else 0
         self.is_lagging = self._late_in_a_row >= LATE_IN_A_ROW
@@ -79,7 +79,10 @@ class LoopLag:
         self._observe(lag_s)
 
     def _watch(self, loop_thread: int, ended: threading.Event) -> None:
-        """Run in a thread of its own: log the stack of the loop's thread once per blockage."""
+        """Log the stack of the loop's thread once per blockage.
+
+        The method runs in its own thread.
+        """
         told_of_s = 0.0
         while not ended.wait(_WATCH_S):
             ticked_at_s = self._ticked_at_s
@@ -93,7 +96,7 @@ class LoopLag:
 def _stack(thread: int) -> list[str]:
     """Return the source lines of a thread's innermost calls, the outermost call first.
 
-    The result references no frame, since a frame would keep a request's data in memory.
+    The result references no frame, since a frame would prevent a request's data from being freed.
     """
     frame = sys._current_frames().get(thread)  # noqa: SLF001 # pyright: ignore[reportPrivateUsage] - documented
     places = traceback.extract_stack(frame)[-_FRAMES_MAX:] if frame is not None else []

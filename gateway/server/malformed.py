@@ -12,12 +12,12 @@ from gateway.server.errors import HttpError
 LINE_BYTES_MAX = 8192
 FIELD_BYTES_MAX = 16384
 FIELDS_MAX = 128
-# Bytes of an incomplete head at most; a worker may hold one incomplete head per connection.
+# Maximum bytes of an incomplete head. A worker may store one incomplete head per connection.
 HEAD_BYTES_MAX = 32768
 
 
-# Each row: type of the parser's error, a part of its text, status and text of the gateway's answer.
-# The first matching row is used.
+# The columns are the type of the parser's error, a part of its text, and the gateway's status and
+# text. The first matching row is used.
 _ANSWERS: tuple[tuple[type[Exception], str, int, str], ...] = (
     (raw.LineTooLong, "", 431, f"A header field is longer than {FIELD_BYTES_MAX} bytes."),
     (raw.BadHttpMethod, "HTTPS", 400, "This port speaks HTTP, not HTTPS; use an http:// address."),

@@ -1,4 +1,4 @@
-"""Code that all endpoints share: request ids, authentication, and the answers to errors."""
+"""Code that all endpoints share, for request ids, authentication and the answers to errors."""
 
 import asyncio
 import time
@@ -24,22 +24,25 @@ _UNKNOWN = GatewayRoute("other", is_open_when_full=False)
 
 
 def note_outcome(request: web.Request, outcome: str) -> None:
-    """Set the outcome of a request for log and metrics; the default is its HTTP status."""
+    """Set the outcome of a request for log and metrics, which is by default its HTTP status."""
     request[_OUTCOME] = outcome
 
 
 def outcome_of(request: web.Request, status: int) -> str:
-    """Return the outcome of a request, with its status."""
+    """Return the outcome that was set for a request, or `ok` or `error` by its status."""
     return request.get(_OUTCOME) or ("ok" if status < 400 else "error")
 
 
 def give_principal(request: web.Request, principal: Principal) -> None:
-    """Set the caller of a request that no client has sent."""
+    """Set the caller of a request that this process itself has created."""
     request[_PRINCIPAL] = principal
 
 
 def authenticate(directory: Directory, request: web.Request) -> Principal:
-    """Return the caller; PlatformError 401 without a valid key, 503 before the first snapshot."""
+    """Return the caller.
+
+    Raises PlatformError 401 without a valid key, and 503 before the first snapshot.
+    """
     if (ours := request.get(_PRINCIPAL)) is not None:
         return ours
     scheme, _, secret = request.headers.get(hdrs.AUTHORIZATION, "").partition(" ")
@@ -59,7 +62,7 @@ def authenticate(directory: Directory, request: web.Request) -> Principal:
 
 
 def error_response(error: PlatformError, form: ErrorForm = body_of) -> web.Response:
-    """Return the answer for an error; `form` writes its body."""
+    """Return the answer for an error. `form` writes its body."""
     response = web.Response(
         body=form(error),
         status=error.status,
@@ -72,7 +75,7 @@ def error_response(error: PlatformError, form: ErrorForm = body_of) -> web.Respo
 
 
 class Envelope:
-    """Answers every request by its handler; sets ids, answers errors, counts and logs requests."""
+    """Answers every request by its handler or with an error, and counts and logs it."""
 
     def __init__(
         self,
@@ -88,7 +91,7 @@ class Envelope:
             routes: Handlers by path and method.
             counts: Counts and logs ended requests.
             trace_share: Share of the traces beginning here that are sampled.
-            cors: Origins whose pages may call the API; None: no origin.
+            cors: Origins whose pages may call the API, or None for no origin.
         """
         self._routes = routes
         self._cors = cors or Cors()
@@ -135,14 +138,14 @@ class Envelope:
     def _refusal(
         self, request: web.Request, error: Exception, form: ErrorForm
     ) -> web.StreamResponse:
-        """Return the answer to a failure; ConnectionError if no answer can be sent any more."""
+        """Return the answer to a failure, or raise ConnectionError if no answer can be sent."""
         if isinstance(error, ConnectionError):
             raise error
         if isinstance(error, PlatformError):
             failure = error
         elif isinstance(error, web.RequestPayloadError):
             failure = HttpError(400, "The request body is broken; send it again.")
-        else:  # a bug: the stack trace is logged, and the client gets a plain 500
+        else:  # A bug. The stack trace is logged, and the client receives a plain 500.
             log.error("request_failed", request_id=identity_of(request).request_id, exc_info=error)
             failure = PlatformError(
                 ErrorCode.INTERNAL,

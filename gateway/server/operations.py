@@ -1,4 +1,4 @@
-"""The operations address: metrics and probes of all workers together, away from clients."""
+"""The operations address with metrics and probes of all workers, separate from clients' address."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
@@ -57,7 +57,7 @@ class Operations:
 
 @asynccontextmanager
 async def serving_operations(address: str | None, probes: Probes) -> AsyncGenerator[None]:
-    """Serve metrics and probes on `host:port` until the block ends; with None, serve nothing."""
+    """Serve metrics and probes on `host:port` until the block ends, or nothing with None."""
     if address is None:
         yield
         return
@@ -85,7 +85,10 @@ class WorkersCollector(Collector):
     def __init__(
         self, live: Callable[[], Sequence[GatewayWorker]], ends: Mapping[str, int]
     ) -> None:
-        """Prepare; `live` returns the running workers, `ends` counts ended workers by reason."""
+        """Prepare.
+
+        `live` returns the running workers, and `ends` counts ended workers by reason.
+        """
         self._live = live
         self._ends = ends
 

@@ -4,7 +4,7 @@ from typing import Any, Protocol
 
 
 class OtherVersion(Protocol):
-    """Serves connections whose first bytes are no HTTP/1.1."""
+    """Serves connections whose first bytes are not HTTP/1.1."""
 
     @property
     def open_connections(self) -> int:
@@ -17,13 +17,16 @@ class OtherVersion(Protocol):
         ...
 
     def take(self, connection: Any, data: bytes) -> bool:
-        """Take over a connection (`HttpProtocol`) if its first bytes fit; return whether it did."""
+        """Take over a connection (`HttpProtocol`) if its first bytes fit.
+
+        Returns whether the connection was taken over.
+        """
         ...
 
     def say_goodbye(self) -> None:
-        """Ask all clients to open a connection to another server."""
+        """Request all clients to open a connection to another server."""
         ...
 
     async def close(self, timeout_s: float) -> None:
-        """End all connections; running requests may take up to `timeout_s`."""
+        """End all connections. Running requests may end within `timeout_s` seconds."""
         ...

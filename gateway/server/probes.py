@@ -1,4 +1,4 @@
-"""Endpoints for operators: liveness, readiness, and metrics."""
+"""Endpoints of liveness, readiness and metrics for operators."""
 
 from collections.abc import Awaitable, Callable
 from functools import cache
@@ -29,11 +29,11 @@ class Probes:
         self._not_ready_because = not_ready_because
 
     async def health(self, _: web.Request) -> web.Response:
-        """GET /healthz: the process answers."""
+        """GET /healthz, which succeeds while the process answers."""
         return _json({"status": "ok"})
 
     async def ready(self, _: web.Request) -> web.Response:
-        """GET /readyz: requests can be served."""
+        """GET /readyz, which succeeds while requests can be served."""
         reason = self._not_ready_because()
         if not reason:
             return _json({"status": "ready"})

@@ -1,8 +1,8 @@
-"""HTTP/1.1 as the gateway serves it: aiohttp's protocol with bounds on connections and waits.
+"""HTTP/1.1 by aiohttp's protocol, with bounds on connections and waits.
 
 The names with an underscore are private names of aiohttp, which has no other hook for a parser's
-errors, for the state of a connection or for the parts of a request that a connection keeps. If
-aiohttp changes these names, `tests/integration/gateway/test_hostile.py` and
+errors, for the state of a connection or for the request that a connection stores. If aiohttp
+changes these names, `tests/integration/gateway/test_hostile.py` and
 `tests/unit/gateway/test_protocol.py` fail.
 """
 
@@ -59,7 +59,7 @@ _BEGINNINGS = frozenset({b"P", b"PR", b"PRI"})  # first bytes of connections tha
 
 
 class HttpServer(web.Server):
-    """Makes a protocol for each connection and keeps track of all connections."""
+    """Creates a protocol for each connection, and lists all open connections."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class HttpServer(web.Server):
         """Prepare.
 
         Args:
-            handler: Answers requests; raises nothing but cancellation and connection errors.
+            handler: Answers requests. It may only raise cancellation and connection errors.
             limits: Limits of this worker.
             note_malformed: Called with error and request id of each answer to a malformed request.
         """
@@ -82,7 +82,7 @@ class HttpServer(web.Server):
             handler_cancellation=True,
             access_log=None,
             auto_decompress=False,
-            keepalive_timeout=0.0,  # no timer of its own; see `idle`
+            keepalive_timeout=0.0,  # no timer per connection, because `idle` replaces it
             max_line_size=LINE_BYTES_MAX,
             max_field_size=FIELD_BYTES_MAX,
             max_headers=FIELDS_MAX,
@@ -124,7 +124,7 @@ class HttpServer(web.Server):
         return self.open_connections - self._limits.connections_max
 
     def hands_over(self, connection: "HttpProtocol", data: bytes) -> bool:
-        """Return whether another version's server has taken a connection by its first bytes."""
+        """Return whether another version's server serves a connection, by its first bytes."""
         other = self.other_version
         return other is not None and connection in self.heads and other.take(connection, data)
 
@@ -137,10 +137,10 @@ class HttpServer(web.Server):
         task: "asyncio.Task[None]",
     ) -> HttpRequest:
         """Return the request of a message."""
-        if self.is_draining:  # each answer closes its connection, so that clients reconnect
+        if self.is_draining:  # Each answer closes its connection, so that clients reconnect.
             message = message._replace(should_close=True)
         is_unknown_version = message.version not in _VERSIONS
-        if is_unknown_version:  # it is answered in the oldest that we speak
+        if is_unknown_version:  # The answer uses the oldest version that this server supports.
             message = message._replace(version=HttpVersion10, should_close=True)
         request = HttpRequest(
             message, payload, protocol, writer, task, self._loop, client_max_size=BODY_BYTES_MAX
@@ -159,20 +159,21 @@ class HttpProtocol(RequestHandler):
     )
 
     def __init__(self, server: HttpServer, **options: object) -> None:
-        """Prepare; see aiohttp for the options."""
+        """Prepare, with the options of aiohttp's protocol."""
         super().__init__(server, **options)  # pyright: ignore[reportArgumentType] - passed on
         self._server = server
-        self._parser = None  # created after the first bytes, which may be HTTP/2
-        self._answering: HttpRequest | None = None  # the request until its answer is complete
-        self._head_bytes = 0  # received bytes of an incomplete head
-        # Bytes of a message that have not arrived yet; 0: the parser is between two messages.
+        self._parser = None  # Created after the first bytes, which may be HTTP/2.
+        self._answering: HttpRequest | None = None  # The request until its answer is complete.
+        self._head_bytes = 0  # Received bytes of an incomplete head.
+        # Missing bytes of a message that has begun, or 0 between two messages.
         self._rest = 0
         self._stalled: asyncio.TimerHandle | None = None
         self.is_surplus = False
-        # Called with the length of received data after an upgrade to another protocol (WebSocket);
-        # returns whether the data is accepted.
+        # Called with the length of received data after an upgrade to another protocol (WebSocket).
+        # The result is whether the data is accepted.
         self.note_upgraded: Callable[[int], bool] | None = None
-        # There are never many, and an empty deque takes 700 bytes more.
+        # A list replaces aiohttp's deque, because messages are few and an empty deque uses 700
+        # bytes more.
         self._messages = []  # pyright: ignore[reportAttributeAccessIssue] - a list does the same
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -195,11 +196,12 @@ class HttpProtocol(RequestHandler):
         super().connection_lost(exc)
 
     def resume_reading(self, resume_parser: bool = True) -> None:
-        """Resume reading if it was paused. Bodies that are read whole call this in any case.
+        """Resume reading if it was paused.
 
-        aiohttp would call parser and transport without need, twice per request at 5 us each. The
-        parser may hold a part of an open body although reading is not paused, because it stops
-        after very many chunks and continues when the next chunk is read.
+        aiohttp calls this method for each body that is read whole. Its own method would call parser
+        and transport without need, twice per request at 5 us each. The parser may have a part of an
+        open body although reading is not paused. The parser stops after very many chunks, and
+        continues when the next chunk is read.
         """
         if self._reading_paused or (resume_parser and self._has_open_body):
             super().resume_reading(resume_parser)
@@ -237,7 +239,7 @@ class HttpProtocol(RequestHandler):
             self._watch_reader()
 
     def data_received(self, data: bytes) -> None:
-        """Parse bytes; a head that has begun has a deadline, and a broken body ends its request."""
+        """Parse bytes, with a deadline for a head. A broken body ends its request."""
         if self._close or self._force_close:
             return
         if self.note_upgraded is not None:
@@ -290,9 +292,11 @@ class HttpProtocol(RequestHandler):
             self._rest = _rest_of(self._messages[-1][0], data) if new_messages == 1 else _UNKNOWN
 
     def drop_parser(self) -> None:
-        """Drop the parser if it holds no bytes; the next request makes another one in 1 us.
+        """Drop the parser if it has no bytes of a message.
 
-        The parser keeps the last message's fields, which would cost each open stream 2.5 kB.
+        The next request creates another in 1 us.
+
+        The parser references the last message's fields, which would cost each open stream 2.5 kB.
         """
         if not self._rest and not self._messages:
             self._parser = None
@@ -330,20 +334,20 @@ class HttpProtocol(RequestHandler):
             self.force_close()
 
     def idle_timed_out(self) -> None:
-        """End a connection that has been idle for too long."""
+        """End a connection that was idle for the whole `idle_timeout_s`."""
         if not self.is_busy:
             self.force_close()
 
-    # No code reads these names, because a client is identified by its key. aiohttp's look-up would
-    # cost 300 bytes per connection.
+    # No code reads these names, because a client is identified by its key. aiohttp's attributes
+    # would cost 300 bytes per connection.
     peername = None  # pyright: ignore[reportAssignmentType, reportIncompatibleVariableOverride]
     sockname = None  # pyright: ignore[reportAssignmentType, reportIncompatibleVariableOverride]
 
     async def start(self) -> None:
-        """Answer one request after the other; aiohttp runs this as the connection's task.
+        """Answer requests sequentially, as the task that aiohttp runs for each connection.
 
-        aiohttp's own method creates another task per request, and keeps the request's head and body
-        in memory until the answer has ended.
+        aiohttp's own method creates another task per request. That task references the request's
+        head and body until the answer has ended.
         """
         try:
             while not self._force_close:
@@ -384,7 +388,7 @@ class HttpProtocol(RequestHandler):
             self._waiter = None
 
     def _next_request(self) -> tuple[HttpRequest, _AnyHandler]:
-        """Return the next request and its handler; a malformed request gets an error handler."""
+        """Return the next request with its handler, or an error handler if it is malformed."""
         self._server.idle.end(self)
         message, payload = self._messages[0]
         del self._messages[0]
@@ -401,7 +405,7 @@ class HttpProtocol(RequestHandler):
         return server.make_request(message, payload, self, writer, task), handler
 
     async def _may_continue(self, request: web.BaseRequest, response: web.StreamResponse) -> bool:
-        """Clean up after an answer; return whether another request may follow."""
+        """Clean up after an answer, and return whether another request may follow."""
         may_follow = bool(response.keep_alive)
         if not request.content.is_eof() and not self._force_close:
             await self._drop_rest(request.content)
@@ -425,8 +429,8 @@ class HttpProtocol(RequestHandler):
     def _note_parser_error(self) -> None:
         """Report the error to the request whose body is being read.
 
-        aiohttp would queue the error behind that request, which would wait for the rest of its
-        body.
+        aiohttp would queue the error behind that request. The request would then wait for the rest
+        of its body until the timeout.
         """
         open_bodies = [payload for _, payload in self._messages if not payload.is_eof()]
         if self._request_in_progress and (current := self._current_request) is not None:
@@ -458,7 +462,7 @@ class HttpProtocol(RequestHandler):
             raise ConnectionError("the response has begun, or the client has closed the connection")
         if isinstance(exc, HttpProcessingError):
             failure = malformed(exc)
-        else:  # the handler answers for its own errors: this is a bug in it
+        else:  # a bug in the handler, which should answer its own errors
             log.error("handler_failed", status=status, error=type(exc).__name__)
             text = "The server had an error while processing your request; try again."
             failure = PlatformError(ErrorCode.INTERNAL, text)
@@ -482,7 +486,7 @@ class HttpProtocol(RequestHandler):
 def _rest_of(message: object, data: bytes) -> int:
     """Return how many bytes of the one message that begins in `data` have not arrived yet.
 
-    If the number is uncertain, the result is smaller or None; in both cases the parser is kept.
+    If the number is uncertain, the result is `_UNKNOWN` or too small. The parser then stays in use.
     """
     if not isinstance(message, RawRequestMessage) or message.chunked or message.upgrade:
         return _UNKNOWN

@@ -16,19 +16,19 @@ class RelayedResponse:
     """The response of one client.
 
     Attributes:
-        headers: Headers of the first writing request; empty before that request begins.
-        response: Response that the handler returns; None while no byte has been written.
+        headers: Headers of the first writing request, empty before that request begins.
+        response: Response that the handler returns, or None while no byte has been written.
     """
 
     def __init__(
         self, request: web.Request, headers: Mapping[str, str], *, is_stream: bool
     ) -> None:
-        """Prepare; without `is_stream` bodies are dropped.
+        """Prepare.
 
         Args:
             request: Request of the client.
             headers: Headers of the response, if no request writes any.
-            is_stream: Whether bodies are written, and not dropped.
+            is_stream: Whether bodies are written to the client. Otherwise they are dropped.
         """
         self._request, self._is_stream, self._default = request, is_stream, headers
         self._transport: asyncio.WriteTransport | None = None
@@ -40,7 +40,7 @@ class RelayedResponse:
         return RelayedSink(self)
 
     def begin(self, head: bytes, body: bytes) -> None:
-        """Begin a writing request; the first request's head becomes the head of the response.
+        """Begin a writing request. The first request's head becomes the head of the response.
 
         Raises:
             ConnectionResetError: The client has closed the connection.
@@ -56,20 +56,20 @@ class RelayedResponse:
             self.write(body)
 
     def write(self, body: bytes) -> None:
-        """Write a piece of the body; RuntimeError if the connection is closed."""
+        """Write a piece of the body, or raise RuntimeError if the connection is closed."""
         response, transport = self.response, self._transport
         if response is None or transport is None:
             return
         transport.write(b"%x\r\n%b\r\n" % (len(body), body) if response.is_chunked else body)
 
     def tell(self, body: bytes) -> None:
-        """Write a piece between two requests; a closed connection is not reported here."""
+        """Write a piece between two requests, without an error if the connection is closed."""
         if body and not self.is_closing():
             with suppress(RuntimeError):
                 self.write(body)
 
     async def end(self, last: bytes) -> None:
-        """Write the rest; ConnectionResetError if the client has closed the connection."""
+        """Write the rest, or raise ConnectionResetError if the client has closed the connection."""
         if self.response is None:
             self.begin(b"", last)
             last = b""
@@ -77,7 +77,7 @@ class RelayedResponse:
         await self.response.end(last)
 
     def is_closing(self) -> bool:
-        """Return whether the client has gone."""
+        """Return whether the client has closed the connection."""
         transport = self._request.transport
         return transport is None or transport.is_closing()
 
@@ -92,7 +92,7 @@ class RelayedResponse:
 
 
 class RelayedSink(asyncio.WriteTransport):
-    """The transport of one writing request; it speaks HTTP/1.0, so there are no frames."""
+    """The transport of one writing request, which uses HTTP/1.0 to avoid chunk frames."""
 
     def __init__(self, relayed: RelayedResponse) -> None:
         """Write into a client's response."""
@@ -100,7 +100,7 @@ class RelayedSink(asyncio.WriteTransport):
         self._relayed, self._has_begun = relayed, False
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Take bytes in place of a socket."""
+        """Pass the bytes to the client's response, in place of a socket."""
         if self._has_begun:
             if data:
                 self._relayed.write(bytes(data))
@@ -114,7 +114,7 @@ class RelayedSink(asyncio.WriteTransport):
         return self._relayed.buffered_bytes()
 
     def is_closing(self) -> bool:
-        """Return whether the client has gone."""
+        """Return whether the client has closed the connection."""
         return self._relayed.is_closing()
 
     def abort(self) -> None:
@@ -123,6 +123,6 @@ class RelayedSink(asyncio.WriteTransport):
 
 
 def _fields(head: bytes) -> dict[str, str]:
-    """Return the header fields of a head; its first line is the status."""
+    """Return the header fields of a head, whose first line is the status."""
     lines = [it.partition(":") for it in head.decode().split("\r\n")[1:]]
     return {name: value.strip() for name, _, value in lines if name.lower() not in _DROPPED}

@@ -14,7 +14,7 @@ from gateway.server.routes import Handler
 from sluice.errors import PlatformError
 
 BACKLOG = 4096
-_AFTER_DRAIN_S = 2.0  # seconds that handlers may take to write their last event
+_AFTER_DRAIN_S = 2.0  # Seconds in which handlers may write their last event.
 _TLS_HANDSHAKE_S = 10.0
 _TLS_GOODBYE_S = 2.0
 _IDLE_POLL_S = 0.02
@@ -30,7 +30,7 @@ class HttpRunner:
         limits: ServerLimits,
         note_malformed: Callable[[PlatformError, str], None],
     ) -> None:
-        """Prepare; see `HttpServer`."""
+        """Prepare, with the arguments of `HttpServer`."""
         self.server = HttpServer(handler, limits, note_malformed)
         self._runner = web.ServerRunner(self.server, shutdown_timeout=_AFTER_DRAIN_S)
         self._listener: asyncio.AbstractServer | None = None
@@ -59,7 +59,7 @@ class HttpRunner:
             self.server.other_version.say_goodbye()
 
     def stop_accepting(self) -> None:
-        """Accept no more connections; other processes may accept from the shared socket."""
+        """Accept no more connections. Other processes may accept from the shared socket."""
         if self._listener is not None:
             self._listener.close()
             self._listener = None
@@ -79,7 +79,7 @@ class HttpRunner:
                     await asyncio.sleep(_BUSY_POLL_S)
 
     async def close(self) -> None:
-        """End all connections; handlers have two seconds."""
+        """End all connections. Running handlers may end within two seconds."""
         self.stop_accepting()
         if self.server.other_version is not None:
             await self.server.other_version.close(_AFTER_DRAIN_S)
@@ -92,12 +92,12 @@ def bound_socket(host: str, port: int, *, is_shared: bool = False) -> socket.soc
     """Return a socket that is bound to an address, for `HttpRunner.start`.
 
     Args:
-        host: Address or name; the first address of a name is used.
-        port: Port; 0 means any free port.
+        host: Address or name. The first address of a name is used.
+        port: Port, or 0 for any free port.
         is_shared: Whether further sockets will be bound to the same address.
 
     Raises:
-        OSError: The address is in use, or does not belong to this machine.
+        OSError: The address is in use, or is no address of this machine.
     """
     family, kind, protocol, _, address = socket.getaddrinfo(
         host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

@@ -15,11 +15,11 @@ class TlsFiles:
     """A certificate chain and its key, in PEM files that may be replaced at any time.
 
     Attributes:
-        context: Server context; new connections get the newest certificate, open connections keep
-            the certificate that they began with.
+        context: Server context. New connections use the newest certificate, and open connections
+            continue with the certificate that they began with.
         is_stale: Whether newer files exist that could not be used.
-        expires_unix_s: Unix seconds of the end of the certificate in use; 0 while clients refuse
-            it.
+        expires_unix_s: Unix seconds of the end of the certificate in use, or 0 while clients would
+            refuse it.
     """
 
     def __init__(self, cert: Path, key: Path, *, versions: Sequence[str] = ("http/1.1",)) -> None:
@@ -32,7 +32,7 @@ class TlsFiles:
 
         Raises:
             OSError: A file cannot be read.
-            ssl.SSLError: A file is no PEM, or the key does not fit the certificate.
+            ssl.SSLError: A file is no PEM, or key and certificate do not match.
         """
         self._files, self._spoken = (cert, key), list(versions)
         self._seen = self._versions()
@@ -42,18 +42,19 @@ class TlsFiles:
         self.expires_unix_s = self._expires_unix_s(self.context)
 
     def reload_changed(self) -> None:
-        """Load the files again if they have changed; log unusable files and keep the old ones."""
+        """Load changed files again. Unusable files are logged, and the old ones stay in use."""
         try:
             versions = self._versions()
             if versions == self._seen:
                 self.is_stale = False
-                if not self.expires_unix_s:  # it may have been too early
+                if not self.expires_unix_s:  # the certificate may not have been valid yet
                     self.expires_unix_s = self._expires_unix_s(self.context)
                 return
             # Loaded into another context first, because a bad pair would break the one in use.
             expires_unix_s = self._expires_unix_s(self._loaded())
             self.context.load_cert_chain(*self._files, password=no_passphrase)
-        except (OSError, ssl.SSLError) as error:  # perhaps half replaced; the next poll retries
+        # perhaps only one file was replaced so far, so the next poll retries
+        except (OSError, ssl.SSLError) as error:
             self.is_stale = True
             log.warning("certificate_not_loaded", error=str(error))
         else:
@@ -79,8 +80,10 @@ class TlsFiles:
 
     def _expires_unix_s(self, server: ssl.SSLContext) -> float:
         client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        client.check_hostname = False  # clients may use names that the server does not know
-        client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # as if they knew its issuer
+        # Clients may use names that are not configured in the server.
+        client.check_hostname = False
+        # accepts the chain as if its issuer were a trusted CA
+        client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
         client.load_verify_locations(self._files[0])
         try:
             seen, _ = shaken_hands(client, server)

@@ -6,7 +6,7 @@ from difflib import get_close_matches
 
 _SHOWN_MAX = 120
 _LIKENESS = 0.75
-# URLs that OpenAI's clients may call, but that this server does not serve.
+# URLs of OpenAI's API that this server lacks, with an alternative for each.
 _ELSEWHERE = {
     "/v1/assistants": "keep threads in the application, and use chat completions",
     "/v1/threads": "keep threads in the application, and use chat completions",
@@ -32,7 +32,7 @@ def unknown_url(path: str, known: Collection[str]) -> str:
 
     Args:
         path: Path from the client, decoded.
-        known: All known paths; a path that ends in `/*` is a prefix.
+        known: All known paths. A path that ends in `/*` is a prefix.
     """
     text = f"Unknown request URL: {shown_path(path)}."
     tidy = re.sub(r"/{2,}", "/", path).rstrip("/") or "/"
@@ -51,7 +51,7 @@ def unknown_url(path: str, known: Collection[str]) -> str:
 
 
 def shown_path(path: str) -> str:
-    """Return a path for messages; a long one is cut."""
+    """Return a path for messages, shortened if it is long."""
     return path if len(path) <= _SHOWN_MAX else f"{path[:_SHOWN_MAX]}..."
 
 

@@ -1,4 +1,4 @@
-"""The messages between a worker process and its parent: JSON lines over a socket pair.
+"""The messages between a worker process and its parent, as JSON lines over a socket pair.
 
 Twice a second the worker reports that its event loop runs, whether it is ready and whether it is
 stopping. The parent requests the worker's metrics, and commands a replaced worker to retire. When
@@ -29,7 +29,7 @@ class WorkerEnd:
     """
 
     def __init__(self, sock: socket.socket, stop: asyncio.Event) -> None:
-        """Prepare; `stop` is set when the parent commands a stop or has ended."""
+        """Prepare. `stop` is set when the parent commands a stop or has ended."""
         self._sock = sock
         self._stop = stop
         self._read_metrics: Callable[[], bytes] = bytes
@@ -84,7 +84,7 @@ class ParentEnd:
     Attributes:
         is_serving: Whether the worker accepts connections and has no command to stop.
         is_stopping: Whether the worker has a command to stop, in any state.
-        not_ready_because: Reason why the worker cannot serve; empty if it can.
+        not_ready_because: Reason why the worker cannot serve, empty if it can.
     """
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -100,7 +100,7 @@ class ParentEnd:
         return cls(*await asyncio.open_connection(sock=sock, limit=_LINE_BYTES_MAX))
 
     async def next_word(self) -> bool:
-        """Read the worker's next line; return False if the worker ended or the line is invalid."""
+        """Read the worker's next line, and return False for its end or an invalid line."""
         try:
             line = await self._reader.readline()
             if not line:
@@ -115,12 +115,13 @@ class ParentEnd:
                     answer.set_result(said["metrics"].encode())
         else:
             self.is_serving = said["is_serving"]
-            self.is_stopping = said.get("is_stopping", False)  # of another release, after SIGHUP
+            # A worker of another release lacks the key after SIGHUP.
+            self.is_stopping = said.get("is_stopping", False)
             self.not_ready_because = said["not_ready_because"]
         return True
 
     async def metrics(self) -> bytes:
-        """Return the worker's metrics page, empty if the worker does not answer in two seconds."""
+        """Return the worker's metrics page, or an empty page if none arrives in two seconds."""
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._calls.append(answer)
         with suppress(TimeoutError, ConnectionError):

@@ -1,6 +1,6 @@
-"""The parent of several workers: keeps one per slot and replaces them without losing requests.
+"""The parent of several workers, which runs one per slot and replaces them without lost requests.
 
-Each slot has a listening socket that belongs to the parent; SO_REUSEPORT spreads connections over
+Each slot has a listening socket that belongs to the parent. SO_REUSEPORT spreads connections over
 the slots. A worker inherits the socket of its slot. When the worker ends, the slot's next worker
 accepts the connections in the socket's queue, so that no connection is refused or reset.
 """
@@ -24,10 +24,10 @@ from sluice.process import HEALTHY_S, ChildProcess, ProcessSpec
 
 log = structlog.get_logger(__name__)
 
-_START_S = 60.0  # seconds until a worker's first message; the worker imports its modules meanwhile
+_START_S = 60.0  # Seconds until a worker's first message. The worker imports its modules meanwhile.
 _LOOK_S = 0.5
-READY_S = 60.0  # seconds until a worker that replaces a running worker must be ready
-_END_S = 5.0  # seconds from a worker's last message to the end of its process
+READY_S = 60.0  # Seconds until a worker that replaces a running worker must be ready.
+_END_S = 5.0  # Seconds from a worker's last message to the end of its process.
 _STOP_MARGIN_S = 10.0
 
 
@@ -36,10 +36,11 @@ class GatewayWorker:
 
     Attributes:
         name: Worker's `instance_id`.
-        ready: Set when the worker can serve, or when it never will because it stops or has ended.
-        link: Link to the worker; None before the start.
-        ended_because: Reason of the worker's end: `ended` (by itself), `frozen` or `retired`; empty
-            while the worker runs.
+        ready: Set when the worker can serve, and also when it will never serve because it stops or
+            has ended.
+        link: Link to the worker, or None before the start.
+        ended_because: Reason of the worker's end, `ended` (without a command), `frozen` or
+            `retired`, and empty while the worker runs.
     """
 
     def __init__(
@@ -68,7 +69,7 @@ class GatewayWorker:
 
     @property
     def not_ready_because(self) -> str:
-        """Reason why the worker cannot serve; empty if it can."""
+        """Reason why the worker cannot serve, empty if it can."""
         if self.ended_because or self.link is None or not self.link.is_serving:
             return f"worker {self.name} is starting"
         return self.link.not_ready_because
@@ -79,7 +80,7 @@ class GatewayWorker:
         return self.link is not None and self.link.is_stopping
 
     async def run(self, freeze_s: float) -> None:
-        """Run the process until its end; kill it if it sends no message for `freeze_s`."""
+        """Run the process until its end, and kill it after `freeze_s` seconds without a message."""
         ours, theirs = self._sockets
         try:
             child = self._child = await ChildProcess.start(self._spec)
@@ -132,22 +133,22 @@ class GatewayWorker:
         return "retired" if self.is_retired else "ended"
 
     def retire(self) -> None:
-        """Let the worker finish its requests and end."""
+        """Command the worker to finish its requests and end."""
         self.is_retired = True
         if self.link is not None:
             self.link.retire()
 
     async def stop(self) -> None:
-        """Let the process drain and end; kill it if the drain takes too long."""
+        """Stop the process with a drain, and kill it if the drain exceeds its deadline."""
         if self._child is not None:
             await self._child.stop()
 
 
 async def _next_word(link: ParentEnd, patience_s: float) -> bool:
-    """Read a worker's next message; TimeoutError after a silence of `patience_s`.
+    """Read a worker's next message, or raise TimeoutError after a silence of `patience_s`.
 
-    The silence is counted in polls rather than by the clock. So a pause of this process, suspended
-    or starved of processor time, is not mistaken for a silent worker.
+    Polls measure the silence, not the clock. If this process was suspended or had no processor
+    time, the worker is therefore not mistaken for a silent one.
     """
     for _ in range(math.ceil(patience_s / _LOOK_S)):
         with suppress(TimeoutError):
@@ -157,7 +158,10 @@ async def _next_word(link: ParentEnd, patience_s: float) -> bool:
 
 
 class Slot:
-    """The socket and the current worker of one slot; retired workers may still finish beside it."""
+    """The socket and the current worker of one slot.
+
+    Retired workers of the slot may still finish their requests.
+    """
 
     def __init__(
         self,
@@ -171,7 +175,7 @@ class Slot:
         Args:
             settings: Settings of the parent.
             index: Index of this slot.
-            sock: Bound socket; stays open as long as the slot.
+            sock: Bound socket, which is open as long as the slot.
             begin: Runs a worker in the background.
         """
         self._settings = settings
@@ -183,11 +187,11 @@ class Slot:
         self.current: GatewayWorker | None = None
 
     async def run(self) -> None:
-        """Keep a worker running, until cancelled."""
+        """Run a worker at all times, until cancelled."""
         attempt = 0
         while True:
             self._empty.clear()
-            if self.current is None:  # else a roll has filled it while we waited
+            if self.current is None:  # otherwise a roll has filled the slot meanwhile
                 self.current = self._start(ready_wait_s=0.0)
             started_at_s = time.monotonic()
             await self._empty.wait()
@@ -214,7 +218,9 @@ class Slot:
                 await worker.ready.wait()
         except TimeoutError:
             log.warning("worker_not_ready", worker=worker.name, because=worker.not_ready_because)
-            worker.retire()  # not killed: for a moment it may have been, and have accepted
+            # Retired instead of killed, because it may have been ready briefly and have accepted
+            # requests.
+            worker.retire()
             return False
         if worker.ended_because or worker.is_stopping:
             return False
@@ -236,7 +242,7 @@ class Slot:
         fds = (self._sock.fileno(), theirs.fileno())
         arguments = ("worker", *map(str, fds), str(ready_wait_s))
         settings = self._settings
-        drain_s = 2 * settings.drain_s  # it may just have been retired
+        drain_s = 2 * settings.drain_s  # the worker may have been retired just before
         stop_s = settings.unready_s + settings.idle_grace_s + drain_s + settings.flush_s
 
         async def ready() -> None:
@@ -246,7 +252,8 @@ class Slot:
             name=name,
             command=[sys.executable, "-m", "gateway", *arguments],
             env={**os.environ, "GATEWAY__INSTANCE_ID": name},
-            log_file=None,  # one stream of lines for whoever collects ours, and rotates it
+            # The worker inherits the parent's output, whose collector rotates the lines of both.
+            log_file=None,
             ready=ready,
             stop_grace_s=stop_s + _STOP_MARGIN_S,
             pass_fds=fds,
@@ -257,12 +264,12 @@ class Slot:
 
 
 class GatewayWorkers:
-    """The slots of all workers. Use `running_workers` to get one."""
+    """The slots of all workers, created by `running_workers`."""
 
     def __init__(
         self, settings: GatewaySettings, sockets: list[socket.socket], tasks: asyncio.TaskGroup
     ) -> None:
-        """Start a worker in each slot; a socket for each is taken over."""
+        """Start a worker for each socket, which belongs to the worker's slot from now on."""
         self._freeze_s = settings.freeze_s
         self._tasks = tasks
         self._running: dict[asyncio.Task[None], GatewayWorker] = {}
@@ -275,13 +282,13 @@ class GatewayWorkers:
 
     @property
     def live(self) -> list[GatewayWorker]:
-        """All running workers, retired ones that finish included."""
+        """All running workers, including retired workers that finish their requests."""
         return list(self._running.values())
 
     def not_ready_because(self) -> str:
-        """Return why this machine should get no new connections, or an empty string.
+        """Return why a load balancer should send no new connections here, or an empty string.
 
-        A slot without a ready worker lets its connections wait, so that all slots have to be ready.
+        All slots have to be ready, because connections of a slot without a ready worker would wait.
         """
         if self.is_stopping:
             return "the server is stopping"
@@ -293,7 +300,7 @@ class GatewayWorkers:
         return ""
 
     async def roll(self) -> None:
-        """Replace all workers, one after the other; stops at the first that does not get ready."""
+        """Replace all workers sequentially, and stop at the first that is not ready in time."""
         if self.is_stopping:
             return
         log.info("rolling_restart_started")
@@ -304,7 +311,7 @@ class GatewayWorkers:
         log.info("rolling_restart_ended")
 
     async def stop(self) -> None:
-        """Let all workers drain and end; read the workers' messages until then."""
+        """Stop all workers with a drain, and read their messages until they end."""
         self.is_stopping = True
         for keeper in self._keepers:
             keeper.cancel()
@@ -330,7 +337,7 @@ class GatewayWorkers:
 async def running_workers(
     settings: GatewaySettings, sockets: list[socket.socket]
 ) -> AsyncGenerator[GatewayWorkers]:
-    """Run a worker for each socket until the block ends; SIGHUP replaces all of them."""
+    """Run a worker for each socket until the block ends. SIGHUP replaces all workers."""
     loop = asyncio.get_running_loop()
     hangup = asyncio.Event()
     loop.add_signal_handler(signal.SIGHUP, hangup.set)
