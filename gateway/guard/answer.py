@@ -1,7 +1,7 @@
 """Applies the rules of a tenant to one answer, and releases the text that may be shown. Pure.
 
 Content, reasoning and the arguments of each call are separate texts. Log probabilities of tokens
-are released only while no text is held back, and dropped next to text that was removed.
+are released only while no text is withheld, and dropped next to text that was removed.
 """
 
 from collections import deque
@@ -22,13 +22,13 @@ class Lane:
     """One text of an answer, checked by rules that act and by rules that only count matches.
 
     Attributes:
-        blocked_by: Id of the rule that has blocked the text; empty if no rule has.
+        blocked_by: Id of the rule that has blocked the text, empty if no rule has.
     """
 
     __slots__ = ("_acting", "_counted", "_reader", "blocked_by")
 
     def __init__(self, rules: TargetRules, *, is_json: bool = False) -> None:
-        """Begin a text; if `is_json`, the rules apply to the string values in its JSON."""
+        """Begin a text. With `is_json`, the rules apply to the string values in its JSON."""
         self._acting = None if rules.acting is None else GuardedText(rules.acting)
         self._counted = None if rules.counted is None else GuardedText(rules.counted)
         self._reader = JsonReader() if is_json and rules != _NONE else None
@@ -36,7 +36,7 @@ class Lane:
 
     @property
     def holds(self) -> bool:
-        """Whether text is held back until a possible match is complete."""
+        """Whether text is withheld until a possible match is complete."""
         return self._acting is not None and bool(self._acting.held)
 
     @property
@@ -55,14 +55,14 @@ class Lane:
         return 0 if self._acting is None else self._acting.length
 
     def push(self, piece: str) -> str:
-        """Add the next piece; return the text that may be released."""
+        """Add the next piece, and return the text that may be released."""
         reader = self._reader
         if reader is None:
             return self._passed(piece)
         return written(self._passed(reader.push(piece)))
 
     def flush(self) -> str:
-        """End the text; return its remaining part."""
+        """End the text, and return its remaining part."""
         reader, rest = self._reader, ""
         if reader is not None:
             rest = self._passed(reader.flush())
@@ -106,7 +106,7 @@ class AnswerGuard:
     Attributes:
         request: Findings of the rules in the request.
         unjudged: Classifiers that did not answer, for the request or the answer.
-        blocked_by: Id of the rule that has blocked the answer; empty if no rule has.
+        blocked_by: Id of the rule that has blocked the answer, empty if no rule has.
     """
 
     __slots__ = (
@@ -143,7 +143,7 @@ class AnswerGuard:
         """
         self._plan = plan
         self._shows_findings = is_told
-        # Number of tokens, and number of characters up to them.
+        # Pairs of a number of tokens, and the number of characters of these tokens.
         self._marks = deque[tuple[int, int]]()
         self._shown_tokens = 0
         self.request = Findings() if request is None else request
@@ -151,7 +151,7 @@ class AnswerGuard:
         rules = plan.targets.get(GuardTarget.ANSWER, _NONE)
         self._content, self._reasoning = Lane(rules), Lane(rules)
         self._calls: list[Lane] = []
-        self._entries: list[TokenLogprob] = []  # log probabilities that are held back
+        self._entries: list[TokenLogprob] = []  # log probabilities that are withheld
         self._seen = 0  # replaced matches when entries were last released
         self.blocked_by = ""
 
@@ -181,7 +181,7 @@ class AnswerGuard:
     def finished(
         self, delta: AnswerDelta, entries: Sequence[TokenLogprob], tokens: int
     ) -> tuple[AnswerDelta, list[TokenLogprob]]:
-        """Add the last piece of an answer; return all its text that may still be sent."""
+        """Add the last piece of an answer, and return all its text that may still be sent."""
         delta, told = AnswerGuard.passed(self, delta, entries, tokens)
         return joined(delta, self.flush()), told + self.rest()
 
@@ -194,7 +194,7 @@ class AnswerGuard:
 
     @property
     def is_withheld_free(self) -> bool:
-        """Whether the tenant does not pay for withheld tokens."""
+        """Whether withheld tokens are not billed to the tenant."""
         return self.blocked_by in self._plan.unbilled
 
     def annotations(self) -> dict[str, object] | None:
@@ -210,7 +210,7 @@ class AnswerGuard:
         return annotations(self.request) if is_told else None
 
     def flush(self) -> AnswerDelta:
-        """End the answer; return its remaining text."""
+        """End the answer, and return its remaining text."""
         if self.blocked_by:
             return NOTHING
         reasoning, content = self._rest(self._reasoning), ""
@@ -222,7 +222,7 @@ class AnswerGuard:
         return AnswerDelta(content, reasoning, tuple(calls))
 
     def rest(self) -> list[TokenLogprob]:
-        """Return the log probabilities that an ended answer has still held back."""
+        """Return the log probabilities that were still withheld at the end of the answer."""
         return self._visible(())
 
     def findings(self) -> Findings:
@@ -253,7 +253,7 @@ class AnswerGuard:
         return rest
 
     def _call(self, call: CallDelta) -> list[CallDelta]:
-        """Return the visible part of a piece of a call; the first piece ends the call before."""
+        """Return the visible part of a piece of a call. The first piece ends the call before."""
         if self.blocked_by:
             return []
         found = list[CallDelta]()
@@ -273,7 +273,7 @@ class AnswerGuard:
         self.blocked_by = self.blocked_by or lane.blocked_by
 
     def _visible(self, entries: Sequence[TokenLogprob]) -> list[TokenLogprob]:
-        """Return the log probabilities that may be sent; those next to removed text are dropped."""
+        """Return the log probabilities that may be sent, without the ones next to removed text."""
         self._entries += entries
         lanes = (self._content, self._reasoning, *self._calls[-1:])
         if self.blocked_by:

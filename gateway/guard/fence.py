@@ -1,9 +1,9 @@
-"""The release fence: parts of an answer wait until classifiers have judged them. Pure.
+"""The release fence, where parts of an answer wait until classifiers have judged them. Pure.
 
-The fence receives an answer as a sequence of items: pieces of text that the rules have released. A
-segment of items is judged together with the end of the text before it (the previous segment, at
-least 200 characters), so that a match across a segment boundary is found. Items are released in
-order, as soon as their segment and all earlier segments are clear. With the fence `none`, items are
+An answer consists of items, which are pieces of text that the rules have released. A segment of
+items is judged together with the end of the text before it (the previous segment, at least 200
+characters). A match across a segment boundary is therefore detected. Items are released in order,
+as soon as their segment and all earlier segments are clear. With the fence `none`, items are
 released at once and verdicts arrive later. A verdict on items that were released or dropped before
 changes nothing.
 """
@@ -26,7 +26,7 @@ class FencePolicy(NamedTuple):
     """The rule that decides where a segment ends.
 
     Attributes:
-        kind: Unit of a segment, see `GuardFence`.
+        kind: Unit of a segment, of the enum `GuardFence`.
         tokens: Tokens per segment if `kind` is `TOKENS`.
     """
 
@@ -50,7 +50,9 @@ class Released(NamedTuple):
     """Parts of an answer that may be sent.
 
     Attributes:
-        tokens: Number of the answer's tokens up to this part's end; 0 if the part adds none.
+        delta: Text of the parts.
+        entries: Log probabilities of the parts' tokens.
+        tokens: Number of the answer's tokens up to the parts' end, or 0 if they add none.
     """
 
     delta: AnswerDelta
@@ -81,7 +83,7 @@ class ReleaseFence:
     __slots__ = ("_before", "_first", "_open", "_parts", "_policy", "_targets", "pending")
 
     def __init__(self, policy: FencePolicy, targets: frozenset[GuardTarget]) -> None:
-        """Begin; only texts of `targets` are judged, all others are only kept in order."""
+        """Begin. Only texts of `targets` are judged, while all others only wait for their turn."""
         self._policy = policy
         self._targets = targets
         self._open = _Part()
@@ -92,13 +94,16 @@ class ReleaseFence:
 
     @property
     def holds(self) -> bool:
-        """Whether any item is held back."""
+        """Whether any item is withheld."""
         return bool(self._parts or self._open.deltas or self._open.entries)
 
     def push(
         self, delta: AnswerDelta, entries: Sequence[TokenLogprob], tokens: int
     ) -> tuple[Released, Segment | None]:
-        """Add an item; return the parts that may be sent, and a segment to judge if one ended."""
+        """Add an item.
+
+        Returns the parts that may be sent, and a segment to judge if one ended.
+        """
         if self._policy.kind is GuardFence.NONE:
             self._note_texts(delta)
             segment = self._closed() if self._is_over(delta, tokens) else None
@@ -113,11 +118,11 @@ class ReleaseFence:
         return self.released(), segment
 
     def close(self) -> Segment | None:
-        """End the answer; return the last segment to judge, or None."""
+        """End the answer, and return the last segment to judge, or None."""
         return self._closed()
 
     def judged(self, number: int) -> None:
-        """Note that classifiers have found nothing to block in a segment."""
+        """Note that classifiers block nothing in a segment."""
         self.pending -= 1
         at = number - self._first
         if 0 <= at < len(self._parts):
@@ -157,7 +162,7 @@ class ReleaseFence:
         return not _ENDS.isdisjoint(delta.content) or not _ENDS.isdisjoint(delta.reasoning)
 
     def _closed(self) -> Segment | None:
-        """End the open segment; return it, or None if it has no text to judge."""
+        """End the open segment, and return the segment, or None if it has no text to judge."""
         part, self._open = self._open, _Part()
         self._open.first_token = part.tokens
         number = self._first + len(self._parts)

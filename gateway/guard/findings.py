@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from sluice.guard.rules import GuardAction
 
-_RULES_MAX = 16  # maximum number of rule ids in one event
-# Whether an action withholds text, for the actions that clients see.
+_RULES_MAX = 16  # Maximum number of rule ids in one event.
+# Whether an action withholds text, for the actions that clients are informed of.
 _FILTERED = {GuardAction.BLOCK: True, GuardAction.REWRITE: True, GuardAction.MARK: False}
 
 
@@ -16,7 +16,8 @@ class RuleMatch(NamedTuple):
 
     Attributes:
         rule: Id of the rule, prefixed with the id of its rule set.
-        action: Action of the rule; `COUNT` for rules that are only tried out ("in shadow").
+        action: Action of the rule. `COUNT` also stands for rules that are only tried out ("in
+            shadow").
     """
 
     rule: str
@@ -32,7 +33,7 @@ Findings = Counter[RuleMatch]
 
 
 def rule_ids(found: Mapping[RuleMatch, int]) -> str:
-    """Return the ids of matched rules, separated by spaces; at most 16 ids."""
+    """Return the ids of at most 16 matched rules, separated by spaces."""
     return " ".join(sorted({it.rule for it in found})[:_RULES_MAX])
 
 

@@ -1,13 +1,13 @@
-"""The form in which rules read JSON: with the escapes inside strings decoded. Pure.
+"""The form in which rules read JSON, with the escapes inside strings decoded. Pure.
 
 Arguments of tools arrive as JSON text in arbitrary pieces. Rules are matched against the decoded
 characters, and released text is encoded as JSON again. Two reserved characters represent quotes and
-backslashes inside strings, so that these are not confused with JSON's own.
+backslashes inside strings, to distinguish them from the quotes and escapes of JSON.
 """
 
 import re
 
-# Unicode noncharacters; they represent a quote and a backslash that are part of a string's text.
+# Unicode noncharacters that represent a quote and a backslash inside a string's text.
 _QUOTE, _BACKSLASH = "\ufdd0", "\ufdd1"
 _MEANT = {
     '"': _QUOTE,
@@ -45,7 +45,7 @@ class JsonReader:
         self._rest = ""
 
     def push(self, piece: str) -> str:
-        """Return the decoded next piece; an incomplete escape is kept until its end arrives."""
+        """Return the decoded next piece. An incomplete escape waits for its end."""
         text, found, at = self._rest + piece, list[str](), 0
         while at < len(text):
             match = _PART.search(text, at)

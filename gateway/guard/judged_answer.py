@@ -1,4 +1,4 @@
-"""An answer that classifiers judge, too: a release fence follows the rules on texts.
+"""An answer that classifiers judge, too, at a release fence after the rules on texts.
 
 Text that the rules have released waits at the fence until classifiers have judged it. Verdicts
 arrive through the event loop while further tokens arrive. A verdict after the end of the answer
@@ -15,7 +15,7 @@ from gateway.guard.plan import GuardPlan
 from gateway.guard.verdicts import GuardVerdict, JudgedRule
 from gateway.text.logprobs import TokenLogprob
 
-# Requests judgement of a text by rules; the callback is called once with the verdict.
+# Requests judgement of a text by rules. The callback is called once with the verdict.
 AskJudges = Callable[[Sequence[JudgedRule], str, Callable[[GuardVerdict], None]], None]
 OnRelease = Callable[[AnswerDelta, list[TokenLogprob]], None]
 
@@ -72,7 +72,7 @@ class JudgedAnswer(AnswerGuard):
     def passed(
         self, delta: AnswerDelta, entries: Sequence[TokenLogprob] = (), tokens: int = 0
     ) -> tuple[AnswerDelta, list[TokenLogprob]]:
-        """See `AnswerGuard`; judged text is sent later, through `on_release`."""
+        """Add a piece as in `AnswerGuard`. Judged text is sent later, through `on_release`."""
         if self.blocked_by:
             return NOTHING, []
         delta, told = super().passed(delta, entries, tokens)
@@ -85,7 +85,7 @@ class JudgedAnswer(AnswerGuard):
     def finished(
         self, delta: AnswerDelta, entries: Sequence[TokenLogprob], tokens: int
     ) -> tuple[AnswerDelta, list[TokenLogprob]]:
-        """See `AnswerGuard`; the remaining text is sent through `on_release`."""
+        """End the answer as in `AnswerGuard`. The remaining text is sent through `on_release`."""
         if self.blocked_by:
             return NOTHING, []
         delta, told = super().finished(delta, entries, tokens)
@@ -96,11 +96,11 @@ class JudgedAnswer(AnswerGuard):
         return self._left(joined_release(released, self._fence.released()))
 
     def withheld_tokens(self, tokens: int) -> int:
-        """See `AnswerGuard`."""
+        """Return the number of withheld tokens, including tokens that a verdict withholds."""
         return tokens - self._left_tokens if self.blocked_by else 0
 
     def findings(self) -> Findings:
-        """See `AnswerGuard`."""
+        """Return the number of matches of each rule, including rules with classifiers."""
         return super().findings() + self._judged
 
     def close(self) -> None:

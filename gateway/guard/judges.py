@@ -1,7 +1,7 @@
 """Sends texts to the classifiers of the rules, and returns one verdict for each text.
 
-Each text gets a verdict: from the scores of its classifiers or, if a classifier does not answer in
-time, from the rule's setting for that case.
+The verdict depends on the scores of the text's classifiers. If a classifier misses its deadline,
+the verdict depends on the rule's setting for that case.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from sluice.errors import BadRequestError, ErrorCode, RejectedError
 T = TypeVar("T")
 OnVerdict = Callable[[GuardVerdict], None]
 _RETRY_S = 1.0
-# Seconds; above the longest timeout of any classifier, each of which has reported by then.
+# Bound in seconds above the timeout of every classifier, after which each classifier has reported.
 _VERDICT_S_MAX = 60.0
 
 
@@ -64,7 +64,7 @@ class _Trial:
 
 
 class Judges:
-    """The classifiers of one worker; `run` has to run in a TaskGroup."""
+    """The classifiers of one worker. `run` has to run in a TaskGroup."""
 
     def __init__(self, lines: Sequence[ClassifierLine]) -> None:
         """Prepare."""
@@ -82,7 +82,7 @@ class Judges:
                 tasks.create_task(line.run())
 
     def judge(self, rules: Sequence[JudgedRule], text: str, on_verdict: OnVerdict) -> None:
-        """Queue a text for judgement; `on_verdict` is called once, from the event loop."""
+        """Queue a text for judgement. `on_verdict` is called once, from the event loop."""
         names = classifiers_of(rules)
         trial, pieces = _Trial(rules, on_verdict), list[str]()
         try:
@@ -103,11 +103,11 @@ class Judges:
             return await answer
 
     async def scores(self, name: str, texts: Sequence[str]) -> list[Scores]:
-        """Return the scores that a classifier gives to each text.
+        """Return the scores of a classifier for each text.
 
         Raises:
             BadRequestError: A text is too long.
-            RejectedError: UNAVAILABLE if the classifier does not answer.
+            RejectedError: UNAVAILABLE if the classifier misses its deadline.
         """
         pieces = [_pieces(it, number) for number, it in enumerate(texts)]
         line, loop = self._lines[name], asyncio.get_running_loop()

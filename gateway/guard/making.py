@@ -13,7 +13,7 @@ def make_judges(file: Path | None, texts: Counter) -> Judges:
     """Return the judges of a worker.
 
     Args:
-        file: The operator's file of classifiers; None for no classifiers.
+        file: The operator's file of classifiers, or None for only the shipped classifier.
         texts: Counts judged texts, by labels `classifier` and `result`.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The compiled rules for one caller and model: rules that act, and rules that only count. Pure.
+"""The compiled rules for one caller and model, separated into acting and counting rules. Pure.
 
 A plan is compiled once per combination of rule sets, and shared by all callers that have it.
 """
@@ -29,8 +29,8 @@ class TargetRules(NamedTuple):
     """Compiled rules for one kind of text.
 
     Attributes:
-        acting: Rules that block or rewrite; None if there are none.
-        counted: Rules that mark or only count, including rules in shadow; None if there are none.
+        acting: Rules that block or rewrite, or None if there are none.
+        counted: Rules that mark or only count, including rules in shadow, or None.
     """
 
     acting: RuleMatcher | None
@@ -42,13 +42,13 @@ class GuardPlan:
 
     Attributes:
         targets: Rules by kind of text, for kinds that have rules.
-        judged: Rules with classifiers by kind of text, for kinds that have such rules.
+        judged: Rules with classifiers by kind of text, for kinds with such rules.
         fence: Policy that decides when judged parts of an answer are released.
         unbilled: Ids of rules whose withheld tokens are not billed.
     """
 
     def __init__(self, sets: Sequence[wire.GuardSet]) -> None:
-        """Compile the rules, which takes about 100 ms for large dictionaries."""
+        """Compile the rules, which lasts about 100 ms for large dictionaries."""
         acting, counted = list[GuardRule](), list[GuardRule]()
         judged = [it for one in sets for it in _judged_rules(one)]
         self.judged: Mapping[GuardTarget, Sequence[JudgedRule]] = {
@@ -80,7 +80,7 @@ class GuardPlan:
 
 
 def _judged_rules(one: wire.GuardSet) -> list[JudgedRule]:
-    """Return the rules of a set that have classifiers; rules in shadow only count matches."""
+    """Return the rules of a set that have classifiers. Rules in shadow only count matches."""
     found = [_rule(one.id, it) for it in one.active_rules if it.classifier]
     if one.version != one.active_version:
         shadow = [_rule(f"{one.id}@{one.version}", it) for it in one.rules if it.classifier]
@@ -89,7 +89,7 @@ def _judged_rules(one: wire.GuardSet) -> list[JudgedRule]:
 
 
 def _fence(sets: Sequence[wire.GuardSet]) -> FencePolicy:
-    """Return the strictest fence among sets whose classifiers block answers; `none` without any."""
+    """Return the strictest fence among sets whose classifiers block answers, or `none`."""
     order = list(GuardFence)
     wanted = [
         FencePolicy(GuardFence(one.fence or GuardFence.SENTENCE), one.fence_tokens or FENCE_TOKENS)

@@ -24,7 +24,7 @@ class RequestFindings:
     """The matches of rules in a request.
 
     Attributes:
-        blocked_by: Id of the rule that blocks the request; empty if no rule does.
+        blocked_by: Id of the rule that blocks the request, or empty.
         found: Number of matches by rule.
         unjudged: Classifiers that did not answer.
     """
@@ -97,7 +97,7 @@ def _target(value: object) -> GuardTarget:
 
 
 def _pieces(value: object) -> Iterator[str]:
-    """Yield the text of a message or prompt in pieces; its parts are joined, as in templates."""
+    """Yield the text of a message or prompt in pieces. Its parts are joined, as in templates."""
     for text in _strings(value):
         for at in range(0, len(text), _PIECE_CHARACTERS):
             yield text[at : at + _PIECE_CHARACTERS]

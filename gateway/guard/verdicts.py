@@ -29,7 +29,7 @@ class GuardVerdict(NamedTuple):
     """The verdict of classifiers on a text.
 
     Attributes:
-        blocked_by: Id of the rule that blocks the text; empty if no rule does.
+        blocked_by: Id of the rule that blocks the text, or empty.
         found: Matches by rule.
         unjudged: Names of classifiers that did not answer.
         is_refused: Whether the text is blocked only because a classifier did not answer.
@@ -47,7 +47,10 @@ def classifiers_of(rules: Iterable[JudgedRule]) -> frozenset[str]:
 
 
 def verdict(rules: Sequence[JudgedRule], scores: Mapping[str, Scores | None]) -> GuardVerdict:
-    """Return the verdict on a text, given each classifier's scores; None if it did not answer."""
+    """Return the verdict on a text.
+
+    `scores` has the scores of each classifier, or None for a missing answer.
+    """
     found, blocked_by, refused_by = Findings(), "", ""
     for it in rules:
         rule, told = it.rule, scores.get(it.rule.classifier)

@@ -1,7 +1,7 @@
-"""Runs the loop of an answer with server tools: rounds of the model alternate with tool calls.
+"""Runs the loop of an answer with server tools, where rounds of the model and tool calls alternate.
 
 Each round is a separate request in this process, with its own limits, usage event and trace span.
-Its tokens are written into the client's response.
+The tokens of a round are written into the client's response.
 """
 
 import asyncio
@@ -60,7 +60,7 @@ class Answering(Protocol):
 
 
 class ToolAnswering:
-    """Answers the requests of one worker; an answer with server tools may need several rounds."""
+    """Answers the requests of one worker. An answer with server tools may need several rounds."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class ToolAnswering:
             answering: Answers single rounds.
             runner: Calls tools.
             leases: Leases of approved calls.
-            budget: Upper bounds of one answer; a request may set lower ones.
+            budget: Upper bounds of one answer. A request may set lower bounds.
             keep_alive_s: Longest silence of a stream, in seconds.
             emit: Sends one event per call and never blocks.
             gateway_id: Id of this worker.
@@ -91,10 +91,10 @@ class ToolAnswering:
     def answer(
         self, request: web.Request, principal: Principal, task: TextTask
     ) -> Awaitable[web.StreamResponse]:
-        """Answer one request, which may take several rounds.
+        """Answer one request, in several rounds if the task has rounds.
 
-        A request without rounds leaves no frame of this class: the frame would keep the body for as
-        long as the stream runs.
+        A request without rounds leaves no frame of this class. The frame would reference the body
+        for as long as the stream runs.
         """
         if not task.has_rounds:
             return self._answering.answer(request, principal, task)
@@ -134,7 +134,7 @@ class ToolAnswering:
 
 
 class _Caller(NamedTuple):
-    """The client's request that tool calls are made for."""
+    """The client's request on whose behalf tools are called."""
 
     identity: CallerIdentity
     principal: Principal
@@ -176,7 +176,7 @@ class _ToolRun:
         return self._rounds.events
 
     async def answer(self, loop: ToolLoop, keep_alive_s: float) -> web.StreamResponse:
-        """Run the loop; return the response, or raise the error of the first round."""
+        """Run the loop, and return the response or raise the error of the first round."""
         self._task.begin_rounds(self._identity.uid)
         actions = loop.begin(await self._approved(loop.budget.seconds), time.monotonic())
         while True:
@@ -200,8 +200,8 @@ class _ToolRun:
     async def _approved(self, seconds: float) -> list[LoopCall]:
         """Return the approved calls, and open a lease and an output item for each call.
 
-        Raises PlatformError if another response is making one of the calls at present, or if Valkey
-        is needed for a lease and cannot be reached.
+        Raises PlatformError if another response is running one of the calls at present, or if
+        Valkey is needed for a lease and cannot be reached.
         """
         calls: list[LoopCall] = []
         for it in self._rounds.approved:
@@ -229,7 +229,9 @@ class _ToolRun:
     async def _run_calls(
         self, loop: ToolLoop, actions: Sequence[LoopAction], keep_alive_s: float
     ) -> AskModel | EndLoop:
-        """Carry out actions until the model's next round or the end of the loop; return which."""
+        """Perform actions up to the model's next round or the loop's end, and return the last
+        one.
+        """
         pending = deque(actions)
         ended: asyncio.Queue[tuple[str, CallFailure | None]] = asyncio.Queue()
         running: dict[str, asyncio.Task[None]] = {}
@@ -263,7 +265,7 @@ class _ToolRun:
     async def _attempt(
         self, start: StartCall, ended: asyncio.Queue[tuple[str, CallFailure | None]]
     ) -> None:
-        """Make one attempt of a call; report its result to the queue."""
+        """Run one attempt of a call, and report its result to the queue."""
         self._run += 1
         call_id, failure = start.call_id, None
         tool, _ = self._calls[call_id]
@@ -280,7 +282,7 @@ class _ToolRun:
         ended.put_nowait((call_id, failure))
 
     async def _output(self, call_id: str, timeout_s: float) -> str:
-        """Return the output of one attempt, or the known outcome of an earlier identical call.
+        """Return the output of one attempt, or the stored outcome of an earlier identical call.
 
         Raises ToolCallError if the call failed.
         """
@@ -345,7 +347,10 @@ class _ToolRun:
     # --- rounds -----------------------------------------------------------------------------
 
     async def _round(self) -> list[RoundCall] | None:
-        """Run a round of the model; return its calls, or None if the round failed after its start.
+        """Run a round of the model.
+
+        Returns:
+            The model's calls, or None if the round failed after its start.
 
         Raises:
             PlatformError: The first round was refused before anything was written or run.
@@ -373,7 +378,7 @@ class _ToolRun:
         return self._events.round_calls
 
     def _tokens_left(self) -> int | None:
-        """Return the remaining output tokens; None if only the context bounds the output."""
+        """Return the remaining output tokens, or None if only the context bounds the output."""
         wanted = self._task.output_tokens_max
         return None if wanted is None else max(0, wanted - output_tokens_of(self._usage))
 
@@ -410,7 +415,7 @@ class _ToolRun:
 
 
 def _drop(tool: PlannedTool, facts: CallFacts) -> None:
-    """Drop an event; the default until a receiver of events is set."""
+    """Drop an event, as the default until a receiver of events is set."""
 
 
 def _sum(before: dict[str, Any], usage: dict[str, Any]) -> dict[str, Any]:

@@ -1,8 +1,8 @@
-"""Makes approved calls run once: a lease in Valkey, later replaced by the call's outcome.
+"""Runs approved calls only once, by a lease in Valkey that the call's outcome later replaces.
 
 A client that disconnects while an approved call runs may send its approval again. The call is then
-not made a second time: the new response gets the output of the first call, or is refused while that
-call runs. If the outcome is unknown, the model is informed, or an idempotent call is repeated.
+not repeated. The new response has the output of the first call, or is refused while that call runs.
+If the outcome is unknown, the model is informed, or an idempotent call is repeated.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ _KEPT_MS = 24 * 3_600_000
 _SETTLE_MS = 5000  # milliseconds between a call's deadline and the storage of its outcome
 _UNKNOWN = "The call began before, and its result is unknown. It is not repeated."
 
-# Claims a lease that is free or already held by this response; otherwise returns its value.
+# Claims a lease that is free or belongs to this response already. Otherwise returns its value.
 _CLAIM = (
     b"local known = redis.call('GET', KEYS[1])"
     b" if known and known ~= ARGV[1] then return known end"
@@ -33,7 +33,7 @@ _CLAIM = (
 
 @dataclass(frozen=True, slots=True)
 class ApprovedWork:
-    """An approved call, as its lease identifies it.
+    """An approved call with the facts that identify its lease.
 
     Attributes:
         tenant_id: Tenant of the call.
@@ -56,7 +56,7 @@ class ApprovedWork:
 
 @dataclass(frozen=True, slots=True)
 class KnownOutcome:
-    """The outcome of a call that was made before: either an output or a failure."""
+    """The outcome of a call that ran before, which is either an output or a failure."""
 
     output: str | None = None
     failure: str | None = None
@@ -66,13 +66,13 @@ class ApprovalLeases:
     """The leases of approved calls, for one worker."""
 
     def __init__(self, commands: ValkeyCommands, seals: ContentSeals) -> None:
-        """Prepare; `seals` encrypts the outputs in Valkey."""
+        """Prepare. `seals` encrypts the outputs in Valkey."""
         self._commands, self._seals = commands, seals
 
     async def claim(
         self, work: ApprovedWork, response_id: str, timeout_s: float
     ) -> KnownOutcome | None:
-        """Claim the lease of a call; return its known outcome, or None if the call is to be made.
+        """Claim the lease of a call, and return its stored outcome or None if the call must run.
 
         Args:
             work: The call.
@@ -80,7 +80,7 @@ class ApprovalLeases:
             timeout_s: Seconds within which the call has to end.
 
         Raises:
-            PlatformError: CONFLICT if another response is making the call.
+            PlatformError: CONFLICT if another response is running the call.
             RejectedError: UNAVAILABLE if Valkey is down and the call is not idempotent.
         """
         until_ms = _now_ms() + round(timeout_s * 1000) + _SETTLE_MS

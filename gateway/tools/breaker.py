@@ -1,4 +1,4 @@
-"""A circuit breaker for each tool: after repeated failures, calls are refused for a while. Pure."""
+"""A circuit breaker for each tool, which refuses calls for a time after repeated failures. Pure."""
 
 from collections.abc import Hashable
 
@@ -17,9 +17,9 @@ class _Record:
 class ToolBreakers:
     """The circuit breakers of one worker.
 
-    Five failures in a row open a breaker for 15 s. Then a single call is let through, and its
-    success closes the breaker. An error that the tool itself reports is not a failure, nor is a
-    call that exceeded the loop's time budget.
+    Five consecutive failures open a breaker for 15 s. Then a single call may run, and its success
+    closes the breaker. An error that the tool itself reports is not a failure. A call that exceeded
+    the loop's time budget is not a failure either.
     """
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class ToolBreakers:
         self._records: dict[Hashable, _Record] = {}
 
     def refused_for_s(self, tool: Hashable, now_s: float) -> float:
-        """Return for how many seconds calls are refused; 0 if this call may run.
+        """Return for how many seconds calls are refused, or 0 if this call may run.
 
         After a call that may run, the caller has to report its end to `note`.
         """

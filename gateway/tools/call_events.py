@@ -1,4 +1,4 @@
-"""The usage event of one tool call: facts for the ledger and the trace, without any text. Pure."""
+"""The usage event of one tool call, with facts for the ledger and the trace but no text. Pure."""
 
 from typing import NamedTuple
 
@@ -11,13 +11,13 @@ _U32_MAX = 0xFFFFFFFF
 
 
 class CallFacts(NamedTuple):
-    """A tool call that has ended, or was refused.
+    """A tool call that has ended or was refused.
 
     Attributes:
         uid: Id, unique among all calls.
         began_at_unix_ms: Start of the first attempt, in Unix milliseconds.
         duration_s: Seconds of all attempts together.
-        attempts: Number of attempts; 0 if the call was not run.
+        attempts: Number of attempts, or 0 if the call was not run.
         output_bytes: Bytes of the output sent to the model.
         outcome: One of answered, failed, refused or cut.
     """

@@ -1,4 +1,4 @@
-"""Finds the server tools of a request: registered tools, and tools of MCP servers."""
+"""Selects the server tools of a request from registered tools and the tools of MCP servers."""
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -52,7 +52,10 @@ class WantedTools:
 
 
 def names_of_model(directory: Directory, principal: Principal, model: str) -> set[str]:
-    """Return all names by which a tool's rule may name the model; PlatformError if none exists."""
+    """Return all names by which a tool's rule may name the model.
+
+    Raises PlatformError if no model has the name.
+    """
     return {model} if model == AUTO else {model, directory.model(principal, model).id}
 
 
@@ -60,7 +63,7 @@ class ToolCatalog:
     """Plans the server tools of requests, for one worker."""
 
     def __init__(self, mcp: McpClient, sealer: Sealer) -> None:
-        """Compose; `sealer` decrypts the secret headers of registered tools."""
+        """Compose. `sealer` decrypts the secret headers of registered tools."""
         self._mcp, self._sealer = mcp, sealer
 
     async def plan(
@@ -96,7 +99,7 @@ class ToolCatalog:
         return ToolPlan(tools, listed)
 
     def secrets(self, target: CallTarget) -> Mapping[str, str]:
-        """Return the headers of a call; ToolCallError if they cannot be decrypted here."""
+        """Return the headers of a call, or raise ToolCallError if they cannot be decrypted here."""
         opened = dict(target.headers)
         for name, sealed in target.sealed.items():
             try:
@@ -108,7 +111,7 @@ class ToolCatalog:
         return opened
 
     def address(self, target: CallTarget) -> McpAddress:
-        """Return the address of a server; ToolCallError if its secrets cannot be decrypted here."""
+        """Return the address of a server, or raise ToolCallError if its secrets stay encrypted."""
         return McpAddress(target.key, target.url, self.secrets(target))
 
     async def _listed(
@@ -184,7 +187,7 @@ def _registered(
 def _registered_server(
     principal: Principal, models: frozenset[str], param: str, wanted: McpServerTool
 ) -> wire.ServerTool | None:
-    """Return the registered server, or None if the request may and does give its own URL."""
+    """Return the registered server, or None if the request names a URL and may do so."""
     if wanted.server_url is None:
         if wanted.headers or wanted.authorization:
             text = "a registered server has its own headers: leave them out"

@@ -10,7 +10,7 @@ _RETRYABLE = frozenset({408, 425, 429})  # every status from 500 on is retryable
 
 @dataclass(frozen=True, slots=True)
 class OutgoingRequest:
-    """A request to a tool; its `repr` leaves out secret headers."""
+    """A request to a tool, whose `repr` omits secret headers."""
 
     method: str
     url: str
@@ -20,7 +20,7 @@ class OutgoingRequest:
 
 @dataclass(frozen=True, slots=True)
 class OutgoingReply:
-    """The complete reply of a tool; header names are in lower case."""
+    """The complete reply of a tool, with header names in lower case."""
 
     status: int
     kind: str  # media type, without parameters
@@ -29,7 +29,7 @@ class OutgoingReply:
 
 
 def require_ok(reply: OutgoingReply, said: str = "") -> None:
-    """Raise ToolCallError unless the status is a success; `said` is the tool's error text."""
+    """Raise ToolCallError unless the status is a success. `said` is the tool's error text."""
     if reply.status < 300:
         return
     may_repeat = reply.status in _RETRYABLE or reply.status >= 500

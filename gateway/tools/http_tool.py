@@ -1,4 +1,7 @@
-"""Requests to HTTP tools and their results: JSON arguments in, a JSON result out. Pure."""
+"""Requests to HTTP tools with arguments as JSON or in the query, and their results as JSON.
+
+Pure.
+"""
 
 from collections.abc import Mapping
 from typing import Any

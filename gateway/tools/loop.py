@@ -1,18 +1,18 @@
-"""The loop of a model and its server tools: a state machine of events, actions and time. Pure.
+"""The loop of a model and its server tools, as a state machine of events, actions and time. Pure.
 
-A round is one answer of the model. Its server tool calls run concurrently; when all of them have
-been answered, the next round of the model starts. The loop ends when the model makes no more calls,
+A round is one answer of the model. Its server tool calls run concurrently. When all of them have
+been answered, the next round of the model starts. The loop ends when the model calls no more tools,
 when a call has to be run by the client, or when a budget is used up. Each call is answered exactly
-once: with the tool's output, or with the reason why it was not run. A shell around this module
-carries out the actions and reports their results.
+once, with the tool's output or with the reason why it was not run. A shell around this module
+performs the actions and reports their results.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-_ATTEMPTS_MAX = 3  # attempts per idempotent call
-_RETRY_S = 0.2  # seconds before the second attempt; doubled for each further attempt
+_ATTEMPTS_MAX = 3  # Attempts per idempotent call.
+_RETRY_S = 0.2  # Seconds before the second attempt. The pause is doubled for each further attempt.
 
 _SKIPPED = "The tool was not run: "
 
@@ -31,9 +31,9 @@ class LoopBudget:
     """The upper bounds of one loop.
 
     Attributes:
-        calls: Number of calls, not counting repeated attempts; a loop has at most one round more
+        calls: Number of calls, not counting repeated attempts. A loop has at most one round more
             than calls.
-        tokens: Prompt and output tokens of all rounds; checked between rounds.
+        tokens: Prompt and output tokens of all rounds, checked between rounds.
         seconds: Seconds since the start of the loop.
         micros: Price of all calls, in millionths of the ledger's currency.
     """
@@ -45,7 +45,7 @@ class LoopBudget:
 
 
 class CallMode(StrEnum):
-    """The executor of a call: this worker after or without approval, the client, or none."""
+    """The executor of a call, which is this worker (also after approval), the client, or none."""
 
     RUN = "run"
     APPROVE = "approve"  # a person has to approve the call first
@@ -55,12 +55,12 @@ class CallMode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LoopCall:
-    """A call that the model made or a person approved.
+    """A call that the model requested or a person approved.
 
     Attributes:
         call_id: Id, unique in the loop.
         mode: Executor of the call.
-        refusal: Reason for the model why the call is not run; set in mode `REFUSE`.
+        refusal: Reason for the model why the call is not run, in mode `REFUSE`.
         timeout_s: Seconds for one attempt.
         is_idempotent: Whether a failed attempt may be repeated.
         price_micros: Price of the call, independent of its number of attempts.
@@ -76,7 +76,7 @@ class LoopCall:
 
 @dataclass(frozen=True, slots=True)
 class CallFailure:
-    """A failed attempt: the text for the model, and whether another attempt may succeed."""
+    """A failed attempt, with the text for the model and whether another attempt may succeed."""
 
     message: str
     may_repeat: bool = False
@@ -87,12 +87,15 @@ class CallFailure:
 
 @dataclass(frozen=True, slots=True)
 class AskModel:
-    """An action: start the model's next round, with all results so far."""
+    """The action that starts the model's next round, with all results so far."""
 
 
 @dataclass(frozen=True, slots=True)
 class StartCall:
-    """An action: start an attempt of a call after `after_s` seconds, and report its end."""
+    """The action that starts an attempt of a call after `after_s` seconds.
+
+    Its end must be reported.
+    """
 
     call_id: str
     attempt: int
@@ -102,18 +105,18 @@ class StartCall:
 
 @dataclass(frozen=True, slots=True)
 class StopCall:
-    """An action: cancel the running attempt of a call, and report nothing more about the call."""
+    """The action that cancels the running attempt of a call, whose end is then not reported."""
 
     call_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerCall:
-    """An action: send the answer of an ended call to the client and the model.
+    """The action that sends the answer of an ended call to the client and the model.
 
     Attributes:
         call_id: Id of the call.
-        failure: Failure text for the model; None if the tool answered.
+        failure: Failure text for the model, or None if the tool answered.
         was_run: Whether an attempt was started.
         attempts: Number of attempts.
         duration_s: Seconds since the first attempt.
@@ -128,10 +131,10 @@ class AnswerCall:
 
 @dataclass(frozen=True, slots=True)
 class EndLoop:
-    """An action: end the loop.
+    """The action that ends the loop.
 
     Attributes:
-        reason: The used-up budget; None if the model has finished or the client has to act.
+        reason: The used-up budget, or None if the model has finished or the client has to act.
     """
 
     reason: LoopEnd | None
@@ -149,7 +152,7 @@ class _Running:
 
 @dataclass(slots=True)
 class ToolLoop:
-    """The loop of one response; every method returns the actions to carry out, in order.
+    """The loop of one response. Every method returns the actions to perform, in order.
 
     Attributes:
         budget: Bounds of the loop.
@@ -175,7 +178,7 @@ class ToolLoop:
         return self.began_at_s + self.budget.seconds
 
     def begin(self, approved: Sequence[LoopCall], now_s: float) -> list[LoopAction]:
-        """Start the approved calls; without approved calls, start the first round."""
+        """Start the approved calls, or the first round if there are none."""
         return self._take(approved, now_s) + self._advance(now_s)
 
     def on_round(
@@ -207,7 +210,7 @@ class ToolLoop:
         return [_answer(running, None, now_s), *self._advance(now_s)]
 
     def on_failure(self, call_id: str, failure: CallFailure, now_s: float) -> list[LoopAction]:
-        """Process a failed attempt: retry the call, or report the failure to the model."""
+        """Process a failed attempt, and repeat the call or report the failure to the model."""
         running = self._running.get(call_id)
         if running is None:
             return []
@@ -223,7 +226,7 @@ class ToolLoop:
         return [_answer(running, failure.message, now_s), *self._advance(now_s)]
 
     def on_time(self, now_s: float) -> list[LoopAction]:
-        """Check the deadline; after it, cancel all running calls."""
+        """Check the deadline, and cancel all running calls after it."""
         if now_s < self.ends_at_s or not self._running:
             return []
         actions: list[LoopAction] = []

@@ -44,7 +44,7 @@ class McpAddress:
     """An MCP server with the secrets of one caller.
 
     Attributes:
-        key: Cache key of the server; different secrets give different keys.
+        key: Cache key of the server, which differs for different secrets.
         url: URL of the server.
         secrets: Secret headers to send with each request.
     """
@@ -64,7 +64,7 @@ class McpClient:
         self._numbers = count(1)
 
     async def tools(self, address: McpAddress, timeout_s: float) -> Sequence[McpTool]:
-        """Return the tools of a server, from the cached list if that is still valid.
+        """Return the tools of a server, from the cached list while the list is valid.
 
         Raises:
             ToolCallError: The tools could not be listed.
@@ -89,7 +89,7 @@ class McpClient:
     async def call(
         self, address: McpAddress, name: str, arguments: Mapping[str, Any], timeout_s: float
     ) -> str:
-        """Call a tool and return its output; ToolCallError if the call failed."""
+        """Call a tool and return its output, or raise ToolCallError if the call failed."""
         server = self._server(address)
         params = {"name": name, "arguments": arguments}
         return output_of(await self._request(server, address, "tools/call", params, timeout_s))

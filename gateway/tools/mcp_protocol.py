@@ -67,7 +67,7 @@ class McpSession:
 
     Attributes:
         version: Protocol version.
-        session_id: Id of the session; empty if there is no session.
+        session_id: Id of the session, empty without a session.
     """
 
     version: str = STATELESS
@@ -122,7 +122,10 @@ def initialized(url: str, secrets: Mapping[str, str], session: McpSession) -> Ou
 
 
 def session_of(reply: OutgoingReply) -> McpSession:
-    """Return the session that a server agreed to; ToolCallError if its version is unsupported."""
+    """Return the session that a server agreed to.
+
+    Raises ToolCallError if its version is unsupported.
+    """
     version = result_of(reply, 0).get("protocolVersion")
     if version not in WITH_HANDSHAKE:
         raise ToolCallError("the server speaks no version of MCP that Sluice supports")
@@ -132,7 +135,7 @@ def session_of(reply: OutgoingReply) -> McpSession:
 def version_instead(
     reply: OutgoingReply, session: McpSession, number: int, *, is_known: bool
 ) -> str:
-    """Return the version for a new handshake; empty if the reply is to be used.
+    """Return the version for a new handshake, or an empty string if the reply can be used.
 
     Args:
         reply: Server's reply to a request of `session`.
@@ -167,11 +170,11 @@ def header_text(text: str) -> str:
 
 
 def result_of(reply: OutgoingReply, number: int) -> Mapping[str, Any]:
-    """Return the result of the request with a number.
+    """Return the result of the request with this number.
 
     Raises:
         McpRefusalError: The server answers with a JSON-RPC error.
-        ToolCallError: The reply does not answer the request.
+        ToolCallError: The reply has no answer to the request.
     """
     message = _message(reply, number)
     if message is None:
@@ -206,7 +209,7 @@ def tools_of(result: Mapping[str, Any]) -> tuple[list[McpTool], str, int]:
 
 
 def output_of(result: Mapping[str, Any]) -> str:
-    """Return the output of a call as text; ToolCallError if the tool reports a failure."""
+    """Return the output of a call as text, or raise ToolCallError if the tool reports a failure."""
     content = result.get("content")
     blocks = cast("list[Any]", content) if isinstance(content, list) else []
     text = "\n".join([_block_text(it) for it in blocks])

@@ -1,4 +1,4 @@
-"""HTTP requests to tools: checked addresses, bounded time and size, and no redirects.
+"""Sends HTTP requests to tools, with checked addresses, bounded time and size, and no redirects.
 
 Addresses outside the public internet are refused, unless an operator has allowed the host and port.
 """
@@ -15,7 +15,7 @@ from gateway.tools.http_messages import OutgoingReply, OutgoingRequest
 from sluice.addresses import is_public
 from sluice.checked_addresses import CheckedResolver, check_literal, refused_for
 
-REPLY_BYTES_MAX = 4 << 20  # bytes read of any reply; the model gets much less
+REPLY_BYTES_MAX = 4 << 20  # Maximum bytes that are read of a reply. The model receives far fewer.
 _CONNECTIONS_MAX, _PER_HOST_MAX = 512, 64
 _IDLE_S = 15.0
 _CONNECT_S = 5.0
@@ -36,7 +36,7 @@ class Outgoing:
         self._session: aiohttp.ClientSession | None = None
 
     async def send(self, request: OutgoingRequest, timeout_s: float) -> OutgoingReply:
-        """Send a request; return the complete reply of any status.
+        """Send a request, and return the complete reply of any status.
 
         Raises:
             ToolCallError: The tool did not answer in time, the connection failed, or the address is
@@ -123,7 +123,10 @@ class Outgoing:
 
 
 async def _bounded(reply: aiohttp.ClientResponse) -> bytes:
-    """Return the body; if it is too large, close the connection and raise ToolCallError."""
+    """Return the body of a reply.
+
+    If it is too large, the connection is closed, and ToolCallError is raised.
+    """
     told = reply.content_length or 0
     body = bytearray()
     if told <= REPLY_BYTES_MAX:

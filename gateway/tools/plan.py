@@ -1,4 +1,4 @@
-"""The server tools of one request: their form for the model, and the targets of calls. Pure."""
+"""The server tools of one request, with their form for the model and the targets of calls. Pure."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,8 +21,8 @@ class CallTarget:
         key: Key of the tool in circuit breakers and caches.
         is_mcp: Whether the tool belongs to an MCP server.
         url: URL of the call.
-        method: HTTP method; unused for MCP.
-        tool_id: Id in the registry; empty if the request itself gave the address.
+        method: HTTP method, unused for MCP.
+        tool_id: Id in the registry, empty if the address is from the request.
         sealed: Encrypted headers from the registry.
         headers: Plain headers from the request.
     """
@@ -94,7 +94,7 @@ class PlannedTool:
 
 @dataclass(frozen=True, slots=True)
 class ListedServer:
-    """An MCP server whose tools were listed; `error` is set if that failed."""
+    """An MCP server whose tools were listed, or with an `error` if the listing failed."""
 
     label: str
     tools: Sequence[PlannedTool] = ()

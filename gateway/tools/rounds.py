@@ -1,4 +1,4 @@
-"""The interface between an API and the tool loop: round tasks and event writers."""
+"""The interface between an API and the tool loop, with round tasks and event writers."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,12 +13,12 @@ from sluice.errors import PlatformError
 
 @dataclass(frozen=True, slots=True)
 class RoundCall:
-    """A tool call that the model made in a round.
+    """A tool call of the model in a round.
 
     Attributes:
         item_id: Id of the call.
-        arguments: Arguments as the model wrote them.
-        tool: Server tool; None if the client runs the call.
+        arguments: Arguments in the model's own text.
+        tool: Server tool, or None if the client runs the call.
     """
 
     item_id: str
@@ -32,7 +32,7 @@ class ApprovedCall:
     Attributes:
         request_id: Id of the approval request's item.
         tool: The tool.
-        arguments: Arguments as the model wrote them.
+        arguments: Arguments in the model's own text.
     """
 
     __slots__ = ("arguments", "request_id", "tool")
@@ -61,7 +61,7 @@ class RoundEvents(Protocol):
         ...
 
     def begin_approved(self, request_id: str, tool: PlannedTool, arguments: str) -> str:
-        """Open the item of an approved call; return its id."""
+        """Open the item of an approved call, and return its id."""
         ...
 
     def answer(self, item_id: str, output: str, failure: str | None) -> bytes:
@@ -69,7 +69,7 @@ class RoundEvents(Protocol):
         ...
 
     def end_as(self, reason: str) -> None:
-        """Set the reason of the end: a finish reason, or a used-up budget."""
+        """Set the reason of the end, which is a finish reason or a used-up budget."""
         ...
 
 
@@ -88,7 +88,7 @@ class TaskRounds(Protocol):
 
     @property
     def usage(self) -> dict[str, object] | None:
-        """Usage of the last round; None if that round failed."""
+        """Usage of the last round, or None if that round failed."""
         ...
 
     @property
@@ -106,11 +106,11 @@ class TaskRounds(Protocol):
 
 
 class RoundTask(Protocol):
-    """The task of an answer with server tools; the object is also a `TextTask`."""
+    """The task of an answer with server tools. The object is also a `TextTask`."""
 
     @property
     def stream(self) -> bool | None:
-        """Whether the client gets a stream."""
+        """Whether the client has requested a stream."""
         ...
 
     @property
@@ -125,7 +125,7 @@ class RoundTask(Protocol):
 
     @property
     def max_tool_calls(self) -> int | None:
-        """Maximum number of tool calls in the answer; None if the request sets no bound."""
+        """Maximum number of tool calls in the answer, or None if the request sets no bound."""
         ...
 
     @property
@@ -135,7 +135,7 @@ class RoundTask(Protocol):
 
     @property
     def output_tokens_max(self) -> int | None:
-        """Maximum output tokens of all rounds; None if only the context bounds the output."""
+        """Maximum output tokens of all rounds, or None if only the context bounds the output."""
         ...
 
     def begin_rounds(self, uid: str) -> None:

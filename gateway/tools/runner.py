@@ -1,4 +1,4 @@
-"""Makes the attempts of tool calls, each with a deadline and behind a circuit breaker."""
+"""Runs the attempts of tool calls, each with a deadline and behind a circuit breaker."""
 
 import time
 
@@ -21,7 +21,7 @@ class ToolRunner:
         self._breakers = ToolBreakers()
 
     async def attempt(self, tool: PlannedTool, arguments: str, timeout_s: float) -> str:
-        """Make one attempt of a call; return the tool's output, cut to its maximum size.
+        """Run one attempt of a call, and return the tool's output, cut to its maximum size.
 
         Raises:
             ToolCallError: The attempt failed, or the tool's circuit breaker is open.

@@ -24,13 +24,13 @@ class ClassifierEntry(BaseModel):
         kind: Protocol of the classifier.
         url: Address of OpenAI's moderation form, for HTTP.
         key_file: File with the bearer token, for HTTP.
-        model: Name of the model; sent in each question for HTTP.
+        model: Name of the model, which an HTTP classifier receives in each request.
         address: `host:port` of gRPC, for Triton.
         categories: Names of the columns of `scores`, for Triton.
         timeout_ms: Longest wait in milliseconds for a score, in the queue and on the wire.
-        batch_texts: Most texts in one question.
-        in_flight: Most concurrent questions of one worker.
-        queue_texts: Most waiting texts; further ones are not judged.
+        batch_texts: Maximum number of texts in one request.
+        in_flight: Maximum number of concurrent requests of one worker.
+        queue_texts: Maximum number of waiting texts. Further texts are not judged.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -56,7 +56,7 @@ class ClassifierEntry(BaseModel):
         return self
 
     def make(self) -> Classifier:
-        """Return the classifier; ClassifiersError if its key file cannot be read."""
+        """Return the classifier, or raise ClassifiersError if its key file cannot be read."""
         if self.kind == "http":
             return HttpClassifier(self.url, model=self.model, key=_key(self.key_file))
         if self.kind == "triton":
@@ -65,7 +65,7 @@ class ClassifierEntry(BaseModel):
 
 
 class ClassifiersError(ValueError):
-    """The classifiers' file is invalid; the message names the invalid field, but never a key."""
+    """The classifiers' file is invalid. The message names the invalid field, but never a key."""
 
 
 def read_classifiers(file: Path | None) -> tuple[ClassifierEntry, ...]:

@@ -12,15 +12,15 @@ _ANSWER_BYTES_MAX = 4 << 20
 
 
 class HttpClassifier:
-    """Sends texts to one URL; the HTTP session is opened with the first request."""
+    """Sends texts to one URL. The HTTP session is opened with the first request."""
 
     def __init__(self, url: str, *, model: str = "", key: str = "") -> None:
         """Prepare.
 
         Args:
             url: URL that texts are posted to.
-            model: Model name to send in each request; empty to send none.
-            key: Bearer token; empty to send none.
+            model: Model name to send in each request, or empty to send none.
+            key: Bearer token, or empty to send none.
         """
         self._url = url
         self._model = {"model": model} if model else {}

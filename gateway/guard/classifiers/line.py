@@ -1,4 +1,4 @@
-"""The queue of one classifier: sends texts in batches, and returns scores before a deadline."""
+"""The queue of one classifier, which sends texts in batches and returns scores in time."""
 
 import asyncio
 from collections import deque
@@ -15,7 +15,7 @@ from gateway.guard.verdicts import Scores
 
 log = structlog.get_logger(__name__)
 
-# Called once with the scores of a text, or with None if the text gets no scores.
+# Called once with the scores of a text, or with None without scores.
 OnScores = Callable[[Scores | None], None]
 
 
@@ -27,14 +27,14 @@ class _Question(NamedTuple):
 
 
 class ClassifierLine:
-    """The texts of one worker for one classifier; `run` has to run in a TaskGroup.
+    """The texts of one worker for one classifier. `run` has to run in a TaskGroup.
 
-    A text waits at most `timeout_ms`, including the time in the queue and on the wire. A text gets
+    A text waits at most `timeout_ms`, including the time in the queue and on the wire. A text has
     no scores if the queue is full, or if the classifier has failed several times just before.
     """
 
     def __init__(self, entry: ClassifierEntry, classifier: Classifier, texts: Counter) -> None:
-        """Prepare; `texts` counts texts by the labels `classifier` and `result`."""
+        """Prepare. `texts` counts texts by the labels `classifier` and `result`."""
         self.entry = entry
         self._classifier = classifier
         self._waiting: deque[_Question] = deque()
@@ -46,7 +46,7 @@ class ClassifierLine:
         )
 
     def judge(self, text: str, answer: OnScores) -> None:
-        """Queue a text; `answer` is called once, later, from the event loop."""
+        """Queue a text. `answer` is called once, later, from the event loop."""
         loop = asyncio.get_running_loop()
         now_s = loop.time()
         is_full = len(self._waiting) >= self.entry.queue_texts
@@ -60,7 +60,7 @@ class ClassifierLine:
         self._has_some.set()
 
     async def run(self) -> None:
-        """Send queued texts until cancelled; then close the classifier."""
+        """Send queued texts until cancelled, and then close the classifier."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 for _ in range(self.entry.in_flight):

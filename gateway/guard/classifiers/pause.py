@@ -1,4 +1,4 @@
-"""The pause before a failing classifier gets texts again; doubles after each failure. Pure."""
+"""The pause of a failing classifier, which doubles after each further failure. Pure."""
 
 _FAILURES_MAX = 3  # consecutive failures that start a pause
 _FIRST_S, _LONGEST_S = 0.5, 30.0
@@ -18,7 +18,7 @@ class FailurePause:
         return now_s >= self._until_s
 
     def note(self, now_s: float, *, has_failed: bool) -> None:
-        """Record the outcome of a request; after a pause, one failure starts the next pause."""
+        """Record the outcome of a request. After a pause, one failure starts the next pause."""
         if not has_failed:
             self._failures, self._until_s = 0, 0.0
             return

@@ -9,7 +9,7 @@ NAME_CHARACTERS_MAX = 100
 
 
 class ClassifierError(Exception):
-    """A classifier gave no usable answer; the message has the reason but not the text."""
+    """A classifier returned no usable answer. The message has the reason but not the text."""
 
 
 class Classifier(Protocol):
@@ -31,7 +31,7 @@ class Classifier(Protocol):
 
 
 def checked_scores(pairs: Iterable[tuple[object, object]]) -> dict[str, float]:
-    """Return the checked scores of one text; ClassifierError if a value is not a valid score."""
+    """Return the checked scores of one text, or raise ClassifierError for an invalid score."""
     found = dict[str, float]()
     for name, value in pairs:
         if not isinstance(name, str) or not 0 < len(name) <= NAME_CHARACTERS_MAX:

@@ -1,7 +1,7 @@
-"""The shipped classifier: a sparse logistic regression over words and parts of words.
+"""The shipped classifier, a sparse logistic regression over words and parts of words.
 
 `training/moderation.py` trains it, `shipped.json` has its weights, and the page on guarding reports
-its accuracy. A sentence takes about 0.1 ms in the gateway's own process.
+its accuracy. A sentence needs about 0.1 ms in the gateway's own process.
 """
 
 import asyncio
@@ -59,12 +59,12 @@ def shipped_weights() -> ShippedWeights:
 
 
 class ShippedClassifier:
-    """Scores texts in this process, and lets the event loop run other requests in between."""
+    """Scores texts in this process, and yields to the event loop between texts."""
 
     async def scores(
         self, texts: Sequence[str], *, timeout_s: float
     ) -> Sequence[Mapping[str, float]]:
-        """See `Classifier`; runs without any network request."""
+        """Return scores as `Classifier` describes, without any network request."""
         del timeout_s
         weights, found, characters = shipped_weights(), list[Mapping[str, float]](), 0
         for text in texts:
@@ -76,4 +76,4 @@ class ShippedClassifier:
         return found
 
     async def close(self) -> None:
-        """See `Classifier`."""
+        """Do nothing, because no connection is open."""

@@ -1,4 +1,4 @@
-"""A classifier that is an operator's Triton model: `text` (BYTES) in, `scores` (FP32) out."""
+"""A classifier of an operator's Triton, with the input `text` and the output `scores`."""
 
 import struct
 from array import array
@@ -14,15 +14,15 @@ from sluice.triton import Stub, messages
 
 
 class TritonClassifier:
-    """Sends texts to one model of one Triton server; connects with the first request."""
+    """Sends texts to one model of one Triton server, and connects with the first request."""
 
     def __init__(self, address: str, model: str, categories: Sequence[str]) -> None:
         """Prepare.
 
         Args:
             address: `host:port` of Triton's gRPC.
-            model: Name of the model; its input `text` has shape [n, 1], its output `scores` has
-                shape [n, categories].
+            model: Name of the model, whose input `text` has shape [n, 1] and whose output `scores`
+                has shape [n, categories].
             categories: Names of the columns of `scores`.
         """
         self._model = model
@@ -56,7 +56,7 @@ def question(model: str, texts: Sequence[str]) -> Any:
 
 
 def read_scores(message: Any, count: int, categories: Sequence[str]) -> list[dict[str, float]]:
-    """Return the scores of a `ModelInferResponse`; ClassifierError if it has no valid scores."""
+    """Return the scores of a `ModelInferResponse`, or raise ClassifierError for invalid scores."""
     if message is None or len(message.outputs) != len(message.raw_output_contents):
         raise ClassifierError("the answer is no message of Triton's")
     for output, content in zip(message.outputs, message.raw_output_contents, strict=True):
