@@ -13,8 +13,8 @@ from enum import IntEnum
 # is read from a local disk and verified.
 _LOAD_S = (0.0, 0.05, 1.0)
 _SMOOTHING = 0.2
-# Assumed number of unloaded adapters in a replica's host memory, until its answers and reports show otherwise.
-# The least recently used adapter is dropped first.
+# Assumed number of unloaded adapters in a replica's host memory, until its answers and reports
+# show otherwise. The least recently used adapter is dropped first.
 IN_MEMORY_MAX = 64
 
 
