@@ -149,7 +149,7 @@ class Directory:
         return principal
 
     def batch_principal(self, key_id: str) -> Principal | None:
-        """Return a key's caller for batch work; None if the key is unknown, disabled or expired.
+        """Return a key's caller for batch work, or None if the key is unknown, disabled or expired.
 
         The caller's tier is the lowest preemptible tier. If no tier is preemptible, it is a
         preemptible copy of the tenant's tier with the lowest priority.
@@ -257,7 +257,7 @@ class Directory:
         Args:
             principal: The caller.
             name: Model name in the request.
-            session: Key of requests that get the same release; empty without a session.
+            session: Key of requests that get the same release, or empty without a session.
             request_id: Id that chooses the release of a request without a session.
         """
         resolved = self._resolved.get((principal, name)) or self.resolve_any(principal, name)

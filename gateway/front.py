@@ -16,8 +16,8 @@ class PublicServer:
 
     Attributes:
         runner: Runs the server.
-        http2: The server's HTTP/2 connections; None if HTTP/2 is off.
-        tls: The server's certificate; None without TLS.
+        http2: The server's HTTP/2 connections, or None if HTTP/2 is off.
+        tls: The server's certificate, or None without TLS.
     """
 
     def __init__(self, settings: GatewaySettings, routes: Routes, counts: AnswerCounts) -> None:

@@ -300,7 +300,7 @@ class GatewayMetrics:
 
         Args:
             tenant_id: Tenant of the request.
-            code: Error code; empty when the request ended well.
+            code: Error code, or empty when the request ended well.
             ttft_s: Seconds from the arrival to the first token.
             decode_s: Seconds from the first token to the end.
             prefill_s: Prefill time as the engine measured it, in seconds.

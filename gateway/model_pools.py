@@ -24,7 +24,7 @@ def served_by(
     engine are ignored. The result is empty if only one pool serves the model.
 
     Args:
-        told: The model's list of pools; None without a list.
+        told: The model's list of pools, or None without a list.
         model: The model, in the form of its current release or of another release.
         pools: All pools.
     """
@@ -62,7 +62,7 @@ def options_of(
     cache_root_of: Callable[[wire.Model], bytes],
     context_of: Callable[[wire.Model], int],
 ) -> PoolOptions | None:
-    """Return the pools to choose from; None if only one pool serves the model.
+    """Return the pools to choose from, or None if only one pool serves the model.
 
     Args:
         told: See `served_by`.
@@ -95,7 +95,7 @@ class PoolChooser:
         """Prepare.
 
         Args:
-            wait_ms: Returns the predicted wait in a pool; None if the pool does not serve now.
+            wait_ms: Returns the predicted wait in a pool, or None if the pool does not serve now.
             has_base: Returns whether the tokenizer of a base, given by its digest, is loaded.
             count: Counts a choice by pool and reason.
         """
@@ -108,7 +108,7 @@ class PoolChooser:
 
         Args:
             resolved: Model that answers.
-            session: Key of requests that share a pool; empty without a session.
+            session: Key of requests that share a pool, or empty without a session.
             request_id: Id that spreads requests without a session.
         """
         options = resolved.options

@@ -80,7 +80,7 @@ class Names:
         return model if release is None else _released(model, release)
 
     def at(self, model: wire.Model, release: str) -> wire.Model | None:
-        """Return a model as if it pointed at a release; None if no pool serves that release.
+        """Return a model as if it pointed at a release, or None if no pool serves that release.
 
         Args:
             model: Model from `find`.

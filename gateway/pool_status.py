@@ -32,7 +32,7 @@ class PoolStatus:
         replicas_starting: Number of replicas that are starting.
         queued: Number of waiting requests.
         running: Number of requests (or texts to embed) that are being computed.
-        wait_ms: Predicted wait of a new, short request in milliseconds; None if not known.
+        wait_ms: Predicted wait of a new, short request in milliseconds, or None if not known.
     """
 
     replicas_ready: int = 0

@@ -50,12 +50,12 @@ class ResolvedModel:
         tenant_id: Tenant of the caller.
         cache_root: Root of the prefix cache's hash chain.
         generates_text: Whether the model generates text, rather than embeddings.
-        decision: Reason why this release answers; None if the name points at it.
-        fork: Chooses the release for each request; None without a rollout.
-        shadow: Release that gets a copy of the request; None without a copy.
-        instead: Release that answers if no engine can load this release; None without one.
-        warm_prompts: System prompts whose blocks are kept in caches; None without any.
-        options: Pools to choose from; None if one pool serves the model.
+        decision: Reason why this release answers, or None if the name points at it.
+        fork: Chooses the release for each request, or None without a rollout.
+        shadow: Release that gets a copy of the request, or None without a copy.
+        instead: Release that answers if no engine can load this release, or None without one.
+        warm_prompts: System prompts whose blocks are kept in caches, or None without any.
+        options: Pools to choose from, or None if one pool serves the model.
     """
 
     name: str

@@ -14,7 +14,7 @@ def stop_reason(reason: str, stop_sequence: str) -> str:
 
     Args:
         reason: OpenAI's finish reason.
-        stop_sequence: The stop sequence that ended the answer; empty if none did.
+        stop_sequence: The stop sequence that ended the answer, or empty if none did.
     """
     if reason == "stop" and stop_sequence:
         return "stop_sequence"
@@ -36,8 +36,8 @@ def message(
         message_id: Id of the message.
         model: Name of the model that answers.
         content: Content blocks of the message.
-        stopped: Stop reason; None if the message has just begun.
-        stop_sequence: The stop sequence that ended the message; empty if none did.
+        stopped: Stop reason, or None if the message has just begun.
+        stop_sequence: The stop sequence that ended the message, or empty if none did.
         usage: Token counts by Anthropic's names.
     """
     return orjson.dumps(

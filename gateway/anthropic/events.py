@@ -23,7 +23,7 @@ class MessageEvents:
     Attributes:
         head: Bytes of a text delta before its text; empty while no text block is open.
         tail: Bytes of a text delta after its text.
-        stop_sequence: Stop sequence that ended the answer; empty until one has.
+        stop_sequence: Stop sequence that ended the answer, or empty until one has.
     """
 
     __slots__ = (
@@ -43,7 +43,7 @@ class MessageEvents:
         """
         self._id, self._model, self._prompt_tokens = message_id, model, prompt_tokens
         self._next = 0  # index of the next block
-        self._open = ""  # kind of the open block; empty if none is open
+        self._open = ""  # kind of the open block, or empty if none is open
         self._call = -1  # index of the open call; -1 if none is open
         self._reason = ""
         self.head = b""

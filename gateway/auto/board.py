@@ -47,7 +47,7 @@ class AskedTask(Protocol):
 
     @property
     def session(self) -> str:
-        """Key of requests that share a prefix; empty if the request has none."""
+        """Key of requests that share a prefix, or empty if the request has none."""
         ...
 
     @property
@@ -94,7 +94,7 @@ class AutoBoard:
         self._is_used = False
 
     async def decide(self, principal: Principal, task: AskedTask, uid: str) -> AutoDecision | None:
-        """Return the choice for a request to `auto`; None if the request names another model.
+        """Return the choice for a request to `auto`, or None if the request names another model.
 
         Raises:
             PlatformError: None of the candidate models can answer.

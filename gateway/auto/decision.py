@@ -21,7 +21,7 @@ class AutoDecision:
         choice: The chosen model and its alternatives.
         keys: Keys of the prompt.
         tokens: Estimated number of prompt tokens.
-        answered: Model that answers instead of the chosen model; empty if the chosen model answers.
+        answered: Model that answers instead of the chosen model, or empty if the chosen model answers.
     """
 
     choice: AutoChoice

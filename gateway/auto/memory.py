@@ -29,7 +29,7 @@ class CachedPrefixes(NamedTuple):
     """The prefixes of a prompt that are assumed to be in the caches of replicas.
 
     Attributes:
-        current: Model that answered the longest known prefix; empty if no prefix is known.
+        current: Model that answered the longest known prefix, or empty if no prefix is known.
         tokens: Tokens of the longest cached prefix, by model.
     """
 

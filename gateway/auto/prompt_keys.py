@@ -21,7 +21,7 @@ class PromptKeys(NamedTuple):
     """The keys of a prompt.
 
     Attributes:
-        session: Key of the prompt's session, whose history a client may rewrite; empty if it has
+        session: Key of the prompt's session, whose history a client may rewrite, or empty if it has
             no session.
         beginnings: Keys of the prompt's longest beginnings, shortest first; the last key is the
             key of the whole prompt.

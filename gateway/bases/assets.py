@@ -79,7 +79,7 @@ class EncodedPrompt(NamedTuple):
         packed: Packed form of a long prompt, made in a thread.
         dropped_turns: Number of the oldest turns that were dropped to fit the context.
         pinned_blocks: Leading full blocks that hold a warm prompt.
-        record: Part of the prompt that the turn stores, see `PromptTrail`; empty if none.
+        record: Part of the prompt that the turn stores, see `PromptTrail`, or empty if none.
     """
 
     ids: "array[int]"
@@ -187,7 +187,7 @@ class BaseAssets:
             options: Options for the template, e.g. `enable_thinking`.
             context_tokens_max: Context of the model, in tokens; 0: no bound is checked here.
             param: Field of the body that the conversation came in.
-            trail: Prompt that earlier turns have stored; None if this turn stores nothing.
+            trail: Prompt that earlier turns have stored, or None if this turn stores nothing.
 
         Raises:
             BadRequestError: CONTEXT_LENGTH_EXCEEDED if a text has too many characters.

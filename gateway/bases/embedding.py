@@ -38,7 +38,7 @@ class EmbeddingBase:
         slicing: The tokenizer, for long texts.
         characters_per_token_max: Maximum of characters in one token; 0: no bound.
         threads: Threads for large texts; None: the executor of the event loop.
-        labels: Labels of a base that classifies; None if the base makes embeddings.
+        labels: Labels of a base that classifies, or None if the base makes embeddings.
     """
 
     tokenizer: Tokenizer

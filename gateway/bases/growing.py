@@ -229,7 +229,7 @@ def _is_name(node: nodes.Node | None, name: str) -> bool:
 
 
 def _of_loop(node: nodes.Node) -> str:
-    """Return the attribute of `loop` that a node reads; empty if it reads none."""
+    """Return the attribute of `loop` that a node reads, or empty if it reads none."""
     match node:
         case nodes.Getattr(node=nodes.Name(name="loop"), attr=name):
             return name

@@ -51,7 +51,7 @@ class GrownPrompt(NamedTuple):
         characters: Characters of the text.
         hashes: Hashes of the full blocks of `ids`.
         packed: The ids of these blocks in wire form.
-        said: Digest of the rendered messages; empty without a digest.
+        said: Digest of the rendered messages, or empty without a digest.
     """
 
     chat: WrittenChat
@@ -82,7 +82,7 @@ class PromptTokens(NamedTuple):
         ids: All token ids.
         hashes: Hashes of the full blocks.
         packed: All token ids in wire form.
-        record: Part of the prompt that the turn stores; empty if none.
+        record: Part of the prompt that the turn stores, or empty if none.
     """
 
     ids: "array[int]"
@@ -127,7 +127,7 @@ class GrownPrompts:
     def restored(
         self, place: PromptPlace, trail: PromptTrail, chat: WrittenChat
     ) -> GrownPrompt | None:
-        """Return a prompt that earlier turns have stored; None if it has other messages.
+        """Return a prompt that earlier turns have stored, or None if it has other messages.
 
         Args:
             place: Key of the prompt.

@@ -55,7 +55,7 @@ class PairForm:
 
 
 def read_labels(config: Mapping[str, Any]) -> Labels | None:
-    """Return the labels in a base's `config.json`; None if the base makes embeddings."""
+    """Return the labels in a base's `config.json`, or None if the base makes embeddings."""
     count = label_count(config)
     if not count:
         return None

@@ -30,7 +30,7 @@ class PromptTrail:
     """The prompt that the turns of a chain have stored.
 
     Attributes:
-        latest: Record of the latest turn with a record; None if no turn has one.
+        latest: Record of the latest turn with a record, or None if no turn has one.
         opening: Text before the first message.
         hashes: Hashes of all full blocks.
         packed: Ids of these blocks in wire form.
@@ -111,7 +111,7 @@ def record_of(
     characters: int,
     given: int,
 ) -> bytes:
-    """Return the record that a turn stores of its prompt; empty if it stores nothing.
+    """Return the record that a turn stores of its prompt, or empty if it stores nothing.
 
     Args:
         trail: Prompt that earlier turns have stored.
@@ -158,7 +158,7 @@ def _read(data: bytes) -> wire.StoredPrompt | None:
 
 
 def _chained(digest: bytes, parts: Iterable[Mapping[str, Any]]) -> bytes:
-    """Return a digest of a digest and further parts; empty if a part cannot be encoded as JSON."""
+    """Return a digest of a digest and further parts, or empty if a part cannot be encoded as JSON."""
     for part in parts:
         try:
             text = orjson.dumps(part, option=orjson.OPT_SORT_KEYS)

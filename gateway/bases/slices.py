@@ -57,7 +57,7 @@ class SlicingTokenizer:
     A text is not cut if the tokenizer's words depend on the text before them.
 
     Attributes:
-        around: Tokens that the tokenizer adds before and after a text; None if they vary.
+        around: Tokens that the tokenizer adds before and after a text, or None if they vary.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, slice_bytes: int = SLICE_BYTES) -> None:

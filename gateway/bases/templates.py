@@ -219,7 +219,7 @@ class ChatTemplate:
         opening: str,
         given: int,
     ) -> WrittenChat | None:
-        """Return messages that another gateway has rendered, for `continued`; None if impossible.
+        """Return messages that another gateway has rendered, for `continued`, or None if impossible.
 
         Args:
             messages: The messages.

@@ -49,7 +49,7 @@ def expanded_chat(
 
 
 def split_chat(messages: Sequence[Message]) -> SplitChat | None:
-    """Split a chat into messages to summarise and the last turn; None if nothing precedes it."""
+    """Split a chat into messages to summarise and the last turn, or None if nothing precedes it."""
     start = last_turn_of(messages)
     if not any(it.role not in INSTRUCTIONS for it in messages[:start]):
         return None

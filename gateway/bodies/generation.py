@@ -206,7 +206,7 @@ class GenerationFields(Body):
 
     @property
     def session(self) -> str:
-        """Key of requests that share a prefix; empty when the caller gave none."""
+        """Key of requests that share a prefix, or empty when the caller gave none."""
         return self.session_id or self.prompt_cache_key or ""
 
     @property

@@ -130,7 +130,7 @@ class ReasoningItem(_NamedItem):
     )
 
     def text(self) -> str:
-        """Return the content as one string; empty where only a summary is known."""
+        """Return the content as one string, or empty where only a summary is known."""
         return "".join([part.text for part in self.content or ()])
 
 

@@ -40,7 +40,7 @@ class ChatCompactor:
         """Return a task whose earlier messages are summarized if compaction is due.
 
         Returns:
-            The task, and the compaction item for the client; None if nothing was summarized.
+            The task, and the compaction item for the client, or None if nothing was summarized.
 
         Raises:
             PlatformError: The summary could not be made.

@@ -25,7 +25,7 @@ class KeptChatChunks(ChatChunks):
 
     Attributes:
         call_ids: Ids of the tool calls, as sent to the client.
-        ended: The whole answer and its finish reason; None until the choice has ended.
+        ended: The whole answer and its finish reason, or None until the choice has ended.
     """
 
     __slots__ = ("_compaction", "call_ids", "ended")
@@ -94,10 +94,10 @@ class KeptChatTask(ChatTask):
     """A chat completion that is stored or summarized; a stream keeps its body until the end.
 
     Attributes:
-        keeper: Queue for PostgreSQL; None if the completion is not stored.
+        keeper: Queue for PostgreSQL, or None if the completion is not stored.
         tenant_id: Tenant that owns the completion.
         sent: Messages of the request.
-        compaction: Item that replaces earlier messages; None if nothing was summarized.
+        compaction: Item that replaces earlier messages, or None if nothing was summarized.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True)

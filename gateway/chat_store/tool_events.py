@@ -45,8 +45,8 @@ class ToolChatChunks(ChatChunks):
     Attributes:
         round_calls: Calls of the current round, in order.
         round_reason: Finish reason of the current round.
-        found: Findings of the tenant's rules in the latest answer; None if there are none.
-        prompt_found: Findings in the prompt; empty if there are none.
+        found: Findings of the tenant's rules in the latest answer, or None if there are none.
+        prompt_found: Findings in the prompt, or empty if there are none.
         completion: The head that all chunks share.
         named: The fields that identify the completion.
     """
@@ -70,7 +70,7 @@ class ToolChatChunks(ChatChunks):
             head: Head of the completion, until a model answers.
             tools: The server's tools, by the function names that the model uses.
             servers: MCP servers whose tools were listed.
-            compaction: Item that replaces earlier messages; None if nothing was summarized.
+            compaction: Item that replaces earlier messages, or None if nothing was summarized.
         """
         super().__init__(head)
         self.completion, self._tools, self._servers = head, tools, servers
@@ -134,7 +134,7 @@ class ToolChatChunks(ChatChunks):
     # --- a round ----------------------------------------------------------------------------
 
     def parted(self) -> bytes:
-        """Return the separator chunk between the texts of two rounds; empty if none is due."""
+        """Return the separator chunk between the texts of two rounds, or empty if none is due."""
         if not self._is_parting:
             return b""
         self._is_parting = False

@@ -61,7 +61,7 @@ class ChatRounds:
         approved: Always empty, since chats have no approvals.
         events: Writer of the chunks.
         uid: Id of the first round, from which the completion's id is made.
-        usage: Usage of the last round; None if that round failed.
+        usage: Usage of the last round, or None if that round failed.
         error: Error of the last round if it failed after it began.
     """
 
@@ -107,10 +107,10 @@ class ToolChatTask(ChatTask):
 
     Attributes:
         rounds: Rounds of the completion.
-        keeper: Queue for PostgreSQL; None if the completion is not stored.
+        keeper: Queue for PostgreSQL, or None if the completion is not stored.
         tenant_id: Tenant that owns the completion.
         sent: Messages of the request.
-        compaction: Item that replaces earlier messages; None if nothing was summarized.
+        compaction: Item that replaces earlier messages, or None if nothing was summarized.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True)

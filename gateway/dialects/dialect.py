@@ -51,7 +51,7 @@ class Dialect:
         is_reasoning: bool = False,
         is_forced: bool = False,
     ) -> OutputParser | None:
-        """Return a parser for one answer; None if there is nothing to parse.
+        """Return a parser for one answer, or None if there is nothing to parse.
 
         Args:
             tools: Names of the functions that may be called; empty: calls are text.

@@ -30,7 +30,7 @@ class ReasoningParser:
 
         Args:
             marks: Marks of the family.
-            after: Parser of the text after the reasoning; None if that text is content.
+            after: Parser of the text after the reasoning, or None if that text is content.
             is_open: Whether the prompt ends in the opening mark, so that the answer begins as
                 reasoning.
             is_forced: Whether only calls follow, so that an incomplete opening mark is no text.

@@ -83,7 +83,7 @@ class Answers:
         """Wait for the first tokens of any answer, an end, or the time for a keep-alive.
 
         Returns:
-            The refusal of a request of which nothing was generated; None if the response to the
+            The refusal of a request of which nothing was generated, or None if the response to the
             client may begin.
         """
         while not self._has_begun and self.refusal is None and self._pursuits:

@@ -25,7 +25,7 @@ class AttemptPlacement(NamedTuple):
         engine_queue_us: Microseconds in the engine's queue.
         load_us: Microseconds of loading the adapter.
         cached_tokens: Cached tokens of the prompt.
-        decision: The router's explanation of the placement; None if the router sent none.
+        decision: The router's explanation of the placement, or None if the router sent none.
     """
 
     replica_id: str
@@ -65,7 +65,7 @@ class Attempt:
         ended_at_s: Time of the end; 0 while the attempt runs.
         emitted_before: Tokens of earlier attempts.
         output_tokens: Tokens of this attempt.
-        placed: Placement of the answer; None if the answer never ran.
+        placed: Placement of the answer, or None if the answer never ran.
         decision: Router's explanation of the placement, from the message at the end.
         outcome: Outcome by its name in events; `cancelled` until the attempt has ended.
         reason: Reason, in words, of an outcome other than success.

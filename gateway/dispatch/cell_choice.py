@@ -128,7 +128,7 @@ def choose(cells: Sequence[CellView], wish: Wish, board: PrefixBoard | None = No
     Args:
         cells: Cells of the pool whose routers are connected; at least one.
         wish: The request's traits.
-        board: Sketches of the pool's cells; None if no router reports sketches.
+        board: Sketches of the pool's cells, or None if no router reports sketches.
     """
     if len(cells) == 1:
         return CellChoice(cells[0])

@@ -46,7 +46,7 @@ class GatewayDispatcher:
         return self._links.is_gated
 
     def refused_for_s(self, pool_id: str, ask: GateAsk, now_s: float) -> float | None:
-        """Return for how long a pool's routers refuse a request; None if a router accepts it."""
+        """Return for how long a pool's routers refuse a request, or None if a router accepts it."""
         return self._links.refused_for_s(pool_id, ask, now_s)
 
     async def drain(self, timeout_s: float) -> int:

@@ -21,7 +21,7 @@ class GenerationEnd(NamedTuple):
     """The end of an attempt; the fields besides `kind` describe endings other than success.
 
     Attributes:
-        param: The invalid field of the engine's request; empty if no field is known.
+        param: The invalid field of the engine's request, or empty if no field is known.
     """
 
     kind: EndKind

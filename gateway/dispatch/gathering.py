@@ -66,7 +66,7 @@ class DeltaGatherer:
 
 
 def together(first: AnswerDelta, second: AnswerDelta) -> AnswerDelta | None:
-    """Return two deltas joined in one; None if content or the order forbids it. Pure."""
+    """Return two deltas joined in one, or None if content or the order forbids it. Pure."""
     if first.content or second.content or (first.calls and second.reasoning):
         return None
     return AnswerDelta("", first.reasoning + second.reasoning, _joined(first.calls, second.calls))

@@ -42,8 +42,8 @@ class GenerationSpec(NamedTuple):
     Attributes:
         deadline_ms: The request's deadline in milliseconds; 0: the router's default.
         new_pipe: Makes the pipe from tokens to text.
-        new_logprobs: Makes the writer of log probabilities; None if none were requested.
-        new_guard: Makes the guard that applies the tenant's rules; None without rules.
+        new_logprobs: Makes the writer of log probabilities, or None if none were requested.
+        new_guard: Makes the guard that applies the tenant's rules, or None without rules.
         block_hashes: Hashes of the prompt's full blocks, concatenated; see `sluice.hashing`.
         packed_prompt: Packed form of a long prompt; all answers to the prompt share this object.
         tier_reserved_permille: The tier's reserved share of a cell while the tier has work.
@@ -55,9 +55,9 @@ class GenerationSpec(NamedTuple):
         absence_ms: Longest wait in milliseconds for a pool without replicas; 0: until the deadline.
         traceparent: W3C trace context of the request; empty: the router gets no trace context.
         tracestate: W3C trace state that belongs to `traceparent`.
-        prompt_logprobs: Requested alternatives per token of the prompt; None if not requested.
+        prompt_logprobs: Requested alternatives per token of the prompt, or None if not requested.
         is_echo_alone: Whether only the echoed prompt is shown, without the one computed token.
-        prediction: Expected token ids of the answer; empty without a prediction.
+        prediction: Expected token ids of the answer, or empty without a prediction.
         dropped_turns: Number of the chat's oldest turns that did not fit into the prompt.
     """
 
@@ -114,7 +114,7 @@ class Generation(ABC):
         placed: The last placement, if any.
         cached_tokens: Prompt tokens that the first placement found in the cache.
         drafts: Speculated tokens of all ended attempts; None: no speculation.
-        prompt_logprobs: Log probabilities of the prompt so far; None if not requested.
+        prompt_logprobs: Log probabilities of the prompt so far, or None if not requested.
         prefill_us: Prefill time in microseconds, as the engine reports it.
         resumes: Number of attempts that continued an answer already begun.
         ending: The end of the current attempt; None while the attempt runs.
@@ -123,7 +123,7 @@ class Generation(ABC):
         attempts: Attempts of the answer so far.
         attempt_from: Number of emitted tokens when the current attempt was submitted.
         was_nudged: Whether the client has waited so long that a keep-alive was due.
-        guard: Applies the tenant's rules to the answer; None without rules.
+        guard: Applies the tenant's rules to the answer, or None without rules.
         listener: Called at the first token of an attempt, at the attempt's end, and at a nudge.
         score: Score of the scored tokens, if the engine reports a score.
     """

@@ -32,8 +32,8 @@ class Patience:
 
     Attributes:
         give_up_at_s: Loop time at which the client gets the error.
-        cell_id: Cell of the last attempt; empty before the first attempt.
-        home: Cell to which a begun answer returns after the loss of its router; None for any cell.
+        cell_id: Cell of the last attempt, or empty before the first attempt.
+        home: Cell to which a begun answer returns after the loss of its router, or None for any cell.
             Other cells have not cached the answer and may be full, and a cell gets another router
             within a fraction of a second.
         pause_s: Seconds before the next attempt.
@@ -81,7 +81,7 @@ class Patience:
         self._began_at_s = now_s
 
     def refusal(self, ending: GenerationEnd, now_s: float) -> GenerationEnd | None:
-        """Return the client's error after a failed attempt; None if the request is retried."""
+        """Return the client's error after a failed attempt, or None if the request is retried."""
         self.home = None
         until_s = self.give_up_at_s
         if ending.kind is EndKind.LOST:

@@ -172,7 +172,7 @@ class Pursuit:
             self.generation.end_submission(time.monotonic())
 
     def _final(self, ending: GenerationEnd, now_s: float) -> GenerationEnd | None:
-        """Return the answer's end: STOP, LENGTH or REFUSED; None if the generation is retried."""
+        """Return the answer's end: STOP, LENGTH or REFUSED, or None if the generation is retried."""
         if self._links.is_stopping and ending.kind is EndKind.LOST:
             return STOPPING
         if ending.kind in _SUCCESS or self._links.is_stopping:

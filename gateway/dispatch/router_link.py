@@ -70,7 +70,7 @@ class RouterLink:
     `run` belongs into a TaskGroup.
 
     Attributes:
-        router_id: Id that the router reports; empty before the first connection.
+        router_id: Id that the router reports, or empty before the first connection.
         is_up: Whether requests can be submitted.
         cells: The router's last report on each of its cells, by cell id. Requests are sent only
             for cells in this table, because a router refuses a moved cell until it owns the cell.
@@ -237,7 +237,7 @@ class RouterLink:
                 self._is_writing = False
 
     def take_batch(self) -> wire.ConnectRequest | None:
-        """Return the next message to send, of bounded size; None if nothing waits.
+        """Return the next message to send, of bounded size, or None if nothing waits.
 
         Cancels are sent after all batches, so that no cancel precedes its submit.
         """

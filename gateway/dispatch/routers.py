@@ -127,7 +127,7 @@ class RouterLinks:
         return any(view.replicas_ready and not view.is_refusing for view in views)
 
     def wait_ms(self, pool_id: str) -> float | None:
-        """Return the least predicted wait in a pool's cells; None if no replica serves."""
+        """Return the least predicted wait in a pool's cells, or None if no replica serves."""
         views = self.views(pool_id)
         return min(
             [it.wait_ms for it in views if it.replicas_ready and not it.is_refusing], default=None
@@ -139,7 +139,7 @@ class RouterLinks:
         return any(link.is_gated for link in self._links.values())
 
     def refused_for_s(self, pool_id: str, ask: GateAsk, now_s: float) -> float | None:
-        """Return after how many seconds a refused request may be retried; None if not refused.
+        """Return after how many seconds a refused request may be retried, or None if not refused.
 
         Each refused request is reported to its router, which counts the request as demand.
         """
@@ -152,7 +152,7 @@ class RouterLinks:
         return found.retry_after_s
 
     def find(self, pool_id: str, of: Wishing) -> Found | None:
-        """Return a connected router and its cell of the pool; None if no router is connected.
+        """Return a connected router and its cell of the pool, or None if no router is connected.
 
         Args:
             pool_id: Id of the pool.
@@ -179,7 +179,7 @@ class RouterLinks:
         return found
 
     def owner(self, pool_id: str, cell_id: str) -> Found | None:
-        """Return a cell's owner; None if the owner is not connected."""
+        """Return a cell's owner, or None if the owner is not connected."""
         reachable = self._reachable(pool_id)
         return next(((link, cell_id) for view, link in reachable if view.cell_id == cell_id), None)
 

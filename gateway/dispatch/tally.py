@@ -18,7 +18,7 @@ class Tally:
         output_tokens: Tokens of all answers.
         placed_prompt_tokens: Tokens of the prompts that reached a replica.
         submitted_at_s: Monotonic time of the first submission of any answer; 0 if none was made.
-        cell_id: Cell of the latest submission; empty if none was made.
+        cell_id: Cell of the latest submission, or empty if none was made.
         router_id: Id of the router that owns that cell.
         first_at_s: Monotonic time of the first token of any answer; 0 before the first token.
         placed: Placement of the first answer that a router has placed.

@@ -91,7 +91,7 @@ class EarlyGate:
         self._promised: dict[tuple[str, int], tuple[float, float]] = {}  # see `_retry_s`
 
     def refusal(self, cells: Sequence[GatedCell], ask: GateAsk, now_s: float) -> GateRefusal | None:
-        """Return the refusal of a request; None if the request may be sent to a router.
+        """Return the refusal of a request, or None if the request may be sent to a router.
 
         Args:
             cells: Cells of the pool whose routers are connected.

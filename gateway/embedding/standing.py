@@ -105,7 +105,7 @@ class EmbedderStanding:
 def choose(
     standings: Iterable[EmbedderStanding], tried: Container[str] = ()
 ) -> EmbedderStanding | None:
-    """Return the least busy trusted replica, except `tried`; None if there is none.
+    """Return the least busy trusted replica, except `tried`, or None if there is none.
 
     Of equally busy replicas, the replica that has been idle for the longest time is returned.
     """
