@@ -55,7 +55,7 @@ def message(
 
 
 def blocks_of(answer: ChoiceText) -> list[dict[str, object]]:
-    """Return the content blocks of a whole answer: thinking, text and tool calls, in this order."""
+    """Return the content blocks of an answer, in the order thinking, text and tool calls."""
     blocks: list[dict[str, object]] = []
     if answer.reasoning:
         blocks.append({"type": "thinking", "thinking": answer.reasoning, "signature": ""})

@@ -25,7 +25,7 @@ class AnthropicMessages:
     """The endpoints of Anthropic's Messages API, for one worker."""
 
     def __init__(self, directory: Directory, completer: Completer, tokenizing: Tokenizing) -> None:
-        """Compose.
+        """Store the parts that serve the requests.
 
         Args:
             directory: Keys, tenants and models.
@@ -57,7 +57,7 @@ class AnthropicMessages:
         )
 
     async def count_tokens(self, request: web.Request) -> web.Response:
-        """POST /v1/messages/count_tokens: as many as the message would have."""
+        """POST /v1/messages/count_tokens. Returns the number of prompt tokens of such a message."""
         principal = authenticate(self._directory, request)
         self._directory.require_scope(principal, Scope.CHAT)
         wanted = await read_parsed(request, partial(parse, CountTokensRequest))

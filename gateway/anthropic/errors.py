@@ -16,7 +16,7 @@ _KINDS = {
 
 
 def anthropic_body(error: PlatformError) -> bytes:
-    """Return the JSON of an error; the fields `code` and `param` are additions to Anthropic's."""
+    """Return the JSON of an error. The fields `code` and `param` extend Anthropic's form."""
     status = error.status
     kind = _KINDS.get(status, "api_error" if status >= 500 else "invalid_request_error")
     detail = {"type": kind, "message": error.message, "code": error.code, "param": error.param}

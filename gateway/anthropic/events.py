@@ -1,6 +1,7 @@
-"""The events of a message's stream: each content block is closed before the next one opens. Pure.
+"""Writes the events of a message's stream. Pure.
 
-All text deltas of a block share the bytes before the text (`head`) and after the text (`tail`).
+Each content block is closed before the next block opens. All text deltas of a block share the bytes
+before the text (`head`) and after the text (`tail`).
 """
 
 from collections.abc import Mapping
@@ -21,7 +22,7 @@ class MessageEvents:
     """Writes all events of one stream, whose message has a single choice.
 
     Attributes:
-        head: Bytes of a text delta before its text; empty while no text block is open.
+        head: Bytes of a text delta before its text, or empty while no text block is open.
         tail: Bytes of a text delta after its text.
         stop_sequence: Stop sequence that ended the answer, or empty until one has.
     """
@@ -39,12 +40,13 @@ class MessageEvents:
         Args:
             message_id: Id of the message.
             model: Name of the model that answers.
-            prompt_tokens: Tokens of the prompt; cached tokens are only reported at the end.
+            prompt_tokens: Tokens of the prompt. The number of cached tokens follows at the end of
+                the stream.
         """
         self._id, self._model, self._prompt_tokens = message_id, model, prompt_tokens
         self._next = 0  # index of the next block
         self._open = ""  # kind of the open block, or empty if none is open
-        self._call = -1  # index of the open call; -1 if none is open
+        self._call = -1  # index of the open call, or -1 if none is open
         self._reason = ""
         self.head = b""
         self.stop_sequence = ""
@@ -85,7 +87,7 @@ class MessageEvents:
         return events
 
     def finish(self, reason: str) -> bytes:
-        """Return the events that close the open block; a message has at least one block."""
+        """Return the events that close the open block. An empty message gets an empty text block."""
         self._reason = reason
         begun = b"" if self._next else self.begin_text()
         return begun + self._closed()

@@ -1,4 +1,4 @@
-"""Sends the tokens of a message: a `StreamedGeneration` that opens and closes text blocks."""
+"""Streams the answer of a message. `BlockGeneration` also opens and closes the text blocks."""
 
 from gateway.anthropic.events import MessageEvents
 from gateway.dispatch.generation import GenerationSpec
@@ -16,7 +16,7 @@ class BlockGeneration(StreamedGeneration):
     def __init__(
         self, spec: GenerationSpec, chunks: ChunkWriter, itl: FastHistogram, pace: AttemptPace
     ) -> None:
-        """Prepare; `chunks` writes the events of the message."""
+        """Prepare the stream, whose events `chunks` writes."""
         assert isinstance(chunks, MessageEvents), "only these have blocks"
         super().__init__(spec, chunks, itl, pace)
         self._events = chunks
@@ -28,7 +28,7 @@ class BlockGeneration(StreamedGeneration):
         super()._send(fragment)
 
     def last_chunks(self, reason: str) -> bytes:
-        """See the base; also notes the stop sequence that ended the answer."""
+        """Return the last events, and record the stop sequence that ended the answer."""
         chunks = super().last_chunks(reason)
         self._events.stop_sequence = self.pipe.stopped_by
         return chunks

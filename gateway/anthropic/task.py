@@ -1,4 +1,4 @@
-"""The task of an Anthropic message: maps the message to a chat, and the answer back."""
+"""The task of an Anthropic message, which maps the message to a chat and the answer back."""
 
 from collections.abc import Sequence
 from typing import ClassVar
@@ -29,7 +29,7 @@ class MessageTask(ChatTask):
 
     @property
     def include_usage(self) -> bool:
-        """See `GenerationFields`; always true, as the last event has the usage."""
+        """See `GenerationFields`. Always true, because the last event reports the usage."""
         return True
 
     def stream_writers(
@@ -72,7 +72,7 @@ class MessageTask(ChatTask):
 
     @staticmethod
     def usage_of(tally: Tally, reasoning_tokens: int) -> dict[str, object]:
-        """See `TextTask`; `input_tokens` excludes tokens that were found in a cache."""
+        """See `TextTask`. Here `input_tokens` excludes the tokens that were found in a cache."""
         del reasoning_tokens  # the output tokens include the reasoning tokens
         return {
             "input_tokens": tally.prompt_tokens - tally.cached_tokens,
@@ -84,7 +84,7 @@ class MessageTask(ChatTask):
 
 
 def message_task(request: AnthropicRequest) -> MessageTask:
-    """Return the task of a request; BadRequestError if its tools cannot be combined."""
+    """Return the task of a request, or raise BadRequestError if its tools cannot be combined."""
     task = MessageTask.model_construct(**request.chat_fields(), messages=request.turns)
     task.check_tools()
     _ = task.guide

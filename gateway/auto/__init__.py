@@ -1,1 +1,1 @@
-"""The model `auto`: chooses the model that answers, and a stand-in if that model cannot."""
+"""The model `auto`, which chooses the model that answers, and a stand-in if that model cannot."""

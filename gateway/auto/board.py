@@ -137,8 +137,8 @@ class AutoBoard:
     def other(self, principal: Principal, asked: str, decision: AutoDecision | None) -> str | None:
         """Return the stand-in for a model that cannot answer now, or None.
 
-        All stand-ins are chosen here: for `auto` the next best model of the choice, for any other
-        model the tenant's configured fallback.
+        All stand-ins are chosen here. For `auto`, the stand-in is the next best model of the
+        choice. For any other model, the stand-in is the tenant's configured fallback.
         """
         if decision is None:
             return self._directory.fallback(principal, asked)
@@ -162,7 +162,7 @@ class AutoBoard:
         self._shared.note(decision.keys, decision.model, decision.tokens)
 
     def _usable(self, principal: Principal, name: str) -> ResolvedModel | None:
-        """Return a candidate that generates text and that the caller may use; None otherwise."""
+        """Return a candidate that generates text and that the caller may use, or None."""
         try:
             resolved = self._directory.resolve_any(principal, name)
         except PlatformError:

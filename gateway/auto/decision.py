@@ -21,7 +21,7 @@ class AutoDecision:
         choice: The chosen model and its alternatives.
         keys: Keys of the prompt.
         tokens: Estimated number of prompt tokens.
-        answered: Model that answers instead of the chosen model, or empty if the chosen model answers.
+        answered: Model that answers instead of the chosen model, or empty without a stand-in.
     """
 
     choice: AutoChoice
@@ -41,7 +41,7 @@ class AutoDecision:
 
     @property
     def others(self) -> Sequence[str]:
-        """Models that may answer instead: first those above the quality floor, best first."""
+        """Models that may answer instead, best first. Models above the quality floor come first."""
         rest = sorted(self.choice.alternatives, key=lambda it: not it.is_eligible)
         return [it.name for it in rest if it.name != self.model]
 

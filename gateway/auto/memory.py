@@ -1,8 +1,8 @@
 """The models that have prefixes of recent conversations in their caches, for one worker. Pure.
 
 A prompt is identified by the keys of its beginnings. The next turn of a conversation begins with
-the messages of the last turn, so it shares their keys and the cached prefix; so does any other
-prompt with the same beginning.
+the messages of the last turn, so it shares their keys and the cached prefix. The same is true of
+any other prompt with the same beginning.
 """
 
 from collections import OrderedDict
@@ -38,7 +38,7 @@ class CachedPrefixes(NamedTuple):
 
 
 class ConversationMemory:
-    """The prompts of the last minutes by their keys; if full, the oldest prompts are dropped."""
+    """The prompts of the last minutes by their keys. A full memory drops the oldest prompts."""
 
     def __init__(self, prefixes_max: int = _PREFIXES_MAX) -> None:
         self._prefixes_max = prefixes_max
@@ -49,7 +49,7 @@ class ConversationMemory:
         return len(self._prefixes)
 
     def look(self, keys: PromptKeys, now_s: float) -> CachedPrefixes:
-        """Return the cached prefixes of a prompt; `now_s` is on the worker's clock."""
+        """Return the cached prefixes of a prompt. `now_s` is the time on the worker's clock."""
         found = (self._prefixes.get(key) for key in keys.longest_first)
         return prefixes_of(it for it in found if it is not None and it.until_s >= now_s)
 

@@ -1,6 +1,7 @@
-"""Keys of prompts and of their beginnings; each turn of a conversation begins with the last. Pure.
+"""Keys of prompts and of their beginnings, by which a continued conversation is recognized. Pure.
 
-The keys are shared with other gateways. They reveal no text without the installation's secret.
+Each turn of a conversation begins with the messages of the last turn, and so shares their keys. The
+keys are shared with other gateways. They reveal no text without the installation's secret.
 """
 
 from collections.abc import Sequence
@@ -8,7 +9,7 @@ from hashlib import blake2b
 from typing import NamedTuple
 
 _KEY_BYTES = 12
-# Number of beginnings that get keys; each turn of a conversation adds two or three messages.
+# Number of beginnings that get keys. Each turn of a conversation adds two or three messages.
 _BEGINNINGS_MAX = 32
 # A beginning's key depends on its length and on this many of its first and last texts. So a key
 # costs the same for a conversation of any length.
@@ -23,8 +24,8 @@ class PromptKeys(NamedTuple):
     Attributes:
         session: Key of the prompt's session, whose history a client may rewrite, or empty if it has
             no session.
-        beginnings: Keys of the prompt's longest beginnings, shortest first; the last key is the
-            key of the whole prompt.
+        beginnings: Keys of the prompt's longest beginnings, shortest first. The last key is the key
+            of the whole prompt.
     """
 
     session: bytes
@@ -49,7 +50,7 @@ class PromptHasher:
         self._begun = blake2b(digest_size=_KEY_BYTES, key=secret)
 
     def keys(self, tenant_id: str, session: str, texts: Sequence[str]) -> PromptKeys:
-        """Return the keys of a tenant's prompt with these texts; `session` may be empty."""
+        """Return the keys of a tenant's prompt with these texts. `session` may be empty."""
         of_tenant, of_session = _parts([tenant_id, f"session {session}"])
         begun = self._begun.copy()
         begun.update(_bytes(of_tenant))
@@ -62,7 +63,7 @@ class PromptHasher:
 
 
 def _beginnings(begun: blake2b, texts: Sequence[str]) -> list[bytes]:
-    """Return the keys of the longest beginnings; each key depends only on its beginning's texts."""
+    """Return the keys of the longest beginnings. Each key depends only on its beginning's texts."""
     count = len(texts)
     since = max(0, count - _BEGINNINGS_MAX - _LAST)
     parts = [_bytes(it) for it in _parts(texts[since:])]

@@ -8,7 +8,7 @@ from gateway.limits.valkey_commands import ValkeyCommands, ValkeyDownError
 
 _KEY = b"sluice:auto:"
 _CACHED_MS = round(CACHED_S * 1000)
-# Seconds that a choice waits for Valkey; without an answer only a cached prefix is lost.
+# Seconds that a choice waits for Valkey. Without an answer, `auto` only loses a cached prefix.
 _DEADLINE_S = 0.02
 
 
@@ -20,7 +20,7 @@ class SharedConversations:
         self._commands = commands
 
     async def look(self, keys: PromptKeys) -> CachedPrefixes:
-        """Return the cached prefixes of a prompt; none if Valkey is down or slow."""
+        """Return the cached prefixes of a prompt, or no prefixes if Valkey is down or slow."""
         words = (b"MGET", *[_KEY + it for it in keys.longest_first])
         try:
             found = await self._commands.call(words, deadline_s=_DEADLINE_S)

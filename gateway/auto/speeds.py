@@ -10,14 +10,14 @@ from gateway.dispatch.tally import Tally
 
 # Weight of a new measurement, so that an estimate reflects about twenty requests.
 _NEW = 0.05
-_UNCACHED_LEAST = 32  # tokens; the time of a shorter prefill is mostly that of its step
+_UNCACHED_LEAST = 32  # tokens, because the time of a shorter prefill is mostly that of its step
 _OUTPUT_LEAST = 8
 _POOLS_MAX = 4096
 
 
 @dataclass(slots=True)
 class LearnedSpeed:
-    """The learned speed of a pool; 0 for a value without a measurement.
+    """The learned speed of a pool. A value without a measurement is 0.
 
     Attributes:
         prompt_token_s: Seconds of prefill per uncached prompt token.

@@ -1,4 +1,4 @@
-"""Tokenizers and chat templates of bases: messages to token ids, and token ids to text.
+"""Loads the tokenizer and chat template of a base, which turn messages into token ids and back.
 
 A base is loaded once from its artifact directory. Loading runs in a thread, because a large
 tokenizer takes a second.
@@ -52,17 +52,17 @@ from gateway.text.detokenizer import TokenTable, token_table
 from gateway.text.packed_prompt import PackedPrompt
 from sluice.hashing import chained_hashes, shared_blocks
 
-# Rendering and encoding take about 1 ms per 10 KB; larger prompts would delay other streams.
+# Rendering and encoding take about 1 ms per 10 KB, so larger prompts would delay other streams.
 _INLINE_CHARACTERS_MAX = 16 << 10
 _CHARACTERS_PER_MESSAGE = 256  # fixed cost of rendering a message, in characters
 _INLINE_TOKENS_MAX = 8 << 10  # hashing takes 30 ms per million
 _INLINE_CPU_S = 0.003
-_FORM = 1  # version of stored prompts; increased if rendering or tokenizing changes
+_FORM = 1  # version of stored prompts, which increases if rendering or tokenizing changes
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingDefaults:
-    """Sampling values that the base's authors recommend as defaults; top_k 0 is off."""
+    """Sampling values that the base's authors recommend as defaults. `top_k` 0 sets no limit."""
 
     temperature: float
     top_p: float
@@ -73,13 +73,13 @@ class EncodedPrompt(NamedTuple):
     """A prompt's token ids, and the hashes of its full blocks, 16 bytes each.
 
     Attributes:
-        ids: Token ids; an array, because a list would use nine times the memory.
+        ids: Token ids, in an array because a list would use nine times the memory.
         is_reasoning: Whether the prompt ends in an open block of reasoning, which the answer
             continues.
         packed: Packed form of a long prompt, made in a thread.
         dropped_turns: Number of the oldest turns that were dropped to fit the context.
         pinned_blocks: Leading full blocks that hold a warm prompt.
-        record: Part of the prompt that the turn stores, see `PromptTrail`, or empty if none.
+        record: Part of the prompt that the turn stores (see `PromptTrail`), or empty if none.
     """
 
     ids: "array[int]"
@@ -99,8 +99,8 @@ class _ContextBound(NamedTuple):
     """The bound on a prompt's characters.
 
     Attributes:
-        characters_per_token: Maximum of characters in one token; 0: no bound.
-        context_tokens: Context of the model; 0: not known.
+        characters_per_token: Maximum of characters in one token, or 0 for no bound.
+        context_tokens: Context of the model, or 0 if not known.
         param: Field of the body that the prompt came in.
     """
 
@@ -119,11 +119,11 @@ class BaseAssets:
 
     Attributes:
         template: Template for requests without tools.
-        calling_template: Template for requests with tools; equals `template` in most bases.
-        table: Texts of the tokens; special tokens are not shown.
-        dialect: The base's form of calls and reasoning.
-        characters_per_token_max: Maximum of characters in one token; 0: no bound.
-        threads: Threads for large prompts; None: the executor of the event loop.
+        calling_template: Template for requests with tools. In most bases it equals `template`.
+        table: Texts of the tokens, in which special tokens are empty.
+        dialect: The base's syntax of tool calls and reasoning.
+        characters_per_token_max: Maximum of characters in one token, or 0 for no bound.
+        threads: Threads for large prompts, or None for the executor of the event loop.
     """
 
     tokenizer: Tokenizer
@@ -155,7 +155,7 @@ class BaseAssets:
         return self.template.heeds_effort or (never and effort == "none")
 
     def table_for(self, *, tools: bool) -> TokenTable:
-        """Return the table for answers that are parsed: the dialect's marks are text in it.
+        """Return the token table for parsed answers, in which the dialect's marks are text.
 
         Args:
             tools: Whether tool calls are parsed, too.
@@ -175,17 +175,17 @@ class BaseAssets:
         param: str = "messages",
         trail: PromptTrail | None = None,
     ) -> EncodedPrompt:
-        """Return the prompt as ids and block hashes; large prompts are processed in a thread.
+        """Return the prompt as ids and block hashes. Large prompts are processed in a thread.
 
         Args:
             messages: The conversation.
             tools: Tools that the model sees.
             cache_root: Root of the chain of hashes.
-            owner: Owner of the prompt; the threads serve owners in turn.
-            session: The owner's session, in which each prompt extends the previous prompt; empty
+            owner: Owner of the prompt. The threads serve owners in turn.
+            session: The owner's session, in which each prompt extends the previous prompt, or empty
                 without a session.
             options: Options for the template, e.g. `enable_thinking`.
-            context_tokens_max: Context of the model, in tokens; 0: no bound is checked here.
+            context_tokens_max: Context of the model, in tokens, or 0 for no check here.
             param: Field of the body that the conversation came in.
             trail: Prompt that earlier turns have stored, or None if this turn stores nothing.
 
@@ -201,7 +201,7 @@ class BaseAssets:
             try:
                 return finished(encode(_INLINE_CPU_S, None))
             except OutOfTimeError:
-                pass  # the template is slow; it is rendered again in a thread with more time
+                pass  # the template is slow, so a thread renders it again with more time
         return await self._in_thread(owner, encode(CPU_S, self._tokenizing))
 
     async def encode_text(
@@ -223,7 +223,7 @@ class BaseAssets:
     async def hash_ids(
         self, ids: Sequence[int], cache_root: bytes, *, owner: str = ""
     ) -> EncodedPrompt:
-        """Return a prompt that came as ids, with block hashes; for `owner` see `encode_chat`."""
+        """Return a prompt that came as ids, with block hashes. For `owner` see `encode_chat`."""
         if len(ids) <= _INLINE_TOKENS_MAX:
             return self._with_hashes(ids, cache_root)
         return await self._in_thread(owner, self._hashing(ids, cache_root))
@@ -233,7 +233,7 @@ class BaseAssets:
 
         Args:
             characters: Characters of the text.
-            context_tokens_max: Context of the model, in tokens; 0: not known.
+            context_tokens_max: Context of the model, in tokens, or 0 if not known.
             param: Field of the body that the text came in.
 
         Raises:
@@ -361,7 +361,7 @@ def _size(messages: Sequence[Message], tools: Sequence[Tool]) -> int:
 
 
 def load_base(directory: Path, threads: PromptThreads | None = None) -> BaseAssets:
-    """Read a base's files; blocks.
+    """Read a base's files. The call blocks on the disk.
 
     Args:
         directory: Directory of the base's files.
@@ -369,7 +369,7 @@ def load_base(directory: Path, threads: PromptThreads | None = None) -> BaseAsse
 
     Raises:
         OSError: A file is missing.
-        ValueError: A file has invalid content; the message names the file.
+        ValueError: A file has invalid content. The message names the file.
     """
     tokenizer = read_tokenizer(directory / "tokenizer.json")
     config = read_json(directory / "tokenizer_config.json")
@@ -422,5 +422,5 @@ def _fingerprint(directory: Path, sources: Sequence[str], config: Mapping[str, o
     return digest.digest()
 
 
-# The bases that a process needs to generate text.
+# Cache of the bases that a process needs to generate text.
 AssetCache = BaseCache[BaseAssets]

@@ -37,10 +37,10 @@ class _Cuts(Enum):
 
 
 class Boundaries:
-    """Finds boundaries for one tokenizer; thread-safe."""
+    """Finds boundaries for one tokenizer. Safe for concurrent threads."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        """Prepare; the tokenizer must not change afterwards."""
+        """Prepare for a tokenizer that must not change afterwards."""
         described = json.loads(tokenizer.to_str())
         self._cuts = _cuts(described)
         self._bare = _bare(tokenizer) if self.exist else tokenizer
@@ -64,7 +64,7 @@ class Boundaries:
         for index in _word_starts(encoding, len(part) - _MARGIN_CHARACTERS):
             start, end = _start(encoding, index), _end(encoding, index - 1)
             if self._cuts is _Cuts.BLANKS and end < start:
-                start -= 1  # blanks are no part of words; the last blank stays with its word
+                start -= 1  # blanks are no part of words, and the last blank stays with its word
             if end <= start and self._is_cut(part, start):
                 return array("I", encoding.ids[:index]), start
         return array("I"), 0
@@ -78,7 +78,7 @@ class Boundaries:
 
 
 def _word_starts(encoding: Encoding, start_max: int) -> Iterator[int]:
-    """Yield the first token of each word, the last word first; not of the first word.
+    """Yield the first token of each word but the first word, from the last word backwards.
 
     Args:
         encoding: Tokens of a text.
@@ -123,7 +123,7 @@ def _begins_alone(character: str) -> bool:
 
 
 def _bare(tokenizer: Tokenizer) -> Tokenizer:
-    """Return a tokenizer with exact offsets of tokens; some post-processors trim the offsets."""
+    """Return a tokenizer with exact offsets of tokens, since some post-processors trim them."""
     if tokenizer.post_processor is None:
         return tokenizer
     bare = Tokenizer(tokenizer.model)  # both tokenizers share the model
@@ -175,9 +175,9 @@ def _cuts_of(stage: Mapping[str, Any]) -> _Cuts:
     if kind == "Split":
         pattern = stage["pattern"].get("Regex", "")
         return _Cuts.NOWHERE if _LOOKS_BACK.search(pattern) else _Cuts.WORDS
-    if kind == "ByteLevel":  # it may add a space before a text that begins without a space
+    if kind == "ByteLevel":  # this stage may add a space before a text that begins without a space
         return _Cuts.BLANKS if stage.get("add_prefix_space") else _Cuts.WORDS
-    if kind == "Metaspace":  # it may add a space, too
+    if kind == "Metaspace":  # this stage may add a space, too
         return _Cuts.BLANKS if stage.get("split", True) else _Cuts.NOWHERE
     if kind in {"Digits", "BertPreTokenizer", "Whitespace", "WhitespaceSplit"}:
         return _Cuts.WORDS

@@ -1,4 +1,4 @@
-"""The loaded bases of this process: each base is loaded once and dropped when it is deleted."""
+"""The loaded bases of this process. Each base is loaded once, and dropped when it is deleted."""
 
 import asyncio
 import time
@@ -19,7 +19,7 @@ _Loaded = TypeVar("_Loaded")
 
 
 class BaseCache(Generic[_Loaded]):
-    """The bases that this process has loaded; loads run one at a time."""
+    """The bases that this process has loaded. Only one load runs at a time."""
 
     def __init__(
         self,
@@ -27,12 +27,12 @@ class BaseCache(Generic[_Loaded]):
         load: Callable[[Path], _Loaded],
         on_missing: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """Prepare; nothing is read yet.
+        """Prepare an empty cache, without reading any file.
 
         Args:
-            find: Returns the directory of a base; FileNotFoundError if this machine lacks the base.
-                Runs in a thread.
-            load: Reads a base's directory; OSError or ValueError on failure. Runs in a thread.
+            find: Returns the directory of a base, or raises FileNotFoundError if this machine lacks
+                the base. Runs in a thread.
+            load: Reads a base's directory, or raises OSError or ValueError. Runs in a thread.
             on_missing: Called with the digest of a needed base that this machine lacks.
         """
         self._find = find
@@ -40,12 +40,13 @@ class BaseCache(Generic[_Loaded]):
         self._on_missing = on_missing
         self._loaded: dict[str, _Loaded] = {}
         self._lock = asyncio.Lock()
-        self._not_before_s: dict[str, float] = {}  # failed bases to the time of the next attempt
+        # time of the next attempt, by digest of a failed base
+        self._not_before_s: dict[str, float] = {}
         self._arrivals = 0  # number of reports that files have arrived
         self._logged: dict[str, str] = {}  # logged messages, by digest
 
     async def get(self, digest: str) -> _Loaded:
-        """Return a loaded base; RejectedError if this gateway does not have its files."""
+        """Return a loaded base, or raise RejectedError if this gateway does not have its files."""
         found = self._loaded.get(digest)
         return found if found is not None else await self._load(digest)
 
@@ -100,7 +101,7 @@ class BaseCache(Generic[_Loaded]):
         return self._read(directory)
 
     def _finish_load(self, digest: str, arrivals: int, load: "asyncio.Future[_Loaded]") -> None:
-        """Record the result of a load, then let the next load begin."""
+        """Record the result of a load, then release the lock for the next load."""
         try:
             if not load.cancelled():
                 self._note(digest, arrivals, load)

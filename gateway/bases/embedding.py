@@ -1,4 +1,4 @@
-"""Tokenizer and sizes of a base that embeds or classifies; such a base has no chat template."""
+"""Tokenizer and sizes of a base that embeds or classifies, which has no chat template."""
 
 import asyncio
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ from gateway.bases.slices import (
 from gateway.bases.text_bound import characters_per_token_max, require_fit
 from gateway.bases.threads import PromptThreads
 
-# Encoding takes about 1 ms per 10 KB, plus some time per text; larger texts would delay streams.
+# Encoding takes about 1 ms per 10 KB, plus some time per text. Larger texts would delay streams.
 _INLINE_CHARACTERS_MAX = 16 << 10
 _CHARACTERS_PER_TEXT = 64
 
@@ -32,12 +32,12 @@ class EmbeddingBase:
     """Tokenizer and sizes of one base.
 
     Attributes:
-        tokenizer: Tokenizer of the base; neither cuts nor pads.
-        dimensions: Length of a vector: of an embedding, or the number of labels.
+        tokenizer: Tokenizer of the base, set to neither truncate nor pad.
+        dimensions: Length of an embedding, or the number of labels of a base that classifies.
         vocabulary: Number of token ids that the model has.
-        slicing: The tokenizer, for long texts.
-        characters_per_token_max: Maximum of characters in one token; 0: no bound.
-        threads: Threads for large texts; None: the executor of the event loop.
+        slicing: The tokenizer in the form that processes long texts in slices.
+        characters_per_token_max: Maximum of characters in one token, or 0 for no bound.
+        threads: Threads for large texts, or None for the executor of the event loop.
         labels: Labels of a base that classifies, or None if the base makes embeddings.
     """
 
@@ -50,7 +50,7 @@ class EmbeddingBase:
     labels: Labels | None = None
 
     def require_fit(self, characters: int, context_tokens_max: int, param: str) -> None:
-        """Refuse a text before it is tokenized; see `gateway.bases.text_bound.require_fit`."""
+        """Refuse a text before it is tokenized. See `gateway.bases.text_bound.require_fit`."""
         require_fit(characters, self.characters_per_token_max, context_tokens_max, param)
 
     async def encode_pairs(
@@ -62,13 +62,13 @@ class EmbeddingBase:
         tokens_max: int,
         total_max: int,
     ) -> list[list[int]]:
-        """Return the ids of every text of `first` with every one of `second`, as rows.
+        """Return one row of ids for each pair of a text of `first` with a text of `second`.
 
-        The pairs of the first text come first. For the arguments see `encode`; `total_max` bounds
-        the tokens of all rows.
+        The pairs of the first text come first. For the arguments see `encode`. Here `total_max`
+        bounds the tokens of all rows.
 
         Raises:
-            TooManyTokensError: There are more than `total_max`.
+            TooManyTokensError: The rows have more than `total_max` tokens.
         """
         form = pair_form(self.tokenizer)
         ids = await self.encode(
@@ -102,18 +102,18 @@ class EmbeddingBase:
         tokens_max: int = 0,
         total_max: int = 0,
     ) -> list[list[int]]:
-        """Return the token ids of each text; large texts are tokenized in a thread, in slices.
+        """Return the token ids of each text. Large texts are tokenized in a thread, in slices.
 
         Args:
             texts: Texts.
-            owner: Owner of the texts; the threads serve owners in turn.
+            owner: Owner of the texts. The threads serve owners in turn.
             add_special_tokens: Whether the tokenizer adds special tokens.
-            tokens_max: Number of tokens per text that the caller needs; some more may be returned.
-                0: all.
-            total_max: Maximum of tokens of all texts together; 0: no bound.
+            tokens_max: Number of tokens per text that the caller needs, or 0 for all. Some more may
+                be returned.
+            total_max: Maximum of tokens of all texts together, or 0 for no bound.
 
         Raises:
-            TooManyTokensError: There are more than `total_max`.
+            TooManyTokensError: The texts have more than `total_max` tokens.
         """
         encode = partial(self._encode, texts, add_special_tokens, tokens_max, total_max)
         size = sum(map(len, texts)) + _CHARACTERS_PER_TEXT * len(texts)
@@ -143,7 +143,7 @@ class EmbeddingBase:
 
 
 def load_embedding_base(directory: Path, threads: PromptThreads | None = None) -> EmbeddingBase:
-    """Read a base's files; blocks.
+    """Read a base's files. The call blocks on the disk.
 
     Args:
         directory: Directory of the base's files.
@@ -151,7 +151,7 @@ def load_embedding_base(directory: Path, threads: PromptThreads | None = None) -
 
     Raises:
         OSError: A file is missing.
-        ValueError: A file has invalid content; the message names the file.
+        ValueError: A file has invalid content. The message names the file.
     """
     tokenizer = read_tokenizer(directory / "tokenizer.json")
     tokenizer.no_truncation()  # a text that is too long is refused, never cut
@@ -168,5 +168,5 @@ def load_embedding_base(directory: Path, threads: PromptThreads | None = None) -
     return EmbeddingBase(tokenizer, dimensions, vocabulary, slicing, characters, threads, labels)
 
 
-# The embedding bases of a process.
+# Cache of the bases with which a process embeds or classifies.
 EmbeddingBaseCache = BaseCache[EmbeddingBase]

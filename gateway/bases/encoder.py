@@ -1,4 +1,4 @@
-"""Encodes prompts to token ids; text that a conversation repeats in every turn is tokenized once.
+"""Encodes prompts to token ids, and tokenizes the text that a conversation repeats only once.
 
 Special tokens cut a prompt into segments (a system prompt, a role, a turn) that the tokenizer
 processes independently. The ids of segments are cached, so that a turn costs only its new text.
@@ -19,7 +19,7 @@ from tokenizers import AddedToken, Tokenizer
 
 from gateway.bases.slices import SlicingTokenizer, Steps
 
-_CHARACTERS_MAX = 8 << 20  # characters of all cached segments; two bytes each, ids included
+_CHARACTERS_MAX = 8 << 20  # characters of all cached segments, at two bytes each with the ids
 _SEGMENT_MAX = 1 << 20
 
 # Components of tokenizers with which the text before a segment does not change the segment's ids.
@@ -32,13 +32,13 @@ _INDEPENDENT = frozenset(
 
 
 class PromptEncoder:
-    """Encodes prompts of one base; thread-safe."""
+    """Encodes prompts of one base. Safe for concurrent threads."""
 
     def __init__(self, tokenizer: Tokenizer, characters_max: int = _CHARACTERS_MAX) -> None:
         """Prepare an empty cache.
 
         Args:
-            tokenizer: Tokenizer of the base; without independent segments nothing is cached.
+            tokenizer: Tokenizer of the base. Nothing is cached if its segments are not independent.
             characters_max: Characters of all cached segments together.
         """
         self._slicing = SlicingTokenizer(tokenizer)
@@ -56,9 +56,9 @@ class PromptEncoder:
         """Return the ids of a prompt, in steps.
 
         Args:
-            pieces: Pieces of the prompt's text; no token spans two pieces.
-            owner: Owner of the prompt; each owner has a separate cache.
-            tokenizing: Threads for segments that are not cached; None: the caller's thread.
+            pieces: Pieces of the prompt's text. No token spans two pieces.
+            owner: Owner of the prompt. Each owner has a separate cache.
+            tokenizing: Threads for segments that are not cached, or None for the caller's thread.
         """
         if self._cuts:
             return (yield from self.encode_segments(self.segments(pieces), owner, tokenizing))
@@ -88,7 +88,7 @@ class PromptEncoder:
     def encode_segments(
         self, segments: Sequence[str], owner: bytes, tokenizing: Executor | None
     ) -> "Steps[array[int]]":
-        """Return the ids of segments; see `encode`."""
+        """Return the ids of segments. For the arguments see `encode`."""
         joined = array("I")
         found = self._find(owner, segments)
         missing = [segment for segment, ids in zip(segments, found, strict=True) if ids is None]
@@ -101,7 +101,7 @@ class PromptEncoder:
         return joined
 
     def encode_whole(self, text: str, tokenizing: Executor | None = None) -> "Steps[array[int]]":
-        """Return the ids of a text with the tokenizer's own additions; nothing is cached."""
+        """Return the ids of a text with the tokens that the tokenizer adds. Nothing is cached."""
         return self._slicing.encode_whole(text, tokenizing)
 
     def _find(self, owner: bytes, segments: Sequence[str]) -> "list[array[int] | None]":

@@ -1,7 +1,7 @@
 """Fetches the small files of bases that this gateway lacks, one base at a time.
 
-All workers of a machine share the shelf. One worker fetches a base; the other workers find the
-files on the shelf.
+All workers of a machine share the shelf (`BaseShelf`). One worker fetches a base, and the other
+workers read the files from the shelf.
 """
 
 import asyncio
@@ -20,11 +20,12 @@ from sluice.lifecycle import backoff_s
 
 log = structlog.get_logger(__name__)
 
-_FIRST_SPREAD_S = 0.5  # random delay in seconds, because all gateways need a new base at once
+# maximum of a random delay in seconds, because all gateways need a new base at once
+_FIRST_SPREAD_S = 0.5
 _BACKOFF_FIRST_S, _BACKOFF_MAX_S = 0.5, 30.0
 _BUSY_PAUSE_S = 0.25  # seconds until the next check of a shelf that another worker has locked
 
-# Returns the files of a digest by name; FetchError if they cannot be fetched now.
+# Returns the files of a digest by name, or raises `BaseFetchError` if it cannot fetch them now.
 Fetch = Callable[[str], Awaitable[dict[str, bytes]]]
 
 
@@ -35,7 +36,7 @@ class _WantedBase:
 
 
 class BaseFetcher:
-    """Finds the directories of bases, and fetches missing ones; `run` it in a task."""
+    """Finds the directories of bases, and fetches missing bases in the task that runs `run`."""
 
     def __init__(
         self,
@@ -46,12 +47,12 @@ class BaseFetcher:
         on_arrival: Callable[[str], None],
         count: Callable[[str], None],
     ) -> None:
-        """Compose.
+        """Prepare without wanted bases.
 
         Args:
-            artifacts: Whole artifacts of this machine, by digest; None: this machine has no agent.
+            artifacts: Directory of this machine's whole artifacts, or None without an agent.
             shelf: Shelf for fetched bases.
-            fetch: Gets the files of a base.
+            fetch: Returns the files of a base from the network.
             on_arrival: Called with the digest of a base whose files have arrived.
             count: Called with `fetched` or `failed` after each try.
         """
@@ -64,7 +65,7 @@ class BaseFetcher:
         self._has_wanted = asyncio.Event()
 
     def find(self, digest: str) -> Path:
-        """Return the directory of a base; FileNotFoundError if the base is missing. Blocks."""
+        """Return the directory of a base, or raise FileNotFoundError. The call blocks."""
         if self._artifacts is not None:
             try:
                 return artifact_path(self._artifacts, digest)
@@ -90,7 +91,7 @@ class BaseFetcher:
         return len(self._wanted)
 
     async def run(self) -> None:
-        """Fetch until cancelled."""
+        """Fetch wanted bases until cancelled."""
         while True:
             self._has_wanted.clear()
             now_s = time.monotonic()
@@ -121,7 +122,7 @@ class BaseFetcher:
         wanted.not_before_s = time.monotonic() + pause_s * random.uniform(0.5, 1.0)  # noqa: S311 - spreads
 
     async def _bring(self, digest: str) -> bool:
-        """Return whether the base is available now; False while another worker fetches."""
+        """Return whether the base is available now, or False while another worker fetches it."""
         try:
             await asyncio.to_thread(self.find, digest)
         except FileNotFoundError:
@@ -131,7 +132,8 @@ class BaseFetcher:
         with self._shelf.locked() as is_ours:
             if not is_ours:
                 return False
-            if not self._shelf.has(digest):  # it may have come in this moment
+            # another worker may have fetched the base before this lock
+            if not self._shelf.has(digest):
                 files = await self._fetch(digest)
                 await asyncio.to_thread(self._shelf.put, digest, files)
                 log.info("base_fetched", digest=digest, size_bytes=sum(map(len, files.values())))

@@ -1,4 +1,4 @@
-"""Reads the files of a base: tokenizer, templates, special tokens; reading blocks."""
+"""Reads a base's tokenizer, templates and special tokens. All reads block on the disk."""
 
 import json
 from pathlib import Path
@@ -10,7 +10,7 @@ from sluice.base_files import CHAT_TEMPLATE, TOOLS_TEMPLATE
 
 
 def read_json(file: Path, *, is_optional: bool = False) -> dict[str, Any]:
-    """Return a file's JSON object, empty if an optional file is missing.
+    """Return a file's JSON object, or an empty one if an optional file is missing.
 
     Raises OSError if the file cannot be read, ValueError if it contains no object.
     """
@@ -26,18 +26,19 @@ def read_json(file: Path, *, is_optional: bool = False) -> dict[str, Any]:
 
 
 def read_tokenizer(file: Path) -> Tokenizer:
-    """Return the tokenizer in a `tokenizer.json`; ValueError if the file has no tokenizer."""
+    """Return the tokenizer in a `tokenizer.json`, or raise ValueError if the file has none."""
     text = file.read_text()
     try:
         return Tokenizer.from_str(text)
-    except Exception as error:  # the library raises nothing more special
+    except Exception as error:  # the library raises no more specific class
         raise ValueError(f"{file} is not a tokenizer: {error}") from error
 
 
 def template_sources(directory: Path, config: dict[str, Any]) -> tuple[str, str]:
     """Return the sources of the chat template and of the template for requests with tools.
 
-    Both are equal unless the files name several templates. Raises ValueError if there is none.
+    Both sources are equal unless the files name several templates. Raises ValueError if the files
+    have no template.
     """
     separate, for_tools = directory / CHAT_TEMPLATE, directory / TOOLS_TEMPLATE
     source = separate.read_text() if separate.exists() else config.get("chat_template")
@@ -71,7 +72,7 @@ def reserved_texts(tokenizer: Tokenizer) -> set[str]:
 
 
 def end_ids(tokenizer: Tokenizer, *configs: dict[str, Any]) -> frozenset[int]:
-    """Return the ids that end an answer, from any of these files."""
+    """Return the ids that end an answer according to any of these files."""
     found: set[int] = set()
     for config in configs:
         value = config.get("eos_token_id")

@@ -1,9 +1,9 @@
 """Analyses whether a chat template can render only the new messages of a conversation. Pure.
 
-Templates of this kind have one loop over all messages, and the text of a message depends only on
-the message, its neighbours and the first messages. So the text of a longer conversation is the
-known text plus the newly rendered text of the last messages. `going_on` makes a template that
-renders only these messages.
+Templates of this kind have one loop over all messages. The text of a message depends only on the
+message, its neighbours and the first messages. So the text of a longer conversation is the known
+text plus the newly rendered text of the last messages. `going_on` returns a template that renders
+only these messages.
 
 The analysis accepts only constructs that are known to be harmless. A template that counts messages,
 searches for the last message, or carries a value from one message to the next is rendered whole.
@@ -16,7 +16,7 @@ from jinja2 import nodes
 from jinja2.visitor import NodeTransformer
 
 MESSAGES, NEW, KEPT = "messages", "_new", "_kept"
-# Marker in the output before each message and after the last message; recognised by object
+# Marker in the output before each message and after the last message. Code recognizes it by object
 # identity, because a message may contain the same text.
 SEAM = "".join(("\ufdd0", "seam"))  # noqa: FLY002 - an object of its own
 _LOOP = "loop"
@@ -48,7 +48,7 @@ class _NotGrowingError(Exception):
 
 
 def head_messages(tree: nodes.Template) -> int | None:
-    """Return how many first messages other messages' text depends on; None: render whole."""
+    """Return how many first messages the text of others depends on, or None if unknown."""
     loop = _main_loop(tree)
     if loop is None:
         return None
@@ -63,7 +63,7 @@ def head_messages(tree: nodes.Template) -> int | None:
 
 
 def with_seams(tree: nodes.Template) -> nodes.Template:
-    """Return the template with seams in its output; `head_messages` must have accepted it."""
+    """Return the template with seams in its output, after `head_messages` has accepted it."""
     loop = _main_loop(tree)
     assert loop is not None, "it was looked for"
     return _with_seams(tree, loop)
@@ -117,7 +117,7 @@ class _Check:
             self.visit(node, place)
 
     def visit(self, node: nodes.Node, place: _Place, *, is_behind_first: bool = False) -> None:
-        """Check a node; `is_behind_first` means that it is not reached for the first message."""
+        """Check a node. `is_behind_first` means that the first message never reaches the node."""
         if not isinstance(node, _PURE) or _is_refused(node, place):
             raise _NotGrowingError
         match node:
@@ -153,14 +153,16 @@ class _Check:
         self.all(node.body, _Place.INNER if is_within else place)
 
     def _message(self, at: nodes.Expr, place: _Place, *, is_behind_first: bool) -> None:
-        """Check an access to a message by index: a first message or a neighbour in the loop."""
+        """Check an access to a message by index, which must be a first message or a neighbour in
+        the loop.
+        """
         match at:
             case nodes.Const(value=int(index)) if index >= 0:
                 self.head = max(self.head, index + 1)
             case nodes.Sub(left=left, right=nodes.Const(value=1)) if (
                 place is _Place.LOOP and is_behind_first and _of_loop(left) == "index0"
             ):
-                return  # never index -1, the last message
+                return  # the index is never -1, which would be the last message
             case nodes.Add(left=left, right=nodes.Const(value=1)) if (
                 place is _Place.LOOP and _of_loop(left) == "index0"
             ):
@@ -195,11 +197,14 @@ def _is_refused(node: nodes.Node, place: _Place) -> bool:
 
 
 class _ShiftedLoop(NodeTransformer):
-    """Numbers messages as if the loop had begun with the first one, which it never is at."""
+    """Numbers messages from the start of the conversation, although the loop begins later.
+
+    The loop never renders the first message, so `loop.first` becomes false.
+    """
 
     def visit_For(self, node: nodes.For) -> nodes.Node:  # noqa: N802 - the library's name
         node.iter = cast("nodes.Expr", self.visit(node.iter))
-        return node  # has a `loop` of its own
+        return node  # this inner loop has its own `loop`
 
     def visit_Getattr(self, node: nodes.Getattr) -> nodes.Node:  # noqa: N802 - likewise
         return self._shifted(node)
@@ -249,7 +254,7 @@ def _is_later_flag(node: nodes.Node) -> bool:
 
 
 def _compares(node: nodes.Node, how: str) -> bool:
-    """Return whether a node compares the number of the loop's message with that of the first."""
+    """Return whether a node compares the message's index with 0, by the operator `how`."""
     match node:
         case nodes.Compare(expr=expr, ops=[nodes.Operand(op=op, expr=nodes.Const(value=0))]):
             return op == how and _of_loop(expr) == "index0"

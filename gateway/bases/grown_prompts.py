@@ -1,7 +1,7 @@
 """Caches the rendered, tokenized, hashed and packed prompts of conversations that continue.
 
 A session's next prompt begins with the whole previous prompt. If the template renders each message
-by itself, only the new messages are processed; otherwise the prompt is processed like any other. A
+independently, only the new messages are processed. Otherwise the whole prompt is processed. A
 cached prompt is identified by tenant, model and session, and used only if the new messages begin
 with the messages of the cached prompt.
 """
@@ -25,10 +25,10 @@ from sluice.hashing import BLOCK_TOKENS, HASH_BYTES, chained_hashes
 if TYPE_CHECKING:
     from array import array
 
-_BYTES_MAX = 64 << 20  # bytes of all cached prompts: two hundred prompts of 50,000 tokens
+_BYTES_MAX = 64 << 20  # bytes of all cached prompts, about two hundred prompts of 50,000 tokens
 _SHARE_MAX = 4  # a prompt larger than the cache divided by this number is not cached
 IDLE_S = 3600.0  # seconds after which a prompt that no turn has continued is dropped
-_MESSAGE_BYTES = 1024  # per message besides its text
+_MESSAGE_BYTES = 1024  # estimated bytes of a message besides its text
 ENDING_CHARACTERS = 64
 
 
@@ -92,7 +92,7 @@ class PromptTokens(NamedTuple):
 
 
 class GrownPrompts:
-    """The kept prompts of one base; called from several threads."""
+    """The cached prompts of one base. Several threads call its methods."""
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class GrownPrompts:
         clock: Callable[[], float] = time.monotonic,
         fingerprint: bytes = b"",
     ) -> None:
-        """Prepare an empty cache; `fingerprint` identifies template and tokenizer."""
+        """Prepare an empty cache. `fingerprint` identifies template and tokenizer."""
         self._encoder, self._spans, self._bytes_max = encoder, spans, bytes_max
         self._clock, self._digest = clock, SaidDigest(fingerprint)
         # Each prompt with the time of its last use, in the order of these times.
@@ -204,7 +204,7 @@ class GrownPrompts:
         return PromptTokens(whole, hashes, packed + packed_ids(behind), record)
 
     def _said(self, place: PromptPlace, known: GrownPrompt | None, chat: WrittenChat) -> bytes:
-        """Return the digest of all messages; extends the digest of a known prompt."""
+        """Return the digest of all messages, which extends the digest of a known prompt."""
         if known is None:
             begun = self._digest.begin(place.root, chat.tools, chat.options)
             return self._digest.go_on(begun, chat.rows)
@@ -213,7 +213,7 @@ class GrownPrompts:
     def _of_blocks(
         self, known: GrownPrompt | None, ids: "array[int]", root: bytes
     ) -> tuple[bytes, bytes]:
-        """Return hashes and packed form of full blocks."""
+        """Return hashes and packed form of full blocks. Only blocks after a known prompt are new."""
         if known is None or not known.hashes:
             return self._spans.hashed(ids, root)
         start = len(known.hashes) // HASH_BYTES * BLOCK_TOKENS

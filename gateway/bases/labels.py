@@ -19,14 +19,14 @@ class Labels:
 
     Attributes:
         names: Name of each score, in the order of the scores.
-        are_independent: Whether any number of labels may fit a text, not just one.
+        are_independent: Whether several labels may fit a text at once.
     """
 
     names: tuple[str, ...]
     are_independent: bool = False
 
     def probabilities(self, scores: Sequence[float]) -> list[float]:
-        """Return the probability of each label, by its own score if labels are independent."""
+        """Return the probability of each label, from its own score if labels are independent."""
         if self.are_independent or len(self.names) == 1:
             return [sigmoid(it) for it in scores]
         return softmax(scores)
@@ -65,7 +65,7 @@ def read_labels(config: Mapping[str, Any]) -> Labels | None:
 
 
 def pair_form(tokenizer: Tokenizer) -> PairForm:
-    """Return the form of pairs, found by an example."""
+    """Return the form of pairs, taken from the encoding of an example."""
     both = tokenizer.encode("a", "b")
     sides, ids = both.sequence_ids, both.ids
     first = [at for at, side in enumerate(sides) if side == 0]
@@ -79,13 +79,13 @@ def pair_form(tokenizer: Tokenizer) -> PairForm:
 
 
 def sigmoid(score: float) -> float:
-    """Return the probability of a score without bounds."""
+    """Map an unbounded score to a probability."""
     power = math.exp(-abs(score))  # never above 1
     return 1 / (1 + power) if score >= 0 else power / (1 + power)
 
 
 def softmax(scores: Sequence[float]) -> list[float]:
-    """Return shares of the scores, which add up to 1."""
+    """Map scores to probabilities that add up to 1."""
     most = max(scores)
     powers = [math.exp(it - most) for it in scores]
     total = sum(powers)

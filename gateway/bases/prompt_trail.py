@@ -21,13 +21,14 @@ from sluice.wire.router.v1 import router_pb2 as router
 from sluice.wire.state.v1 import state_pb2 as wire
 
 _DIGEST_BYTES = 16
-_RECORD_BYTES_MAX = 1 << 20  # bytes stored per turn; a larger turn is rendered anew elsewhere
+# bytes stored per turn, above which another gateway renders the turn anew
+_RECORD_BYTES_MAX = 1 << 20
 _TAIL_MAX = 4096  # characters of a stored tail
 
 
 @dataclass(frozen=True, slots=True)
 class PromptTrail:
-    """The prompt that the turns of a chain have stored.
+    """The prompt that the turns of a conversation have stored.
 
     Attributes:
         latest: Record of the latest turn with a record, or None if no turn has one.
@@ -80,21 +81,21 @@ NO_TRAIL = PromptTrail()
 
 
 class SaidDigest:
-    """Computes a digest of the rendered messages, one by one; empty bytes mean no digest."""
+    """Computes a digest of the rendered messages, one by one. Empty bytes mean no digest."""
 
     def __init__(self, fingerprint: bytes) -> None:
-        """Prepare; `fingerprint` identifies template and tokenizer."""
+        """Prepare. `fingerprint` identifies template and tokenizer."""
         self._fingerprint = fingerprint
 
     def begin(
         self, root: bytes, tools: Sequence[Mapping[str, Any]], options: Mapping[str, object]
     ) -> bytes:
-        """Return the digest before any message; `root` identifies the model and the tenant."""
+        """Return the digest before any message. `root` identifies the model and the tenant."""
         return _chained(self._fingerprint + root, [{"tools": tools, "options": dict(options)}])
 
     @staticmethod
     def go_on(digest: bytes, rows: Iterable[Mapping[str, Any]]) -> bytes:
-        """Return the digest extended by further messages, in the form for templates."""
+        """Return the digest extended by further messages, which have the form for templates."""
         return _chained(digest, rows) if digest else b""
 
 
@@ -123,7 +124,7 @@ def record_of(
         tail: Text whose tokens may change with more text.
         ending: Last characters of the text.
         characters: Characters of the text.
-        given: Characters of all texts that the template was given.
+        given: Characters of all texts that the template received.
     """
     if not said or len(tail) > _TAIL_MAX:
         return b""
@@ -158,7 +159,7 @@ def _read(data: bytes) -> wire.StoredPrompt | None:
 
 
 def _chained(digest: bytes, parts: Iterable[Mapping[str, Any]]) -> bytes:
-    """Return a digest of a digest and further parts, or empty if a part cannot be encoded as JSON."""
+    """Return a digest of a digest and further parts, or empty if a part is not valid in JSON."""
     for part in parts:
         try:
             text = orjson.dumps(part, option=orjson.OPT_SORT_KEYS)

@@ -1,9 +1,9 @@
-"""Runs templates of foreign origin with bounds on their reach, run time and memory.
+"""Runs untrusted chat templates with bounds on their access, run time and memory.
 
-Jinja's sandbox denies a template access to Python's internals, but lets it run for minutes or fill
-the memory with one multiplication. So every loop iteration, call, filter and output is charged to
-the rendering's budget. Operations whose result can be much larger than their operands are checked
-before they run.
+Jinja's sandbox denies a template access to Python's internals. But a template could still run for
+minutes, or fill the memory with one multiplication. So every loop iteration, call, filter and
+output is charged to the rendering's budget. Operations whose result can be much larger than their
+operands are checked before they run.
 """
 
 import re
@@ -26,7 +26,7 @@ from gateway.bases.growing import SEAM
 
 TreeChange = Callable[[nodes.Template], nodes.Template]
 
-# Maximum ratio of output to input; a template adds only some marks per message.
+# Maximum ratio of output to input, since a template adds only some marks per message.
 _OUTPUT_FACTOR = 4
 _OUTPUT_ALLOWANCE = 64 << 10
 # Characters and items that a rendering may allocate, since templates concatenate text in loops.
@@ -35,14 +35,15 @@ _VALUE_ALLOWANCE = 1 << 20  # characters and items of one value
 _ALLOCATION_FACTOR = 64  # further allocation per character of the template's input
 _COMPILE_CPU_S = 5.0  # seconds for filters on constants, which run at compile time
 _SOURCE_CHARACTERS_MAX = 512 << 10
-# Small steps between readings of the thread's clock, a system call as costly as a small step.
+# Small steps between readings of the thread's clock, because a reading costs as much as a small
+# step.
 _STEPS_PER_LOOK, _SMALL = 16, 4096
 _INTEGER_BITS_MAX = 4096
 _INDENT_MAX = 64
-_DIGITS_MAX = 20  # of `round`
-_PADDING_MAX = 100_000  # per value, in characters
+_DIGITS_MAX = 20  # maximum of digits for the filter `round`
+_PADDING_MAX = 100_000  # maximum width of a padded value, in characters
 
-# Jinja's filters that chat templates use; others can blow up text, or serve HTML.
+# Jinja's filters that chat templates use. Other filters can enlarge text, or are made for HTML.
 _FILTERS = frozenset(
     re.findall(
         "[a-z]+",
@@ -56,7 +57,7 @@ _GLOBALS = frozenset(("range", "dict", "cycler", "joiner", "namespace"))
 _PADDING_METHODS = frozenset(("center", "ljust", "rjust", "zfill"))
 _REFUSED_METHODS = frozenset(("expandtabs", "translate", "maketrans", "to_bytes"))
 _TOO_LARGE = "it makes far more text than it was given"
-# A width of five digits, or one that is a value itself.
+# A format width of at least five digits, or a width that is computed from a value.
 _WIDE = re.compile(r"[0-9]{5}|\{[^}]*\{|%[^a-zA-Z%]*\*")
 
 
@@ -69,7 +70,7 @@ class OutOfTimeError(ExhaustedError):
 
 
 class RenderBudget:
-    """Limits of one rendering: processor time of its thread, and allocated memory."""
+    """Limits of one rendering, which are processor time of its thread and allocated memory."""
 
     __slots__ = (
         *("_allocated_max", "_cpu_s", "_ends_at_s", "_steps", "_value_max", "_weighed"),
@@ -77,14 +78,15 @@ class RenderBudget:
     )
 
     def __init__(self, cpu_s: float, given: int) -> None:
-        """Begin with the first step; `given` counts the characters of the template's input."""
+        """Begin with the first step. `given` counts the characters of the template's input."""
         self._cpu_s = cpu_s
-        self._ends_at_s: float | None = None  # as long as the clock was not looked at
-        self._steps = 0  # since it was
+        self._ends_at_s: float | None = None  # None until the first reading of the clock
+        self._steps = 0  # steps since the last reading
         self._allocated_max = _ALLOCATION_ALLOWANCE + _ALLOCATION_FACTOR * given
         self.output_max = _OUTPUT_ALLOWANCE + _OUTPUT_FACTOR * given
         self._value_max = _VALUE_ALLOWANCE + _ALLOCATION_FACTOR * given
-        # By identity: the written length of a container, and the container, to keep it alive.
+        # Written length of each container by its identity. The container is included to keep it
+        # alive.
         self._weighed: dict[int, tuple[int, object]] = {}
 
     def spend(self, value: object = None) -> None:
@@ -118,7 +120,7 @@ class RenderBudget:
     def _weight(self, value: object) -> int:
         """Return the length of a value's text.
 
-        A list that contains another list twice, nested so over many levels, uses little memory, but
+        A list can contain another list twice, on many levels. Such a list uses little memory, but
         printing or comparing it would take forever.
         """
         if isinstance(value, str):
@@ -137,7 +139,7 @@ class RenderBudget:
         return weight
 
     def check_size(self, size: int) -> None:
-        """Refuse to make a value of this many characters or items."""
+        """Refuse to create a value of this many characters or items."""
         if size > self._value_max or size > self._allocated_max:
             raise ExhaustedError(_TOO_LARGE)
 
@@ -149,7 +151,7 @@ _budget: ContextVar[RenderBudget] = ContextVar("budget")
 
 
 class _Generation(Extension):
-    """The block `{% generation %}`, which marks text for training; its body is rendered."""
+    """The block `{% generation %}`, which marks text for training. Only its body is rendered."""
 
     tags = {"generation"}  # noqa: RUF012 - the library's own type
 
@@ -159,7 +161,7 @@ class _Generation(Extension):
 
 
 class BoundedEnvironment(ImmutableSandboxedEnvironment):
-    """The environment of Hugging Face's `apply_chat_template`, under a budget."""
+    """The environment of Hugging Face's `apply_chat_template`, limited by a `RenderBudget`."""
 
     intercepted_binops = frozenset(("+", "*", "**", "%"))
     seam = SEAM
@@ -170,7 +172,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         functions: Mapping[str, Callable[..., Any]],
         filters: Mapping[str, Callable[..., Any]],
     ) -> None:
-        """Prepare; templates have these functions and filters in addition to Jinja's."""
+        """Prepare. Templates have these functions and filters in addition to Jinja's."""
         super().__init__(
             trim_blocks=True,
             lstrip_blocks=True,
@@ -189,7 +191,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             self.filters[name] = _bounded_filter(name, function)
 
     def compiled(self, source: str, change: TreeChange | None = None) -> Template:
-        """Compile a template, changed before; ValueError when it is none."""
+        """Compile a template after `change`, or raise ValueError if `source` is not a template."""
         if len(source) > _SOURCE_CHARACTERS_MAX:
             raise ValueError(f"it has more than {_SOURCE_CHARACTERS_MAX} characters")
         token = _budget.set(RenderBudget(_COMPILE_CPU_S, len(source)))
@@ -206,23 +208,23 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
     @property
     def turn(self) -> None:
-        """Charge a turn of a loop."""
+        """Charge one iteration of a loop."""
         _budget.get().spend()
 
     def listed(self, *items: object) -> list[object]:
-        """Replace `list` for templates: calls are charged."""
+        """Replace `list` in templates, so that its calls are charged."""
         return list(items)
 
     def tupled(self, *items: object) -> tuple[object, ...]:
-        """Replace `tuple` for templates: calls are charged."""
+        """Replace `tuple` in templates, so that its calls are charged."""
         return items
 
     def mapped(self, pairs: list[tuple[object, object]]) -> dict[object, object]:
-        """Replace `dict` for templates: calls are charged."""
+        """Replace `dict` in templates, so that its calls are charged."""
         return dict(pairs)
 
     def concatenated(self, *parts: object) -> str:
-        """Replace Jinja's `~`: each use is charged."""
+        """Replace Jinja's operator `~`, so that each use is charged."""
         check_printable(parts)
         texts = list(map(str, parts))
         _budget.get().check_size(sum(map(len, texts)))
@@ -233,13 +235,14 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
     ) -> list[str]:
         """Return the template's output, cut at its seams.
 
-        ExhaustedError, or any error of the template itself.
+        Raises ExhaustedError, or any error of the template itself.
         """
         token = _budget.set(budget)
         try:
             texts, parts = list[str](), list[str]()
             size = 0
-            # Merged and made here: the library's way takes two calls more, and copies twice.
+            # The context is built here, because the library's own way needs two more calls and two
+            # copies.
             known = template.globals
             context = self.context_class(
                 self, {**known, **values}, template.name, template.blocks, globals=known
@@ -259,10 +262,10 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             _budget.reset(token)
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805, PYI063 - as the base class has it: templates may name any keyword
-        """Call a function for the template; charged."""
+        """Call a function for the template, and charge the call and its result."""
         budget = _budget.get()
         budget.spend()
-        if type(__obj) is Macro:  # the template's own: nothing of it has to be looked at
+        if type(__obj) is Macro:  # the template's own macro, whose operations are charged inside
             kwargs.pop("_loop_vars", None)
             kwargs.pop("_block_vars", None)
             found = __obj(__context.eval_ctx, *args, **kwargs)
@@ -273,15 +276,15 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return found
 
     def getattr(self, obj: Any, attribute: str) -> Any:
-        """Return a key of a message; Jinja would try an attribute first."""
+        """Return a key of a message first, while Jinja would try an attribute first."""
         if type(obj) is dict and attribute in obj and attribute not in _DICT_ATTRIBUTES:
             return obj[attribute]  # pyright: ignore[reportUnknownVariableType] - a template's
         return super().getattr(obj, attribute)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:  # noqa: ARG002 - the library's signature
-        """Compute a binary operation for the template; charged."""
+        """Compute a binary operation for the template, and charge its result."""
         budget = _budget.get()
-        if operator == "+" and type(left) is str and type(right) is str:  # as nearly always
+        if operator == "+" and type(left) is str and type(right) is str:  # the usual case
             budget.check_size(len(left) + len(right))
             found = left + right
         else:
@@ -291,13 +294,13 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return found
 
     def getitem(self, obj: Any, argument: Any) -> Any:
-        """Subscribe for the template; charged."""
+        """Subscribe a value for the template, and charge a slice."""
         found = super().getitem(obj, argument)
         return _charged(found) if isinstance(argument, slice) else found
 
 
 def check_printable(values: Iterable[object]) -> None:
-    """Refuse namespaces as values: they can hold one another twice, like lists, and change."""
+    """Refuse namespaces as values, because two of them can contain each other, and change."""
     if any(isinstance(value, Namespace) for value in values):
         raise ExhaustedError("it uses a namespace as a value")
 
@@ -350,7 +353,8 @@ def _shown(value: Any) -> Any:
 
 
 def _bounded_filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    skipped = 1 if hasattr(function, "jinja_pass_arg") else 0  # it takes Jinja's context first
+    # the function's first argument is Jinja's context
+    skipped = 1 if hasattr(function, "jinja_pass_arg") else 0
 
     @wraps(function)
     def bounded(*args: Any, **kwargs: Any) -> Any:
@@ -435,7 +439,7 @@ def _check_joint(budget: RenderBudget, separator: str, items: list[Any]) -> None
 
 
 def _check_indent(budget: RenderBudget, values: list[Any]) -> None:
-    """Measure an indentation, a width or a text, that stands in front of every line."""
+    """Measure an indentation (a width or a text) that is written before every line."""
     for width in values[1:]:
         if isinstance(width, str):
             budget.check_size(str(values[0]).count("\n") * len(width))

@@ -1,6 +1,6 @@
-"""Stores small files of bases on this machine's disk, for all workers; all functions block.
+"""Stores small files of bases on this machine's disk, for all workers. All functions block.
 
-A base is stored whole or not at all: its files are written to a temporary directory, which one
+A base is stored completely or not at all. Its files are written to a temporary directory, which one
 rename moves to the final place. Writers hold a lock that ends with the holding process. Files are
 compared with their hashes before they are read.
 """
@@ -17,17 +17,17 @@ from pathlib import Path
 from sluice.ids import new_id
 
 _LOCK, _STAGING, _GONE = ".lock", ".staging", ".gone"
-_SUMS = "SHA256SUMS"  # `sha256  name`, a line for each file
-# Errors that prove damage: a file is missing, or its name in the sums is damaged. Other errors may
-# be temporary, and a removal concerns all workers.
+_SUMS = "SHA256SUMS"  # a file with one line `sha256 name` for each file of the base
+# Errors that prove damage, because a file is missing or its name in the sums is damaged. Other
+# errors may be temporary, and a removal would affect all workers.
 _DAMAGE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG}
 
 
 class BaseShelf:
-    """The directory of bases; the least recently used bases are removed for new bases."""
+    """The directory of bases. A new base replaces the least recently used bases."""
 
     def __init__(self, directory: Path, bytes_max: int) -> None:
-        """Prepare; the directory is created at its first use, and `bytes_max` bounds its size."""
+        """Prepare. The directory is created at its first use, and `bytes_max` bounds its size."""
         self._directory = directory
         self._bytes_max = bytes_max
 
@@ -48,12 +48,12 @@ class BaseShelf:
         return path
 
     def has(self, digest: str) -> bool:
-        """Return whether a base is stored, damaged or not."""
+        """Return whether a base is stored, even if it is damaged."""
         return (self._directory / digest).is_dir()
 
     @contextmanager
     def locked(self) -> Generator[bool]:
-        """Hold the directory's lock while the block runs; yield False if another process has it."""
+        """Hold the directory's lock while the block runs. Yields False if another process has it."""
         self._directory.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(self._directory / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
         try:
@@ -67,7 +67,7 @@ class BaseShelf:
             os.close(descriptor)
 
     def put(self, digest: str, files: Mapping[str, bytes]) -> None:
-        """Add a base; the caller must hold the lock and have verified the files.
+        """Add a base. The caller must hold the lock and have verified the files.
 
         Raises:
             OSError: The disk refuses the base, or the base is larger than the shelf.
@@ -103,22 +103,22 @@ class BaseShelf:
             total -= size_bytes
 
     def _remove(self, path: Path) -> None:
-        """Remove a base atomically, so that concurrent readers find all of its files or none."""
+        """Remove a base atomically, so that concurrent readers read all of its files or no file."""
         gone = self._directory / new_id(_GONE)
-        with suppress(FileNotFoundError):  # another process was faster
+        with suppress(FileNotFoundError):  # another process has removed the base first
             path.rename(gone)
             shutil.rmtree(gone, ignore_errors=True)
 
 
 def _is_whole(path: Path) -> bool:
-    """Return whether all files are undamaged; OSError if they cannot be checked now."""
+    """Return whether all files are undamaged, or raise OSError if they cannot be checked now."""
     try:
         lines = (path / _SUMS).read_text().splitlines()
         for line in lines:
             sha256, _, name = line.partition("  ")
             if _sha256((path / name).read_bytes()) != sha256:
                 return False
-    except ValueError:  # no text, or no name of a file
+    except ValueError:  # the content is no text, or a line has no valid file name
         return False
     except OSError as error:
         if error.errno in _DAMAGE:
@@ -128,7 +128,7 @@ def _is_whole(path: Path) -> bool:
 
 
 def _used(path: Path) -> tuple[float, int]:
-    """Return the time of a base's last use and its bytes; zeros if it is being removed."""
+    """Return the time of a base's last use and its bytes, or zeros if it is being removed."""
     try:
         files = (file for file in path.rglob("*") if file.is_file())
         return path.stat().st_mtime, sum(file.stat().st_size for file in files)

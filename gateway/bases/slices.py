@@ -1,7 +1,7 @@
 """Tokenizes texts in slices of bounded work, so that other requests are served in between.
 
 A text may be cut where a word begins. A pre-tokenizer matches from left to right, so that after the
-cut it finds the same words with or without the text before. See `gateway.bases.boundaries`.
+cut it matches the same words with or without the text before. See `gateway.bases.boundaries`.
 """
 
 from array import array
@@ -14,17 +14,17 @@ from tokenizers import Encoding, Tokenizer
 
 from gateway.bases.boundaries import Boundaries
 
-# UTF-8 bytes that are tokenized in one call: at most as many tokens, which take about 60 ms.
+# UTF-8 bytes that are tokenized in one call, which are at most as many tokens and take about 60 ms.
 SLICE_BYTES = 64 << 10
 
 _Made = TypeVar("_Made")
-# Work that pauses at each yield and returns its result. A step that yields a function waits for the
-# function's result and needs no turn meanwhile, because the function is long work without pauses.
+# Work that pauses at each yield and returns its result. A step may yield a function, which is long
+# work without pauses. Then the step waits for the function's result and needs no turn meanwhile.
 Steps = Generator[Callable[[], Any] | None, Any, _Made]
 
 
 class TooManyTokensError(ValueError):
-    """The texts have more tokens than the caller accepts; the rest was not tokenized."""
+    """The texts have more tokens than the caller accepts. The remaining text was not tokenized."""
 
 
 def finished(steps: "Steps[_Made]") -> _Made:
@@ -45,8 +45,8 @@ def encode_batch(
     *,
     add_special_tokens: bool,
 ) -> list[Encoding]:
-    """Return the tokens of texts; made in a thread of `tokenizing`, if there is one."""
-    # The batch call releases the interpreter lock; its fast variant computes no offsets.
+    """Return the tokens of texts, computed in a thread of `tokenizing` if there is one."""
+    # The batch call releases the interpreter lock, and its fast variant computes no offsets.
     work = partial(tokenizer.encode_batch_fast, list(texts), add_special_tokens=add_special_tokens)
     return work() if tokenizing is None else tokenizing.submit(work).result()
 
@@ -83,12 +83,12 @@ class SlicingTokenizer:
         """Return the ids of texts, each without the tokens that the tokenizer adds to a text.
 
         Args:
-            texts: Texts, each of which is encoded by itself.
-            tokenizing: Threads that do the work; None: the caller's thread.
-            tokens_max: Number of tokens per text that the caller needs; some more may be returned.
-                0: all.
-            total_max: Maximum of tokens of all texts, at most `tokens_max` of each counted; 0: no
-                bound.
+            texts: Texts, each of which is encoded independently.
+            tokenizing: Threads that do the work, or None for the caller's thread.
+            tokens_max: Number of tokens per text that the caller needs, or 0 for all. Some more may
+                be returned.
+            total_max: Maximum of tokens of all texts, or 0 for no bound. Of each text, at most
+                `tokens_max` tokens are counted.
 
         Raises:
             TooManyTokensError: The texts have more than `total_max` tokens.
@@ -132,7 +132,7 @@ class SlicingTokenizer:
         while not tokens_max or len(ids) <= tokens_max:
             part, is_rest = _beginning(text, start, size)
             work = partial(self._encoded_part, part, is_rest=is_rest)
-            if size > self._slice_bytes:  # of one word, which cannot be cut
+            if size > self._slice_bytes:  # the part is one word, which cannot be cut
                 tokens, end = yield work
             else:
                 tokens, end = work() if tokenizing is None else tokenizing.submit(work).result()
@@ -145,7 +145,7 @@ class SlicingTokenizer:
         return ids
 
     def _encoded_part(self, part: str, *, is_rest: bool) -> "tuple[array[int], int]":
-        """Return the tokens of a part and their end in it; of whole words unless it is the rest."""
+        """Return a part's tokens and the index of their end. Only the last part is used whole."""
         return (self._encoded(part), len(part)) if is_rest else self._boundaries.first_words(part)
 
     def _encoded(self, text: str) -> "array[int]":
@@ -154,7 +154,7 @@ class SlicingTokenizer:
 
 
 def _beginning(text: str, start: int, size_bytes: int) -> tuple[str, bool]:
-    """Return at most so many bytes of a text from an index on, and whether they are all of it."""
+    """Return at most `size_bytes` of a text from `start`, and whether they reach its end."""
     part = text[start : start + size_bytes]
     encoded = part.encode()
     if len(encoded) > size_bytes:
@@ -163,7 +163,7 @@ def _beginning(text: str, start: int, size_bytes: int) -> tuple[str, bool]:
 
 
 def _batches(texts: Sequence[str], size_bytes: int) -> Iterator[list[str]]:
-    """Yield texts in order, in groups of at most so many bytes."""
+    """Yield texts in order, in groups of at most `size_bytes`."""
     batch: list[str] = []
     size = 0
     for text in texts:
@@ -178,7 +178,7 @@ def _batches(texts: Sequence[str], size_bytes: int) -> Iterator[list[str]]:
 
 
 def special_tokens_around(tokenizer: Tokenizer) -> "tuple[array[int], array[int]] | None":
-    """Return the tokens before and behind a text; None: the tokenizer has no such fixed form."""
+    """Return the tokens that the tokenizer adds before and after any text, or None if they vary."""
     bare = tokenizer.encode("a", add_special_tokens=False).ids
     full = tokenizer.encode("a", add_special_tokens=True).ids
     for start in range(len(full) - len(bare) + 1):

@@ -24,7 +24,7 @@ _OPTIONS = (
 
 
 class BaseFetchError(Exception):
-    """The files cannot be fetched now; the message gives the reason."""
+    """The files cannot be fetched now. The message gives the reason."""
 
 
 async def fetch_base(address: str, digest: str) -> dict[str, bytes]:
@@ -32,10 +32,10 @@ async def fetch_base(address: str, digest: str) -> dict[str, bytes]:
 
     Args:
         address: The control plane's gRPC host:port.
-        digest: Digest of the artifact; covers the hash of each file.
+        digest: Digest of the artifact, which covers the hash of each file.
 
     Raises:
-        FetchError: No peer has the files or answers, or the files do not match the digest.
+        BaseFetchError: No peer answers with the files, or the files do not match the digest.
     """
     try:
         async with channel_to(address, CertificateRole.CONTROL_PLANE, options=_OPTIONS) as channel:

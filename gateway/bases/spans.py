@@ -1,8 +1,8 @@
-"""Computes block hashes and wire form of prompts; common prefixes are computed once.
+"""Computes block hashes and wire form of prompts, once for each common prefix.
 
 A conversation sends its whole history in every turn. Per token, hashing costs 50 ns, packing 60 ns,
-and finding a cached span of blocks 4 ns. The key of a span is a digest of all ids up to the span's
-end and of the root of the hash chain. So no tenant or model finds a span of another.
+and the look-up of a cached span of blocks 4 ns. The key of a span is a digest of all ids up to the
+span's end and of the root of the hash chain. So no tenant or model finds a span of another.
 """
 
 import hashlib
@@ -16,10 +16,10 @@ from gateway.text.packed_prompt import PACKED_AT_ONCE, packed_ids
 from sluice.hashing import HASH_BYTES, chained_hashes
 
 SPAN_TOKENS = PACKED_AT_ONCE
-_BYTES_MAX = 64 << 20  # bytes of all cached spans: two thousand spans of 4,096 tokens
+_BYTES_MAX = 64 << 20  # bytes of all cached spans, about two thousand spans of 4,096 tokens
 IDLE_S = 3600.0  # seconds after which a span that no prompt has used is dropped
 _DIGEST_BYTES = 16
-_OVERHEAD_BYTES = 256  # per kept span
+_OVERHEAD_BYTES = 256  # estimated bytes of a cached span besides its content
 
 
 if TYPE_CHECKING:
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 
 
 class _Span(NamedTuple):
-    """Whole blocks of a prompt: their hashes, and their ids in wire form."""
+    """Full blocks of a prompt, with their hashes and their ids in wire form."""
 
     hashes: bytes
     packed: bytes
 
 
 class PromptSpans:
-    """The cached spans of one base; thread-safe."""
+    """The cached spans of one base. Safe for concurrent threads."""
 
     def __init__(
         self, bytes_max: int = _BYTES_MAX, clock: Callable[[], float] = time.monotonic

@@ -24,11 +24,11 @@ from gateway.bases.sandbox import BoundedEnvironment, OutOfTimeError, RenderBudg
 from gateway.bodies.messages import Message, Tool
 from sluice.errors import BadRequestError, ErrorCode
 
-# Rendering takes 3 ms per 100 messages.
+# Processor seconds of one rendering. A usual template needs 3 ms per 100 messages.
 CPU_S = 1.0
 
-# Nesting levels of tools, and of arguments in the history, since `tojson` and this module recurse.
-# Schemas of `gateway.bodies` may have 120 levels, and a tool adds some levels around its schema.
+# Maximum of nesting levels of tools, and of arguments in the history, because `tojson` and this
+# module recurse. Schemas of `gateway.bodies` may have 120 levels, and a tool adds some levels.
 _LEVELS_MAX = 128
 
 _PATTERN_CHARACTERS_MAX = 256  # characters of a date's pattern
@@ -38,9 +38,9 @@ _SEPARATOR_CHARACTERS_MAX = 8  # characters of a separator in JSON
 _SHORT_CALL_IDS = "length != 9"
 _SHORT_CALL_ID = re.compile("[a-zA-Z0-9]{9}")
 
-# Noncharacters of Unicode; a noncharacter that the caller does not use marks a prompt's cuts.
+# Noncharacters of Unicode. A noncharacter that the caller does not use marks a prompt's cuts.
 _MARKS = tuple(map(chr, range(0xFDD0, 0xFDF0)))
-_BETWEEN = " " * 8  # about what JSON spends on a value beside its text
+_BETWEEN = " " * 8  # estimate of the characters that JSON adds to a value's text
 
 
 # Variables by which templates receive whether, and with which effort, the model shall reason.
@@ -48,7 +48,7 @@ _EFFORT = re.compile(r"\b(reasoning_effort|enable_thinking)\b")
 
 
 class TemplateError(Exception):
-    """The template itself called `raise_exception`; the message is the template's."""
+    """The template itself called `raise_exception`. The message is the template's."""
 
 
 def _raise_exception(message: str) -> NoReturn:
@@ -62,7 +62,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    # Jinja's own filter escapes <, > and &, which models are not trained on.
+    # Jinja's own filter escapes <, > and &, on which models are not trained.
     for text in (indent, *(separators or ())):
         if isinstance(text, str) and len(text) > _SEPARATOR_CHARACTERS_MAX:
             raise TemplateError("it asks for JSON with long separators")
@@ -92,7 +92,7 @@ class WrittenChat(NamedTuple):
         given: Characters of all texts that the template received.
         kept: Number of first messages whose text is not in `texts`.
         before: Text before the first message.
-        texts: Texts of the other messages, one each.
+        texts: Texts of the remaining messages, one text per message.
         behind: Text after the last message.
     """
 
@@ -108,7 +108,7 @@ class WrittenChat(NamedTuple):
 
 
 class ChatTemplate:
-    """A compiled template with the special tokens it may refer to.
+    """A compiled template with the special tokens that it may name.
 
     Attributes:
         heeds_effort: Whether the template reads the requested effort of reasoning.
@@ -117,7 +117,7 @@ class ChatTemplate:
     def __init__(
         self, source: str, special_tokens: dict[str, str], reserved: Collection[str] = ()
     ) -> None:
-        """Compile the template; ValueError if `source` is not a template.
+        """Compile the template, or raise ValueError if `source` is not a template.
 
         Args:
             source: Text of the template, in Jinja.
@@ -146,7 +146,7 @@ class ChatTemplate:
         return tree if self._head is None else with_seams(tree)
 
     def render(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> str:
-        """Return the prompt text; BadRequestError if the messages do not fit the template."""
+        """Return the prompt text, or raise BadRequestError if messages do not suit the template."""
         return "".join(self.pieces(messages, tools))
 
     def pieces(
@@ -158,7 +158,7 @@ class ChatTemplate:
         cpu_s: float = CPU_S,
         param: str = "messages",
     ) -> list[str]:
-        """Return the prompt text cut for the tokenizer, nearly always in one piece."""
+        """Return the prompt text cut for the tokenizer, which is nearly always one piece."""
         return self.written(messages, tools, options, cpu_s=cpu_s, param=param)[0]
 
     def written(
@@ -170,7 +170,7 @@ class ChatTemplate:
         cpu_s: float = CPU_S,
         param: str = "messages",
     ) -> tuple[list[str], WrittenChat | None]:
-        """Return the prompt text cut for the tokenizer (usually one piece), and by messages.
+        """Return the prompt text in pieces for the tokenizer (usually one), and by messages.
 
         The second result is None if a longer conversation may change the text of these messages.
 
@@ -178,8 +178,8 @@ class ChatTemplate:
             messages: The conversation.
             tools: Tools that the model may call.
             options: Further names for the template, e.g. `enable_thinking`.
-            cpu_s: Processor time in seconds that rendering may take; OutOfTimeError if a time below
-                `CPU_S` is not enough.
+            cpu_s: Processor time in seconds that rendering may take, or raises OutOfTimeError if a
+                time below `CPU_S` is not enough.
             param: Field of the body that the conversation came in.
 
         Raises:
@@ -219,14 +219,16 @@ class ChatTemplate:
         opening: str,
         given: int,
     ) -> WrittenChat | None:
-        """Return messages that another gateway has rendered, for `continued`, or None if impossible.
+        """Return messages that another gateway has rendered, as input of `continued`.
+
+        The result is None if the template cannot be continued.
 
         Args:
             messages: The messages.
             tools: Tools that the model may call.
             options: Further names for the template.
             opening: Text before the first message.
-            given: Characters of all texts that the template was given.
+            given: Characters of all texts that the template received.
         """
         if self._going_on is None:
             return None
@@ -335,7 +337,7 @@ class ChatTemplate:
 
 
 def _template_tools(tools: Sequence[Tool]) -> list[dict[str, Any]]:
-    """Return tools in the form for templates; BadRequestError if a tool is nested too deep."""
+    """Return tools in the form for templates, or raise BadRequestError for too many levels."""
     listed = [tool.model_dump(exclude_none=True) for tool in tools]
     if _levels(listed) > _LEVELS_MAX:
         raise BadRequestError(
@@ -347,7 +349,7 @@ def _template_tools(tools: Sequence[Tool]) -> list[dict[str, Any]]:
 
 
 def _levels(value: object) -> int:
-    """Return how deep objects and lists are nested; above the limit, a number above the limit."""
+    """Return the number of nested levels of objects and lists, counted up to the limit."""
     level, levels = [value], 0
     while level and levels <= _LEVELS_MAX:
         level = list(chain.from_iterable(map(_below, level)))
@@ -377,7 +379,7 @@ def _arguments(text: str) -> object:
 def _texts(rows: list[dict[str, Any]], listed: list[dict[str, Any]]) -> str:
     """Return all strings in messages and tools joined, with a filler for all other values.
 
-    A special token may be found across two strings: the prompt is then cut nowhere.
+    A special token may be found across two strings. Then the prompt is not cut.
     """
     found: list[str] = []
     for row in rows:
@@ -394,7 +396,8 @@ def _collect(value: object, found: list[str]) -> None:
         items = cast("dict[str, object]", value)
         found += items  # keys are strings in all that comes from JSON
         for item in items.values():
-            if isinstance(item, str):  # as nearly all are: saves a call each
+            # nearly all items are strings, so this branch saves a call each
+            if isinstance(item, str):
                 found.append(item)
             else:
                 _collect(item, found)

@@ -1,7 +1,7 @@
 """Bounds the number of characters in one token, so that too long texts are refused untokenized.
 
 Tokenizing takes 0.5 ms per KB, while counting characters is free. The bound exists only for
-tokenizers that keep every character; other tokenizers may make one token of any length of text.
+tokenizers that keep every character, because other tokenizers may drop any number of characters.
 """
 
 import json
@@ -12,8 +12,8 @@ from tokenizers import Tokenizer
 
 from gateway.bodies.mistakes import too_long
 
-# Characters that one character of the normalized text may have been: Hangul and stacked accents
-# are composed of at most four.
+# Maximum of original characters per character of the normalized text, because Hangul and stacked
+# accents are composed of at most four characters.
 _COMPOSED = 4
 _KEEPING = frozenset({"ByteLevel", "Digits", "Metaspace", "Sequence", "Split"})
 
@@ -23,8 +23,8 @@ def require_fit(characters: int, per_token_max: int, context_tokens_max: int, pa
 
     Args:
         characters: Characters of the text.
-        per_token_max: Maximum of characters in one token; 0: no bound.
-        context_tokens_max: Context of the model, in tokens; 0: not known.
+        per_token_max: Maximum of characters in one token, or 0 for no bound.
+        context_tokens_max: Context of the model, in tokens, or 0 if not known.
         param: Field of the body that the text came in.
 
     Raises:
@@ -36,7 +36,7 @@ def require_fit(characters: int, per_token_max: int, context_tokens_max: int, pa
 
 
 def characters_per_token_max(tokenizer: Tokenizer) -> int:
-    """Return the maximum of characters in one token of a tokenizer; 0: no bound."""
+    """Return the maximum of characters in one token of a tokenizer, or 0 for no bound."""
     described = json.loads(tokenizer.to_str())
     added = tokenizer.get_added_tokens_decoder().values()
     factor = _shrinking(described.get("normalizer"))
@@ -53,7 +53,7 @@ def characters_per_token_max(tokenizer: Tokenizer) -> int:
 
 
 def _shrinking(stage: Mapping[str, Any] | None) -> int:
-    """Return the factor by which a normalizer may shorten a text at most; 0: no bound."""
+    """Return the factor by which a normalizer may shorten a text at most, or 0 for no bound."""
     if stage is None or stage["type"] in {"Prepend", "Lowercase", "NFD", "NFKD", "ByteLevel"}:
         return 1
     if stage["type"] in {"NFC", "NFKC"}:

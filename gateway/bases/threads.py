@@ -1,13 +1,13 @@
 """Threads that tokenize large prompts, so that neither the event loop nor other owners wait long.
 
 Tokenizing takes 0.5 ms per KB without the interpreter lock, so it runs in separate threads of low
-priority. All other work on a prompt needs the lock and runs at the event loop's own priority,
-because a low-priority thread that holds the lock would delay the event loop.
+priority. All other work on a prompt needs the lock and runs at the event loop's own priority. A
+low-priority thread that holds the lock would delay the event loop.
 
 Token limits are checked only after tokenizing, so they cannot prevent that a tenant sends too many
 prompts. Therefore the threads serve owners of prompts in turn, and an owner with many prompts
 delays only its own prompts. A turn is a slice of a long prompt, about 60 ms. A word that is longer
-than a slice has a separate thread and queue, so that it delays only other such words.
+than a slice has a separate thread and queue, so that it delays only other words of this length.
 """
 
 import asyncio
@@ -27,7 +27,8 @@ log = structlog.get_logger(__name__)
 
 _THREADS = 2
 _Made = TypeVar("_Made")
-_NICENESS = 10  # a tokenizing thread gets a tenth of a processor if the event loop needs it all
+# priority at which a tokenizing thread gets a tenth of a busy processor beside the event loop
+_NICENESS = 10
 
 
 def tokenizing_threads(processors: int) -> int:
@@ -36,7 +37,7 @@ def tokenizing_threads(processors: int) -> int:
 
 
 class Turns:
-    """A semaphore that serves waiting owners in turn; used on one event loop."""
+    """A semaphore that serves waiting owners in turn. Only one event loop uses it."""
 
     def __init__(self, places: int) -> None:
         """Start without waiting owners."""
@@ -51,7 +52,7 @@ class Turns:
         return sum(map(len, self._waiting.values()))
 
     async def take(self, owner: str) -> None:
-        """Acquire a place; release it by `give_back`, unless this call is cancelled.
+        """Acquire a place, which `give_back` must release unless this call is cancelled.
 
         Raises:
             RejectedError: DRAINING, after `stop_all`.
@@ -103,11 +104,11 @@ class Turns:
 
 
 class PromptThreads:
-    """Threads for the prompts of one process, and its event loop.
+    """Threads that process the prompts of one process, which has one event loop.
 
     Attributes:
-        usual: Threads for work under the interpreter lock; they may wait for `tokenizing`, but
-            `tokenizing` never waits for them.
+        usual: Threads for work under the interpreter lock. These threads may wait for `tokenizing`,
+            which never waits for them.
         tokenizing: Threads for work without the interpreter lock.
     """
 
@@ -150,7 +151,7 @@ class PromptThreads:
         self._turns_aside.stop_all()
 
     def close(self) -> None:
-        """End the threads after their current prompts; blocks. No other method may follow."""
+        """End the threads after their current prompts. The call blocks and must be the last one."""
         self.usual.shutdown(cancel_futures=True)
         self.tokenizing.shutdown()
         self._aside.shutdown()
@@ -173,8 +174,8 @@ def _work_after_step(steps: Steps[Any], made: object) -> StopIteration | Callabl
     """Run one step of a generator.
 
     Returns:
-        The generator's result once it has ended; otherwise the work that the next step waits for,
-        or None if the next step waits for no work.
+        The generator's result once it has ended. Before its end, the work that the next step waits
+            for, or None if the next step waits for no work.
     """
     try:
         return steps.send(made)
@@ -183,10 +184,11 @@ def _work_after_step(steps: Steps[Any], made: object) -> StopIteration | Callabl
 
 
 def _step_back() -> None:
-    """Lower the priority of this thread only; Linux has a priority per thread."""
+    """Lower the priority of this thread only, since Linux has a priority per thread."""
     thread = threading.get_native_id()
     try:
         usual = os.getpriority(os.PRIO_PROCESS, thread)
         os.setpriority(os.PRIO_PROCESS, thread, usual + _NICENESS)
-    except OSError as error:  # a sandbox may forbid it; prompts are tokenized at full priority
+    # a sandbox may forbid the change, and then the thread keeps its full priority
+    except OSError as error:
         log.warning("priority_not_lowered", error=str(error))
