@@ -31,7 +31,7 @@ class BatchClient:
     """
 
     def __init__(self, control_address: str, secret: SharedSecret) -> None:
-        """Prepare; `secret` verifies that an id belongs to a tenant."""
+        """Prepare. `secret` verifies that an id belongs to a tenant."""
         self._link = RenewedChannel(
             control_address, CertificateRole.CONTROL_PLANE, options=_CHANNEL_OPTIONS
         )
@@ -53,7 +53,7 @@ class BatchClient:
             raise _error_of(error, batch.id) from None
 
     async def show(self, tenant_id: str, batch_id: str) -> wire.Batch:
-        """Return a batch; PlatformError NOT_FOUND if it does not exist."""
+        """Return a batch, or raise PlatformError NOT_FOUND if it does not exist."""
         request = self._request(tenant_id, batch_id)
         try:
             return await (await self._stub()).Show(request, timeout=_DEADLINE_S)
@@ -61,7 +61,11 @@ class BatchClient:
             raise _error_of(error, batch_id) from None
 
     async def cancel(self, tenant_id: str, batch_id: str) -> wire.Batch:
-        """Begin to cancel a batch; NOT_FOUND if it does not exist, CONFLICT if it has ended."""
+        """Begin to cancel a batch.
+
+        Raises:
+            PlatformError: NOT_FOUND if the batch does not exist, CONFLICT if it has ended.
+        """
         request = self._request(tenant_id, batch_id)
         try:
             return await (await self._stub()).Cancel(request, timeout=_DEADLINE_S)
@@ -69,7 +73,7 @@ class BatchClient:
             raise _error_of(error, batch_id) from None
 
     async def listed(self, tenant_id: str, limit: int, after: str) -> Sequence[wire.Batch]:
-        """Return batches, newest first; NOT_FOUND if `after` is not the id of a batch."""
+        """Return batches, newest first, or raise NOT_FOUND if `after` is not the id of a batch."""
         if after:
             self._request(tenant_id, after)
         wanted = wire.ListRecordsRequest(tenant_id=tenant_id, limit=limit, after=after)

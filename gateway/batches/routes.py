@@ -44,7 +44,7 @@ class Batches:
         files: FileStore,
         on_begun: Callable[[], None],
     ) -> None:
-        """Compose; `on_begun` is called after each new batch was stored."""
+        """Prepare. `on_begun` is called after each new batch was stored."""
         self._directory, self._client, self._files = directory, client, files
         self._on_begun = on_begun
 
@@ -111,14 +111,14 @@ class Batches:
 
 
 def _batch_id(request: web.Request, batch_id: str) -> str:
-    """Return the batch id of a path; PlatformError NOT_FOUND if the path has another form."""
+    """Return the batch id of a path, or raise PlatformError NOT_FOUND for any other path."""
     if "/" in batch_id or not batch_id:
         raise PlatformError(ErrorCode.NOT_FOUND, unknown_url(request.path, _KNOWN))
     return batch_id
 
 
 def batch_object(batch: wire.Batch) -> dict[str, Any]:
-    """Return a batch as the API shows it."""
+    """Return a batch in the API's form."""
     has_ended = batch.status in _ENDED
     mistakes = orjson.loads(batch.errors) if batch.errors else None
     reached = {f"{it}_at": _seconds(batch.reached_at_unix_ms.get(it)) for it in _TIMES}

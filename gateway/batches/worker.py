@@ -1,9 +1,9 @@
 """Answers the lines of batches with the worker's own handlers, behind all other work.
 
 The control plane leases lines to a gateway for half a minute, and the gateway renews a lease while
-it works on the line. The lines of a dead gateway are leased to another one. A line that is refused
-for lack of capacity is returned, and the worker leases fewer lines, so that batches use only the
-spare capacity of pools.
+it works on the line. The lines of a dead gateway are leased to another gateway. A line that is
+refused for lack of capacity is returned. Then the worker leases fewer lines, so that batches use
+only the spare capacity of pools.
 """
 
 import asyncio
@@ -29,14 +29,14 @@ from sluice.wire.state.v1 import state_pb2 as wire
 
 log = structlog.get_logger(__name__)
 
-LINES_MAX = 32  # lines under way in one worker
-# Seconds between calls: with lines under way, without, and the maximum after many empty calls.
+LINES_MAX = 32  # maximum of lines under way in one worker
+# Seconds between calls with lines under way, without lines, and after many empty calls.
 _BUSY_S, _IDLE_S, _IDLE_MAX_S = 0.25, 2.0, 15.0
-_CALL_BYTES_MAX = 2 << 20  # bytes of results per call; gRPC allows 4 MiB per message
+_CALL_BYTES_MAX = 2 << 20  # bytes of results per call, below gRPC's 4 MiB per message
 _RESULT_BYTES_MAX = 3 << 20
 _STOP_S = 5.0
 _LINE_S = 3600.0
-# Statuses of temporary refusals: the platform has no capacity, or is unavailable.
+# Statuses of temporary refusals, when the platform has no capacity or is unavailable.
 _PASSING = frozenset({429, 503})
 
 Serve = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -44,12 +44,12 @@ _Place = tuple[str, int]
 
 
 class BatchWorker:
-    """Answers the lines that one gateway worker leases; `run` has to run in a TaskGroup."""
+    """Answers the lines that one gateway worker leases. `run` must run in a TaskGroup."""
 
     def __init__(
         self, client: BatchClient, directory: Directory, routes: Routes, gateway_id: str
     ) -> None:
-        """Compose.
+        """Prepare without lines.
 
         Args:
             client: Client that leases lines.
@@ -107,7 +107,7 @@ class BatchWorker:
                 await self._is_awaited.wait()
 
     async def stop(self) -> None:
-        """Lease no more lines; report finished lines, and return the other lines."""
+        """Lease no more lines, report finished lines, and return all unfinished lines."""
         self._is_stopping = True
         running = list(self._running.values())
         for task in running:
@@ -132,7 +132,7 @@ class BatchWorker:
             task.add_done_callback(lambda _, place=place: self._running.pop(place, None))
 
     async def _sync(self, wanted: int) -> wire.SyncLinesResponse:
-        """Report results and lease lines; results that do not fit remain for the next call."""
+        """Report results and lease lines. Results above the size limit remain for the next call."""
         results, size = list[wire.LineResult](), 0
         for result in self._results:
             size += result.ByteSize()
@@ -189,7 +189,7 @@ class BatchWorker:
             return error.status, body_of(error)
         except ConnectionError:
             raise
-        except Exception:  # the outermost edge: one failed line must not stop the worker
+        except Exception:  # the outermost edge, where one failed line must not stop the worker
             log.exception("batch_line_failed", request_id=identity.request_id)
             error = PlatformError(ErrorCode.INTERNAL, "The server had an error; try again.")
             return error.status, body_of(error)
@@ -231,7 +231,7 @@ def is_passing(status: int, body: bytes) -> bool:
 
 
 def _identity(line: wire.BatchLine) -> CallerIdentity:
-    """Return the ids of a line, which are equal at every gateway, so that it is billed once."""
+    """Return the ids of a line, which are equal at every gateway, so that a line is billed once."""
     name = f"{line.name.batch_id}/{line.name.number}".encode()
     uid = hashlib.blake2b(name, digest_size=16).hexdigest()
     request_id = f"{line.name.batch_id}-{line.name.number}"

@@ -1,6 +1,6 @@
-"""The body of Anthropic's Messages API: honoured fields, and a clear 400 for all others. Pure.
+"""The body of Anthropic's Messages API, which refuses any field without effect by a 400. Pure.
 
-A message maps to a chat completion: `chat_fields` returns the fields of that chat.
+A message maps to a chat completion, whose fields `chat_fields` returns.
 """
 
 from collections.abc import Sequence
@@ -41,7 +41,7 @@ _SCHEMA_NAME = "answer"
 
 
 class AnthropicTool(Strict):
-    """A function that the model may call; tools that Anthropic runs itself are refused."""
+    """A function that the model may call. Tools that run at Anthropic are refused."""
 
     type: Annotated[
         Literal["custom"] | None,
@@ -55,8 +55,9 @@ class AnthropicTool(Strict):
     description: Text | None = None
     input_schema: dict[str, Any]
     strict: Flag | None = None
-    cache_control: Any = None  # prefixes are cached by themselves
-    eager_input_streaming: Flag | None = None  # arguments always come as they are made
+    cache_control: Any = None  # accepted without effect, because all prefixes are cached
+    # accepted without effect, because arguments are always streamed
+    eager_input_streaming: Flag | None = None
     input_examples: Annotated[Any, Only([], instead="put examples into 'description'")] = None
     defer_loading: Annotated[Any, Only(False)] = None
     allowed_callers: Annotated[Any, Only(["direct"])] = None
@@ -71,7 +72,7 @@ class AnthropicToolChoice(Strict):
 
 
 class Thinking(Strict):
-    """Whether the model reasons before it answers; the budget of reasoning is not enforced."""
+    """Whether the model reasons before it answers. The budget of reasoning is not enforced."""
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: Annotated[Integer, Field(ge=1, le=1 << 30)] | None = None
@@ -96,7 +97,7 @@ class OutputConfig(Strict):
 
 
 class CallerMetadata(Strict):
-    """The end user of the request, as the caller names them."""
+    """The caller's id of the end user."""
 
     user_id: ShortText | None = None
 
@@ -111,14 +112,14 @@ class _ChatBody(Body):
     tool_choice: AnthropicToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
-    cache_control: Any = None  # prefixes are cached by themselves
+    cache_control: Any = None  # accepted without effect, because all prefixes are cached
     context_management: Annotated[Any, Only({}, {"edits": []})] = None
     mcp_servers: Annotated[Any, Only([], instead="call them from the application")] = None
     chat_template_kwargs: TemplateOptions | None = None
 
     @cached_property
     def turns(self) -> list[Message]:
-        """The turns of a chat, the system's first; BadRequestError when their order is wrong."""
+        """The turns of a chat, the system prompt first. BadRequestError if their order is wrong."""
         turns = turns_of(self.messages)
         if self.system:
             system = Message.model_construct(role="system", content=text_of(self.system))
@@ -138,7 +139,7 @@ class _ChatBody(Body):
 
     @property
     def template_options(self) -> TemplateOptions | None:
-        """Options of the template: whether the model reasons, and options of the caller."""
+        """Options of the template, which are whether the model reasons and the caller's options."""
         if self.thinking is None:
             return self.chat_template_kwargs
         thinks: TemplateOptions = {"enable_thinking": self.thinking.type != "disabled"}
@@ -152,7 +153,7 @@ class _ChatBody(Body):
         form = None if self.output_config is None else self.output_config.format
         if form is not None:
             schema_text(form.content, "output_config.format.schema")
-        _ = self.turns  # refused here, not where they are used
+        _ = self.turns  # errors are raised here, before any use
 
 
 class CountTokensRequest(_ChatBody):
@@ -160,7 +161,7 @@ class CountTokensRequest(_ChatBody):
 
 
 class AnthropicRequest(_ChatBody):
-    """A message to be answered; null is the same as leaving a field out."""
+    """A message to be answered. A field of null counts as absent."""
 
     max_tokens: OutputTokens
     stream: Flag | None = None
@@ -178,7 +179,7 @@ class AnthropicRequest(_ChatBody):
     diagnostics: Annotated[Any, Only()] = None
     user_profile_id: Annotated[Any, Only(instead="use 'metadata.user_id'")] = None
     workspace_id: Annotated[Any, Only(instead="a key belongs to one tenant; leave it out")] = None
-    # Extensions, as chat completions have them.
+    # Extensions of the API, equal to those of chat completions.
     seed: Annotated[Integer, Field(ge=-(1 << 63), le=(1 << 64) - 1)] | None = None
     session_id: ShortText | None = None
     priority: Annotated[Integer, Field(gt=-4, le=0)] | None = None

@@ -21,7 +21,7 @@ _CallId = Annotated[str, Field(min_length=1, max_length=512)]
 
 
 class _Block(BaseModel):
-    """A block as clients send it; further fields, such as `cache_control`, are ignored."""
+    """A block as clients send it. Further fields, such as `cache_control`, are ignored."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -34,7 +34,7 @@ class TextBlock(_Block):
 
 
 class ThinkingBlock(_Block):
-    """Reasoning of the model; a template that supports it may show it to the model."""
+    """Reasoning of the model. A template that supports reasoning may show it to the model."""
 
     type: Literal["thinking"]
     thinking: Text
@@ -67,7 +67,7 @@ class ToolResultBlock(_Block):
     is_error: Flag | None = None
 
     def text(self) -> str:
-        """Return the result as one string; a failure says so, since templates know no flag."""
+        """Return the result as one string, which marks a failure because templates cannot."""
         text = text_of(self.content or "")
         return f"Error: {text}" if self.is_error else text
 
@@ -76,7 +76,7 @@ _KINDS = frozenset({"text", "thinking", "redacted_thinking", "tool_use", "tool_r
 
 
 def _kind_of(value: Any) -> str:
-    """Return the kind of a block; an unknown one is refused as a text block, with its type."""
+    """Return the kind of a block. An unknown kind counts as text, which then refuses its `type`."""
     kind: object = None
     if isinstance(value, dict):
         kind = value.get("type")  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
@@ -96,7 +96,7 @@ _Blocks = Annotated[list[Block], Field(fail_fast=True, min_length=1, max_length=
 
 
 class AnthropicMessage(_Block):
-    """A message; several messages of one role in a row are one turn."""
+    """A message. Several consecutive messages of one role are one turn."""
 
     role: Annotated[
         Literal["user", "assistant"], Elsewhere("system", instead="use the field 'system'")
@@ -122,11 +122,11 @@ def text_of(content: str | Sequence[TextBlock]) -> str:
 
 
 class _Turns:
-    """Joins blocks into turns; BadRequestError where their order is not valid."""
+    """Joins blocks into turns, or raises BadRequestError if their order is not valid."""
 
     def __init__(self) -> None:
         self.messages: list[Message] = []
-        self._open: dict[str, str] = {}  # calls without a result -> their place
+        self._open: dict[str, str] = {}  # place of each call without a result, by id
         self._role = ""
 
     def add(self, index: int, message: AnthropicMessage) -> None:
@@ -206,7 +206,7 @@ class _Turns:
             self._add_user_text("\n".join(texts))
 
     def _add_user_text(self, text: str) -> None:
-        """Add text of the user; user messages in a row become one turn, as templates expect."""
+        """Add text of the user. Consecutive user messages become one turn, as templates expect."""
         last = self.messages[-1] if self.messages else None
         if last is not None and last.role == "user":
             text = f"{last.content}\n{text}"
@@ -223,7 +223,7 @@ class _Turns:
 
 
 def turns_of(messages: Sequence[AnthropicMessage]) -> list[Message]:
-    """Return the turns of a chat that messages translate to.
+    """Return the turns of a chat that are equivalent to the messages.
 
     Raises:
         BadRequestError: A call has no result, a result has no call, or the last turn is not the

@@ -1,4 +1,4 @@
-"""The body of a batch. Pure."""
+"""The body of a request that creates a batch. Pure."""
 
 from typing import Annotated, Any, Literal
 
@@ -7,7 +7,7 @@ from gateway.bodies.parsing import Body
 
 
 class BatchRequest(Body):
-    """A batch to be begun."""
+    """A batch to be created."""
 
     input_file_id: ShortText
     endpoint: Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"]

@@ -1,26 +1,29 @@
-"""The number of tokens that an answer may have. Pure."""
+"""Computes the number of tokens that an answer may have. Pure."""
 
 from gateway.bodies.generation import GenerationFields
 from gateway.bodies.mistakes import bad_value
 from sluice.errors import BadRequestError, ErrorCode
 
-# Bounds answers of models without a stated context.
+# Assumed context of models without a stated context, in tokens.
 _UNKNOWN_CONTEXT_TOKENS = 1 << 20
 
 
 def output_budget(
     request: GenerationFields, prompt_tokens: int, context_tokens_max: int, index: int = 0
 ) -> int:
-    """Return the tokens that an answer may have; BadRequestError if prompt and bound do not fit.
+    """Return the number of tokens that an answer may have.
 
-    A bound that does not fit beside the prompt is refused, as OpenAI does: an answer that is cut
-    before the requested bound would look complete.
+    If the requested bound does not fit beside the prompt, the request is refused, as at OpenAI. An
+    answer that is cut before the requested bound would look complete.
 
     Args:
         request: Fields of one prompt or several.
         prompt_tokens: Tokens of this prompt.
-        context_tokens_max: Context of the model, in tokens; 0: not known here.
+        context_tokens_max: Context of the model, in tokens, or 0 if not known here.
         index: Index of this prompt.
+
+    Raises:
+        BadRequestError: Prompt and bound do not fit into the context.
     """
     context = context_tokens_max or _UNKNOWN_CONTEXT_TOKENS
     wanted = request.output_tokens_max

@@ -1,7 +1,7 @@
-"""The body of a chat completion: honoured fields, and a clear 400 for all others. Pure.
+"""The body of a chat completion, which refuses any field without effect by a 400. Pure.
 
-No parameter is dropped silently: one without effect here is refused by its name, unless its value
-means "no change". docs/parameters.md lists them all.
+No parameter is dropped silently. A parameter without effect here is refused by its name, unless its
+value means "no change". docs/parameters.md lists all parameters.
 """
 
 from collections.abc import Mapping, Sequence
@@ -39,7 +39,7 @@ _OWN_NAMES = frozenset({"messages", "tools", "documents", "add_generation_prompt
 TemplateOptions = Annotated[
     dict[
         Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,63}$")],
-        # Of strings, none that could be the text of a special token.
+        # A string must not be the text of a special token, so only these characters are allowed.
         Flag | Integer | Number | Annotated[str, Field(pattern=r"^[\w. -]{0,64}$")] | None,
     ],
     EntriesMax(16),
@@ -61,11 +61,12 @@ class PredictionBody(Strict):
 
 
 class ChatRequest(GenerationFields):
-    """A chat to be answered; null is the same as leaving a field out.
+    """A chat to be answered. A field of null counts as absent.
 
     Attributes:
-        effort_param: Field that `reasoning_effort` comes from, for errors.
-        parameters_param: Field that a tool's schema comes from, by the tool's index, for errors.
+        effort_param: Name of the body's field for `reasoning_effort`, for errors.
+        parameters_param: Name of the body's field for a tool's schema, with a place for the tool's
+            index, for errors.
     """
 
     effort_param: ClassVar[str] = "reasoning_effort"
@@ -104,22 +105,22 @@ class ChatRequest(GenerationFields):
 
     @property
     def output_tokens_max(self) -> int | None:
-        """See the base; given by either of two names."""
+        """See `GenerationFields`. The body may use either of two names."""
         return self.max_completion_tokens or self.max_tokens
 
     @property
     def alternatives(self) -> int | None:
-        """See the base."""
+        """See `GenerationFields`."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
     @property
     def alternatives_param(self) -> str:
-        """See the base."""
+        """See `GenerationFields`."""
         return "top_logprobs" if self.top_logprobs else "logprobs"
 
     def prompt_param(self, index: int) -> str:
-        """See the base."""
-        del index  # there is one
+        """See `GenerationFields`."""
+        del index  # a chat has only one prompt
         return "messages"
 
     @property
@@ -129,14 +130,14 @@ class ChatRequest(GenerationFields):
 
     @property
     def compaction_policy(self) -> CompactionPolicy | None:
-        """When the chat is summed up; None: never."""
+        """When the chat is summarized, or None for never."""
         return self.context_management[0] if self.context_management else None
 
     @property
     def functions_told(self) -> Sequence[Tool]:
-        """The functions that the model is told of, without tools that are still to be found."""
+        """The functions that the model sees, without tools that the server has yet to look up."""
         if not self.tools:
-            return ()  # as nearly always
+            return ()  # the usual case
         return [it for it in self.tools if isinstance(it, Tool)]
 
     @property
@@ -159,7 +160,7 @@ class ChatRequest(GenerationFields):
 
     @property
     def has_server_tools(self) -> bool:
-        """Whether the server is to run tools of the request."""
+        """Whether the request names tools that run on the server."""
         return bool(self.tools) and not all(isinstance(it, Tool) for it in self.tools or ())
 
     @property
@@ -188,14 +189,14 @@ class ChatRequest(GenerationFields):
 
     @property
     def is_parallel(self) -> bool:
-        """Whether several calls may come at once; a named function is called once."""
+        """Whether the answer may have several calls. A function chosen by name is called once."""
         return self.parallel_tool_calls is not False and not isinstance(
             self.tool_choice, NamedChoice
         )
 
     @property
     def free_schemas(self) -> Sequence[Any]:
-        """See the base; the schemas of tools, if calls are enforced."""
+        """See `GenerationFields`. Includes the schemas of tools, if calls are enforced."""
         if not self.tools:
             return () if self.must_call else super().free_schemas
         tools = self.callable_tools
@@ -241,9 +242,9 @@ class ChatRequest(GenerationFields):
             self.check_tools()
 
     def _check_server_tools(self) -> None:
-        """Refuse what does not go together with tools that the server runs; BadRequestError.
+        """Refuse fields that exclude tools on the server, by a BadRequestError.
 
-        `check_tools` comes when it is known which tools these are.
+        `check_tools` follows later, when the server has looked up these tools.
         """
         if self.choices > 1:
             raise unsupported("n", "with tools that run here there is one answer; leave it out")
@@ -255,7 +256,7 @@ class ChatRequest(GenerationFields):
             raise bad_value("tools", "two servers have the same label; each needs its own")
 
     def check_tools(self) -> None:
-        """Raise BadRequestError when tools and `tool_choice` do not go together."""
+        """Raise BadRequestError if `tool_choice` does not fit the tools."""
         if not self.tools and self.tool_choice in (None, "none", "auto"):
             return
         functions = [tool.function for tool in self.functions_told]
@@ -280,5 +281,5 @@ class ChatRequest(GenerationFields):
 
 
 def parse_chat_request(body: bytes) -> ChatRequest:
-    """Return the request in `body`; BadRequestError names the wrong field."""
+    """Return the request in `body`, or raise a BadRequestError that names the wrong field."""
     return parse(ChatRequest, body)

@@ -1,7 +1,7 @@
-"""Compacts chats: a summary replaces all messages but those of the last turn. Pure.
+"""Compacts chats, so that a summary replaces all messages but those of the last turn. Pure.
 
-The assistant's message that has a `compaction` is the answer to what was summed up. So the summary
-stands for all messages before it, but for instructions.
+The assistant's message with a `compaction` answers the summarized chat. So the summary replaces all
+messages before this message, except instructions.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,8 +16,8 @@ class CompactedChat(NamedTuple):
     """The content of a compaction.
 
     Attributes:
-        summary: In the model's words.
-        kept: Messages that stand behind the summary as they were.
+        summary: Summary, written by the model.
+        kept: Messages that follow the summary unchanged.
     """
 
     summary: str
@@ -25,7 +25,7 @@ class CompactedChat(NamedTuple):
 
 
 class SplitChat(NamedTuple):
-    """A chat to compact: the messages that the summary replaces, and the messages that stay."""
+    """A chat to compact, with the messages that the summary replaces and the messages that stay."""
 
     said: Sequence[Message]
     kept: Sequence[Message]
@@ -34,11 +34,12 @@ class SplitChat(NamedTuple):
 def expanded_chat(
     messages: Sequence[Message], opened: Callable[[int, CompactedHistory], CompactedChat]
 ) -> Sequence[Message]:
-    """Return messages as a model is shown them: what the last compaction says, and what follows.
+    """Return the messages for the prompt, in which the last compaction replaces what precedes it.
 
     Args:
-        messages: Oldest first.
-        opened: Opens a compaction, by its message's place; raises the caller's error if it cannot.
+        messages: Messages of the chat, oldest first.
+        opened: Decrypts the compaction of the message with this index, or raises the caller's
+            error.
     """
     for index in range(len(messages) - 1, -1, -1):
         compaction = messages[index].compaction
@@ -62,10 +63,10 @@ def summed_up(
     kept: Sequence[Message],
     behind: Sequence[Message] = (),
 ) -> list[Message]:
-    """Return messages with a summary in place of what was said before; instructions stay.
+    """Return messages in which a summary replaces the messages before it, except instructions.
 
-    Where a user speaks first behind it, the summary is part of that: templates of some models want
-    user and assistant in turns.
+    If the next message is the user's, the summary becomes part of it, because templates of some
+    models require that user and assistant alternate.
     """
     instructions = [it for it in before if it.role in INSTRUCTIONS]
     rest = [*_said(kept), *behind]

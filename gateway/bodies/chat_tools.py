@@ -1,4 +1,4 @@
-"""Tools of a chat completion: functions of the client, and tools that run on the server. Pure."""
+"""Tools of a chat completion, which are the client's functions and tools on the server. Pure."""
 
 from typing import Annotated, Any, Literal
 
@@ -30,7 +30,7 @@ class RegisteredTool(Strict):
 
 
 def _tool_form(value: Any) -> str:
-    """Return the form of a tool; the union's tags are not field names."""
+    """Return the form of a tool, named so that no tag of the union equals a field's name."""
     if not isinstance(value, dict):
         return _FORMS.get(type(value), "a function")
     kind: object = value.get("type")  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]

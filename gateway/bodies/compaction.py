@@ -1,7 +1,7 @@
-"""Compacts the items of a long conversation: a summary, and the last turn. Pure.
+"""Compacts the items of a long conversation into a summary and the last turn. Pure.
 
-A compaction item stands for all items before it. Instructions among them stay: they are no part of
-what was said.
+A compaction item replaces all items before it. Instructions among those items stay, because a
+summary covers only the conversation.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,8 +17,8 @@ class Compacted(NamedTuple):
     """The content of a compaction item.
 
     Attributes:
-        summary: In the model's words.
-        kept: Items that stand behind the summary as they were.
+        summary: Summary, written by the model.
+        kept: Items that follow the summary unchanged.
     """
 
     summary: str
@@ -28,11 +28,11 @@ class Compacted(NamedTuple):
 def expanded(
     items: Sequence[InputItem], opened: Callable[[int, CompactionItem], Compacted]
 ) -> list[InputItem]:
-    """Return items as a model is shown them: what the last compaction says, and what is behind it.
+    """Return the items for the prompt, in which the last compaction replaces what precedes it.
 
     Args:
-        items: Oldest first.
-        opened: Opens an item, by its place; raises the caller's error if it cannot.
+        items: Items of the conversation, oldest first.
+        opened: Decrypts the compaction item with this index, or raises the caller's error.
     """
     last = _last_compaction(items)
     if last is None:
@@ -46,7 +46,7 @@ def expanded(
 
 
 def is_instruction(item: InputItem) -> bool:
-    """Return whether an item is no part of what was said."""
+    """Return whether an item is an instruction, which no summary replaces."""
     return isinstance(item, MessageItem) and item.role in _INSTRUCTIONS
 
 
@@ -56,9 +56,9 @@ def has_compaction(items: Sequence[InputItem]) -> bool:
 
 
 def last_turn(items: Sequence[InputItem]) -> int:
-    """Return where the last turn begins: with the last that a user says in a row.
+    """Return the index at which the last turn begins, with its first message of the user.
 
-    Everything, where no user says anything; so that no call is parted from its result.
+    The index is 0 without messages of the user. No call is separated from its result.
     """
     start = 0
     for index, item in enumerate(items):
@@ -79,9 +79,9 @@ def _last_compaction(items: Sequence[InputItem]) -> tuple[int, CompactionItem] |
 
 
 def _with_summary(summary: str, items: Sequence[InputItem]) -> list[InputItem]:
-    """Return items behind a summary; where a user speaks first, it is part of that.
+    """Return a summary followed by items. The summary becomes part of a first user message.
 
-    Templates of some models want user and assistant in turns.
+    Templates of some models require that user and assistant alternate.
     """
     first = items[0] if items else None
     if isinstance(first, MessageItem) and first.role == "user":

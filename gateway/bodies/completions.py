@@ -1,4 +1,4 @@
-"""The body of a completion: text, or token ids, to be continued as they are. Pure."""
+"""The body of a completion, whose prompts are texts or token ids without a template. Pure."""
 
 from typing import Annotated, Any
 
@@ -11,13 +11,13 @@ from gateway.bodies.parsing import parse
 from gateway.bodies.prompts import TextOrIds, check_ids, listed
 
 PROMPTS_MAX = 64
-CHOICES_MAX = 64  # answers in one request: the number of prompts times `n`
+CHOICES_MAX = 64  # maximum of answers in one request, which are the number of prompts times `n`
 LOGPROBS_MAX = 5
-_OUTPUT_TOKENS = 16  # OpenAI's default
+_OUTPUT_TOKENS = 16  # OpenAI's default of `max_tokens`
 
 
 class CompletionRequest(GenerationFields):
-    """Prompts to be continued; null is the same as leaving a field out."""
+    """Prompts to be continued. A field of null counts as absent."""
 
     prompt: TextOrIds
     max_tokens: Annotated[Integer, Field(ge=0, le=1 << 30)] | None = None
@@ -34,26 +34,26 @@ class CompletionRequest(GenerationFields):
 
     @property
     def output_tokens_max(self) -> int:
-        """See the base."""
+        """See `GenerationFields`."""
         return _OUTPUT_TOKENS if self.max_tokens is None else max(1, self.max_tokens)
 
     @property
     def is_echo_alone(self) -> bool:
-        """Whether only the echoed prompt is wanted: the one computed token is not shown."""
+        """Whether only the echoed prompt is wanted, so that the one computed token is not shown."""
         return self.max_tokens == 0
 
     @property
     def echoed_alternatives(self) -> int | None:
-        """See the base."""
+        """See `GenerationFields`."""
         return self.logprobs if self.echo else None
 
     @property
     def alternatives(self) -> int | None:
-        """See the base."""
+        """See `GenerationFields`."""
         return self.logprobs
 
     def prompt_param(self, index: int) -> str:
-        """See the base."""
+        """See `GenerationFields`."""
         return f"prompt[{index}]" if len(self.prompts) > 1 else "prompt"
 
     def check(self) -> None:
@@ -81,7 +81,7 @@ class CompletionRequest(GenerationFields):
             )
 
     def check_vocabulary(self, size: int) -> None:
-        """See the base; checks prompts given as ids, too."""
+        """See `GenerationFields`. Also checks prompts of token ids."""
         super().check_vocabulary(size)
         for index, prompt in enumerate(self.prompts):
             if not isinstance(prompt, str):
@@ -89,5 +89,5 @@ class CompletionRequest(GenerationFields):
 
 
 def parse_completion_request(body: bytes) -> CompletionRequest:
-    """Return the request in `body`; BadRequestError names the wrong field."""
+    """Return the request in `body`, or raise a BadRequestError that names the wrong field."""
     return parse(CompletionRequest, body)

@@ -1,4 +1,4 @@
-"""The bodies of conversations. Pure."""
+"""The bodies of requests that create and change conversations. Pure."""
 
 from typing import Annotated
 

@@ -1,8 +1,8 @@
-"""A client's grammar, in Lark's syntax or in GBNF, translated to the engine's Lark. Pure.
+"""Translates a client's grammar, in Lark's syntax or in GBNF, into the engine's Lark. Pure.
 
 GBNF (`root ::= "yes" | "no"`) is the form in vLLM's documentation. Names of special tokens are
-refused: they are never shown. The engine decides whether the grammar compiles; if not, the answer
-is a 400 as well.
+refused, because special tokens never appear in an answer. The engine decides whether the grammar
+compiles. If not, the answer is a 400 as well.
 """
 
 import json
@@ -14,8 +14,8 @@ from typing import NamedTuple
 from gateway.bodies.mistakes import bad_value
 from sluice.errors import BadRequestError
 
-GRAMMAR_BYTES_MAX = 16_000  # an engine accepts 16 KiB; see replica/engine/grammar_source.py
-_RULES_MAX = 200  # from this number on, terminals that double one another compile for a second
+GRAMMAR_BYTES_MAX = 16_000  # bytes, as an engine accepts 16 KiB (replica/engine/grammar_source.py)
+_RULES_MAX = 200  # maximum of rules, because more terminals that overlap compile for a second
 _PARAM = "grammar"
 _ROOTS = {"gbnf": "root", "lark": "start"}
 _LARK_TOKEN = re.compile(
@@ -59,10 +59,10 @@ _ANY = r"/(.|\n)/"
 
 
 def lark_grammar(text: str) -> str:
-    """Return a client's grammar in Lark's syntax; its first rule is `start`.
+    """Return a client's grammar in Lark's syntax, whose first rule is `start`.
 
     Raises:
-        BadRequestError: The grammar is too large, has no first rule, or uses what clients may not.
+        BadRequestError: The grammar is too large, has no first rule, or uses a refused construct.
     """
     size = len(text.encode(errors="surrogatepass"))
     if size > GRAMMAR_BYTES_MAX:
@@ -73,10 +73,10 @@ def lark_grammar(text: str) -> str:
 
 
 def answer_rules(grammar: str) -> str:
-    """Return the rules of a Lark grammar, renamed to stand among others; the first is `answer`.
+    """Return the rules of a Lark grammar, renamed for use in a larger one. The first is `answer`.
 
     Args:
-        grammar: Grammar from `lark_grammar`; its rules get names that no others have.
+        grammar: Grammar from `lark_grammar`. Its rules get a prefix that no rule of a dialect has.
     """
     names = set(_LARK_RULE.findall(grammar))
     parts = [
@@ -88,7 +88,7 @@ def answer_rules(grammar: str) -> str:
 
 
 def _apart(name: str) -> str:
-    """Return a rule name with a prefix that no rule of a dialect has; capitals stay capitals."""
+    """Return a rule name with a prefix that no rule of a dialect has, in the same case."""
     return f"G_{name}" if name.isupper() else f"g_{name}"
 
 
@@ -109,7 +109,7 @@ def _checked_lark(text: str) -> str:
 
 
 class _Part(NamedTuple):
-    """A piece of a rule; `name` is the rule that the piece refers to, if any."""
+    """A piece of a rule. `name` is the rule that the piece refers to, or empty."""
 
     text: str
     name: str = ""
@@ -117,7 +117,7 @@ class _Part(NamedTuple):
 
 @dataclass(slots=True)
 class _Rule:
-    """A rule of GBNF: its right side, and the rules to which the right side refers."""
+    """A rule of GBNF, stored as its right side, with the rules to which the right side refers."""
 
     parts: list[_Part]
 
@@ -174,7 +174,8 @@ def _lark_of(found: re.Match[str]) -> str:
     match found.lastgroup:
         case "string":
             literal = json.dumps("".join(_characters(part[1:-1], found)), ensure_ascii=False)
-            return literal.replace("%", r"\u0025")  # it could look like a directive
+            # so that the literal cannot look like a directive
+            return literal.replace("%", r"\u0025")
         case "set":
             return _set(part, found)
         case "any":
@@ -191,7 +192,7 @@ def _set(part: str, found: re.Match[str]) -> str:
     mark, inner = ("^", inner[1:]) if inner.startswith("^") else ("", inner)
     if not inner:
         raise _misplaced(found, "a set without characters matches nothing")
-    # A dash between two characters is a range; elsewhere, and escaped, it is a dash.
+    # A dash between two characters is a range. At an end, or escaped, it is the character itself.
     pieces = [it.group() for it in _ESCAPE.finditer(inner)]
     characters = list(_characters(inner, found))
     written = [
@@ -219,7 +220,7 @@ def _characters(text: str, found: re.Match[str]) -> Iterator[str]:
 
 
 def _lark_names(rules: Mapping[str, _Rule]) -> dict[str, str]:
-    """Return the names in Lark; rules of characters alone get capitals, for the lexer."""
+    """Return the names in Lark. Rules of characters alone become upper case, for the lexer."""
     names, taken = {_ROOTS["gbnf"]: _ROOTS["lark"]}, {_ROOTS["lark"]}
     terminals = _terminals(rules)
     for name in rules.keys() - names.keys():
@@ -235,7 +236,7 @@ def _lark_names(rules: Mapping[str, _Rule]) -> dict[str, str]:
 
 
 def _terminals(rules: Mapping[str, _Rule]) -> set[str]:
-    """Return the rules, except the root, that refer only to such rules and not to themselves."""
+    """Return the rules, except the root, that refer only to terminals and not to themselves."""
     missing = {name: rule.references for name, rule in rules.items()}
     users: dict[str, list[str]] = {name: [] for name in rules}
     for name, references in missing.items():

@@ -12,7 +12,7 @@ _DIMENSIONS_MAX = 65_536
 
 
 class EmbeddingRequest(Body):
-    """Texts to be embedded; null is the same as leaving a field out."""
+    """Texts to be embedded. A field of null counts as absent."""
 
     model: ModelName
     input: FilledTextOrIds
@@ -22,20 +22,20 @@ class EmbeddingRequest(Body):
     truncate_prompt_tokens: Annotated[Integer, Field(ge=-1, le=1 << 30)] | None = None
 
     def truncation_tokens(self, context_tokens_max: int) -> int:
-        """Return the number of tokens of each text to keep; 0: all, as OpenAI does.
+        """Return how many tokens of each text are embedded, or 0 for all, as at OpenAI.
 
         Args:
-            context_tokens_max: Context of the model, in tokens, which -1 asks for.
+            context_tokens_max: Context of the model, in tokens, to which -1 refers.
         """
         wanted = self.truncate_prompt_tokens
         return context_tokens_max if wanted == -1 else wanted or 0
 
     @property
     def inputs(self) -> list[str] | list[list[int]]:
-        """The texts, or the lists of ids; at least one."""
+        """The texts, or the lists of ids, at least one."""
         return listed(self.input)
 
 
 def parse_embedding_request(body: bytes) -> EmbeddingRequest:
-    """Return the request in `body`; BadRequestError names the wrong field."""
+    """Return the request in `body`, or raise a BadRequestError that names the wrong field."""
     return parse(EmbeddingRequest, body)

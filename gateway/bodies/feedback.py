@@ -14,7 +14,7 @@ _GOODS = {"good": 1.0, "bad": 0.0}
 
 
 class FeedbackRequest(Body):
-    """A judgement; `id` is a completion's or message's, or the header `x-request-id`."""
+    """A judgement. `id` is the id of a completion or message, or the header `x-request-id`."""
 
     id: Annotated[str, Field(min_length=1, max_length=200)]
     rating: Literal["good", "bad"]

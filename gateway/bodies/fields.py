@@ -1,7 +1,7 @@
-"""Types of fields: bounded, never converted, and refused by name where a value is not served. Pure.
+"""Types of fields, which are bounded and never converted. Pure.
 
-A string is never read as a number, nor a fraction or boolean as an integer: as with OpenAI, that is
-a mistake of the caller.
+A value that is not served is refused by the field's name. A string is never read as a number, nor a
+fraction or boolean as an integer. As at OpenAI, such a value is a mistake of the caller.
 """
 
 from dataclasses import dataclass
@@ -36,13 +36,13 @@ class EntriesMax:
     def __get_pydantic_core_schema__(
         self, source: Any, handler: GetCoreSchemaHandler
     ) -> CoreSchema:
-        """For pydantic."""
+        """Hook of pydantic for validation."""
         return core_schema.no_info_before_validator_function(self._checked, handler(source))
 
     def __get_pydantic_json_schema__(
         self, schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> JsonSchemaValue:
-        """For pydantic."""
+        """Hook of pydantic for the JSON schema."""
         return handler(schema) | {"maxProperties": self.entries}
 
     def _checked(self, value: Any) -> Any:
@@ -53,10 +53,10 @@ class EntriesMax:
 
 
 class Only:
-    """A documented parameter without effect here: only its neutral values are accepted."""
+    """A documented parameter without effect here, which accepts only its neutral values."""
 
     def __init__(self, *values: Any, instead: str = "") -> None:
-        """Accept these values and null; `instead` names the alternative in the error."""
+        """Accept these values and null. `instead` names the alternative in the error."""
         self._values = (*values, None)
         shown = " or ".join(orjson.dumps(value).decode() for value in values) or "null"
         self._message = f"this server only takes {shown}"
@@ -66,14 +66,14 @@ class Only:
     def __get_pydantic_core_schema__(
         self, source: Any, handler: GetCoreSchemaHandler
     ) -> CoreSchema:
-        """For pydantic."""
+        """Hook of pydantic for validation."""
         del source, handler
         return core_schema.no_info_plain_validator_function(self._checked)
 
     def __get_pydantic_json_schema__(
         self, schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> JsonSchemaValue:
-        """For pydantic."""
+        """Hook of pydantic for the JSON schema."""
         del schema, handler
         return {"enum": list(self._values)}
 
@@ -85,17 +85,17 @@ class Only:
 
 
 class Elsewhere:
-    """Values of a field that OpenAI documents and this server lacks: refused by name."""
+    """Values of a field that OpenAI documents and this server lacks, which are refused by name."""
 
     def __init__(self, *values: str, instead: str) -> None:
-        """Refuse these values; `instead` names the alternative in the error."""
+        """Refuse these values. `instead` names the alternative in the error."""
         self._values = frozenset(values)
         self._instead = instead
 
     def __get_pydantic_core_schema__(
         self, source: Any, handler: GetCoreSchemaHandler
     ) -> CoreSchema:
-        """For pydantic."""
+        """Hook of pydantic for validation."""
         return core_schema.no_info_before_validator_function(self._checked, handler(source))
 
     def _checked(self, value: Any) -> Any:
@@ -107,20 +107,20 @@ class Elsewhere:
 
 @dataclass(frozen=True, slots=True)
 class ServedUpTo:
-    """Bounds a number that may be larger elsewhere: a larger one is refused as unsupported."""
+    """Bounds a number that may be larger at other servers. A larger number is refused."""
 
     largest: int
 
     def __get_pydantic_core_schema__(
         self, source: Any, handler: GetCoreSchemaHandler
     ) -> CoreSchema:
-        """For pydantic."""
+        """Hook of pydantic for validation."""
         return core_schema.no_info_after_validator_function(self._checked, handler(source))
 
     def __get_pydantic_json_schema__(
         self, schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> JsonSchemaValue:
-        """For pydantic."""
+        """Hook of pydantic for the JSON schema."""
         return handler(schema) | {"maximum": self.largest}
 
     def _checked(self, value: int) -> int:

@@ -1,4 +1,4 @@
-"""Fields that chat completions and completions share: how an answer is generated. Pure."""
+"""Fields that determine how an answer is generated, for chat completions and completions. Pure."""
 
 from collections.abc import Mapping, Sequence
 from functools import cache, cached_property, lru_cache
@@ -35,7 +35,7 @@ from sluice.priority import CLASSES, queue_priority
 from sluice.wire.engine.v1 import engine_pb2 as engine
 
 N_MAX = 8
-_N_ELSEWHERE_MAX = 128  # OpenAI's
+_N_ELSEWHERE_MAX = 128  # OpenAI's bound of `n`
 STOPS_MAX = 4
 _STOP_CHARACTERS_MAX = 1024
 _BIASES_MAX = 300
@@ -60,21 +60,21 @@ LogitBias = Annotated[
 
 
 class Defaults(Protocol):
-    """Sampling values that a base's authors recommend for silent requests; `top_k` 0 is off."""
+    """Sampling values that a base's authors recommend as defaults. `top_k` 0 sets no limit."""
 
     @property
     def temperature(self) -> float:
-        """0 is greedy."""
+        """Temperature of the sampling. 0 is greedy."""
         ...
 
     @property
     def top_p(self) -> float:
-        """1 is off."""
+        """Share of the distribution that is sampled. 1 sets no limit."""
         ...
 
     @property
     def top_k(self) -> int:
-        """0 is off."""
+        """Number of tokens that are sampled. 0 sets no limit."""
         ...
 
 
@@ -101,7 +101,7 @@ class StreamOptions(Strict):
 
 @cache
 def _param_names(grammar: str, logprobs: str) -> Mapping[str, str]:
-    """Return one shared tuple for all requests with the same fields, which saves memory."""
+    """Return one shared mapping for all requests with the same fields, which saves memory."""
     same = GenerationFields.model_fields.keys() & engine.Sampling.DESCRIPTOR.fields_by_name.keys()
     others = {"adapter_digest": "model", "tokens_min": "min_tokens", "prediction": "prediction"}
     others["prompt_logprobs"] = "echo"
@@ -109,7 +109,7 @@ def _param_names(grammar: str, logprobs: str) -> Mapping[str, str]:
 
 
 class GenerationFields(Body):
-    """The shared fields; None is the same as leaving one out."""
+    """The shared fields. None counts as absent."""
 
     model: ModelName
     stream: Flag | None = None
@@ -155,7 +155,7 @@ class GenerationFields(Body):
     session_id: ShortText | None = None
     priority: Annotated[Integer, Field(gt=-CLASSES, le=0)] | None = None
     deadline_ms: Annotated[Integer, Field(ge=1, le=_DEADLINE_MS_MAX)] | None = None
-    # Fields of vLLM's server: the values that ask for nothing special.
+    # Fields of vLLM's server, of which only the neutral values are accepted.
     skip_special_tokens: Annotated[Any, Only(True)] = None
     spaces_between_special_tokens: Annotated[Any, Only(True)] = None
     include_stop_str_in_output: Annotated[Any, Only(False)] = None
@@ -192,50 +192,50 @@ class GenerationFields(Body):
 
     @property
     def counts_usage(self) -> bool:
-        """Whether each chunk reports the usage so far; vLLM's extension."""
+        """Whether each chunk reports the usage so far, which is vLLM's extension."""
         options = self.stream_options
         return self.include_usage and options is not None and bool(options.continuous_usage_stats)
 
     @property
     def interval_ms(self) -> int | None:
-        """Milliseconds between two writes of a stream; 0: tokens leave as they come; None: unset.
+        """Milliseconds between two writes of a stream, or 0 to send each token at once.
 
-        The key of the request decides where it is unset.
+        None means unset, so that the setting of the request's key decides.
         """
         return None if self.stream_options is None else self.stream_options.interval_ms
 
     @property
     def session(self) -> str:
-        """Key of requests that share a prefix, or empty when the caller gave none."""
+        """Key of requests that share a prefix, or empty without a key."""
         return self.session_id or self.prompt_cache_key or ""
 
     @property
     def output_tokens_max(self) -> int | None:
-        """The bound on each answer; None: the rest of the context."""
+        """The bound on the tokens of each answer, or None for the rest of the context."""
         return self.max_tokens
 
     @property
     def alternatives(self) -> int | None:
-        """Alternatives to report per token; 0: only the token's own probability; None: nothing."""
+        """Alternatives to report per token, 0 for only the token's own, or None for none."""
         return None
 
     @property
     def echoed_alternatives(self) -> int | None:
-        """Alternatives per token of an echoed prompt; None: nothing."""
+        """Alternatives to report per token of an echoed prompt, or None for none."""
         return None
 
     @property
     def is_echo_alone(self) -> bool:
-        """Whether only the echoed prompt is wanted: the one computed token is not shown."""
+        """Whether only the echoed prompt is wanted, so that the one computed token is not shown."""
         return False
 
     @property
     def alternatives_param(self) -> str:
-        """The field that `alternatives` comes from."""
+        """Name of the body's field for `alternatives`."""
         return "logprobs"
 
     def prompt_param(self, index: int) -> str:
-        """Return the field that holds a prompt, by its number."""
+        """Return the name of the body's field for a prompt, by the prompt's number."""
         raise NotImplementedError
 
     @property
@@ -245,27 +245,27 @@ class GenerationFields(Body):
 
     @property
     def served_tier(self) -> str | None:
-        """`service_tier` of the answer, as served and not as requested; None: not requested."""
+        """`service_tier` of the answer as served, or None if the request has none."""
         if self.service_tier is None:
             return None
         return "flex" if self.is_lowered else "default"
 
     @property
     def is_lowered(self) -> bool:
-        """Whether this request goes behind its tier's ordinary requests, and may be preempted."""
+        """Whether this request follows its tier's ordinary requests, and may be preempted."""
         return bool(self.priority) or self.service_tier == "flex"
 
     def queue_priority(self, tier_priority: int) -> int:
-        """Return the priority at a router; a lowered request still precedes all lower tiers."""
+        """Return the priority at a router. A lowered request still precedes all lower tiers."""
         below = max(-(self.priority or 0), int(self.service_tier == "flex"))
         return queue_priority(tier_priority, below)
 
     @property
     def guide(self) -> engine.Grammar | None:
-        """Grammar of the answer, by response_format, regex, choice or grammar."""
+        """Grammar of the answer, from `response_format`, `regex`, `choice` or `grammar`."""
         asked = self.response_format or self.regex or self.choice or self.grammar
         if asked is None:
-            return None  # as nearly always; a cached property takes a lock
+            return None  # the usual case, before a cached property that locks
         return self._guide
 
     @cached_property
@@ -274,7 +274,7 @@ class GenerationFields(Body):
 
     @property
     def free_schemas(self) -> Sequence[Any]:
-        """The schemas that are enforced only as far as a grammar can."""
+        """The schemas of which only a part may be enforced by a grammar."""
         form = self.response_format
         if not isinstance(form, JsonSchemaFormat) or form.json_schema.strict:
             return ()
@@ -282,7 +282,7 @@ class GenerationFields(Body):
 
     @property
     def guide_param(self) -> str | None:
-        """The field that `guide` comes from."""
+        """Name of the body's field for `guide`."""
         if self.guide is None:
             return None
         given = {"regex": self.regex, "choice": self.choice, "grammar": self.grammar}
@@ -299,18 +299,18 @@ class GenerationFields(Body):
         bound = self.output_tokens_max
         if self.min_tokens and bound is not None and self.min_tokens > bound:
             raise bad_value("min_tokens", f"the answer has at most {bound} tokens")
-        _ = self.guide  # refused here, not where it is used
+        _ = self.guide  # errors are raised here, before any use
 
     def check_vocabulary(self, size: int) -> None:
-        """Refuse token ids that a model with `size` tokens does not have; BadRequestError."""
+        """Refuse token ids outside a vocabulary of `size` tokens, by a BadRequestError."""
         if self.logit_bias:
             check_ids("logit_bias", map(int, self.logit_bias), size)
 
     def sampling(self, defaults: Defaults) -> engine.Sampling:
         """Return the sampling parameters for the engine, with the base's defaults.
 
-        Requests with the same parameters share a message, which must not be changed. A message of
-        its own would cost each request half a kilobyte until it is answered, and 5 us.
+        Requests with the same parameters share a message, which must not be changed. A separate
+        message would cost each request 5 us, and half a kilobyte until its answer.
         """
         shared = _shared_sampling(
             defaults.temperature if self.temperature is None else self.temperature,

@@ -1,7 +1,7 @@
-"""The required form of an answer: JSON, a schema, an expression, a choice of texts, a grammar.
+"""The required form of an answer: JSON, a schema, a regular expression, texts or a grammar.
 
 Pure. Forms that are hostile by size or depth are refused here, at once. The engine decides whether
-a schema or an expression compiles; if not, the answer is a 400 as well.
+a schema or an expression compiles. If not, the answer is a 400 as well.
 """
 
 import re
@@ -20,12 +20,13 @@ from gateway.dialects.call_grammar import JSON_OPTIONS
 from sluice.errors import BadRequestError
 from sluice.wire.engine.v1 import engine_pb2 as engine
 
-# Bounds of the engine for each kind of guide; see replica/engine/grammar_source.py.
+# Bounds of the engine for each kind of guide. See replica/engine/grammar_source.py.
 _SCHEMA_BYTES_MAX = 65_536
 _CHOICES_BYTES_MAX = 65_536
 _REGEX_BYTES_MAX = 8_192
 _CHOICE_CHARACTERS_MAX = 4_096
-_SCHEMA_LEVELS_MAX = 120  # nested objects and arrays; the engine's parser fails a little above
+# maximum of nested objects and arrays, slightly below the limit of the engine's parser
+_SCHEMA_LEVELS_MAX = 120
 
 
 class TextFormat(Strict):
@@ -41,11 +42,10 @@ class JsonObjectFormat(Strict):
 
 
 class JsonSchema(Strict):
-    """A schema, which is enforced; name and description have no effect.
+    """A schema, which is enforced. Name and description have no effect.
 
     Attributes:
-        strict: Refuse a schema with keywords that no grammar can enforce, instead of leaving them
-            out.
+        strict: Whether keywords that no grammar can enforce are refused, instead of left out.
     """
 
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
@@ -55,7 +55,7 @@ class JsonSchema(Strict):
 
 
 class JsonSchemaFormat(Strict):
-    """JSON of a given schema."""
+    """Format of an answer that is JSON of a given schema."""
 
     type: Literal["json_schema"]
     json_schema: JsonSchema
@@ -66,12 +66,12 @@ ResponseFormat = Annotated[
 ]
 Regex = Annotated[str, Field(min_length=1, max_length=_REGEX_BYTES_MAX)]
 _DIRECTIVE = r"%(?=\s*(?:json|regex|lark|llguidance))"  # refused even where it would be text
-# Parts of an expression that have another meaning inside Lark than in an expression by itself.
+# Parts of an expression whose meaning inside Lark differs from their usual meaning.
 _UNLIKE = re.compile(rf"\\?{_DIRECTIVE}|\\(?:.|\n)|[/\n]")
 _LIKE = {
-    **dict.fromkeys(("/", r"\/"), r"\/"),  # it would end the expression
-    **dict.fromkeys(("%", r"\%"), r"\x25"),  # it looks like a directive
-    **dict.fromkeys(("\n", "\\\n"), r"\n"),  # line breaks are no part of a line
+    **dict.fromkeys(("/", r"\/"), r"\/"),  # a plain slash would end the expression
+    **dict.fromkeys(("%", r"\%"), r"\x25"),  # a percent sign could look like a directive
+    **dict.fromkeys(("\n", "\\\n"), r"\n"),  # a rule of Lark is one line
     r"\d": "[0-9]",
     r"\D": "[^0-9]",
     r"\s": r"[ \t\n\r\f\v]",
@@ -93,7 +93,12 @@ def guide_of(
     choice: Sequence[str] | None,
     grammar: str | None = None,
 ) -> engine.Grammar | None:
-    """Return the grammar that these fields require, or None; BadRequestError names the field."""
+    """Return the grammar that these fields require, or None.
+
+    Raises:
+        BadRequestError: Two of the fields are set, or a field is invalid. The error names the
+            field.
+    """
     is_free = response_format is None or isinstance(response_format, TextFormat)
     wanted = [
         name
@@ -124,7 +129,7 @@ def guide_of(
 
 
 def lark_of(guide: engine.Grammar) -> str:
-    """Return a guide in the engine's Lark: an expression, or rules of a grammar."""
+    """Return a guide in the engine's Lark, as an expression or as rules of a grammar."""
     match guide.kind:
         case engine.Grammar.KIND_EBNF:
             return answer_rules(guide.text)
@@ -141,15 +146,16 @@ def lark_of(guide: engine.Grammar) -> str:
 
 
 def schema_text(schema: dict[str, Any], param: str) -> str:
-    """Return a schema as JSON text; BadRequestError if it is too large or too deep."""
+    """Return a schema as JSON text, or raise BadRequestError if it is too large or too deep."""
     try:
         text = orjson.dumps(schema)
-    except orjson.JSONEncodeError:  # by its own limit on depth: the schema itself came out of JSON
+    # the library's own limit on depth, since the schema is valid JSON
+    except orjson.JSONEncodeError:
         raise _too_deep(param) from None
     if len(text) > _SCHEMA_BYTES_MAX:
         size = f"a schema has at most {_SCHEMA_BYTES_MAX} bytes; this one has {len(text)}"
         raise bad_value(param, size)
-    # Each level takes two characters at least.
+    # Each level has at least two characters.
     if len(text) > 2 * _SCHEMA_LEVELS_MAX and _is_deep(schema):
         raise _too_deep(param)
     return text.decode()

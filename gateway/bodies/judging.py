@@ -1,4 +1,4 @@
-"""Bodies of requests that judge texts: rerank, classify and moderations. Pure."""
+"""Bodies of requests that judge texts, which are rerank, classify and moderations. Pure."""
 
 from typing import Annotated, Literal, TypeAlias
 
@@ -14,7 +14,7 @@ _Filled = Annotated[Text, Field(min_length=1)]
 
 
 class DocumentText(Strict):
-    """A text, in an object."""
+    """A text inside an object."""
 
     type: Literal["text"] | None = None
     text: _Filled
@@ -25,7 +25,7 @@ _Texts = Annotated[list[_TextOrPart], Field(fail_fast=True, min_length=1, max_le
 
 
 class RerankRequest(Body):
-    """Documents to be ordered by a query, as Jina and Cohere take them."""
+    """Documents to be ordered by a query, in the form of Jina and Cohere."""
 
     model: ModelName
     query: _Filled
@@ -43,7 +43,7 @@ class RerankRequest(Body):
 
 
 class ClassifyRequest(Body):
-    """Texts to be classified: by labels (Jina), or by a classifier of its own (vLLM)."""
+    """Texts to be classified by the request's labels (Jina) or the model's labels (vLLM)."""
 
     model: ModelName
     input: _Filled | _Texts
@@ -59,7 +59,7 @@ class ClassifyRequest(Body):
 
 
 class ModerationRequest(Body):
-    """Texts to be moderated, as OpenAI takes them."""
+    """Texts to be moderated, in the form of OpenAI."""
 
     input: _Filled | _Texts
     model: ModelName | None = None

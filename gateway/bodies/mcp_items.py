@@ -11,13 +11,13 @@ DENIED = "the user did not agree to this call"
 
 
 class _ServerItem(BaseModel):
-    """An item that clients or SDKs send back as they received it; further fields are ignored."""
+    """An item that clients or SDKs send back as they received it. Further fields are ignored."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
 
 class ListedToolsItem(_ServerItem):
-    """The tools that a server listed; the prompt does not contain them again."""
+    """The tools that a server listed. The prompt does not contain them again."""
 
     type: Literal["mcp_list_tools"]
     id: ShortText | None = None
@@ -40,7 +40,7 @@ class ServerCallItem(_ServerItem):
 
     @property
     def failure(self) -> str | None:
-        """The reason of a failure, in words; None: the call succeeded."""
+        """The reason of a failure, or None if the call succeeded."""
         if self.error is None:
             return None
         return (

@@ -13,19 +13,19 @@ from gateway.bodies.mistakes import bad_value
 from gateway.bodies.parsing import Strict
 
 MESSAGES_MAX = 4096
-PARTS_MAX = 4096  # texts, or tool calls, per message
+PARTS_MAX = 4096  # maximum of texts, or of tool calls, per message
 TOOLS_MAX = 128
 _NO_ID = ""
 
 
 class _Part(BaseModel):
-    """A piece of content; fields for other servers, such as `cache_control`, are ignored."""
+    """A piece of content. Fields for other servers, such as `cache_control`, are ignored."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
 
 class TextPart(_Part):
-    """A piece of content; only text is served."""
+    """A piece of content. Only text is served."""
 
     type: Literal["text"]
     text: Text
@@ -49,13 +49,13 @@ _FunctionType = Annotated[
 
 
 class _EchoedPart(BaseModel):
-    """A part that clients or SDKs send back as they received it; further fields are ignored."""
+    """A part that clients or SDKs send back as they received it. Further fields are ignored."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
 
 class FunctionCall(_EchoedPart):
-    """A call by the assistant; `arguments` is JSON text."""
+    """A call by the assistant. `arguments` is JSON text."""
 
     name: ShortText
     arguments: Text = ""
@@ -70,7 +70,7 @@ class ToolCall(_EchoedPart):
 
 
 class CompactedHistory(_EchoedPart):
-    """Stands for all messages before the answer that has it; sealed by the gateway."""
+    """A summary that replaces all messages before the answer with it, encrypted by the gateway."""
 
     type: Literal["compaction"]
     id: ShortText | None = None
@@ -81,9 +81,9 @@ class Message(_EchoedPart):
     """A message of a chat.
 
     Attributes:
-        reasoning_content: Reasoning of an assistant; a template that supports it may show it to the
-            model.
-        compaction: Stands for the messages before an assistant's; None: nothing does.
+        reasoning_content: Reasoning of an assistant. A template that supports reasoning may show it
+            to the model.
+        compaction: Summary that replaces the messages before this one, or None without a summary.
     """
 
     role: Annotated[
@@ -115,7 +115,7 @@ class FunctionTool(Strict):
     """A function that the model may call.
 
     Attributes:
-        parameters: JSON schema of the arguments; enforced when a call is, see `tool_choice`.
+        parameters: JSON schema of the arguments, enforced if `tool_choice` enforces a call.
     """
 
     name: FunctionName
@@ -125,15 +125,15 @@ class FunctionTool(Strict):
 
 
 class Tool(Strict):
-    """A tool; only functions exist."""
+    """A tool, which is always a function."""
 
     type: _FunctionType
     function: FunctionTool
-    cache_control: Any = None  # of other servers; prefixes are cached by themselves
+    cache_control: Any = None  # accepted without effect, because all prefixes are cached
     server: Annotated[
         Any,
         Only(False, instead="registered tools run in chat completions and responses"),
-        Field(exclude=True),  # models are not told
+        Field(exclude=True),  # templates never see this field
     ] = None
 
 
@@ -158,7 +158,7 @@ class AllowedTool(Strict):
 
 
 class AllowedTools(Strict):
-    """A part of the tools: they alone may be called (auto), or one must be (required)."""
+    """A part of the tools. Only they may be called (auto), or one of them must be (required)."""
 
     mode: Literal["auto", "required"]
     tools: Annotated[list[AllowedTool], Field(fail_fast=True, min_length=1, max_length=TOOLS_MAX)]
@@ -172,7 +172,7 @@ class AllowedChoice(Strict):
 
 
 def _choice_form(value: Any) -> str:
-    """Return the form of the choice; the union's tags are not field names."""
+    """Return the form of a choice, named so that no tag of the union equals a field's name."""
     return "an object" if isinstance(value, dict) else "a word"
 
 
@@ -185,12 +185,12 @@ ToolChoice = Annotated[
 
 
 def check_messages(messages: Sequence[Message]) -> None:
-    """Raise BadRequestError when a message lacks a field of its role, or has another role's."""
-    calls: set[str | None] = set()  # calls whose results may come next
+    """Raise BadRequestError if a message lacks a field of its role, or has another role's."""
+    calls: set[str | None] = set()  # ids of calls whose results may follow
     for index, message in enumerate(messages):
         has_more = message.tool_calls or message.compaction
         if message.role == "user" and type(message.content) is str and not has_more:
-            calls = set()  # as most are: nothing else is to be looked at
+            calls = set()  # the usual case, which needs no further check
             continue
         at = f"messages[{index}]"
         _check_message(at, message)
@@ -207,7 +207,7 @@ def check_messages(messages: Sequence[Message]) -> None:
 def in_order_of_calls(messages: Sequence[Message]) -> Sequence[Message]:
     """Return messages with results in the order of the calls that they answer.
 
-    Most templates write no ids, so the model takes the first result for the first call's.
+    Most templates write no ids, so the model reads the first result as that of the first call.
     """
     if "tool" not in [message.role for message in messages]:
         return messages
@@ -219,7 +219,7 @@ def in_order_of_calls(messages: Sequence[Message]) -> Sequence[Message]:
 
 
 def _by_call(calling: Message, results: Sequence[Message]) -> list[Message]:
-    """Return results, each in the place of its call; results without an id take the next place."""
+    """Return results in the order of their calls. A result without an id has the next free call."""
     places: defaultdict[str, deque[int]] = defaultdict(deque)
     for place, call in enumerate(calling.tool_calls or ()):
         places[call.id].append(place)
@@ -253,9 +253,9 @@ def _check_message(at: str, message: Message) -> None:
 
 
 def _has_content(message: Message) -> bool:
-    """Return whether an assistant's message may stand in the history.
+    """Return whether an assistant's message is valid in the history.
 
-    A content of null is allowed: the gateway's own answer has it where a forced call was cut.
+    A content of null is valid, because the gateway itself sends null if a forced call was cut.
     """
     return (
         "content" in message.model_fields_set

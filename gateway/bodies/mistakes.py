@@ -1,4 +1,4 @@
-"""Errors about a body, in the caller's terms: the path of the field, and the reason. Pure."""
+"""Errors about a body, which report the path of the field and the reason to the caller. Pure."""
 
 import re
 from collections.abc import Sequence
@@ -9,12 +9,13 @@ from pydantic_core import ErrorDetails
 
 from sluice.errors import BadRequestError, ErrorCode
 
-UNSUPPORTED: LiteralString = "unsupported_parameter"  # type of such a mistake, for pydantic
-_NAME_CHARACTERS_MAX = 100  # characters of a caller's name or value that an error shows
+# pydantic's type of a mistake with a value that is not served
+UNSUPPORTED: LiteralString = "unsupported_parameter"
+_NAME_CHARACTERS_MAX = 100  # maximum of characters of a caller's name or value that an error shows
 _TEXT_CHARACTERS_MAX = 500
-_INTEGER_MAX = 2.0**63  # JSON parsers turn integers of more than 64 bits into floats
+_INTEGER_MAX = 2.0**63  # JSON parsers convert integers of more than 64 bits to floats
 _PYDANTIC_S = re.compile(r"\b(?:Input|String|List|Dictionary|Data) should")
-# Kinds of content that only models for other media than text accept.
+# Kinds of content that only multimodal models accept.
 _MEDIA = {
     "image_url": "images",
     "input_image": "images",
@@ -27,7 +28,7 @@ _MEDIA = {
 
 
 def bad_value(param: str, message: str) -> BadRequestError:
-    """Return the error for an invalid value; `message` ends without a full stop."""
+    """Return the error for an invalid value. `message` ends without a full stop."""
     return BadRequestError(
         ErrorCode.INVALID_REQUEST, f"Invalid value for '{param}': {message}.", param=param
     )
@@ -44,10 +45,10 @@ def too_long(param: str, characters: int, context_tokens: int, fits: int) -> Bad
     """Return the error for a text that cannot fit, however it is tokenized.
 
     Args:
-        param: Field that the text came in.
+        param: Name of the body's field for the text.
         characters: Characters of the text.
         context_tokens: Context of the model, in tokens.
-        fits: Characters that this many tokens can stand for at most.
+        fits: Maximum of characters in this many tokens.
     """
     return BadRequestError(
         ErrorCode.CONTEXT_LENGTH_EXCEEDED,
@@ -58,7 +59,7 @@ def too_long(param: str, characters: int, context_tokens: int, fits: int) -> Bad
 
 
 def first_mistake(error: ValidationError, document: object) -> BadRequestError:
-    """Return the error for the first mistake; for a union's members, the deepest one."""
+    """Return the error for the first mistake, or for a union the mistake at the deepest path."""
     details = error.errors(include_url=False, include_input=False)
     paths = [_path(detail, document) for detail in details]
     ranks = [
@@ -106,7 +107,7 @@ def _unknown_kind(param: str, kind: str, known: str) -> BadRequestError:
 
 
 def _path(detail: ErrorDetails, document: object) -> list[str | int]:
-    """Return the path of the mistake in the document: pydantic's path without type names."""
+    """Return the path of the mistake in the document, without pydantic's type names."""
     match detail["type"]:
         case "missing":
             *above, name = detail["loc"]
@@ -120,7 +121,7 @@ def _path(detail: ErrorDetails, document: object) -> list[str | int]:
 def _followed(loc: Sequence[str | int], value: object) -> list[str | int]:
     """Return the parts of `loc` that are keys and indices of `value`.
 
-    A union's member may be named like a field; then the reading that reaches the last part is
+    A union's member may have the name of a field. Then the path that contains the last part is
     right.
     """
     for position, part in enumerate(loc):

@@ -1,9 +1,9 @@
-"""Parses the bytes of a body into a model of it, or refuses it with one clear 400. Pure.
+"""Parses the bytes of a body into a pydantic model, or refuses it with one clear 400. Pure.
 
 Hostile bodies cost time in two ways. Millions of small JSON values take half a second to become
-Python objects, and the interpreter lock is held all the while: `check_values` bounds them before
-parsing. Millions of mistakes take seconds to collect: lists stop at the first one, and objects with
-too many fields are refused as a whole.
+Python objects, during which the interpreter lock is held. So `check_values` bounds them before
+parsing. Millions of mistakes take seconds to collect. So lists stop at the first mistake, and
+objects with too many fields are refused as a whole.
 """
 
 from typing import Any, LiteralString, TypeVar, cast
@@ -18,14 +18,14 @@ from sluice.errors import BadRequestError, ErrorCode
 BODY_BYTES_MAX = 4 << 20
 # Bytes above which a body is parsed in a thread.
 INLINE_BYTES_MAX = 64 << 10
-# Commas of a body at most, a bound on its values. OpenAI accepts 300,000 token ids in one request
-# for embeddings; the rest is room for other fields.
+# Maximum of commas in a body, which bounds its values. OpenAI accepts 300,000 token ids in one
+# request for embeddings. The difference is reserved for other fields.
 COMMAS_MAX = 320_000
-# Objects, arrays and strings of a body at most, since each costs as much as ten numbers. A chat of
-# 4,096 messages has 20,480.
+# Maximum of objects, arrays and strings in a body, since each costs as much as ten numbers. A chat
+# of 4,096 messages has 20,480.
 PARTS_MAX = 25_000
-_SLICE_BYTES = 512 << 10  # bytes processed without releasing the interpreter lock, in 2 ms
-_FIELDS_MAX = 64  # fields per object with known fields
+_SLICE_BYTES = 512 << 10  # bytes processed without releasing the interpreter lock, which takes 2 ms
+_FIELDS_MAX = 64  # maximum of fields per object with known fields
 _TOO_MANY_FIELDS: LiteralString = "an object has at most 64 fields"
 
 
@@ -33,21 +33,21 @@ _BodyT = TypeVar("_BodyT", bound="Body")
 
 
 class Body(BaseModel):
-    """The body of a request; unknown fields are refused."""
+    """The body of a request, which refuses unknown fields."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     @classmethod
     def translated(cls, document: dict[str, Any]) -> dict[str, Any]:
-        """Return a body in which names of other servers are replaced; BadRequestError."""
+        """Return a body whose fields have the names of this API, or raise BadRequestError."""
         return document
 
     def check(self) -> None:
-        """Raise BadRequestError when valid fields do not go together."""
+        """Raise BadRequestError if valid fields exclude each other."""
 
 
 class Strict(BaseModel):
-    """An object within a body; unknown fields are refused."""
+    """An object within a body, which refuses unknown fields."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -61,7 +61,7 @@ class Strict(BaseModel):
 
 
 def parse(kind: type[_BodyT], body: bytes) -> _BodyT:
-    """Return the request in `body`; BadRequestError names the mistake."""
+    """Return the request in `body`, or raise a BadRequestError that names the mistake."""
     if len(body) > INLINE_BYTES_MAX:
         check_values(body)
     try:
@@ -85,8 +85,8 @@ def parse(kind: type[_BodyT], body: bytes) -> _BodyT:
 
 
 def check_values(body: bytes) -> None:
-    """Refuse a body of too many values before it is parsed; BadRequestError."""
-    if _is_small(body):  # wherever they stand
+    """Refuse a body of too many values before it is parsed, by a BadRequestError."""
+    if _is_small(body):  # quick check that also counts commas and brackets inside strings
         return
     plain = b"".join(map(_without_escapes, _slices(body)))
     quotes = plain.count(b'"')

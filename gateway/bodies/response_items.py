@@ -1,7 +1,7 @@
 """The items of a response's input, and their translation into turns of a chat. Pure.
 
-A model answers in turns: its reasoning, text and calls belong to one turn, whatever the number of
-items. So consecutive items of the assistant become one message.
+The reasoning, text and calls of one answer belong to one turn, whatever the number of items. So
+consecutive items of the assistant become one message.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,7 +26,7 @@ _CallId = Annotated[str, Field(min_length=1, max_length=512)]
 
 
 class _Item(BaseModel):
-    """An item that clients or SDKs send back as they received it; further fields are ignored."""
+    """An item that clients or SDKs send back as they received it. Further fields are ignored."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -46,7 +46,7 @@ class OutputText(_Item):
 
 
 class RefusalText(_Item):
-    """The model's words of a refusal."""
+    """The model's text of a refusal."""
 
     type: Literal["refusal"]
     refusal: Text
@@ -83,7 +83,7 @@ class _NamedItem(_Item):
 
 
 class MessageItem(_NamedItem):
-    """A message; `type` may be left out."""
+    """A message, whose `type` is optional."""
 
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
@@ -98,7 +98,7 @@ class MessageItem(_NamedItem):
 
 
 class CallItem(_NamedItem):
-    """A tool call of the model; `arguments` is JSON text."""
+    """A tool call of the model. `arguments` is JSON text."""
 
     type: Literal["function_call"]
     call_id: _CallId
@@ -130,19 +130,19 @@ class ReasoningItem(_NamedItem):
     )
 
     def text(self) -> str:
-        """Return the content as one string, or empty where only a summary is known."""
+        """Return the content as one string, or empty if the item has only a summary."""
         return "".join([part.text for part in self.content or ()])
 
 
 class CompactionItem(_NamedItem):
-    """An item that stands for all before it; sealed, see `gateway.responses.compaction_seal`."""
+    """An item that replaces all items before it, encrypted by `CompactionSeals`."""
 
     type: Literal["compaction"]
     encrypted_content: Text
 
 
 class ItemReference(_Item):
-    """A reference to a stored item: of the chain, of the conversation, or of a response."""
+    """A reference to an item that is stored with earlier responses or with the conversation."""
 
     type: Literal["item_reference"]
     id: ShortText
@@ -178,7 +178,7 @@ _ITEMS: TypeAdapter[list[InputItem]] = TypeAdapter(InputItems)
 
 @dataclass(slots=True)
 class _Turn:
-    """The assistant's output in one turn so far; a field is None until an item sets it."""
+    """The assistant's output in one turn so far. A field is None until an item sets it."""
 
     content: str | None = None
     reasoning: str | None = None
@@ -189,7 +189,7 @@ class _Turn:
         return self.content is None and self.reasoning is None and not self.calls
 
     def takes(self, item: MessageItem | CallItem | ReasoningItem) -> bool:
-        """Return whether an item can join this turn: one message at most, and calls come last."""
+        """Return whether an item can join this turn, which has one message and then calls."""
         return isinstance(item, CallItem) or self.content is None or bool(self.calls)
 
     def add(self, item: MessageItem | CallItem | ReasoningItem) -> None:
@@ -211,22 +211,23 @@ class _Turn:
 
 
 class ItemTurns:
-    """Joins items into turns; BadRequestError where their order is not valid.
+    """Joins items into turns, or raises BadRequestError if their order is not valid.
 
     Attributes:
         messages: The turns that are complete.
     """
 
     def __init__(self, param: str = "input") -> None:
-        """Begin; `param` is the field that the items are in."""
+        """Begin without items. `param` is the body's field that contains the items."""
         self._param = param
         self.messages: list[Message] = []
         self._turn = _Turn()
-        self._open: dict[str, int] = {}  # calls without a result -> number of the item
+        # number of each item that is a call without a result, by call id
+        self._open: dict[str, int] = {}
         self._with_output: set[str] = set()
 
     def copy(self) -> "ItemTurns":
-        """Return the same, to go on from here."""
+        """Return an independent copy, to which further items can be added."""
         made = ItemTurns(self._param)
         made.messages = [*self.messages]
         made._turn = replace(self._turn, calls=[*self._turn.calls])
@@ -234,7 +235,7 @@ class ItemTurns:
         return made
 
     def take(self, items: Sequence[InputItem], start: int) -> None:
-        """Take items, of which the first has this number; below 0: of an earlier turn."""
+        """Add items, numbered from `start` on. Items of earlier turns have numbers below 0."""
         ran = {
             it.approval_request_id: it
             for it in items
@@ -284,7 +285,7 @@ class ItemTurns:
         )
 
     def end_turn(self) -> None:
-        """End the turn; each of its calls must have a result."""
+        """End the turn, in which each call must have a result."""
         if self._open:
             raise self._missing_output()
         self._close_turn()
@@ -317,13 +318,13 @@ def messages_of(
     param: str = "input",
     begun: ItemTurns | None = None,
 ) -> list[Message]:
-    """Return the turns that items translate to.
+    """Return the turns of a chat that are equivalent to the items.
 
     Args:
-        items: Items in the order in which they came.
+        items: Items in the order of the conversation.
         before: Items of earlier turns, which `items` continue.
-        param: The field that `items` are in.
-        begun: The turns that `before` comes to; None: that is to be found out.
+        param: Name of the body's field for `items`.
+        begun: The turns that are equivalent to `before`, or None to compute them here.
 
     Raises:
         BadRequestError: A call has no output, an output has no call, or ids are not unique.
@@ -339,7 +340,7 @@ def messages_of(
 
 
 def _answers_earlier(items: Sequence[InputItem]) -> bool:
-    """Return whether items have a call whose place is in an earlier turn."""
+    """Return whether items contain a call whose approval request is in an earlier turn."""
     answered = {it.approval_request_id for it in items if isinstance(it, ApprovalResponseItem)}
     return any(
         isinstance(it, ServerCallItem) and it.approval_request_id not in {None, *answered}
@@ -348,9 +349,9 @@ def _answers_earlier(items: Sequence[InputItem]) -> bool:
 
 
 def _plain(item: InputItem, ran: Mapping[str, ServerCallItem]) -> Iterator[PlainItem]:
-    """Yield the messages of an item; `ran` are calls made by the requests that asked for approval.
+    """Yield the plain items of an item. `ran` are executed calls, by id of their approval request.
 
-    The result of such a call stands in the place of the approval: right behind the call.
+    The result of an approved call takes the place of the approval, so that it follows the call.
     """
     assert not isinstance(item, CompactionItem), "it was opened"
     match item:
@@ -382,7 +383,7 @@ def _server_call(item: ServerCallItem | ApprovalRequestItem) -> CallItem:
 
 
 def _result(call_id: str, item: ServerCallItem | None) -> ResultItem:
-    """Return the result of a call that ran on the server, for the model; None: it has not run."""
+    """Return the model's view of the result of a server tool's call, empty if it has not run."""
     if item is None:
         text = ""
     elif item.failure is not None:
@@ -398,7 +399,7 @@ def open_approvals(
     """Return the approval requests that this turn answers, and whose calls have not run.
 
     Raises:
-        BadRequestError: An answer belongs to no request, or to one that has an answer.
+        BadRequestError: An answer has no approval request, or its request has been answered before.
     """
     if not any(isinstance(it, ApprovalResponseItem) for it in items):
         return []
@@ -428,7 +429,7 @@ def read_items(kept: Any) -> list[InputItem]:
 
 
 def stored_items(items: Sequence[InputItem], stem: str) -> list[dict[str, Any]]:
-    """Return items in their stored form: each with an id and a status."""
+    """Return items in their stored form, each with an id and a status."""
     told: list[dict[str, Any]] = []
     for index, item in enumerate(items):
         assert not isinstance(item, ItemReference), "it was followed"

@@ -1,6 +1,6 @@
-"""The body of a response: honoured fields, and a clear 400 for all others. Pure.
+"""The body of a response, which refuses any field without effect by a 400. Pure.
 
-A response maps to a chat completion: `chat_fields` returns the fields of that chat.
+A response maps to a chat completion, whose fields `chat_fields` returns.
 """
 
 from collections.abc import Mapping, Sequence
@@ -50,7 +50,7 @@ from sluice.errors import BadRequestError, ErrorCode
 
 LOGPROBS = "message.output_text.logprobs"
 _INCLUDES_MAX = 8
-# Of tools that run at OpenAI's.
+# Types of tools that run only at OpenAI.
 _TOOLS_ELSEWHERE = (
     *("custom", "web_search", "web_search_preview", "file_search", "code_interpreter"),
     *("image_generation", "computer", "computer_use_preview", "local_shell", "shell"),
@@ -64,7 +64,7 @@ _INCLUDES_ELSEWHERE = (
 
 
 class SchemaFormat(Strict):
-    """JSON of a given schema, which is enforced; see `JsonSchema`."""
+    """Format of an answer that is JSON of a given, enforced schema. See `JsonSchema`."""
 
     type: Literal["json_schema"]
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
@@ -83,7 +83,7 @@ class TextConfig(Strict):
 
 
 class ReasoningConfig(Strict):
-    """The effort of reasoning; the answer holds the whole reasoning as an item."""
+    """The effort of reasoning. The answer contains the whole reasoning as an item."""
 
     effort: Effort | None = None
     summary: Annotated[
@@ -129,7 +129,7 @@ ResponseTool = Annotated[
 
 
 class ChosenFunction(Strict):
-    """A function to be called, once; in a list, a function that may be called."""
+    """A function that must be called once, or in a list, a function that may be called."""
 
     type: Annotated[
         Literal["function"], Elsewhere(*_TOOLS_ELSEWHERE, "mcp", instead="name a function")
@@ -138,7 +138,7 @@ class ChosenFunction(Strict):
 
 
 class AllowedFunctions(Strict):
-    """A part of the tools: they alone may be called (auto), or one must be (required)."""
+    """A part of the tools. Only they may be called (auto), or one of them must be (required)."""
 
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"] = "auto"
@@ -154,7 +154,7 @@ class ConversationName(Strict):
 
 
 def _choice_form(value: Any) -> str:
-    """Return the form of a choice; the union's tags are not field names."""
+    """Return the form of a choice, named so that no tag of the union equals a field's name."""
     if not isinstance(value, dict):
         return "a word"
     kind: object = value.get("type")  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
@@ -183,7 +183,7 @@ class ResponsesStreamOptions(Strict):
 
 
 class ResponseRequest(Body):
-    """A response to be made; null is the same as leaving a field out."""
+    """A response to be generated. A field of null counts as absent."""
 
     model: ModelName
     input: Text | InputItems | None = None
@@ -223,7 +223,7 @@ class ResponseRequest(Body):
         Only({}, {"mode": "implicit"}, {"ttl": "30m"}, {"mode": "implicit", "ttl": "30m"}),
     ] = None
     prompt_cache_retention: Annotated[Any, Only("in_memory")] = None
-    # Extensions, as chat completions have them.
+    # Extensions of the API, equal to those of chat completions.
     seed: Annotated[Integer, Field(ge=-(1 << 63), le=(1 << 64) - 1)] | None = None
     top_k: Annotated[Integer, Field(ge=-1, le=1 << 20)] | None = None
     min_p: Share | None = None
@@ -247,7 +247,7 @@ class ResponseRequest(Body):
 
     @property
     def compaction_policy(self) -> CompactionPolicy | None:
-        """When its conversation is summed up; None: never."""
+        """When the response's conversation is summarized, or None for never."""
         return self.context_management[0] if self.context_management else None
 
     @property
@@ -333,7 +333,7 @@ class InputTokensRequest(ResponseRequest):
 
 
 class CompactRequest(Body):
-    """A conversation that is to be summed up."""
+    """A conversation to be summarized."""
 
     model: ModelName
     input: Text | InputItems | None = None
@@ -347,7 +347,7 @@ class CompactRequest(Body):
 
     @property
     def conversation_id(self) -> str | None:
-        """None: it names no conversation."""
+        """Always None, because a compaction names no conversation."""
         return None
 
     @property

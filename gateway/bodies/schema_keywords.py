@@ -1,6 +1,6 @@
 """The parts of a JSON schema that no grammar can enforce, and a schema without them. Pure.
 
-The list follows the engine's compiler, llguidance; a test compiles each keyword.
+The list follows the engine's compiler, llguidance. A test compiles each keyword.
 """
 
 from collections.abc import Iterable
@@ -28,7 +28,7 @@ def enforceable(schema: Any) -> tuple[Any, frozenset[str]]:
     """Return the part of a schema that a grammar can enforce, and the keywords left out.
 
     Args:
-        schema: A schema of a checked depth, see `guides.schema_text`.
+        schema: A schema whose depth `guides.schema_text` has checked.
     """
     left_out: set[str] = set()
     return _kept(schema, left_out), frozenset(left_out)

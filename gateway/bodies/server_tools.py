@@ -1,4 +1,4 @@
-"""MCP servers of a request: their tools that may be called, and approval. Pure."""
+"""MCP servers of a request, with the tools that may be called and their approval. Pure."""
 
 from typing import Annotated, Any, Literal
 
@@ -29,7 +29,7 @@ class McpApprovalFilter(Strict):
 
 
 class McpServerTool(Strict):
-    """An MCP server: one of the tenant's by its label, or another one by its address."""
+    """An MCP server, which is the tenant's server by label or any server by address."""
 
     type: Literal["mcp"]
     server_label: FunctionName
@@ -48,7 +48,7 @@ class McpServerTool(Strict):
         return names is None or name in names
 
     def needs_approval(self, name: str, *, default: bool) -> bool:
-        """Return whether a call of a tool needs approval; `default` holds for unnamed tools."""
+        """Return whether a call of a tool needs approval. `default` applies to unnamed tools."""
         wanted = self.require_approval
         if not isinstance(wanted, McpApprovalFilter):
             return default if wanted is None else wanted == "always"

@@ -1,4 +1,4 @@
-"""Messages of a WebSocket: the body of a response, and its stream on the socket. Pure."""
+"""Messages of a WebSocket that request responses, each with its stream on the socket. Pure."""
 
 from typing import Annotated, Any, Literal
 
@@ -16,7 +16,7 @@ _OTHERS = "the only message here is 'response.create'; to end a response, close 
 
 
 class CreateMessage(ResponseRequest):
-    """A response to be made; it is always a stream."""
+    """A response to be generated, which is always streamed."""
 
     type: Literal["response.create"]
     stream_id: Annotated[str, Field(min_length=1, max_length=128)] | None = None
@@ -28,20 +28,20 @@ class CreateMessage(ResponseRequest):
 
     @classmethod
     def translated(cls, document: dict[str, Any]) -> dict[str, Any]:
-        """See `Body`; a message of another kind is refused for its kind, not for its fields."""
+        """See `Body`. A message of another type is refused for its type, not for its fields."""
         if document.get("type") != CREATE:
             raise bad_value("type", _OTHERS)
         return document
 
 
 def read_message(message: bytes) -> CreateMessage:
-    """Return the request in a message; BadRequestError."""
+    """Return the request in a message, or raise BadRequestError."""
     wanted = parse(CreateMessage, message)
     return wanted.model_copy(update={"stream": True, "stream_options": None})
 
 
 def stream_of(message: bytes) -> str | None:
-    """Return the stream named by a message that could not be parsed; empty: none."""
+    """Return the stream named by a message that could not be parsed, or None without one."""
     try:
         document = orjson.loads(message)
     except orjson.JSONDecodeError:

@@ -1,4 +1,4 @@
-"""Summaries that stand for what was said: when they are due, and how models see them. Pure."""
+"""Summaries that replace earlier messages, with the condition for them and their form. Pure."""
 
 from typing import Annotated, Literal
 
@@ -18,7 +18,7 @@ _OPENING = "Summary of our conversation so far:\n"
 
 
 class CompactionPolicy(Strict):
-    """When a conversation is summarised: a prompt with more tokens than that would come of it."""
+    """When a conversation is summarized, by a threshold of prompt tokens."""
 
     type: Literal["compaction"]
     compact_threshold: Annotated[Integer, Field(ge=1, le=1 << 30)] | None = None
@@ -29,5 +29,5 @@ ContextManagement = Annotated[list[CompactionPolicy], Field(fail_fast=True, max_
 
 
 def behind_summary(summary: str, said: str = "") -> str:
-    """Return what a user says first, behind a summary of what was said before."""
+    """Return the text of a user message that begins with the summary of all earlier messages."""
     return f"{_OPENING}{summary}\n\n{said}" if said else f"{_OPENING}{summary}"

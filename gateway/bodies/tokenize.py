@@ -20,10 +20,10 @@ from gateway.bodies.prompts import Ids, check_ids
 
 
 class TokenizeRequest(Body):
-    """Either a text, or a chat that the model's template renders.
+    """A text, or a chat that the model's template renders, to be turned into token ids.
 
     Attributes:
-        add_special_tokens: Whether the tokenizer adds to a text the same tokens as to a prompt; the
+        add_special_tokens: Whether the tokenizer adds to a text the same tokens as to a prompt. The
             default is yes. A template writes its special tokens itself.
     """
 
@@ -72,15 +72,15 @@ class DetokenizeRequest(Body):
     tokens: Ids
 
     def check_vocabulary(self, size: int) -> None:
-        """Refuse token ids that a model with `size` tokens does not have; BadRequestError."""
+        """Refuse token ids outside a vocabulary of `size` tokens, by a BadRequestError."""
         check_ids("tokens", self.tokens, size)
 
 
 def parse_tokenize_request(body: bytes) -> TokenizeRequest:
-    """Return the request in `body`; BadRequestError names the mistake."""
+    """Return the request in `body`, or raise a BadRequestError that names the mistake."""
     return parse(TokenizeRequest, body)
 
 
 def parse_detokenize_request(body: bytes) -> DetokenizeRequest:
-    """Return the request in `body`; BadRequestError names the mistake."""
+    """Return the request in `body`, or raise a BadRequestError that names the mistake."""
     return parse(DetokenizeRequest, body)

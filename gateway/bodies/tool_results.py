@@ -1,4 +1,4 @@
-"""Results of tools, in the form for the model: bounded, and marked as untrusted data. Pure."""
+"""Results of tools in the form for the model, bounded and marked as untrusted data. Pure."""
 
 import re
 

@@ -1,7 +1,7 @@
-"""Chooses the turns of a chat to leave out where the context is too small for all. Pure.
+"""Chooses the turns of a chat to leave out if the context is too small for all of them. Pure.
 
-A turn begins with a user's message and includes all that follows: answers, calls and their results.
-So a call is never parted from its result. Instructions belong to no turn.
+A turn begins with a user's message and includes all following answers, calls and results. So a call
+is never separated from its result. Instructions belong to no turn.
 """
 
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from gateway.bodies.messages import Message
 
 INSTRUCTIONS = frozenset({"system", "developer"})
-# Share of the context that is reserved for an answer if the request sets no bound.
+# Part of the context (one eighth) that is reserved for an answer if the request sets no bound.
 _ROOM_PARTS = 8
 
 
@@ -19,13 +19,13 @@ def turns_of(messages: Sequence[Message]) -> int:
 
 
 def last_turn_of(messages: Sequence[Message]) -> int:
-    """Return the index of the last turn's first message; 0: there is one turn, or none."""
+    """Return the index of the last turn's first message, or 0 without a turn."""
     starts = _starts(messages)
     return starts[-1] if starts else 0
 
 
 def without_oldest(messages: Sequence[Message], turns: int) -> list[Message]:
-    """Return messages without this many of the oldest turns; instructions stay."""
+    """Return messages without this many of the oldest turns. Instructions are never dropped."""
     starts = _starts(messages)
     kept_from = starts[turns] if turns < len(starts) else len(messages)
     dropped_from = starts[0] if starts else len(messages)
@@ -37,13 +37,13 @@ def without_oldest(messages: Sequence[Message], turns: int) -> list[Message]:
 
 
 def prompt_room(context_tokens_max: int, output_tokens_max: int | None) -> int:
-    """Return the tokens that a prompt may have so that an answer has room, too."""
+    """Return the maximum of prompt tokens that leaves enough of the context for an answer."""
     answer = output_tokens_max or context_tokens_max // _ROOM_PARTS
     return max(0, context_tokens_max - max(1, answer))
 
 
 def _starts(messages: Sequence[Message]) -> list[int]:
-    """Return the indices of turns; consecutive user messages, with instructions, are one turn."""
+    """Return the indices at which turns begin. Consecutive user messages begin one turn."""
     starts, is_behind_user = list[int](), False
     for index, message in enumerate(messages):
         if message.role == "user" and not is_behind_user:

@@ -1,7 +1,7 @@
 """Translates field names of vLLM's server into the names of this API. Pure.
 
-Clients that change their base URL keep their bodies. Names without an equivalent are refused, see
-`GenerationFields`; docs/coming-from.md lists both.
+Clients that change their base URL send the same bodies as before. `GenerationFields` refuses names
+without an equivalent. docs/coming-from.md lists both kinds of names.
 """
 
 from collections.abc import Mapping
@@ -21,10 +21,10 @@ _NAMES = _GUIDES.keys() | {"structured_outputs"}
 
 
 def translated(body: dict[str, Any]) -> dict[str, Any]:
-    """Return a body with the names of this API; the same body if it has no other names.
+    """Return a body with the names of this API, or the same body if it needs no change.
 
     Raises:
-        BadRequestError: Two names ask for different things, or one for a thing that is not served.
+        BadRequestError: Two names set the same field, or the value of a name is not served.
     """
     if _NAMES.isdisjoint(body):
         return body
