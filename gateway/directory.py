@@ -239,7 +239,7 @@ class Directory:
         return pool is None or profile_of(pool.engine) is FRAMES
 
     def context_tokens_max(self, principal: Principal, model: wire.Model) -> int:
-        """Return the maximum of prompt and output tokens together; 0 if it is not known."""
+        """Return the maximum of prompt and output tokens together, or 0 if it is not known."""
         base = self._state.bases.get(model.base_digest)
         of_base = 0 if base is None else base.context_tokens_max
         limits = narrowest(
@@ -252,7 +252,8 @@ class Directory:
     def resolve(
         self, principal: Principal, name: str, session: str = "", request_id: str = ""
     ) -> ResolvedModel:
-        """Return the model that answers a request; BadRequestError if it generates no text.
+        """Return the model that answers a request, or raise BadRequestError if it generates no
+        text.
 
         Args:
             principal: The caller.

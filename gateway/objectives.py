@@ -47,7 +47,7 @@ OBJECTIVES = Objectives()
 
 
 def mean_tpot_s(decode_s: float, output_tokens: int, answers: int) -> float:
-    """Return the mean time per token after the first; 0 if no answer has a second token.
+    """Return the mean time per token after the first, or 0 if no answer has a second token.
 
     Args:
         decode_s: Seconds from the first token of any answer to the end of the request.

@@ -59,7 +59,7 @@ def choose_pool(
         pools: Pools that serve the model, at least one; the first pool is the model's own.
         waits_ms: Predicted milliseconds to the first token in each pool, or None for a pool that
             does not serve now.
-        session: Hash of the session; 0 without a session.
+        session: Hash of the session, or 0 without a session.
         salt: Number derived from the request; spreads the requests without a session.
     """
     serving = [number for number, wait_ms in enumerate(waits_ms) if wait_ms is not None]

@@ -19,7 +19,7 @@ class PoolOptions:
         pools: Pools with their weights and prices.
         models: The model in the form that each pool serves.
         cache_roots: Root of the prefix cache's hash chain in each pool.
-        contexts: Maximum of prompt and output tokens together in each pool; 0: not known.
+        contexts: Maximum of prompt and output tokens together in each pool, or 0 if not known.
     """
 
     pools: tuple[ServingPool, ...]
@@ -46,7 +46,7 @@ class ResolvedModel:
     Attributes:
         name: Requested name: a model, `model@release` or an alias.
         model: Model with its own id, and the release that the name points at.
-        context_tokens_max: Maximum of prompt and output tokens together; 0: not known.
+        context_tokens_max: Maximum of prompt and output tokens together, or 0 if not known.
         tenant_id: Tenant of the caller.
         cache_root: Root of the prefix cache's hash chain.
         generates_text: Whether the model generates text, rather than embeddings.

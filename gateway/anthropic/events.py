@@ -87,7 +87,7 @@ class MessageEvents:
         return events
 
     def finish(self, reason: str) -> bytes:
-        """Return the events that close the open block. An empty message gets an empty text block."""
+        """Return the events that close the open block. An empty message gets a text block."""
         self._reason = reason
         begun = b"" if self._next else self.begin_text()
         return begun + self._closed()

@@ -153,9 +153,7 @@ class _Check:
         self.all(node.body, _Place.INNER if is_within else place)
 
     def _message(self, at: nodes.Expr, place: _Place, *, is_behind_first: bool) -> None:
-        """Check an access to a message by index, which must be a first message or a neighbour in
-        the loop.
-        """
+        """Check an access by index, which must be to a first message or a neighbour."""
         match at:
             case nodes.Const(value=int(index)) if index >= 0:
                 self.head = max(self.head, index + 1)

@@ -213,7 +213,7 @@ class GrownPrompts:
     def _of_blocks(
         self, known: GrownPrompt | None, ids: "array[int]", root: bytes
     ) -> tuple[bytes, bytes]:
-        """Return hashes and packed form of full blocks. Only blocks after a known prompt are new."""
+        """Return hashes and packed form of full blocks, reusing those of a known prompt."""
         if known is None or not known.hashes:
             return self._spans.hashed(ids, root)
         start = len(known.hashes) // HASH_BYTES * BLOCK_TOKENS

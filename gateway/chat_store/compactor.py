@@ -1,4 +1,4 @@
-"""Shortens chats: a model summarizes earlier messages, and the answer contains the summary."""
+"""Shortens chats by a model's summary of earlier messages, which the answer contains."""
 
 from aiohttp import web
 
@@ -15,7 +15,7 @@ class ChatCompactor:
     """Shortens chats for one worker."""
 
     def __init__(self, compactor: Compactor, seals: CompactionSeals) -> None:
-        """Compose."""
+        """Store the parts that write and encrypt summaries."""
         self._compactor, self._seals = compactor, seals
 
     def expanded(self, tenant_id: str, task: ChatTask) -> ChatTask:
@@ -43,7 +43,7 @@ class ChatCompactor:
             The task, and the compaction item for the client, or None if nothing was summarized.
 
         Raises:
-            PlatformError: The summary could not be made.
+            PlatformError: The model could not write the summary.
         """
         policy = task.compaction_policy
         if policy is None or not await self._compactor.is_due(request, principal, policy, task):

@@ -20,10 +20,10 @@ RECORD_BYTES_MAX = 3 << 20  # below gRPC's limit of 4 MiB for one message
 
 
 class CompletionKeeper:
-    """One worker's queue of completions to store; `run` has to run in a TaskGroup."""
+    """One worker's queue of completions to store. `run` must run in a TaskGroup."""
 
     def __init__(self, records: SealedRecords) -> None:
-        """Prepare."""
+        """Prepare an empty queue."""
         self._records = records
         self._waiting: deque[wire.CreateRecordRequest] = deque()
         self._bytes = 0
@@ -31,7 +31,7 @@ class CompletionKeeper:
         self._is_empty.set()
 
     def offer(self, created: wire.CreateRecordRequest) -> None:
-        """Queue a completion; if the queue is full, drop and log it."""
+        """Queue a completion. If the queue is full, drop the completion and log it."""
         size = created.ByteSize()
         has_room = len(self._waiting) < _WAITING_MAX and self._bytes + size <= _WAITING_BYTES_MAX
         if size > RECORD_BYTES_MAX or not has_room:

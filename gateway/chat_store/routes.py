@@ -1,4 +1,4 @@
-"""Routes of chat completions: POST, and those of completions stored with `"store": true`."""
+"""Routes that create chat completions, and that serve those stored with `"store": true`."""
 
 from functools import partial
 from typing import Any
@@ -33,7 +33,8 @@ _PREFIX, _MESSAGES = f"{PATH}/", "/messages"
 _JSON = "application/json"
 _KNOWN = (PATH, f"{PATH}/{{id}}", f"{PATH}/{{id}}{_MESSAGES}")
 _FILTERS_MAX = 16
-_SETTLE_S = 1.0  # seconds to wait for queued completions, since a client may read a new one at once
+# seconds to wait for queued completions, because a client may read its new completion at once
+_SETTLE_S = 1.0
 
 
 class KeptCompletions:
@@ -47,12 +48,12 @@ class KeptCompletions:
         chats: ChatCompactor,
         records: SealedRecords,
     ) -> None:
-        """Compose.
+        """Prepare an empty queue of completions.
 
         Args:
             directory: Keys and tenants.
-            answering: Makes answers.
-            tools: Finds the tools that run on the server.
+            answering: Generates the answers.
+            tools: Plans the tools that run on the server.
             chats: Summarizes long chats.
             records: Store of completions.
         """
@@ -102,7 +103,7 @@ class KeptCompletions:
         return KeptChatTask.model_construct(**fields, **more)
 
     async def list_all(self, request: web.Request) -> web.Response:
-        """GET /v1/chat/completions: the stored ones, oldest first."""
+        """GET /v1/chat/completions. Returns stored completions, oldest first."""
         tenant_id = self._authorise(request).tenant.id
         filters = {key: value for key, value in request.query.items() if key.startswith("metadata")}
         limit, is_ascending, after = page_of(request, "model", *filters, default_order="asc")
@@ -121,7 +122,7 @@ class KeptCompletions:
         return web.Response(body=body, content_type=_JSON)
 
     async def get(self, request: web.Request) -> web.Response:
-        """GET /v1/chat/completions/{id}, and its messages."""
+        """GET /v1/chat/completions/{id}, or the messages of the completion."""
         tenant_id, rest = self._authorise(request).tenant.id, path_rest(request, _PREFIX)
         await self.keeper.settled(_SETTLE_S)
         completion_id = _completion_id(request, rest.removesuffix(_MESSAGES))
@@ -141,7 +142,7 @@ class KeptCompletions:
         return web.Response(body=body, content_type=_JSON)
 
     async def change(self, request: web.Request) -> web.Response:
-        """POST /v1/chat/completions/{id}: replace metadata."""
+        """POST /v1/chat/completions/{id}. Replaces the metadata."""
         tenant_id = self._authorise(request).tenant.id
         completion_id = _completion_id(request, path_rest(request, _PREFIX))
         change = await read_parsed(request, partial(parse, MetadataChange))
@@ -185,7 +186,7 @@ def _metadata(filters: dict[str, str]) -> dict[str, str]:
 
 
 def _completion_id(request: web.Request, completion_id: str) -> str:
-    """Return the completion id of a path; PlatformError NOT_FOUND for a path of another form."""
+    """Return the completion id of a path, or raise PlatformError NOT_FOUND for any other path."""
     if "/" in completion_id or not completion_id:
         raise PlatformError(ErrorCode.NOT_FOUND, unknown_url(request.path, _KNOWN))
     return completion_id

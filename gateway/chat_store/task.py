@@ -33,14 +33,14 @@ class KeptChatChunks(ChatChunks):
     def __init__(
         self, head: StreamHead, index: int, compaction: CompactedHistory | None = None
     ) -> None:
-        """Prepare; `compaction` is the item that replaces earlier messages."""
+        """Prepare. `compaction` is the item that replaces earlier messages."""
         super().__init__(head, index)
         self._compaction = compaction
         self.call_ids: list[str] = []
         self.ended: tuple[WholeGeneration, str] | None = None
 
     def first(self) -> bytes:
-        """See `ChatChunks`; the first chunk contains the compaction item."""
+        """See `ChatChunks`. The first chunk contains the compaction item."""
         told = self._compaction
         return super().first() if told is None else self.opened({"compaction": told.model_dump()})
 
@@ -51,20 +51,20 @@ class KeptChatChunks(ChatChunks):
 
 
 class KeptStreamedGeneration(StreamedGeneration):
-    """A streamed choice whose whole answer is collected, too."""
+    """A streamed choice that also collects the whole answer."""
 
     __slots__ = ("_kept",)
 
     def __init__(
         self, spec: GenerationSpec, chunks: ChunkWriter, itl: FastHistogram, pace: AttemptPace
     ) -> None:
-        """Prepare; `chunks` collects the whole choice."""
+        """Prepare. `chunks` collects the whole choice."""
         assert isinstance(chunks, KeptChatChunks), "only these take it"
         super().__init__(spec, chunks, itl, pace)
         self._kept = chunks
 
     def last_chunks(self, reason: str) -> bytes:
-        """See the base."""
+        """Return the last chunks, and record the whole answer with its finish reason."""
         last = super().last_chunks(reason)
         whole = WholeGeneration(self.spec)
         whole.push(self.emitted, 0.0)
@@ -91,7 +91,7 @@ class _KeptEnd:
 
 
 class KeptChatTask(ChatTask):
-    """A chat completion that is stored or summarized; a stream keeps its body until the end.
+    """A chat completion that is stored or summarized. Its stream keeps the body until the end.
 
     Attributes:
         keeper: Queue for PostgreSQL, or None if the completion is not stored.

@@ -1,7 +1,8 @@
-"""The chunks of a chat completion with server tools: one stream over several rounds. Pure.
+"""The chunks of a chat completion with server tools, in one stream over several rounds. Pure.
 
-All rounds are one choice with one id. Calls of server tools are not sent as `tool_calls`, which the
-client would have to answer. Each is sent with its result in `executed_tools` when it has ended.
+A round is one run of the model. All rounds are one choice with one id. Calls of server tools are
+not sent as `tool_calls`, because the client would have to answer them. Each call is sent with its
+result in `executed_tools` when the call has ended.
 """
 
 import copy
@@ -29,12 +30,12 @@ class _MadeCall:
     __slots__ = ("arguments", "call_id", "name", "shown_index", "tool")
 
     def __init__(self, first: CallDelta, tool: PlannedTool | None, shown_index: int) -> None:
-        """Set the first piece; `shown_index` is the call's index in the client's `tool_calls`."""
+        """Begin with the first piece. `shown_index` is the index in the client's `tool_calls`."""
         self.call_id, self.name, self.arguments = first.call_id, first.name, ""
         self.tool, self.shown_index = tool, shown_index
 
     def told(self) -> dict[str, object]:
-        """Return the call as the client receives it."""
+        """Return the call in the form for the client."""
         function = {"name": self.name, "arguments": self.arguments}
         return {"id": self.call_id, "type": "function", "function": function}
 
@@ -64,7 +65,7 @@ class ToolChatChunks(ChatChunks):
         servers: Sequence[ListedServer] = (),
         compaction: CompactedHistory | None = None,
     ) -> None:
-        """Begin.
+        """Begin without rounds.
 
         Args:
             head: Head of the completion, until a model answers.
@@ -98,11 +99,11 @@ class ToolChatChunks(ChatChunks):
 
     @property
     def messages(self) -> Sequence[Message]:
-        """The messages of all ended rounds: answers of the model and outputs of its calls."""
+        """The messages of all ended rounds: the model's answers and its calls' outputs."""
         return self._messages
 
     def next_round(self, head: StreamHead, named: dict[str, object]) -> "ToolChatChunks":
-        """Return a writer for the next round; if that round is abandoned, its chunks are dropped.
+        """Return a writer for the next round. If that round is abandoned, its chunks are dropped.
 
         The first round that is not abandoned determines the completion's head.
         """
@@ -119,7 +120,7 @@ class ToolChatChunks(ChatChunks):
         return made
 
     def first(self) -> bytes:
-        """Return the chunk with the role; only the first round writes it."""
+        """Return the chunk with the role, or nothing in later rounds."""
         if self._begun:
             return b""
         self._begun = True
@@ -143,11 +144,11 @@ class ToolChatChunks(ChatChunks):
         return self.head + part + self.tail
 
     def add(self, fragment: bytes) -> None:
-        """Note text that is sent without `delta`; it is already escaped for a JSON string."""
+        """Record text that is sent without `delta`, already escaped for a JSON string."""
         self._content += fragment
 
     def delta(self, delta: AnswerDelta, logprobs: dict[str, object] | None = None) -> bytes:
-        """See `ChatChunks`; calls of server tools are noted but not sent."""
+        """See `ChatChunks`. Calls of server tools are recorded but not sent."""
         before = b""
         if delta.content:
             before = self.parted()
@@ -190,7 +191,7 @@ class ToolChatChunks(ChatChunks):
         return b""
 
     def _taken(self, call: CallDelta) -> Sequence[CallDelta]:
-        """Note a piece of a call; return it for the client unless the server runs the call."""
+        """Record a piece of a call. Returns the piece unless the server runs the call."""
         made = self._calls.get(call.index)
         if made is None:
             shown = sum(it.tool is None for it in self._calls.values())
@@ -202,7 +203,7 @@ class ToolChatChunks(ChatChunks):
     # --- calls ------------------------------------------------------------------------------
 
     def begin_approved(self, request_id: str, tool: PlannedTool, arguments: str) -> str:
-        """Refuse: a chat has no approvals."""
+        """Raise AssertionError, because a chat has no approvals."""
         del request_id, tool, arguments
         raise AssertionError("a chat has no approvals")
 
@@ -231,11 +232,11 @@ class ToolChatChunks(ChatChunks):
     # --- the end ----------------------------------------------------------------------------
 
     def end_as(self, reason: str) -> None:
-        """Set the reason of the end: a finish reason, or a used-up budget."""
+        """Set the reason of the end, which is a finish reason or a used-up budget."""
         self._reason = reason
 
     def last(self, usage: Mapping[str, Any] | None) -> bytes:
-        """Return the end of the stream; the chunk with the usage is left out without `usage`."""
+        """Return the end of the stream. Without `usage`, it has no chunk with the usage."""
         details = self._details
         more = b"" if details is None else b'"incomplete_details":%b,' % orjson.dumps(details)
         reason = b'"%b"' % self._finish_reason.encode()

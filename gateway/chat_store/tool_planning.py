@@ -1,4 +1,4 @@
-"""Finds the server tools of a chat completion."""
+"""Plans the server tools of a chat completion."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ class ChatToolPlanning:
     """Plans the server tools of chat completions, for one worker."""
 
     def __init__(self, directory: Directory, catalog: ToolCatalog) -> None:
-        """Compose."""
+        """Store the directory and the catalog of tools."""
         self._directory, self._catalog = directory, catalog
 
     async def task(self, principal: Principal, wanted: ChatTask) -> ToolChatTask:

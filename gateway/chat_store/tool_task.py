@@ -1,4 +1,4 @@
-"""A chat completion with server tools: several rounds that write one answer."""
+"""A chat completion with server tools, in which several rounds of the model write one answer."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -25,14 +25,14 @@ from sluice.errors import PlatformError
 
 
 class RoundGeneration(StreamedGeneration):
-    """A streamed round of the model whose text is collected, too."""
+    """A streamed round of the model that also collects the text."""
 
     __slots__ = ("_events",)
 
     def __init__(
         self, spec: GenerationSpec, chunks: ChunkWriter, itl: FastHistogram, pace: AttemptPace
     ) -> None:
-        """Prepare; `chunks` collects the answer."""
+        """Prepare. `chunks` collects the answer."""
         assert isinstance(chunks, ToolChatChunks), "only these take it"
         super().__init__(spec, chunks, itl, pace)
         self._events = chunks
@@ -45,7 +45,7 @@ class RoundGeneration(StreamedGeneration):
         super()._send(fragment)
 
     def last_chunks(self, reason: str) -> bytes:
-        """See the base; findings are kept for the end of the whole answer."""
+        """Return the last chunks, and store the rules' findings for the end of the whole answer."""
         chunks = super().last_chunks(reason)
         if self.guard is not None:
             self._events.found = self.guard.annotations() or self._events.found
@@ -54,13 +54,13 @@ class RoundGeneration(StreamedGeneration):
 
 
 class ChatRounds:
-    """The rounds of one completion: the writers of their chunks, and the last round's result.
+    """The rounds of one completion, with the writers of their chunks and the last round's result.
 
     Attributes:
         plan: Server tools of the request.
         approved: Always empty, since chats have no approvals.
         events: Writer of the chunks.
-        uid: Id of the first round, from which the completion's id is made.
+        uid: Id of the first round, which is part of the completion's id.
         usage: Usage of the last round, or None if that round failed.
         error: Error of the last round if it failed after it began.
     """
@@ -77,7 +77,7 @@ class ChatRounds:
         self._now: ToolChatChunks | None = None
 
     def messages(self) -> list[Message]:
-        """See `TaskRounds`; the messages of the ended rounds."""
+        """See `TaskRounds`. Returns the messages of the ended rounds."""
         return [*self.events.messages]
 
     def writers(self, made: ToolChatChunks) -> StreamWriters:
@@ -91,13 +91,13 @@ class ChatRounds:
             self.events, self._now = self._now, None
 
     async def last(self, usage: dict[str, object], ended_unix_s: int) -> bytes:
-        """See `StreamEnd`; writes nothing, because further rounds may follow."""
+        """See `StreamEnd`. Writes nothing, because further rounds may follow."""
         del ended_unix_s
         self.usage = usage
         return b""
 
     def failure(self, error: PlatformError) -> bytes:
-        """See `StreamEnd`; writes nothing, because the whole answer reports the error."""
+        """See `StreamEnd`. Writes nothing, because the whole answer reports the error."""
         self.error = error
         return b""
 
@@ -138,13 +138,13 @@ class ToolChatTask(ChatTask):
     def next_round(
         self, messages: Sequence[Message], tokens_left: int | None, *, is_first: bool
     ) -> "ToolChatTask":
-        """See `RoundTask`; a forced call and `min_tokens` apply to the first round only."""
+        """See `RoundTask`. A forced call and `min_tokens` apply to the first round only."""
         changes: dict[str, Any] = {
             "messages": [*self.messages, *messages],
             "stream": True,
             "max_tokens": None,
             "max_completion_tokens": tokens_left,
-            # All rounds share a prefix, so also a session.
+            # All rounds have a common prefix and therefore one session.
             "session_id": self.session or self.answer_id,
         }
         if not is_first:
@@ -162,7 +162,7 @@ class ToolChatTask(ChatTask):
         fingerprint: str,
         specs: Sequence[GenerationSpec],
     ) -> StreamWriters:
-        """See `RoundTask`; all rounds are one completion."""
+        """See `RoundTask`. All rounds are one completion."""
         del uid, specs
         head = StreamHead(
             self.chunk_kind,
@@ -183,7 +183,7 @@ class ToolChatTask(ChatTask):
         return self.rounds.writers(self.rounds.events.next_round(head, named))
 
     async def ended(self, usage: Mapping[str, Any], ended_unix_s: int) -> tuple[bytes, bytes]:
-        """See `RoundTask`; the completion is queued for storage."""
+        """See `RoundTask`. Also queues the completion for storage."""
         del ended_unix_s
         events, told = self.rounds.events, dict(usage)
         choice = events.choice(has_to_call=self.must_call, has_logprobs=bool(self.logprobs))
@@ -206,7 +206,7 @@ class ToolChatTask(ChatTask):
         return events.last(told if self.include_usage else None), orjson.dumps(answer)
 
     def failed(self, error: PlatformError) -> tuple[bytes, bytes]:
-        """See `RoundTask`; without a stream the error is raised, as an answer cannot report it."""
+        """See `RoundTask`. Without a stream the error is raised, since no answer has begun."""
         if not self.stream:
             raise error
         return error_event(body_of(error)), b""

@@ -2,7 +2,7 @@
 
 The cipher is AES-256-GCM. Encrypted content begins with a mark, a byte that begins neither JSON nor
 an event, and with the number of its key. So content from before a tenant's first key is recognized
-as unencrypted. Content can only be decrypted for the place that it was encrypted for, and never
+as unencrypted. Content can only be decrypted for the place for which it was encrypted, and never
 after its key was deleted.
 """
 
@@ -43,7 +43,7 @@ class ContentSeals:
     """Encrypts and decrypts the stored contents of all tenants, for one worker."""
 
     def __init__(self, state: ControlState, secret: SharedSecret) -> None:
-        """Prepare; `state` has the tenants' encrypted keys, and `secret` decrypts these keys."""
+        """Prepare. `state` has the tenants' encrypted keys, which `secret` decrypts."""
         self._state = state
         self._sealer = Sealer(secret, SEALED_FOR)
         self._rings: OrderedDict[str, _KeyRing] = OrderedDict()
@@ -54,7 +54,7 @@ class ContentSeals:
         return told is not None and bool(told.keys)
 
     def horizon_unix_ms(self, tenant_id: str, now_unix_ms: int) -> int:
-        """Return the Unix time in ms before which a tenant's content has expired; 0 if none has."""
+        """Return the Unix time in ms before which a tenant's content has expired, or 0."""
         tenant, told = self._state.tenants.get(tenant_id), self._state.content_keys.get(tenant_id)
         erased_ms = 0 if told is None else told.erased_at_unix_ms
         if tenant is None or not tenant.retention_hours:
@@ -80,14 +80,14 @@ class ContentSeals:
     def opened(self, tenant_id: str, place: str, content: bytes) -> bytes:
         """Return a content, decrypted if it is encrypted.
 
-        Raises ContentGoneError if it cannot be decrypted.
+        Raises ContentGoneError if the content cannot be decrypted.
         """
         if not is_sealed(content):
             return content
         return self.opened_sealed(tenant_id, place, content)
 
     def opened_sealed(self, tenant_id: str, place: str, content: bytes) -> bytes:
-        """Decrypt a content that must be encrypted; ContentGoneError if it cannot be decrypted."""
+        """Decrypt a content that must be encrypted, or raise ContentGoneError."""
         behind = _HEAD.size + _NONCE_BYTES
         if len(content) < behind or not is_sealed(content):
             raise ContentGoneError
@@ -102,12 +102,12 @@ class ContentSeals:
             raise ContentGoneError from None
 
     def _ciphers(self, tenant_id: str) -> dict[int, AESGCM]:
-        """Return the ciphers of those of a tenant's keys that can be decrypted here."""
+        """Return the ciphers of a tenant's keys, except keys that cannot be decrypted here."""
         told, ring = self._state.content_keys.get(tenant_id), self._rings.get(tenant_id)
         if ring is not None and ring.told is told:
             self._rings.move_to_end(tenant_id)
             return ring.ciphers
-        self._rings.pop(tenant_id, None)  # a deleted key has to leave the memory, too
+        self._rings.pop(tenant_id, None)  # a deleted key must also leave the memory
         if told is None:
             return {}
         ciphers = dict[int, AESGCM]()

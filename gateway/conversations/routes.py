@@ -33,7 +33,7 @@ class Conversations:
     """Routes of `/v1/conversations` in one worker, for all tenants."""
 
     def __init__(self, directory: Directory, store: ConversationStore) -> None:
-        """Compose."""
+        """Store the directory and the store of conversations."""
         self._directory, self._store = directory, store
 
     def add_to(self, routes: Routes) -> None:
@@ -51,7 +51,7 @@ class Conversations:
         return _answer(_document(record))
 
     async def get(self, request: web.Request) -> web.Response:
-        """GET /v1/conversations/{id}, its items, or one of them."""
+        """GET /v1/conversations/{id}, its items, or one of its items."""
         tenant_id, (conversation_id, *rest) = self._tenant(request), _place(request)
         match rest:
             case []:
@@ -67,7 +67,7 @@ class Conversations:
                 return _answer(await self._store.item(tenant_id, conversation_id, rest[1]))
 
     async def post(self, request: web.Request) -> web.Response:
-        """POST /v1/conversations/{id}: replace metadata; POST .../items: add items."""
+        """Replace the metadata (POST /v1/conversations/{id}), or add items (POST .../items)."""
         tenant_id, (conversation_id, *rest) = self._tenant(request), _place(request)
         if not rest:
             change = await read_parsed(request, partial(parse, MetadataChange))
@@ -101,7 +101,7 @@ class Conversations:
 
 
 def _place(request: web.Request) -> list[str]:
-    """Return the parts of a path: an id, then optionally `items`, then optionally an item's id."""
+    """Return the id of a path, followed by `items` and an item's id if the path has them."""
     parts = path_rest(request, _PREFIX).split("/")
     if not all(parts) or len(parts) > 3 or (len(parts) > 1 and parts[1] != _ITEMS):
         raise PlatformError(ErrorCode.NOT_FOUND, unknown_url(request.path, _KNOWN))

@@ -17,7 +17,7 @@ from sluice.stored_content import CONVERSATION
 from sluice.wire.state.v1 import state_pb2 as wire
 
 _PREFIX = "conv"
-_BYTES_MAX = 3 << 20  # bytes of the items of one request; gRPC allows 4 MiB per message
+_BYTES_MAX = 3 << 20  # bytes of the items of one request, below gRPC's 4 MiB per message
 _CONTEXT_BYTES_MAX = 16 << 20  # bytes of all items that a response may continue
 _ITEM: TypeAdapter[InputItem] = TypeAdapter(InputItem)
 
@@ -33,7 +33,7 @@ class ConversationStore:
         self._records = records
 
     def require(self, tenant_id: str, conversation_id: str, param: str | None = None) -> None:
-        """Raise NOT_FOUND unless an id was made for this tenant."""
+        """Raise NOT_FOUND unless this tenant owns the id."""
         self._records.require(conversation_id, _PREFIX, tenant_id, param)
 
     async def begin(
@@ -59,7 +59,7 @@ class ConversationStore:
     async def change(
         self, tenant_id: str, conversation_id: str, metadata: Mapping[str, str]
     ) -> wire.Record:
-        """Replace metadata; return the conversation."""
+        """Replace the metadata, and return the conversation."""
         self.require(tenant_id, conversation_id)
         return await self._records.change(tenant_id, conversation_id, metadata)
 
@@ -71,7 +71,7 @@ class ConversationStore:
     async def append(
         self, tenant_id: str, conversation_id: str, items: Sequence[dict[str, Any]], param: str
     ) -> None:
-        """Add all items or none; BadRequestError if they or the conversation are too large."""
+        """Add all items or none. BadRequestError if the conversation would be too large."""
         self.require(tenant_id, conversation_id)
         rows = _record_items(items, param)
         await self._records.append(tenant_id, conversation_id, rows, MESSAGES_MAX)
@@ -106,7 +106,7 @@ class ConversationStore:
         await self._records.remove_item(tenant_id, conversation_id, item_id)
 
     async def context(self, tenant_id: str, conversation_id: str, param: str) -> list[InputItem]:
-        """Return all items, oldest first; BadRequestError if their bytes exceed the bound."""
+        """Return all items, oldest first, or raise BadRequestError if they have too many bytes."""
         self.require(tenant_id, conversation_id, param)
         wanted = wire.ListItemsRequest(tenant_id=tenant_id, id=conversation_id, is_ascending=True)
         items, size = list[InputItem](), 0
@@ -123,7 +123,7 @@ class ConversationStore:
 
 
 def new_items(items: Sequence[InputItem]) -> list[dict[str, Any]]:
-    """Return items in the stored form; ids that clients sent are replaced by new ids."""
+    """Return items in the stored form. New ids replace the ids that clients sent."""
     stem = new_id("item").partition("_")[2]
     return stored_items([it.model_copy(update={"id": None}) for it in items], stem)
 

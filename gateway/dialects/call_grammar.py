@@ -1,7 +1,7 @@
 """Grammars of tool calls, in llguidance's Lark. Pure.
 
-A mark that is one token of the base's vocabulary is written as that token, because the model does
-not recognise the mark's spelling in other tokens, and the engine would refuse it.
+A mark that is one token of the base's vocabulary is written as that token. The model does not
+recognise the mark's spelling in other tokens, and the engine would refuse the spelling.
 """
 
 import json
@@ -21,12 +21,15 @@ from gateway.dialects.marks import (
 from gateway.dialects.tools import ToolSpec
 from sluice.errors import BadRequestError, ErrorCode
 
-# Bytes that an engine accepts, see replica/engine/grammar_source.py: 16 KiB and 64 KiB of schemas.
+# Bytes that an engine accepts, which are 16 KiB and 64 KiB of schemas
+# (replica/engine/grammar_source.py).
 _GRAMMAR_BYTES_MAX = 16_384 + 65_536
-_ANSWER_CHARACTERS_MAX = 16_000  # within what encloses it; the rest is for the reasoning
-CALLS_MAX = 16  # calls per forced answer; without a bound a weak model might never end the answer
+# maximum of an answer's rule, which leaves space for the rules of the reasoning
+_ANSWER_CHARACTERS_MAX = 16_000
+# maximum of calls per forced answer, because a weak model might never end the answer
+CALLS_MAX = 16
 
-# White space of JSON as in models' training; with free white space a weak model may not stop.
+# White space of JSON as in models' training. With free white space, a weak model may never stop.
 JSON_OPTIONS = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
 _NO_PARAMETERS: Mapping[str, Any] = {"properties": {}, "additionalProperties": False}
 # Keywords of a schema whose properties can be written one by one.
@@ -41,11 +44,12 @@ _PLAIN_KEYS = {
     "title",
     "type",
 }
-_DEFINITIONS = ("$defs", "definitions")  # that each of them is given
+_DEFINITIONS = ("$defs", "definitions")  # keys whose content each property's schema receives
 _TO_DEFINITIONS = tuple(f"#/{key}/" for key in _DEFINITIONS)
-_KEYWORDS_MAX, _ALL_KEYWORDS_MAX = 16, 128  # per tool, for all tools: the engine bounds the rules
+# per tool, and for all tools, because the engine bounds the number of rules
+_KEYWORDS_MAX, _ALL_KEYWORDS_MAX = 16, 128
 _TEXT = r"/(.|\n)+/"
-# Marks that begin calls. Llama's forms begin without one.
+# Marks that begin calls. Calls in Llama's forms begin without a mark.
 _OPENINGS = {
     CallForm.HERMES: TOOL_CALL,
     CallForm.MISTRAL: TOOL_CALLS,
@@ -60,7 +64,7 @@ class CallGrammar:
     Attributes:
         form: Form of the calls.
         marks: Token ids of the marks that are one token.
-        reasoning: Marks of the reasoning in front of the calls.
+        reasoning: Marks of the reasoning that precedes the calls.
     """
 
     form: CallForm
@@ -70,7 +74,7 @@ class CallGrammar:
     def forced(self, tools: Sequence[ToolSpec], *, is_parallel: bool, is_reasoning: bool) -> str:
         """Return a grammar that allows only calls, after optional reasoning.
 
-        Raises BadRequestError if the schemas together are too large; so does `guided`.
+        Raises BadRequestError if the schemas together are too large.
         """
         assert tools, "without tools there is nothing to call"
         calls, rules = self._calls(tools, is_parallel=is_parallel)
@@ -99,7 +103,7 @@ class CallGrammar:
         return _lark(f"{thought}(call_list | {name})", (*more, f"call_list: {calls}", rule, *rules))
 
     def _thought(self, *, is_reasoning: bool) -> tuple[str, Sequence[str]]:
-        """Return the reasoning as Lark, empty if there is none, and the rules that it needs."""
+        """Return the reasoning as Lark, or empty without reasoning, and the rules that it needs."""
         if self.reasoning is None:
             return "", ()
         opening, closing = map(self._mark, self.reasoning)
@@ -115,8 +119,8 @@ class CallGrammar:
     def guided(self, tools: Sequence[ToolSpec], *, is_parallel: bool) -> str | None:
         """Return a grammar of any text whose calls follow their schemas.
 
-        The result is None if calls have no mark that is one token, since only such a mark cannot
-        occur in text.
+        The result is None if calls have no mark that is one token, because any other mark may occur
+        in text. Raises BadRequestError if the schemas together are too large.
         """
         opening = _OPENINGS.get(self.form)
         if opening not in self.marks:
@@ -158,13 +162,14 @@ class CallGrammar:
         return "", {CallForm.HERMES: r'"\n"', CallForm.LLAMA_JSON: '"; "'}.get(form, ""), ""
 
     def _parts(self, form: CallForm) -> tuple[str, str, str]:
-        """Return the text before a call's name, behind it, and at the end, as Lark."""
+        """Return the text before a call's name, between name and arguments, and at the end."""
         if form is CallForm.LLAMA_PYTHONIC:
             return "", '"("', '")"'
         if form is CallForm.MISTRAL_NAMED:
             return self._mark(TOOL_CALLS), self._mark(ARGUMENTS), ""
         if form is CallForm.LLAMA_JSON:
-            # Cut as the engine cuts JSON: its lexer has to read a call and an answer alike.
+            # Split like the engine's JSON, because its lexer must read a call and an answer in the
+            # same way.
             name, parameters = _quoted('"name"'), _quoted('"parameters"')
             return f'"{{" {name} /: ?/', f"/, ?/ {parameters} /: ?/", '"}"'
         opening, to_arguments, closing = _quoted('{"name": "'), _quoted('", "arguments": '), '"}"'
@@ -179,7 +184,10 @@ class CallGrammar:
 
 
 def _answer(answer: str) -> tuple[str, str]:
-    """Return the name of an answer's rule, and the rule; BadRequestError if it is too long."""
+    """Return the name of an answer's rule, and the rule.
+
+    Raises BadRequestError if the rule is too long.
+    """
     if answer.startswith("%json"):
         return "answer", f"answer: {answer}"
     is_grammar = answer.startswith("answer: ")
@@ -188,7 +196,7 @@ def _answer(answer: str) -> tuple[str, str]:
         raise _too_long("grammar" if is_grammar else own)
     if is_grammar:
         return "answer", answer
-    # A terminal wherever it can be: a parser has no room for thousands of choices.
+    # A terminal if possible, because a parser cannot handle thousands of choices.
     return "ANSWER", f"ANSWER: {answer}"
 
 
@@ -226,10 +234,9 @@ def _quoted(text: str) -> str:
 
 
 def _schema(tool: ToolSpec) -> str:
-    """Return the schema of a tool's arguments, always that of an object.
+    """Return the schema of a tool's arguments, which is always the schema of an object.
 
-    The schema of a strict tool is complete; for other tools, keywords that the engine does not know
-    are left out.
+    The schema of a strict tool is complete. For other tools, the engine ignores unknown keywords.
     """
     parameters = _NO_PARAMETERS if tool.parameters is None else tool.parameters
     options = {**JSON_OPTIONS, "lenient": not tool.is_strict}
@@ -245,7 +252,7 @@ def _have_keywords(tools: Sequence[ToolSpec]) -> bool:
 
 
 def _has_keywords(tool: ToolSpec) -> bool:
-    """Return whether a tool's parameters can be written as keyword arguments, one by one."""
+    """Return whether a tool's parameters can be written as separate keyword arguments."""
     parameters = _NO_PARAMETERS if tool.parameters is None else tool.parameters
     found = parameters.get("properties", {})
     if not isinstance(found, dict):
@@ -287,7 +294,7 @@ def _is_to_definition(reference: object) -> bool:
 
 
 def _python_rules(number: int, tool: ToolSpec) -> Iterator[str]:
-    """Yield the rules of a call in Python's syntax; required arguments come first."""
+    """Yield the rules of a call in Python's syntax, in which required arguments come first."""
     parameters = tool.parameters or {}
     properties: dict[str, Any] = parameters.get("properties", {})
     required = [name for name in properties if name in parameters.get("required", [])]
@@ -307,7 +314,7 @@ def _python_rules(number: int, tool: ToolSpec) -> Iterator[str]:
 
 
 def _tail(chain: list[str], rules: Mapping[str, str], required: list[str]) -> Iterator[str]:
-    """Yield the optional arguments that may follow, in order."""
+    """Yield the optional arguments that may follow, in the order of the schema."""
     for name in chain if required else chain[1:]:
         yield f'(", " {rules[name]})?'
 

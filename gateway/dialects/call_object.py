@@ -1,7 +1,7 @@
 """Parses a call as one JSON object, `{"name": ..., "arguments": {...}}`, incrementally. Pure.
 
-The keys may have any order; `parameters` is a synonym of `arguments`. The name is emitted when it
-is complete, the arguments piece by piece.
+The keys may have any order, and `parameters` is a synonym of `arguments`. The name is emitted when
+it is complete, and the arguments piece by piece.
 """
 
 from collections.abc import Collection
@@ -13,9 +13,9 @@ from gateway.dialects.call_writer import CallWriter
 from gateway.dialects.json_text import JsonText
 from gateway.dialects.marks import behind_space
 
-# Characters of a call that are held until its name is known; longer text is not treated as a call.
+# Maximum of characters of a call before its name. Longer text is not treated as a call.
 HELD_CHARACTERS_MAX = 64 << 10
-_NAME_CHARACTERS_MAX = 512  # as JSON text; also of a key
+_NAME_CHARACTERS_MAX = 512  # maximum of characters of a name or key as JSON text
 _ARGUMENTS_KEYS = ("arguments", "parameters")
 # Further keys that the object of a call without a mark may have.
 _OTHER_KEYS = ("type", "id")
@@ -52,7 +52,8 @@ class CallObject:
 
         Args:
             calls: Receives the call.
-            names: Names of tools; without a mark, only an object with such a name is a call.
+            names: Names of the tools if no mark precedes the call, or None. Any other object is no
+                call.
         """
         self._calls = calls
         self._names = names
@@ -69,11 +70,11 @@ class CallObject:
 
     @property
     def text(self) -> str:
-        """The consumed text, unchanged, while the object may still be no call."""
+        """The consumed text, unchanged, as long as the object may still be no call."""
         return "".join(self._held)
 
     def take(self, text: str, start: int) -> int:
-        """Consume the object's characters from `start` on; return the index after them."""
+        """Consume the object's characters from `start` on, and return the index after them."""
         at = start
         while at < len(text) and not (self.is_complete or self.is_broken):
             begin = at
@@ -104,7 +105,7 @@ class CallObject:
         return self._punctuation(text, at, {",": self._next_key, "}": None})
 
     def _punctuation(self, text: str, at: int, steps: dict[str, Any]) -> int:
-        """Consume a character of `steps` and continue with its step; None ends the object."""
+        """Consume a character of `steps` and continue with its step. None ends the object."""
         at = behind_space(text, at)
         if at == len(text):
             return at
@@ -180,7 +181,7 @@ class CallObject:
         return self._after_value(at)
 
     def _in_other_arguments(self, text: str, at: int) -> int:
-        """Consume arguments that are a string with JSON text, as some models write them."""
+        """Consume arguments in the form of a string with JSON text, which some models write."""
         at = self._capture(text, at, HELD_CHARACTERS_MAX)
         if self._value.is_complete and not self.is_broken:
             value = self._taken()
@@ -214,6 +215,6 @@ class CallObject:
     def _taken(self) -> Any:
         try:
             return orjson.loads("".join(self._captured))
-        except orjson.JSONDecodeError:  # half a surrogate pair
+        except orjson.JSONDecodeError:  # the text has half a surrogate pair
             self.is_broken = True
             return None

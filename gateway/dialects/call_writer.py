@@ -6,7 +6,7 @@ from gateway.dialects.delta import CallDelta
 
 
 class CallWriter:
-    """Numbers calls and collects their deltas until they are taken.
+    """Numbers calls and collects their deltas until `take` returns them.
 
     Attributes:
         count: Calls begun so far.
@@ -15,14 +15,14 @@ class CallWriter:
     __slots__ = ("_deltas", "_new_call_id", "count")
 
     def __init__(self, new_call_id: Callable[[], str]) -> None:
-        """Prepare; `new_call_id` names each call."""
+        """Prepare. `new_call_id` returns an id for each call."""
         self._new_call_id = new_call_id
         self._deltas: list[CallDelta] = []
         self.count = 0
 
     @property
     def is_waiting(self) -> bool:
-        """Whether deltas wait to be taken."""
+        """Whether there are deltas that `take` has not returned."""
         return bool(self._deltas)
 
     def begin(self, name: str) -> None:

@@ -8,7 +8,7 @@ class CallDelta(NamedTuple):
 
     Attributes:
         index: Index of the call in the answer.
-        arguments: Next piece of the arguments' JSON text; all pieces together are one JSON object.
+        arguments: Next piece of the arguments' JSON text. All pieces together are one JSON object.
         call_id: Id of the call, in its first piece only.
         name: Name of the function, in the first piece of the call only.
     """
@@ -62,13 +62,13 @@ class OutputParser(Protocol):
 
     @property
     def is_plain(self) -> bool:
-        """Whether all further text is content: the parser may be skipped from now on."""
+        """Whether all further text is content, so that the parser may be skipped from now on."""
         ...
 
     def push(self, text: str) -> AnswerDelta:
-        """Parse the next piece; return what it adds to the answer."""
+        """Parse the next piece, and return its contribution to the answer."""
         ...
 
     def flush(self) -> AnswerDelta:
-        """Return the held text, because the answer has ended."""
+        """Return the text that waited for more text, because the answer has ended."""
         ...

@@ -1,6 +1,6 @@
 """Detection of a base's dialect from its files, or else from its template and vocabulary.
 
-Pure. Marks in the template or the vocabulary tell the forms apart; without such marks the form is
+Pure. Marks in the template or the vocabulary distinguish the forms. Without such marks, the form is
 that of Hermes, which most templates use.
 """
 
@@ -25,8 +25,8 @@ def dialect_of(template: str, tokens: Mapping[str, int], config: Mapping[str, An
     Args:
         template: Source of the base's chat template.
         tokens: Added tokens of the base's tokenizer, by text.
-        config: Content of tokenizer_config.json, where `{"sluice": {"tool_calls": ..., "reasoning":
-            ...}}` decides.
+        config: Content of tokenizer_config.json, whose entry `{"sluice": {"tool_calls": ...,
+            "reasoning": ...}}` overrides any detection.
 
     Raises:
         ValueError: The config names a form that does not exist.
@@ -57,7 +57,7 @@ def _call_form(template: str, tokens: Mapping[str, int]) -> CallForm:
     if TOOL_CALL in template:
         return CallForm.HERMES
     if TOOL_CALLS in template or TOOL_CALLS in tokens:
-        # Vocabularies contain marks that their models were not trained on.
+        # The template decides first, because vocabularies contain marks that models never learned.
         is_named = ARGUMENTS in (template if TOOL_CALLS in template else tokens)
         return CallForm.MISTRAL_NAMED if is_named else CallForm.MISTRAL
     if any(mark in template or mark in tokens for mark in (PYTHON_TAG, PYTHON_START)):

@@ -1,4 +1,4 @@
-"""The way a model family writes tool calls and reasoning. Pure."""
+"""The syntax in which a model family writes tool calls and reasoning. Pure."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ from gateway.dialects.tools import ToolSpec
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """The dialect of a base: its forms of tool calls and reasoning.
+    """The dialect of a base, made of its forms of tool calls and reasoning.
 
     Attributes:
         calls: Form of the tool calls.
@@ -29,16 +29,16 @@ class Dialect:
 
     @property
     def name(self) -> str:
-        """For logs and metrics."""
+        """Name for logs and metrics."""
         return f"{self.calls}/{self.reasoning}"
 
     @property
     def has_tools(self) -> bool:
-        """Whether the base can call tools; if not, requests with tools are refused."""
+        """Whether the base can call tools. If not, requests with tools are refused."""
         return self.calls is not CallForm.NONE
 
     def marks(self, *, tools: bool) -> frozenset[str]:
-        """Return the marks that a parser has to see, even if they are special tokens."""
+        """Return the marks that a parser needs in the text, even if they are special tokens."""
         calls = CALL_MARKS[self.calls] if tools else ()
         return frozenset((*calls, *REASONING_MARKS.get(self.reasoning, ())))
 
@@ -54,11 +54,11 @@ class Dialect:
         """Return a parser for one answer, or None if there is nothing to parse.
 
         Args:
-            tools: Names of the functions that may be called; empty: calls are text.
+            tools: Names of the functions that may be called. If empty, calls are text.
             is_parallel: Whether there may be more than one call.
             new_call_id: Returns the id of each call.
-            is_reasoning: Whether the answer begins inside the reasoning; see `opens_reasoning`.
-            is_forced: Whether a grammar allows only calls after reasoning; see `call_grammar`.
+            is_reasoning: Whether the answer begins inside the reasoning. See `opens_reasoning`.
+            is_forced: Whether a grammar allows only calls after reasoning. See `call_grammar`.
         """
         calls = None
         if tools:
@@ -83,7 +83,7 @@ class Dialect:
         Args:
             tools: Tools that may be called, at least one.
             is_parallel: Whether there may be more than one call.
-            is_reasoning: Whether reasoning comes first, see `parser`.
+            is_reasoning: Whether the answer begins inside the reasoning. See `opens_reasoning`.
         """
         assert self.has_tools, "this dialect has no calls"
         return self._grammar.forced(tools, is_parallel=is_parallel, is_reasoning=is_reasoning)
@@ -112,10 +112,10 @@ class Dialect:
         """Return a grammar of calls of `tools`, or of an answer given in Lark.
 
         Args:
-            tools: Tools that may be called, at least one; calls keep to their schemas.
+            tools: Tools that may be called, at least one. Their schemas are enforced.
             answer: Grammar of an output without calls.
             is_parallel: Whether there may be more than one call.
-            is_reasoning: Whether reasoning comes first, see `parser`.
+            is_reasoning: Whether the answer begins inside the reasoning. See `opens_reasoning`.
         """
         assert self.has_tools, "this dialect has no calls"
         return self._grammar.calls_or_answer(

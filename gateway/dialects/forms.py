@@ -1,4 +1,4 @@
-"""The known forms of calls and reasoning, by the names that a base can set."""
+"""The known forms of calls and reasoning, with the names for a base's configuration."""
 
 from collections.abc import Mapping
 from enum import StrEnum
@@ -17,7 +17,7 @@ from gateway.dialects.marks import (
 
 
 class CallForm(StrEnum):
-    """How tool calls are written; see the parsers."""
+    """The forms in which models write tool calls. Each form has a parser in this package."""
 
     HERMES = "hermes"
     LLAMA_JSON = "llama_json"
@@ -28,7 +28,7 @@ class CallForm(StrEnum):
 
 
 class ReasoningForm(StrEnum):
-    """How reasoning is set apart from the answer."""
+    """The forms in which models separate reasoning from the answer."""
 
     THINK = "think"
     MISTRAL = "mistral"

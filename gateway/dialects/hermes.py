@@ -1,6 +1,7 @@
 """Tool calls in the form of Hermes, Qwen 2.5 and 3, and our own model.
 
-Pure. `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, one pair of marks for each call.
+Pure. A call is `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, with one pair of marks
+for each call.
 """
 
 from gateway.dialects.marks import TOOL_CALL, TOOL_CALL_END, Marks, behind_space

@@ -1,7 +1,7 @@
 """Parses one JSON value in a text that arrives in pieces. Pure.
 
 The parser reports the end of the value, and whether the text is valid JSON so far. It takes linear
-time; the nesting and the length of numbers are bounded.
+time, and bounds the nesting and the length of numbers.
 """
 
 import json
@@ -25,8 +25,8 @@ _CLOSING = {"{": "}", "[": "]"}
 class _Inside(Enum):
     STRUCTURE = auto()
     STRING = auto()
-    ESCAPE = auto()  # the backslash has come
-    HEXADECIMAL = auto()  # of \u
+    ESCAPE = auto()  # after a backslash
+    HEXADECIMAL = auto()  # in the four digits after \u
     SCALAR = auto()  # a number, or one of JSON's three words
 
 
@@ -40,7 +40,7 @@ class _Expectation(Enum):
 
 
 class JsonText:
-    """The state of one value.
+    """The state of the parser of one value.
 
     Attributes:
         is_complete: Whether the value has ended. A number or a word ends at the next character.
@@ -72,8 +72,8 @@ class JsonText:
         """Consume the value's characters from `start` on, to the end of the value or of `text`.
 
         Returns:
-            The index after the consumed part, and that part as valid JSON, in which control
-            characters inside strings, which models forget to escape, are escaped.
+            The index after the consumed part, and that part as valid JSON. Models forget to escape
+                control characters inside strings, so the result escapes them.
         """
         parts: list[str] = []
         at = start
@@ -143,7 +143,7 @@ class JsonText:
         return at if self._inside is _Inside.SCALAR else at + 1
 
     def _is_fitting(self, character: str) -> bool:
-        """Consume the next character outside strings; return False if it is not valid JSON."""
+        """Consume the next character outside strings, or return False if it is not valid JSON."""
         expected = self._expected
         if expected is _Expectation.COLON:
             self._expected = _Expectation.VALUE

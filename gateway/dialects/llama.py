@@ -16,8 +16,8 @@ _BETWEEN = Marks(PYTHON_END, ";")
 class LlamaParser(CallScanner):
     """Splits an answer into plain text and calls.
 
-    Without a mark, only an object that names a known tool is a call: an answer may be JSON itself,
-    or begin with a bracket.
+    Without a mark, only an object that names a known tool is a call. Other answers may be JSON, or
+    begin with a bracket, too.
     """
 
     __slots__ = ("_call", "_names")
@@ -32,9 +32,9 @@ class LlamaParser(CallScanner):
         names: Collection[str],
         is_forced: bool = False,
     ) -> None:
-        """Prepare; `names` are the request's tools. For the rest see the base."""
+        """Prepare. `names` are the request's tools. For the other arguments see `CallScanner`."""
         super().__init__(new_call_id, is_parallel=is_parallel, is_forced=is_forced)
-        self._names: Collection[str] | None = names  # None behind a mark
+        self._names: Collection[str] | None = names  # None after a mark
         self._call = PythonCall(names)
 
     def begin(self, text: str, at: int) -> int:
@@ -42,7 +42,7 @@ class LlamaParser(CallScanner):
         return self._expect_call(text, at)
 
     def after_opening(self, text: str, at: int) -> int:
-        """Expect a call; program code for Meta's own interpreter is text."""
+        """Expect a call. Program code for Meta's own interpreter is text."""
         self._names = None
         self.step = self._expect_call
         return self._expect_call(text, at)

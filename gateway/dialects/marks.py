@@ -1,13 +1,13 @@
-"""Marks in a text that arrives in pieces. Pure."""
+"""The marks of all families, and their recognition in a text that arrives in pieces. Pure."""
 
 import re
 from typing import NamedTuple
 
-# Of Hermes and Qwen.
+# Marks of Hermes and Qwen.
 TOOL_CALL, TOOL_CALL_END = "<tool_call>", "</tool_call>"
-# Of Llama 3, and of Llama 4.
+# Marks of Llama 3, and of Llama 4.
 PYTHON_TAG, PYTHON_START, PYTHON_END = "<|python_tag|>", "<|python_start|>", "<|python_end|>"
-# Of Mistral.
+# Marks of Mistral.
 TOOL_CALLS, ARGUMENTS, CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
 
 _SPACE = re.compile(r"[ \t\r\n]*")
@@ -23,7 +23,7 @@ class ReasoningMarks(NamedTuple):
 def begun_mark(text: str, mark: str, start: int = 0) -> int:
     """Return how many characters at the end of `text[start:]` may be the beginning of `mark`.
 
-    A whole mark is found before, so the number is below the mark's length.
+    The caller has searched for the whole mark before, so the number is below the mark's length.
     """
     for length in range(min(len(text) - start, len(mark) - 1), 0, -1):
         if text.endswith(mark[:length]):
@@ -37,7 +37,7 @@ def behind_space(text: str, start: int) -> int:
 
 
 def matched(pattern: re.Pattern[str], text: str, start: int) -> str:
-    """Return the match of `pattern` at `start`; the pattern also matches the empty text."""
+    """Return the match of `pattern` at `start`. The pattern must also match the empty text."""
     found = pattern.match(text, start)
     assert found is not None, "it matches nothing, too"
     return found.group()
@@ -49,7 +49,7 @@ class Marks:
     __slots__ = ("_pattern", "_texts")
 
     def __init__(self, *texts: str) -> None:
-        """Prepare; no mark may be a prefix of another mark."""
+        """Prepare. No mark may be a prefix of another mark."""
         self._texts = texts
         self._pattern = re.compile("|".join(map(re.escape, texts)))
 
@@ -66,7 +66,7 @@ class Marks:
         return len(text) - begun, ""
 
     def at(self, text: str, start: int) -> str | None:
-        """Return the mark at `start`, empty if there is none, None if more text must decide."""
+        """Return the mark at `start`, empty without a mark, or None if more text must decide."""
         found = self._pattern.match(text, start)
         if found is not None:
             return found.group()

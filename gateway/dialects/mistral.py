@@ -1,8 +1,8 @@
 """Tool calls in the forms of Mistral. Pure.
 
 Models up to Mistral's third tokenizer write `[TOOL_CALLS][{"name": ..., "arguments": {...}}, ...]`.
-Models since the eleventh write `[TOOL_CALLS]name[ARGS]{...}` for each call. Some of these models
-omit `[ARGS]`; some insert `[CALL_ID]`.
+Models since the eleventh tokenizer write `[TOOL_CALLS]name[ARGS]{...}` for each call. Some of these
+models omit `[ARGS]`, and some insert `[CALL_ID]`.
 """
 
 import re
@@ -29,11 +29,11 @@ class MistralParser(CallScanner):
     def __init__(
         self, new_call_id: Callable[[], str], *, is_parallel: bool, is_forced: bool = False
     ) -> None:
-        """Prepare; see the base."""
+        """Prepare. See `CallScanner`."""
         super().__init__(new_call_id, is_parallel=is_parallel, is_forced=is_forced)
         self._is_list = False
         self._name = ""
-        self._seen = 0  # characters of an identifier
+        self._seen = 0  # consumed characters of a call's identifier
         self._arguments = JsonText()
 
     def after_opening(self, text: str, at: int) -> int:

@@ -1,7 +1,7 @@
 """Converts a call in Python's syntax, `f(a=1, b="x")`, to JSON. Pure.
 
-No code is evaluated. The end of the call is found by quotes and brackets, the text is parsed by
-`ast`, and only literals in the syntax tree are accepted.
+No code is evaluated. Quotes and brackets determine the end of the call, `ast` parses the text, and
+only literals in the syntax tree are accepted.
 """
 
 import ast
@@ -15,8 +15,8 @@ from gateway.dialects.json_text import DEPTH_MAX
 from gateway.dialects.marks import behind_space, matched
 
 CHARACTERS_MAX = 64 << 10
-# `ast` takes about a microsecond for each; it is run in one go when the call has ended.
-_PARTS_MAX = 4096  # brackets, commas, colons
+# Bound on the work of `ast`, which parses the whole call at once, at about 1 us per part.
+_PARTS_MAX = 4096  # maximum of brackets, commas and colons
 _NAME_CHARACTERS_MAX = 128
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]*")
@@ -57,7 +57,7 @@ class PythonCall:
     )
 
     def __init__(self, names: Collection[str] | None) -> None:
-        """Wait for the name; only these names make a call, or any name when None."""
+        """Wait for the name. Only a call of these names is valid, or of any name if None."""
         self._names = names
         self._text: list[str] = []  # pieces of the text after the name
         self._size = self._parts = 0
@@ -68,7 +68,7 @@ class PythonCall:
         self.is_complete = self.is_broken = False
 
     def take(self, text: str, start: int) -> int:
-        """Consume the call's characters from `start` on; return the index after them."""
+        """Consume the call's characters from `start` on, and return the index after them."""
         at = start
         while at < len(text) and not (self.is_complete or self.is_broken):
             begin = at
@@ -135,14 +135,14 @@ class PythonCall:
     def _take_string(self, text: str, at: int) -> int:
         if self._is_escaped:
             self._is_escaped = False
-            # JSON's \\/, which models mix in, is no escape of Python's.
+            # JSON's escape \\/, which models mix in, is no escape of Python.
             self._text.append("/" if text[at] == "/" else "\\" + text[at])
             return at + 1
         if run := matched(_STRING_RUN[self._quote[0]], text, at):
             self._text.append(run)
             return at + len(run)
         character = text[at]
-        if character == "\n":  # which models forget to escape
+        if character == "\n":  # models forget to escape line breaks
             self._text.append("\\n")
         elif character == "\\":
             self._is_escaped = True
@@ -165,19 +165,20 @@ class PythonCall:
         try:
             self.arguments = _as_json("".join(self._text))
             self.is_complete = True
-        except (ValueError, SyntaxError, RecursionError, MemoryError):  # as `ast` documents
+        # errors that `ast` documents
+        except (ValueError, SyntaxError, RecursionError, MemoryError):
             self.is_broken = True
 
 
 def _as_json(arguments: str) -> str:
     """Return the keyword arguments of a call, up to the parenthesis that closes it, as JSON."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about escapes that Python does not know
+        warnings.simplefilter("ignore")  # warnings about escapes that Python does not define
         call = ast.parse("_(" + arguments, mode="eval").body
     if not isinstance(call, ast.Call) or call.args or not isinstance(call.func, ast.Name):
         raise NotACallError
     text = _object({_keyword(keyword): keyword.value for keyword in call.keywords})
-    # Pairs of surrogates, as JSON escapes them, become characters; half a pair fails.
+    # Pairs of surrogates, which JSON escapes may contain, become characters. Half a pair fails.
     return text.encode("utf-16", "surrogatepass").decode("utf-16")
 
 

@@ -1,4 +1,4 @@
-"""The base class of all families' call parsers: plain text, marks, and calls as JSON objects."""
+"""The base class of all call parsers, which parses plain text, marks, and calls as JSON objects."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
@@ -8,18 +8,19 @@ from gateway.dialects.call_writer import CallWriter
 from gateway.dialects.delta import NOTHING, AnswerDelta
 from gateway.dialects.marks import Marks, behind_space
 
-# Characters of white space before a call; longer white space is text. Models write a line break.
+# Maximum of white space before a call. Longer white space is text. Models write one line break.
 _SPACE_CHARACTERS_MAX = 256
 
 Step = Callable[[str, int], int]
-"""Takes the text from an index on; returns the index behind what it took.
+"""A state, called with the text and an index, which returns the index after the consumed text.
 
-A step that cannot go on leaves the rest, which it gets again together with the next text.
+A state that needs more text returns before the rest of the text. The rest is passed to the state
+again together with the next text.
 """
 
 
 class CallScanner(ABC):
-    """A parser as a state machine, with one method per state. Subclasses add their family's states.
+    """A parser as a state machine, with one method per state. Subclasses add states.
 
     Each state's method receives the text and an index, and returns the index after the characters
     that it has consumed.
@@ -52,7 +53,7 @@ class CallScanner(ABC):
 
         Args:
             new_call_id: Returns the id of each call.
-            is_parallel: Whether several calls are allowed; otherwise one call ends the answer.
+            is_parallel: Whether several calls are allowed. If not, one call ends the answer.
             is_forced: Whether the engine allows only calls, so that an incomplete call is not shown
                 as text.
         """
@@ -83,7 +84,7 @@ class CallScanner(ABC):
         return False
 
     def push(self, text: str) -> AnswerDelta:
-        """Parse the next piece; return what it adds to the answer."""
+        """Parse the next piece, and return its contribution to the answer."""
         if self.is_complete:
             return NOTHING
         text = self._rest + text
@@ -98,10 +99,10 @@ class CallScanner(ABC):
         return self._delta()
 
     def flush(self) -> AnswerDelta:
-        """Return the held text, because the answer has ended."""
+        """Return the text that waited for more text, because the answer has ended."""
         if not self.is_complete and not self._is_forced:
             self._release()
-            # Behind a call it is the beginning of its closing mark.
+            # After a call, the rest is the beginning of its closing mark.
             self.show("" if self.step == self.after_object else self._rest)
             self._rest = ""
         return self._delta()
@@ -147,7 +148,7 @@ class CallScanner(ABC):
         return at
 
     def next_character(self, text: str, at: int) -> tuple[int, str]:
-        """Keep white space before a call.
+        """Consume white space before a call, and store it in case no call follows.
 
         Returns:
             The index after the white space, and the character there. The character is empty if it
@@ -164,7 +165,7 @@ class CallScanner(ABC):
         return behind, ""
 
     def open_object(self, names: Collection[str] | None = None) -> None:
-        """Expect a call that is one JSON object, with one of these names (None: any name)."""
+        """Expect a call that is one JSON object with one of `names`, or with any name if None."""
         self._object = CallObject(self.calls, names)
         self.step = self.in_object
 
@@ -179,16 +180,16 @@ class CallScanner(ABC):
             self._content.append(text)
 
     def suspect(self, text: str) -> None:
-        """Keep text that belongs to a call, if a call follows."""
+        """Store text that belongs to a call, if a call follows."""
         if text:
             self._suspects.append(text)
 
     def confirm(self) -> None:
-        """Drop the kept text, because it began a call."""
+        """Drop the stored text, because it began a call."""
         self._suspects.clear()
 
     def give_up(self) -> None:
-        """Show the kept text as content, because it began no call or a broken call."""
+        """Show the stored text as content, because it began no call or a broken call."""
         self._release()
         self.step = self.plain
 

@@ -11,9 +11,8 @@ class ToolSpec:
 
     Attributes:
         name: Name of the function.
-        parameters: JSON schema of the arguments; None: any object.
-        is_strict: Whether the caller wants calls of it held to the schema even where the model
-            chooses freely.
+        parameters: JSON schema of the arguments, or None for any object.
+        is_strict: Whether the schema is enforced even if the model is free to call or not.
     """
 
     name: str

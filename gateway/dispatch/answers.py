@@ -40,7 +40,7 @@ class Answers:
         retries: RetryBudget,
         on_close: Callable[["Answers"], None],
     ) -> None:
-        """Prepare; see `GatewayDispatcher.dispatch`."""
+        """Prepare. See `GatewayDispatcher.dispatch`."""
         self.refusal: GenerationEnd | None = None
         self._generations = generations
         self._per_prompt = per_prompt

@@ -61,7 +61,7 @@ class Attempt:
     Attributes:
         number: Number of the attempt, from 0 on, over all attempts of the answer.
         submitted_at_s: Monotonic time of the submission; all times here are monotonic.
-        first_at_s: Time of the first token; 0 before the first token.
+        first_at_s: Time of the first token, or 0 before the first token.
         ended_at_s: Time of the end; 0 while the attempt runs.
         emitted_before: Tokens of earlier attempts.
         output_tokens: Tokens of this attempt.

@@ -82,11 +82,11 @@ class Wish(NamedTuple):
     """The traits of a request that decide its cell.
 
     Attributes:
-        session: Hash of the session; 0 without a session.
+        session: Hash of the session, or 0 without a session.
         hashes: First eight bytes of the hash of each full block of the prompt.
         prompt_tokens: Tokens of the prompt.
         salt: Number derived from the request; decides between equal cells.
-        adapter: Hash of the adapter; 0 without an adapter.
+        adapter: Hash of the adapter, or 0 without an adapter.
     """
 
     session: int

@@ -44,7 +44,7 @@ class GenerationSpec(NamedTuple):
         new_pipe: Makes the pipe from tokens to text.
         new_logprobs: Makes the writer of log probabilities, or None if none were requested.
         new_guard: Makes the guard that applies the tenant's rules, or None without rules.
-        block_hashes: Hashes of the prompt's full blocks, concatenated; see `sluice.hashing`.
+        block_hashes: Hashes of the prompt's full blocks, concatenated. See `sluice.hashing`.
         packed_prompt: Packed form of a long prompt; all answers to the prompt share this object.
         tier_reserved_permille: The tier's reserved share of a cell while the tier has work.
         is_preemptible: Whether the answer may be preempted, as batch work may.
@@ -108,7 +108,7 @@ class Generation(ABC):
 
     Attributes:
         emitted: All token ids so far, over all attempts; an array uses a ninth of a list's memory.
-        first_at_s: Monotonic time of the first token; 0 before the first token.
+        first_at_s: Monotonic time of the first token, or 0 before the first token.
         last_at_s: Monotonic time of the last token.
         itl_max_s: Longest gap between two pushes.
         placed: The last placement, if any.
@@ -191,7 +191,7 @@ class Generation(ABC):
 
     @abstractmethod
     def push(self, tokens: Sequence[int], now_s: float) -> None:
-        """Process one engine step's tokens; IndexError if the model lacks a token id."""
+        """Process one engine step's tokens, or raises IndexError if the model lacks a token id."""
 
     def learn_logprobs(self, logprob: float, top: Sequence[tuple[int, float]]) -> None:
         """Record the log probabilities of a token that a later `push` will bring."""
@@ -458,7 +458,7 @@ class WholeGeneration(Generation):
     __slots__ = ("answer",)
 
     def __init__(self, spec: GenerationSpec) -> None:
-        """Prepare; see `Generation`."""
+        """Prepare. See `Generation`."""
         super().__init__(spec)
         self.answer = ChoiceText()
 

@@ -17,10 +17,10 @@ class Tally:
         cached_tokens: Prompt tokens that were found in a prefix cache.
         output_tokens: Tokens of all answers.
         placed_prompt_tokens: Tokens of the prompts that reached a replica.
-        submitted_at_s: Monotonic time of the first submission of any answer; 0 if none was made.
+        submitted_at_s: Monotonic time of the first submission of any answer, or 0 if none was made.
         cell_id: Cell of the latest submission, or empty if none was made.
         router_id: Id of the router that owns that cell.
-        first_at_s: Monotonic time of the first token of any answer; 0 before the first token.
+        first_at_s: Monotonic time of the first token of any answer, or 0 before the first token.
         placed: Placement of the first answer that a router has placed.
         attempts: Attempts of each answer.
         unshown_tokens: Output tokens of answers that only echo their prompts.

@@ -25,8 +25,8 @@ async def token_ids(
         inputs: Inputs, all of one kind.
         base: Base with the tokenizer.
         owner: Owner, see `EmbeddingBase.encode`.
-        context_tokens_max: Context for one text, in tokens; 0: not known. A text that exceeds it
-            may end behind it.
+        context_tokens_max: Context for one text, in tokens, or 0 if not known. A text that exceeds
+            it may end behind it.
         tokens_kept: Tokens of each input that are kept, special ones included; 0: all.
 
     Raises:
@@ -79,7 +79,7 @@ def check_lengths(texts: Sequence[Sequence[int]], context_tokens_max: int) -> No
 
     Args:
         texts: Token ids of each text.
-        context_tokens_max: Context for one text, in tokens; 0: not known here.
+        context_tokens_max: Context for one text, in tokens, or 0 if not known here.
     """
     lengths = [len(ids) for ids in texts]
     if 0 in lengths:
