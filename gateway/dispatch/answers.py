@@ -1,7 +1,7 @@
 """Advances all answers to one request on behalf of the coroutine that handles the request.
 
 Router links pass tokens to generations synchronously, so that a token costs no task and no await.
-The handling coroutine is woken only when an answer begins or ends; it then advances all answers.
+The handling coroutine is woken only when an answer begins or ends. Then it advances all answers.
 """
 
 import asyncio
@@ -20,11 +20,11 @@ from gateway.dispatch.routers import RouterLinks
 class Answers:
     """The answers to one request, under way while the `with` block runs.
 
-    At most one coroutine waits at a time: first for `begun`, then, by iterating, for each answer
-    that ends. The first refused answer ends all other answers and the iteration.
+    At most one coroutine waits at a time. It waits first for `begun`, and then iterates over the
+    answers that end. The first refused answer ends all other answers and the iteration.
 
     Attributes:
-        refusal: The refusal that ended the answers; None while no answer was refused.
+        refusal: The refusal that ended the answers, or None while no answer was refused.
     """
 
     __slots__ = (
@@ -40,7 +40,7 @@ class Answers:
         retries: RetryBudget,
         on_close: Callable[["Answers"], None],
     ) -> None:
-        """Prepare. See `GatewayDispatcher.dispatch`."""
+        """Prepare. For the arguments see `GatewayDispatcher.dispatch`."""
         self.refusal: GenerationEnd | None = None
         self._generations = generations
         self._per_prompt = per_prompt
@@ -94,7 +94,7 @@ class Answers:
         return self
 
     async def __anext__(self) -> Generation:
-        """Return the next answer that ends well; a refusal ends the iteration."""
+        """Return the next answer that ends well. A refusal ends the iteration."""
         while not self._ended:
             if not self._pursuits and not self._due:
                 raise StopAsyncIteration
@@ -102,7 +102,7 @@ class Answers:
         return self._ended.popleft()
 
     async def finished(self) -> GenerationEnd | None:
-        """Wait until all answers have ended; return the refusal, if an answer was refused."""
+        """Wait until all answers have ended, and return the refusal if an answer was refused."""
         self._awaits_end = True
         while self._pursuits or self._due:
             await self._more()
@@ -131,7 +131,7 @@ class Answers:
         pursuit.begin(asyncio.get_running_loop().time())
 
     def _note(self, pursuit: Pursuit) -> None:
-        """Handle first tokens, the end or a nudge of a generation; wake the waiter if needed."""
+        """Handle a generation's first tokens, end or nudge, and wake the waiter if needed."""
         if not self._awaits_end or pursuit.siblings or pursuit.generation.ending is not None:
             self._wake(pursuit)
 

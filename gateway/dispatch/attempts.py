@@ -1,4 +1,4 @@
-"""Records where the answers to one request ran: one record per submission to a router; pure."""
+"""Records where the answers to one request ran, in one record per submission to a router. Pure."""
 
 from collections.abc import Iterable, Sequence
 from sys import intern
@@ -9,8 +9,8 @@ from sluice.wire.telemetry.v1 import telemetry_pb2 as telemetry
 if TYPE_CHECKING:
     from sluice.wire.router.v1 import router_pb2 as wire
 
-KEPT_MAX = 8  # attempts kept per answer; of more, the middle attempts are dropped
-TOLD_MAX = 16  # attempts in the event of one request
+KEPT_MAX = 8  # attempts stored per answer, above which the middle attempts are dropped
+TOLD_MAX = 16  # maximum of attempts in the event of one request
 _REASON_MAX = 200
 _CANDIDATES_MAX = 16
 _U32_MAX = 0xFFFFFFFF
@@ -60,17 +60,17 @@ class Attempt:
 
     Attributes:
         number: Number of the attempt, from 0 on, over all attempts of the answer.
-        submitted_at_s: Monotonic time of the submission; all times here are monotonic.
+        submitted_at_s: Monotonic time of the submission. All times here are monotonic.
         first_at_s: Time of the first token, or 0 before the first token.
-        ended_at_s: Time of the end; 0 while the attempt runs.
+        ended_at_s: Time of the end, or 0 while the attempt runs.
         emitted_before: Tokens of earlier attempts.
         output_tokens: Tokens of this attempt.
         placed: Placement of the answer, or None if the answer never ran.
         decision: Router's explanation of the placement, from the message at the end.
-        outcome: Outcome by its name in events; `cancelled` until the attempt has ended.
+        outcome: Outcome by its name in events, which is `cancelled` until the attempt has ended.
         reason: Reason, in words, of an outcome other than success.
-        before_us: Microseconds from the submission to the end of the previous attempt, where the
-            router queued the request again by itself.
+        before_us: Microseconds from the submission to the end of the previous attempt, if the
+            router itself queued the request again.
     """
 
     __slots__ = (
@@ -96,7 +96,7 @@ class Attempt:
         self.before_us = 0
 
     def interrupted(self, by: "wire.Interruption", emitted: int) -> "Attempt":
-        """End this attempt because its router queued the request again; return the next attempt.
+        """End this attempt because its router queued the request again. Returns the next attempt.
 
         Args:
             by: The router's message about the interruption.
@@ -104,7 +104,7 @@ class Attempt:
         """
         after_us = max(0, by.ended_us - self.before_us)
         ended_at_s = max(self.first_at_s, self.submitted_at_s + after_us * 1e-6)
-        if self.placed is None:  # the engine had not begun; only the replica is known
+        if self.placed is None:  # the engine had not begun, so only the replica is known
             self.placed = AttemptPlacement(by.replica_id, by.queue_us)
         self.ended_at_s, self.outcome, self.reason = ended_at_s, by.code or "requeued", by.reason
         self.output_tokens = emitted - self.emitted_before
@@ -121,7 +121,7 @@ class Attempt:
 
 
 def begun(attempts: list[Attempt], attempt: Attempt) -> None:
-    """Add an attempt; of more than `KEPT_MAX`, drop the middle one."""
+    """Add an attempt. If there are `KEPT_MAX` attempts, drop the middle one."""
     if len(attempts) >= KEPT_MAX:
         del attempts[KEPT_MAX // 2]
     attempts.append(attempt)
@@ -132,12 +132,12 @@ def rows(
 ) -> list[telemetry.Attempt]:
     """Return the rows about a request's attempts for its event.
 
-    A request with one plain attempt gets no rows, because the event's other fields suffice.
+    A request with one plain attempt has no rows, because the event's other fields suffice.
 
     Args:
         answers: The attempts of each answer, in order.
         received_at_s: Monotonic arrival time of the request, from which the rows' times count.
-        ended_at_s: End of the request; also the end of attempts without an end of their own.
+        ended_at_s: End of the request, and of attempts that have recorded no end.
     """
     if not answers or (len(answers) == 1 and _is_plain(answers[0])):
         return []
@@ -182,7 +182,7 @@ def _message(
         message.load_us = placed.load_us
         message.cached_tokens = placed.cached_tokens
     if (known := attempt.explanation) is not None:
-        known.router_id = attempt.router_id  # as in the router's own `Explain` answers
+        known.router_id = attempt.router_id  # equal to the router's own `Explain` answers
         message.decision = _trimmed(known).SerializeToString()
     return message
 

@@ -1,13 +1,13 @@
-"""Chooses the cell of a pool for a request; pure.
+"""Chooses the cell of a pool for a request. Pure.
 
 The first of these rules that applies decides:
 
-1. A session stays in its cell, where its conversation is cached, unless the cell is so busy that
-   another cell would compute the whole prompt sooner.
-2. A prompt goes to the cell that caches the longest prefix of it, by the sketches that routers
-   report, if that cell is not much busier than the others. If several cells cache equally much, the
-   first block that none of them caches is the key: later turns of the same conversation share that
-   block, other conversations do not.
+1. A session stays in its cell, where its conversation is cached. The session leaves only if the
+   cell is so busy that another cell would compute the whole prompt sooner.
+2. A prompt goes to the cell that caches its longest prefix, if that cell is not much busier than
+   the others. Sketches of the routers report the cached prefixes. If several cells
+   cache the same length, the first block that none of them caches is the key. Later turns of the
+   same conversation share that block, but other conversations do not.
 3. Requests for the same adapter go to the same cell, so that few cells load the adapter.
 4. Other requests go to the cell that owes the least work per replica.
 
@@ -28,11 +28,11 @@ from sluice.prefix_marks import DEPTH_MIN, following
 
 # Number of leading blocks (2,048 tokens) whose hash is the affinity key of a prompt while no router
 # reports sketches. Conversations that share only a system prompt mostly differ within these blocks
-# and are spread; prompts about one document, or of one long conversation, share all these blocks.
+# and are spread. Prompts about one document, or of one long conversation, share all these blocks.
 AFFINITY_BLOCKS = 64
-# A cell takes requests by affinity while it owes at most this many times the pool's mean.
+# A cell receives requests by affinity while it owes at most this many times the pool's mean.
 LOAD_FACTOR = 1.25
-# Tokens owed per replica up to which a cell counts as idle: about a fifth of a second of work. For
+# Tokens owed per replica up to which a cell counts as idle, about a fifth of a second of work. For
 # a shorter prompt, the prompt's length is the bound.
 IDLE_TOKENS = 2048
 # A session leaves its cell if the wait there exceeds the shortest wait times this factor, plus a
@@ -50,15 +50,15 @@ class CellView:
     Attributes:
         cell_id: Id of the cell.
         replicas_ready: Replicas that can accept requests now.
-        tokens_owed: Prompt and output tokens that the cell has accepted and not yet computed: the
-            number that the router reported last, plus the tokens sent to the cell since.
+        tokens_owed: Prompt and output tokens that the cell has accepted and not yet computed. The
+            value is the router's last report plus the tokens sent to the cell since then.
         wait_ms: Time until the first token of a new request, as predicted by its router.
-        is_draining: Whether the cell is about to be removed; the cell serves until its removal.
+        is_draining: Whether the cell is about to be removed. It serves until its removal.
         is_refusing: Whether the cell's router is shutting down.
         queued: Requests that wait in the router.
         running: Requests at the replicas.
         gates: Gates of the cell's tiers, as reported by its router.
-        told_at_s: Time of the router's last message about the cell, on the monotonic clock.
+        told_at_s: Monotonic time of the router's last message about the cell.
         seed: Hash of the cell's id.
     """
 
@@ -85,7 +85,7 @@ class Wish(NamedTuple):
         session: Hash of the session, or 0 without a session.
         hashes: First eight bytes of the hash of each full block of the prompt.
         prompt_tokens: Tokens of the prompt.
-        salt: Number derived from the request; decides between equal cells.
+        salt: Number derived from the request, which decides between equal cells.
         adapter: Hash of the adapter, or 0 without an adapter.
     """
 
@@ -101,7 +101,7 @@ class Wishing(Protocol):
 
     @property
     def wish(self) -> Wish:
-        """The traits that decide the cell; read once per request, since computing them is slow."""
+        """The traits that decide the cell, read once per request because computing them is slow."""
         ...
 
 
@@ -115,7 +115,7 @@ class CellChoice(NamedTuple):
 
     Attributes:
         cell: The cell.
-        known: Leading blocks of the prompt that the cell caches by its sketch; 0 with a session.
+        known: Leading blocks of the prompt that the cell caches by its sketch, or 0 with a session.
     """
 
     cell: CellView
@@ -126,7 +126,7 @@ def choose(cells: Sequence[CellView], wish: Wish, board: PrefixBoard | None = No
     """Return the cell for a request.
 
     Args:
-        cells: Cells of the pool whose routers are connected; at least one.
+        cells: Cells of the pool whose routers are connected, at least one.
         wish: The request's traits.
         board: Sketches of the pool's cells, or None if no router reports sketches.
     """
@@ -194,7 +194,7 @@ def _fittest(cells: Sequence[CellView]) -> Sequence[CellView]:
 
 
 def _unfitness(cell: CellView) -> int:
-    """Return a grade: 1 for a draining cell, 2 without a replica, 3 if its router refuses all."""
+    """Return 1 for a draining cell, 2 without a replica, 3 if its router refuses all, else 0."""
     if cell.is_refusing:
         return 3
     if not cell.replicas_ready:

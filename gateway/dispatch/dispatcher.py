@@ -16,7 +16,7 @@ _DRAINING = GenerationEnd(EndKind.REFUSED, ErrorCode.DRAINING, STOPPING_TEXT, ST
 
 
 class GatewayDispatcher:
-    """Begins, drains and stops a worker's requests; `Answers` carries out each request."""
+    """Begins, drains and stops a worker's requests. `Answers` carries out each request."""
 
     def __init__(self, links: RouterLinks) -> None:
         """Prepare."""
@@ -73,7 +73,7 @@ class GatewayDispatcher:
         """Return the answers to one request, whose `with` block submits the request.
 
         Args:
-            generations: Generations that receive the answers; answers to one prompt are adjacent.
+            generations: Generations that receive the answers. Answers to one prompt are adjacent.
             answers_per_prompt: Number of answers to each prompt.
         """
         answers = Answers(generations, answers_per_prompt, self._links, self._retries, self._close)

@@ -1,4 +1,4 @@
-"""How attempts to get an answer end. Pure."""
+"""The ways in which attempts to generate an answer end. Pure."""
 
 from enum import Enum, auto
 from typing import NamedTuple
@@ -13,12 +13,14 @@ class EndKind(Enum):
     STOP = auto()
     LENGTH = auto()
     FILTERED = auto()  # a rule of the tenant has ended the answer
-    REFUSED = auto()  # the request was rejected, evicted, or failed for good; `code` has the reason
-    LOST = auto()  # the replica, the router or the connection was lost; the answer can be resumed
+    # the request was rejected, evicted, or failed finally, with the reason in `code`
+    REFUSED = auto()
+    # the replica, the router or the connection was lost, and the answer can be resumed
+    LOST = auto()
 
 
 class GenerationEnd(NamedTuple):
-    """The end of an attempt; the fields besides `kind` describe endings other than success.
+    """The end of an attempt. The fields besides `kind` describe endings other than success.
 
     Attributes:
         param: The invalid field of the engine's request, or empty if no field is known.
@@ -44,7 +46,8 @@ _KINDS = {
     wire.OUTCOME_KIND_REJECTED: EndKind.REFUSED,
     wire.OUTCOME_KIND_EVICTED: EndKind.REFUSED,
     wire.OUTCOME_KIND_FAILED: EndKind.REFUSED,
-    wire.OUTCOME_KIND_CANCELLED: EndKind.LOST,  # not by this gateway, which awaits no cancelled end
+    # not cancelled by this gateway, which waits for no cancelled end
+    wire.OUTCOME_KIND_CANCELLED: EndKind.LOST,
     wire.OUTCOME_KIND_LOST: EndKind.LOST,
 }
 
@@ -53,10 +56,10 @@ _CODES = {code.value: code for code in ErrorCode}
 
 
 def ending_of(outcome: wire.Outcome) -> GenerationEnd:
-    """Return the ending that a router's outcome means."""
+    """Translate a router's outcome into an ending."""
     kind = _KINDS.get(outcome.kind, EndKind.REFUSED)
     code = _CODES.get(outcome.code)
-    if code is None:  # a success, or a code that only a newer router has
+    if code is None:  # a success, or a code that only a newer router defines
         code = ErrorCode.REPLICA_LOST if kind is EndKind.LOST else ErrorCode.ENGINE_FAILED
     retry_after_s = outcome.retry_after_ms / 1000 if outcome.retry_after_ms else None
     return GenerationEnd(kind, code, outcome.message, retry_after_s, outcome.param)

@@ -8,12 +8,13 @@ from collections.abc import Callable
 
 from gateway.dialects.delta import NOTHING, AnswerDelta, CallDelta
 
-# Characters that are gathered at most; beyond, they are sent before the pause is over.
+# Maximum of characters that are gathered. Above the maximum, they are sent before the pause is
+# over.
 _CHARACTERS_MAX = 16 << 10
 
 
 class DeltaGatherer:
-    """Keeps pieces of reasoning and of calls until the pause since the last event is over."""
+    """Collects pieces of reasoning and of calls until the pause since the last event is over."""
 
     __slots__ = ("_characters", "_is_over", "_kept", "_pause_s", "_timer")
 
@@ -22,7 +23,7 @@ class DeltaGatherer:
 
         Args:
             pause_s: Seconds between two events with reasoning or calls.
-            is_over: Called when the pause is over and pieces are kept; it has to call `take`.
+            is_over: Called when the pause is over and pieces wait. The function must call `take`.
         """
         self._pause_s = pause_s
         self._is_over = is_over
@@ -31,9 +32,10 @@ class DeltaGatherer:
         self._timer: asyncio.TimerHandle | None = None
 
     def passed(self, delta: AnswerDelta) -> list[AnswerDelta]:
-        """Add a piece; return the pieces to send now, in this order."""
+        """Add a piece, and return the pieces to send now, in this order."""
         both = together(self._kept, delta)
-        if both is None:  # content is sent without delay, and so are the kept pieces before it
+        # content is sent without delay, after the collected pieces that precede it
+        if both is None:
             return [it for it in (self.take(), delta) if it is not NOTHING]
         if self._timer is None:
             self._start_timer()
@@ -43,13 +45,13 @@ class DeltaGatherer:
         return [self.take()] if self._characters > _CHARACTERS_MAX else []
 
     def take(self) -> AnswerDelta:
-        """Remove and return the kept pieces, `NOTHING` if there are none."""
+        """Remove and return the collected pieces, or `NOTHING`."""
         kept, self._kept = self._kept, NOTHING
         self._characters = 0
         return kept
 
     def close(self) -> AnswerDelta:
-        """Stop gathering; return the kept pieces."""
+        """Stop collecting, and return the collected pieces."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -1,8 +1,8 @@
-"""One answer to an accepted request while it is generated: its fields, tokens and ending.
+"""One answer to an accepted request while it is generated, with its fields, tokens and ending.
 
-A router link calls `push`, `place` and `end` synchronously while it reads a message. The
-generation calls its listener at first tokens, at the end, and when a keep-alive is due (a nudge).
-This module does no I/O.
+A router link calls `push`, `place` and `end` synchronously while it reads a message. The generation
+calls its listener at first tokens, at the end, and when a keep-alive is due (a nudge). This module
+does no I/O.
 """
 
 import zlib
@@ -35,25 +35,26 @@ from sluice.wire.router.v1 import router_pb2 as wire
 
 
 class GenerationSpec(NamedTuple):
-    """A requested answer: its fields for the router, and the pipe from its token ids to text.
+    """A requested answer, with its fields for the router and the pipe from its token ids to text.
 
     Sampling values have the engine's form.
 
     Attributes:
-        deadline_ms: The request's deadline in milliseconds; 0: the router's default.
-        new_pipe: Makes the pipe from tokens to text.
-        new_logprobs: Makes the writer of log probabilities, or None if none were requested.
-        new_guard: Makes the guard that applies the tenant's rules, or None without rules.
+        deadline_ms: The request's deadline in milliseconds, or 0 for the router's default.
+        new_pipe: Returns a pipe from tokens to text.
+        new_logprobs: Returns a writer of log probabilities, or None if none were requested.
+        new_guard: Returns a guard that applies the tenant's rules, or None without rules.
         block_hashes: Hashes of the prompt's full blocks, concatenated. See `sluice.hashing`.
-        packed_prompt: Packed form of a long prompt; all answers to the prompt share this object.
+        packed_prompt: Packed form of a long prompt. All answers to the prompt share this object.
         tier_reserved_permille: The tier's reserved share of a cell while the tier has work.
-        is_preemptible: Whether the answer may be preempted, as batch work may.
+        is_preemptible: Whether the answer may be preempted, like batch work.
         choice: Index of the answer among those of its request.
         scored_tokens: Number of trailing tokens of the prompt to score.
         pinned_blocks: Number of leading blocks of the prompt to keep cached.
         is_begun: Whether the client has already received a part of the answer.
-        absence_ms: Longest wait in milliseconds for a pool without replicas; 0: until the deadline.
-        traceparent: W3C trace context of the request; empty: the router gets no trace context.
+        absence_ms: Longest wait in milliseconds for a pool without replicas, or 0 for the deadline.
+        traceparent: W3C trace context of the request, or empty to send no trace context to the
+            router.
         tracestate: W3C trace state that belongs to `traceparent`.
         prompt_logprobs: Requested alternatives per token of the prompt, or None if not requested.
         is_echo_alone: Whether only the echoed prompt is shown, without the one computed token.
@@ -104,22 +105,22 @@ class GenerationSpec(NamedTuple):
 
 
 class Generation(ABC):
-    """A running answer: `WholeGeneration` collects its text, `StreamedGeneration` streams it.
+    """A running answer. `WholeGeneration` collects its text, and `StreamedGeneration` streams it.
 
     Attributes:
-        emitted: All token ids so far, over all attempts; an array uses a ninth of a list's memory.
+        emitted: All token ids so far, over all attempts. An array uses a ninth of a list's memory.
         first_at_s: Monotonic time of the first token, or 0 before the first token.
         last_at_s: Monotonic time of the last token.
         itl_max_s: Longest gap between two pushes.
         placed: The last placement, if any.
         cached_tokens: Prompt tokens that the first placement found in the cache.
-        drafts: Speculated tokens of all ended attempts; None: no speculation.
+        drafts: Speculated tokens of all ended attempts, or None without speculation.
         prompt_logprobs: Log probabilities of the prompt so far, or None if not requested.
         prefill_us: Prefill time in microseconds, as the engine reports it.
         resumes: Number of attempts that continued an answer already begun.
-        ending: The end of the current attempt; None while the attempt runs.
+        ending: The end of the current attempt, or None while the attempt runs.
         is_fresh: Whether the current attempt has produced no token yet.
-        closing: Part of the event that the router reports if this process is killed; may be empty.
+        closing: Part of the event that the router reports if this process is killed, or empty.
         attempts: Attempts of the answer so far.
         attempt_from: Number of emitted tokens when the current attempt was submitted.
         was_nudged: Whether the client has waited so long that a keep-alive was due.
@@ -186,30 +187,31 @@ class Generation(ABC):
         self.listener: Callable[[], None] | None = None
 
     def push_one(self, token: int, now_s: float) -> None:
-        """Process the token of an engine step that computed exactly one, the usual case."""
+        """Process the token of a step that computed exactly one, which is the usual case."""
         self.push((token,), now_s)
 
     @abstractmethod
     def push(self, tokens: Sequence[int], now_s: float) -> None:
-        """Process one engine step's tokens, or raises IndexError if the model lacks a token id."""
+        """Process one engine step's tokens, or raise IndexError if the model lacks a token id."""
 
     def learn_logprobs(self, logprob: float, top: Sequence[tuple[int, float]]) -> None:
-        """Record the log probabilities of a token that a later `push` will bring."""
+        """Record the log probabilities of a token that a later `push` will process."""
         if self._line is not None:
             self._line.learn(logprob, top)
 
     def taken(self, tokens: Sequence[int]) -> tuple[AnswerDelta, list[TokenLogprob]]:
-        """Run the tokens emitted last through the pipe; return the delta and log probabilities.
+        """Run the last tokens through the pipe, and return the delta and log probabilities.
 
-        Tokens after the end of the answer in the same message are dropped and not counted, because
-        their number depends only on how the engine groups tokens.
+        Tokens after the end of the answer in the same message are dropped and not counted. Their
+        number depends only on how the engine groups tokens.
         """
         pipe, line = self.pipe, self._line
         if line is None and (len(tokens) == 1 or not pipe.may_stop):
             return pipe.push(tokens), []
         known = [] if line is None else line.entries(tokens)
         delta, told = NOTHING, list[TokenLogprob]()
-        for index, token in enumerate(tokens):  # one by one, to know the text of each token
+        # one by one, because log probabilities need the text of each token
+        for index, token in enumerate(tokens):
             if pipe.is_stopped:
                 del self.emitted[index - len(tokens) :]
                 break
@@ -218,13 +220,13 @@ class Generation(ABC):
             if line is None:
                 continue
             line.push(known[index : index + 1], pipe.characters - before)
-            # A parsed answer has reasoning or calls, too; no token can be assigned to a part.
+            # A parsed answer also has reasoning or calls, so no token can be assigned to a part.
             told += line.rest() if pipe.is_parsed else line.shown(pipe.shown)
         return delta, told
 
     @property
     def is_filtered(self) -> bool:
-        """Whether a tenant's rule has ended the answer; valid once the answer has ended."""
+        """Whether a tenant's rule has ended the answer. Valid once the answer has ended."""
         if self.guard is None:
             return False
         self.held_back()  # a rule may match only at the end of the text
@@ -240,7 +242,7 @@ class Generation(ABC):
         return self._rest
 
     def _take_released(self, delta: AnswerDelta, entries: list[TokenLogprob]) -> None:
-        """Show text that verdicts of judges release; end the answer if a verdict blocks it."""
+        """Show text that verdicts of judges release, and end the answer if a verdict blocks it."""
         if self._rest is not None:  # the answer has ended, so the text joins the rest
             self._rest = joined(self._rest[0], delta), self._rest[1] + entries
         elif delta is not NOTHING or entries:
@@ -261,7 +263,7 @@ class Generation(ABC):
         return delta, line.shown(pipe.shown) if was_stopped or pipe.is_stopped else line.rest()
 
     def note_time(self, now_s: float) -> float:
-        """Record the time of tokens; return the gap since the previous tokens, at first 0."""
+        """Record the time of tokens, and return the gap since the previous tokens, at first 0."""
         if self.is_fresh:
             self.is_fresh = False
             if self.attempts:
@@ -278,28 +280,28 @@ class Generation(ABC):
         return gap_s
 
     def place(self, placed: wire.Placed) -> None:
-        """Note the place of the current attempt."""
+        """Record the replica and waits of the current attempt."""
         if self.placed is None:
             self.cached_tokens = placed.cached_tokens
         self.placed = placement_of(placed)
         if not self.attempts:
             return
         self._learn_interruptions(placed.before)
-        if self.attempts[-1].placed is not None:  # an older router does not say why
+        if self.attempts[-1].placed is not None:  # an older router does not report the reason
             self._learn_interruptions([wire.Interruption(ended_us=placed.queue_us)])
         self.attempts[-1].placed = self.placed
 
     def _learn_interruptions(self, before: Iterable[wire.Interruption]) -> None:
-        """Note dispatches that ended although the submission goes on."""
+        """Record dispatches that ended although the submission continues."""
         for it in before:
             begun(self.attempts, self.attempts[-1].interrupted(it, len(self.emitted)))
 
     @abstractmethod
     def expect_end(self) -> None:
-        """Note that the answer ends with the next tokens: output may wait for the end."""
+        """Record that the answer ends with the next tokens, so that output may wait for the end."""
 
     def learn_outcome(self, outcome: wire.Outcome) -> None:
-        """Take the router's report at the end of the current attempt."""
+        """Record the router's report at the end of the current attempt."""
         self.prefill_us = outcome.prefill_us
         if outcome.HasField("drafts"):
             self.drafts = summed(self.drafts, outcome.drafts)
@@ -312,13 +314,13 @@ class Generation(ABC):
         self.end(ending_of(outcome))
 
     def end(self, ending: GenerationEnd) -> None:
-        """End the current attempt; the first end counts."""
+        """End the current attempt. Only the first end counts."""
         if self.ending is None:
             self.ending = ending
             self._notify()
 
     def nudge(self) -> None:
-        """Call the listener, because no token has come for so long that a keep-alive is due."""
+        """Call the listener, because a keep-alive is due after a long time without tokens."""
         self.was_nudged = True
         self._notify()
 
@@ -333,7 +335,7 @@ class Generation(ABC):
         return self.spec.output_tokens_max - len(self.emitted)
 
     def begin_attempt(self) -> GenerationEnd | None:
-        """Begin an attempt; return the ending if the answer is already complete."""
+        """Begin an attempt, and return the ending if the answer is already complete."""
         self.ending = None
         self.is_fresh = True
         if self._line is not None:
@@ -345,13 +347,13 @@ class Generation(ABC):
         return self.ending
 
     def begin_submission(self, cell_id: str, router_id: str, now_s: float) -> None:
-        """Record the cell of the attempt; call before `submit_message`."""
+        """Record the cell of the attempt, before `submit_message` is called."""
         number = self.attempts[-1].number + 1 if self.attempts else 0
         self.prefill_us = 0
         begun(self.attempts, Attempt(number, cell_id, router_id, now_s, len(self.emitted)))
 
     def end_submission(self, now_s: float) -> None:
-        """Record the end of the attempt; an attempt without an ending was cancelled."""
+        """Record the end of the attempt. An attempt without an ending was cancelled."""
         attempt = self.attempts[-1]
         attempt.ended_at_s = now_s
         if (ending := self.ending) is not None:
@@ -369,7 +371,7 @@ class Generation(ABC):
     ) -> wire.Submit:
         """Return the message that submits the rest of the answer to a router.
 
-        `make` constructs the message; a batch's `submits.add` constructs it inside the batch.
+        `make` constructs the message. A batch's `submits.add` constructs it inside the batch.
         """
         spec = self.spec
         self.attempt_from = len(self.emitted)
@@ -436,7 +438,7 @@ class Generation(ABC):
 
 
 def summed(before: engine.Drafts | None, later: engine.Drafts | None) -> engine.Drafts | None:
-    """Return the sum as a new message; a reference to a field would keep its whole message."""
+    """Return the sum as a new message, since a reference would keep a whole message alive."""
     if later is None:
         return before
     before = before or engine.Drafts()

@@ -6,12 +6,12 @@ A write costs more than all other work for a token.
 import asyncio
 from collections.abc import Callable
 
-# Bytes that are kept at most; beyond, they are written before the interval is over.
+# Maximum of bytes that wait. Above the maximum, they are written before the interval is over.
 _BYTES_MAX = 32 << 10
 
 
 class IntervalWriter:
-    """Keeps frames until the interval since the last write is over."""
+    """Collects frames until the interval since the last write is over."""
 
     __slots__ = ("_bytes", "_frames", "_interval_s", "_is_over", "_timer", "_write")
 
@@ -23,7 +23,7 @@ class IntervalWriter:
         Args:
             write: Transport's function that writes bytes.
             interval_s: Seconds between two writes.
-            is_over: Called when the interval is over; the callee has to call `flush`.
+            is_over: Called when the interval is over. The function must call `flush`.
         """
         self._write = write
         self._interval_s = interval_s
@@ -41,7 +41,7 @@ class IntervalWriter:
             self.flush()
 
     def flush(self) -> None:
-        """Write the kept frames; if none is kept, the next frame will be written at once."""
+        """Write the waiting frames. If no frame waits, the next frame will be written at once."""
         self._stop_timer()
         if self._frames:
             kept = b"".join(self._frames)
@@ -51,7 +51,7 @@ class IntervalWriter:
             self._write(kept)
 
     def close(self) -> None:
-        """Write the kept frames and stop keeping frames."""
+        """Write the waiting frames, and start no further interval."""
         self.flush()
         self._stop_timer()
 

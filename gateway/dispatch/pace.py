@@ -8,15 +8,15 @@ and with it the lag fall by nearly half. Without lag no token waits.
 import asyncio
 from typing import Protocol
 
-# Seconds for which a token waits at most: the length of a busy engine's step.
+# Maximum wait of a token in seconds, which is the length of a busy engine's step.
 _HELD_S_MAX = 0.02
 
 
 class Holder(Protocol):
-    """A stream that may keep a token for one step."""
+    """A stream that may delay a token by one step."""
 
     def release(self) -> None:
-        """Write the kept tokens, if there are any."""
+        """Write the delayed tokens, if there are any."""
         ...
 
 
@@ -30,7 +30,7 @@ class Lag(Protocol):
 
 
 class AttemptPace:
-    """The pace of one worker: streams read `is_holding`, router links report steps.
+    """The pace of one worker. Streams read `is_holding`, and router links report steps.
 
     Attributes:
         is_holding: Whether a new token may wait for the next step.
@@ -46,17 +46,17 @@ class AttemptPace:
         self.is_holding = False
 
     def hold(self, holder: Holder) -> None:
-        """Record that a stream keeps a token."""
+        """Record that a stream delays a token."""
         self._held.append(holder)
 
     def begin_step(self) -> list[Holder]:
-        """Measure the lag; return the streams that kept a token, as argument for `end_step`."""
+        """Measure the lag, and return the streams that delayed a token, for `end_step`."""
         before, self._held = self._held, []
         self.is_holding = self._lag.is_lagging
         return before
 
     def end_step(self, before: list[Holder]) -> None:
-        """Release the streams that got no token in this step."""
+        """Release the streams that received no token in this step."""
         for holder in before:
             holder.release()
         if self._held and self._timer is None:

@@ -1,4 +1,4 @@
-"""Decides whether, until when and after which endings one request is retried; pure."""
+"""Decides whether, until when and after which endings one request is retried. Pure."""
 
 import structlog
 
@@ -13,8 +13,10 @@ RESUMES_MAX = 2
 # token, within these bounds. A short deadline was meant for answers that have not begun, therefore
 # the minimum. A long deadline was meant for the queue, therefore the maximum.
 _RESUME_WAIT_MIN_S, _RESUME_WAIT_MAX_S = 10.0, 60.0
-_CONNECT_WAIT_S = 2.0  # seconds for which a new request waits for a router: one reconnection
-_DEADLINE_S = 30.0  # seconds until the first token, the router's default for a request without one
+# seconds for which a new request waits for a router, enough for one reconnection
+_CONNECT_WAIT_S = 2.0
+# seconds until the first token, equal to the router's default for a request without a deadline
+_DEADLINE_S = 30.0
 _RETRY_PAUSE_S = 0.1
 _RETRY_PAUSE_MAX_S = 1.0  # the pause doubles after each refusal, up to this many seconds
 _HOME_WAIT_S = 0.5  # seconds for which an answer waits for the next owner of its cell
@@ -28,13 +30,13 @@ NO_TOKEN = GenerationEnd(
 
 
 class Patience:
-    """The retry policy of one request: the deadline, and the endings after which it is retried.
+    """The retry policy of one request, by its deadline and the endings of its attempts.
 
     Attributes:
-        give_up_at_s: Loop time at which the client gets the error.
+        give_up_at_s: Loop time at which the client receives the error.
         cell_id: Cell of the last attempt, or empty before the first attempt.
-        home: Cell to which a begun answer returns after the loss of its router, or None for any cell.
-            Other cells have not cached the answer and may be full, and a cell gets another router
+        home: Cell in which a begun answer waits after the loss of its router, or None for any cell.
+            Other cells have not cached the answer and may be full, and a cell has another router
             within a fraction of a second.
         pause_s: Seconds before the next attempt.
     """
@@ -107,16 +109,16 @@ class Patience:
         return None
 
     def _is_kept(self, ending: GenerationEnd) -> bool:
-        """Return whether the request keeps waiting for a pool without replicas.
+        """Return whether the request continues to wait for a pool without replicas.
 
-        It does once the response has begun, because no fallback model can answer then.
+        The request waits once the response has begun, because no fallback model can answer then.
         """
         generation = self._generation
         is_let_go = ending.code is ErrorCode.NO_CAPACITY and generation.spec.absence_ms
         return bool(is_let_go) and generation.was_nudged
 
     def _is_lost_for_good(self, ending: GenerationEnd, now_s: float) -> bool:
-        """Count a loss; return whether there were too many."""
+        """Count a loss, and return whether there were too many."""
         generation = self._generation
         if generation.emitted:
             if generation.resumes >= RESUMES_MAX:
@@ -145,7 +147,7 @@ class Patience:
 
 def refused(ending: GenerationEnd, code: ErrorCode) -> GenerationEnd:
     """Return the last ending as an error for the client."""
-    # The name of the lost replica or router is reported in events and logs only.
+    # Only events and logs report the name of the lost replica or router.
     is_told = ending.message and ending.kind is not EndKind.LOST
     text = ending.message if is_told else "The engine was lost; try again."
     return GenerationEnd(EndKind.REFUSED, code, text, ending.retry_after_s or 1.0)

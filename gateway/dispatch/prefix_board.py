@@ -1,9 +1,9 @@
-"""Sketches of the prompts that one pool's cells cache; finds the cells with most of a prompt; pure.
+"""Sketches of the prompts that one pool's cells cache, which find the cells with most of a prompt.
 
-Routers report marks of the prompts that their cells have placed recently (`sluice.prefix_marks`).
-Each cell has a Bloom filter per generation of marks, and all filters share one transposed table: a
-row holds the bits of all filters at one position. So reading a few rows tests a mark against all
-cells at once.
+Pure. Routers report marks of the prompts that their cells have placed recently
+(`sluice.prefix_marks`). Each cell has a Bloom filter per generation of marks. All filters share one
+transposed table, whose row holds the bits of all filters at one position. So reading a few rows
+tests a mark against all cells at once.
 """
 
 from collections.abc import Iterable, Sequence
@@ -11,14 +11,16 @@ from dataclasses import dataclass
 
 from sluice.prefix_marks import floored, mark_at, rungs
 
-# At 2,048 marks per generation, one in 170,000 tests of an absent mark is a false positive.
+# Bits of a row's number. With 2,048 marks per generation, one in 170,000 tests of an absent mark is
+# a false positive.
 _ROWS_BITS = 16
 _ROWS_MASK = (1 << _ROWS_BITS) - 1
 _AT_SHIFT = 64 - _ROWS_BITS
 _PROBES = 8
-# Columns per cell. Two are in use; the spare columns let retired marks be cleared in one pass.
+# Columns per cell. Two are in use, and the spare columns let retired marks be cleared in one pass.
 _COLUMNS = 4
-_MARKS_MAX = 4096  # marks per generation; a router reports at most half, this worker adds the rest
+# maximum of marks per generation, of which a router reports half and this worker adds the rest
+_MARKS_MAX = 4096
 _MIX = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
 
@@ -31,7 +33,8 @@ class SketchSlot:
         shift: First column of the cell.
         epoch: Epoch of the cell's owner, whose record the sketch describes.
         generation: Number of the younger generation of marks.
-        turns: Number of new generations so far; determines the column of the younger generation.
+        turns: Number of new generations so far, which determines the column of the younger
+            generation.
         marks: Number of marks added to the younger generation.
     """
 
@@ -64,7 +67,7 @@ class PrefixBoard:
         """Return the number of cells with a sketch."""
         return len(self._slots)
 
-    # --- what cells have --------------------------------------------------------------------
+    # --- reports of cells --------------------------------------------------------------------
 
     def learn(self, cell_id: str, epoch: int, generation: int, marks: Sequence[int]) -> None:
         """Add the marks that a router reports about a cell.
@@ -86,7 +89,7 @@ class PrefixBoard:
         """Add the marks of a prompt that is sent to a cell, before the cell's router reports it.
 
         Args:
-            cell_id: The cell; an unknown cell is ignored.
+            cell_id: Id of the cell. An unknown cell is ignored.
             hashes: See `holders`.
             known: Leading blocks of the prompt that the sketch of the cell already has.
         """
@@ -121,7 +124,7 @@ class PrefixBoard:
         self._use(slot)
 
     def _use(self, slot: SketchSlot) -> None:
-        """Start using the column of a slot's younger generation; clear it if it has old marks."""
+        """Use the column of a slot's younger generation, and clear it if it has old marks."""
         column = slot.column(slot.turns)
         if column & self._retired:
             keep = ~self._retired
@@ -137,7 +140,7 @@ class PrefixBoard:
             for position in _positions(mark):
                 rows[position] |= bit
 
-    # --- questions --------------------------------------------------------------------------
+    # --- look-up ----------------------------------------------------------------------------
 
     def holders(self, hashes: Sequence[int], cell_ids: Sequence[str]) -> tuple[int, list[str]]:
         """Return the longest cached prefix of a prompt in any cell, and the cells that cache it.
@@ -148,7 +151,7 @@ class PrefixBoard:
 
         Returns:
             The prefix's length in blocks, and the cells that cache so many blocks. If no cell
-            caches any block, 0 and all cells.
+                caches any block, the length is 0 and all cells are returned.
         """
         slots = self._slots
         cells = {1 << slots[it].shift: it for it in cell_ids if it in slots}

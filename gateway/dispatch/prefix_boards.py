@@ -7,11 +7,11 @@ from gateway.dispatch.prefix_board import PrefixBoard
 from sluice.wire.control.v1 import control_pb2 as control
 from sluice.wire.router.v1 import router_pb2 as wire
 
-_MARKS_MAX = 8192  # marks accepted per message; a router reports at most a quarter of this number
+_MARKS_MAX = 8192  # marks accepted per message, four times the maximum that a router reports
 
 
 class PrefixBoards:
-    """The prefix boards by pool; a pool with one cell needs no board."""
+    """The prefix boards by pool. A pool with one cell needs no board."""
 
     def __init__(self, cells_of: Callable[[str], Sequence[control.Cell]]) -> None:
         """Prepare.
@@ -36,14 +36,14 @@ class PrefixBoards:
             board.retain([cell.id for cell in self._cells_of(pool_id)])
 
     def learn(self, sketch: wire.CellSketch) -> None:
-        """Add a part of a cell's sketch; ignore unknown cells and pools with only one cell."""
+        """Add a part of a cell's sketch, unless its pool is unknown or has only one cell."""
         pool_id = self._pools.get(sketch.cell_id)
         if pool_id is not None and len(sketch.marks) <= _MARKS_MAX:
             board = self._boards.setdefault(pool_id, PrefixBoard())
             board.learn(sketch.cell_id, sketch.epoch, sketch.generation, sketch.marks[:])
 
     def choose(self, pool_id: str, cells: Sequence[CellView], wish: Wish) -> CellView:
-        """Return the cell of a pool for a request; record the prompt as cached in that cell."""
+        """Return the cell of a pool for a request, and record the prompt as cached in that cell."""
         board = self._boards.get(pool_id)
         cell, known = choose(cells, wish, board)
         if board is not None and not wish.session:

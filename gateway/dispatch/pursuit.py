@@ -1,6 +1,6 @@
 """Carries one answer to its end, at one router or, after the loss of a router, at several.
 
-The gateway holds the prompt and the emitted token ids. When a replica, a router or the connection
+The gateway stores the prompt and the emitted token ids. When a replica, a router or the connection
 is lost, the rest of the answer is submitted again. The client sees a pause, but no token is
 repeated or missing.
 """
@@ -31,11 +31,11 @@ STOPPING = GenerationEnd(EndKind.REFUSED, ErrorCode.DRAINING, STOPPING_TEXT)
 
 
 class Pursuit:
-    """Gets one generation answered; a state machine that `look` advances, without a task.
+    """Submits one generation until it is answered, as a state machine that `look` advances.
 
-    The pursuit has three states: at a router, waiting for a router, or in the pause before a
-    retry. `look` must be called when the generation's listener reports first tokens or an end, and
-    after each `wake`, which reports a change of the routers or a passed deadline.
+    The three states are at a router, waiting for a router, and in the pause before a retry. `look`
+    must be called when the generation's listener reports first tokens or an end. It must also be
+    called after each `wake`, which reports a change of the routers or a passed deadline.
 
     Attributes:
         generation: The answer.
@@ -71,7 +71,7 @@ class Pursuit:
         retries.opened(generation.spec.tenant_id)
 
     def begin(self, now_s: float) -> None:
-        """Begin an attempt, the first or a retry: submit the generation or wait for a router."""
+        """Submit the generation for its first attempt or a retry, or wait for a router."""
         self._is_paused = False
         if self.generation.begin_attempt() is None:
             self._patience.begin_attempt(now_s)
@@ -84,7 +84,7 @@ class Pursuit:
         self._wake(self)
 
     def look(self, now_s: float) -> GenerationEnd | None:
-        """Advance the state machine; return STOP, LENGTH or REFUSED once the answer has ended."""
+        """Advance the state machine. Returns STOP, LENGTH or REFUSED once the answer has ended."""
         generation = self.generation
         is_due, self._is_due = self._is_due, False
         if self._is_paused:
@@ -137,7 +137,7 @@ class Pursuit:
         generation, patience = self.generation, self._patience
         left_ms = max(1, round((patience.give_up_at_s - now_s) * 1000))
         is_first = not patience.has_tried and not generation.spec.is_begun
-        # A retry was admitted before, so that its admission deadline is not applied again.
+        # A retry has been admitted before, so its admission deadline does not apply again.
         deadline_ms, admission_ms = (
             (generation.spec.deadline_ms, generation.spec.admission_ms)
             if is_first
@@ -172,7 +172,7 @@ class Pursuit:
             self.generation.end_submission(time.monotonic())
 
     def _final(self, ending: GenerationEnd, now_s: float) -> GenerationEnd | None:
-        """Return the answer's end: STOP, LENGTH or REFUSED, or None if the generation is retried."""
+        """Return STOP, LENGTH or REFUSED as the answer's end, or None to retry the generation."""
         if self._links.is_stopping and ending.kind is EndKind.LOST:
             return STOPPING
         if ending.kind in _SUCCESS or self._links.is_stopping:

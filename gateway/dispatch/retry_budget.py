@@ -1,9 +1,9 @@
-"""Bounds the retries of a worker: enough for a lost fleet, not for a retry storm. Pure."""
+"""Bounds the retries of a worker, so that it survives a lost fleet without a retry storm. Pure."""
 
 # Retries per period in the common budget, which all tenants share.
 ALWAYS = 64
-# Retries per period and open request in a tenant's own budget: one for the loss of the request, and
-# one more if the router that takes over refuses the request before it owns the cell.
+# Retries per period and open request in a tenant's own budget. One is for the loss of the request,
+# and one more is for a refusal if the next router does not own the cell yet.
 AGAIN = 2
 PERIOD_S = 10.0
 
@@ -45,7 +45,7 @@ class RetryBudget:
             del self._shares[tenant_id]
 
     def take(self, tenant_id: str, now_s: float) -> bool:
-        """Use one retry for an open request; return False if the budgets are exhausted."""
+        """Use one retry for an open request, or return False if the budgets are exhausted."""
         if now_s - self._began_at_s >= PERIOD_S:
             self._begin_period(now_s)
         share = self._shares[tenant_id]

@@ -1,4 +1,4 @@
-"""The connection of this worker to one router: sends submits and cancels, receives tokens.
+"""The connection of this worker to one router, which sends submits and cancels and receives tokens.
 
 All requests to a router share one gRPC stream. A received message carries the new tokens of many
 requests in columns. One synchronous loop passes the tokens to the generations, without a task
@@ -28,18 +28,18 @@ from sluice.wire.router.v1.router_pb2_grpc import RouterServiceStub
 
 log = structlog.get_logger(__name__)
 
-if TYPE_CHECKING:  # the class takes no arguments at run time
+if TYPE_CHECKING:  # the class accepts no type arguments at run time
     _Call = grpc.aio.StreamStreamCall[wire.ConnectRequest, wire.ConnectResponse]
 
 _WELCOME_TIMEOUT_S = 2.0
-# A router sends a message at least every 0.25 s; a silent router is frozen. Silence is counted in
-# sleeps of this process, so that a pause of this process is not mistaken for a silent router.
+# A router sends a message at least every 0.25 s, so a silent router is frozen. Silence is counted
+# in sleeps of this process, so that a pause of this process is not mistaken for a silent router.
 _NAP_S = 0.1  # seconds of one sleep
-_SILENT_NAPS_MAX = 9  # sleeps without a message after which the router is given up
-_STUCK_NAPS_MAX = 50  # sleeps during one write after which the router is given up
-_UNSENT_MAX = 20_000  # submits that may wait for the socket
-# Tokens at which a message is full. A token has up to five bytes, and routers accept messages of
-# 64 MiB. The other fields of a submit (a grammar may have 64 KiB) count as `_SUBMIT_TOKENS`.
+_SILENT_NAPS_MAX = 9  # sleeps without a message after which the connection is closed
+_STUCK_NAPS_MAX = 50  # sleeps during one write after which the connection is closed
+_UNSENT_MAX = 20_000  # maximum of submits that wait for the socket
+# Tokens at which a message is full. A token has up to five bytes, and routers accept messages of 64
+# MiB. The other fields of a submit (a grammar may have 64 KiB) count as `_SUBMIT_TOKENS`.
 _BATCH_TOKENS = 1 << 19
 _SUBMIT_TOKENS = 4096
 _CHANNEL_OPTIONS = (
@@ -54,7 +54,8 @@ _CHANNEL_OPTIONS = (
 
 _SUCCESSES = (wire.OUTCOME_KIND_STOP, wire.OUTCOME_KIND_LENGTH)
 
-# Errors of a lost connection. InvalidStateError: a write to a call that the router has just ended.
+# Errors of a lost connection. InvalidStateError follows a write to a call that the router has
+# ended.
 _EXPECTED = (
     grpc.aio.AioRpcError,
     TimeoutError,
@@ -67,13 +68,13 @@ _EXPECTED = (
 class RouterLink:
     """Connects to one router and reconnects whenever the connection ends.
 
-    `run` belongs into a TaskGroup.
+    `run` must run in a TaskGroup.
 
     Attributes:
         router_id: Id that the router reports, or empty before the first connection.
         is_up: Whether requests can be submitted.
-        cells: The router's last report on each of its cells, by cell id. Requests are sent only
-            for cells in this table, because a router refuses a moved cell until it owns the cell.
+        cells: The router's last report on each of its cells, by cell id. Requests are sent only for
+            cells in this table, because a router refuses a moved cell until it owns the cell.
         is_gated: Whether any report in `cells` has a gate of a tier.
     """
 
@@ -92,11 +93,11 @@ class RouterLink:
         Args:
             address: Address of the router, `host:port`.
             gateway_id: Id of this gateway for the router.
-            on_change: Called when the link comes up or goes down, or owns a cell.
-            pace: Pace of this worker; told where steps begin and end.
-            emit: Takes the router's closings of requests whose gateway was lost.
-            on_lost: Called when the router is gone, and with it its knowledge of ended requests.
-            learn: Takes the parts of cells' sketches.
+            on_change: Called when the link connects or disconnects, or reports a new cell.
+            pace: Pace of this worker, to which the link reports begin and end of steps.
+            emit: Queues the events with which the router closes requests of a lost gateway.
+            on_lost: Called when the router is lost, and with it its record of ended requests.
+            learn: Receives the parts of cells' sketches.
         """
         self.address = address
         self.router_id = ""
@@ -131,7 +132,7 @@ class RouterLink:
     def submit(
         self, generation: Generation, cell_id: str, deadline_ms: int, admission_ms: int
     ) -> int:
-        """Send a request to the router with the next batch; return the request's handle.
+        """Send a request to the router with the next batch, and return the request's handle.
 
         The generation ends at once as LOST if the link is down or has too many unsent requests.
         """
@@ -140,7 +141,7 @@ class RouterLink:
             generation.end(GenerationEnd(EndKind.LOST, ErrorCode.UNAVAILABLE, "no router answers"))
             return self._last_handle
         self._generations[self._last_handle] = generation
-        # The message is made inside the batch, because a copy of a prompt of 55,000 tokens takes
+        # The message is built inside the batch, because a copy of a prompt of 55,000 tokens needs
         # more than a millisecond.
         make = self._open_batch().submits.add
         submit = generation.submit_message(
@@ -148,7 +149,8 @@ class RouterLink:
         )
         self._unsent += 1
         self._batch_tokens += len(submit.prompt) + _SUBMIT_TOKENS
-        if (cell := self.cells.get(cell_id)) is not None:  # until the router reports the new number
+        # counted here until the router reports the new number
+        if (cell := self.cells.get(cell_id)) is not None:
             cell.tokens_owed += len(submit.prompt)
         self._has_outgoing.set()
         return self._last_handle
@@ -192,7 +194,8 @@ class RouterLink:
             finally:
                 was_up = self._disconnect()
             task = asyncio.current_task()
-            if task is not None and task.cancelling():  # an error came together with the cancel
+            # an error has occurred together with the cancellation
+            if task is not None and task.cancelling():
                 raise asyncio.CancelledError
             attempt = 0 if was_up else attempt + 1
             if was_up or attempt == 1:
@@ -208,7 +211,7 @@ class RouterLink:
                 )
                 await call.write(wire.ConnectRequest(hello=hello))
                 first = await call.read()
-            if not isinstance(first, wire.ConnectResponse):  # grpc.aio.EOF
+            if not isinstance(first, wire.ConnectResponse):  # the value is grpc.aio.EOF
                 raise EOFError("no welcome")  # noqa: TRY004 - not about a type
             self._connect(first)
             async with asyncio.TaskGroup() as tasks:
@@ -221,7 +224,7 @@ class RouterLink:
     async def _read(self, call: "_Call") -> None:
         while True:
             message = await call.read()
-            if not isinstance(message, wire.ConnectResponse):  # grpc.aio.EOF
+            if not isinstance(message, wire.ConnectResponse):  # the value is grpc.aio.EOF
                 raise EOFError("the router ended the stream")  # noqa: TRY004 - not about a type
             self._received_at_s = time.monotonic()  # the loop's own clock counts milliseconds only
             self.deliver(message, self._received_at_s)
@@ -277,10 +280,10 @@ class RouterLink:
         raise TimeoutError(f"it {what} for {_NAP_S * naps:g} s")
 
     def deliver(self, message: wire.ConnectResponse, now_s: float) -> None:
-        """Distribute a message's contents to generations: placements, then tokens, then outcomes.
+        """Distribute a message's placements, then tokens, then outcomes to generations.
 
         Raises:
-            EOFError: The message contradicts itself; nothing of it was distributed.
+            EOFError: The message contradicts itself. No part of it was distributed.
         """
         generations = self._generations
         tokens, counts = _columns(message)
@@ -320,12 +323,12 @@ class RouterLink:
                     text = "The engine sent a token that the model does not have; try again."
                     generation.end(GenerationEnd(EndKind.REFUSED, ErrorCode.ENGINE_FAILED, text))
                 except Exception:
-                    # A model may write text that a parser fails on; only this answer ends then.
+                    # A model may write text on which a parser fails. Then only this answer ends.
                     request_id = generation.spec.request_id
                     log.exception("router_answer_unreadable", request_id=request_id)
                     text = "The model's answer could not be parsed; try again."
                     generation.end(GenerationEnd(EndKind.REFUSED, ErrorCode.INTERNAL, text))
-                if generation.ending is not None:  # by a stop string or a slow reader
+                if generation.ending is not None:  # ended by a stop string or a slow reader
                     self.cancel(handle)
             start += count
         self._pace.end_step(before)
@@ -376,7 +379,7 @@ class RouterLink:
         self._on_change()
 
     def _disconnect(self) -> bool:
-        """End all requests at the router as LOST; return whether the link was up."""
+        """End all requests at the router as LOST, and return whether the link was up."""
         was_up, self.is_up = self.is_up, False
         self._is_writing = False
         self._batches.clear()
@@ -398,7 +401,8 @@ class RouterLink:
 
 
 def _columns(message: wire.ConnectResponse) -> tuple[list[int], list[int]]:
-    # A slice makes a list in C; iterating over the protobuf column costs three times as much.
+    # A slice becomes a list in C, while iterating over the protobuf column costs three times as
+    # much.
     tokens, counts = message.token[:], message.count[:]
     if len(message.handle) != len(counts) or sum(counts) != len(tokens):
         raise EOFError("the columns of a message do not agree")

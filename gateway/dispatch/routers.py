@@ -14,7 +14,7 @@ from gateway.dispatch.tier_gate import EarlyGate, GateAsk
 _SWEEP_S = 1.0
 
 
-# A connected router, and the cell that it owns.
+# A connected router, and the id of the cell that it owns.
 Found = tuple[RouterLink, str]
 
 
@@ -24,7 +24,7 @@ class CellHome:
 
     Attributes:
         cell_id: Id of the cell.
-        until_s: Loop time until which the answer waits for this cell; later any cell may continue.
+        until_s: Loop time until which the answer waits for this cell. Later any cell may continue.
     """
 
     cell_id: str
@@ -32,7 +32,7 @@ class CellHome:
 
 
 class RouterLinks:
-    """The links to all routers that own a cell; `run` must run in the service's TaskGroup.
+    """The links to all routers that own a cell. `run` must run in the service's TaskGroup.
 
     Attributes:
         is_stopping: Whether the process is about to exit.
@@ -51,7 +51,7 @@ class RouterLinks:
         Args:
             directory: Owners of cells.
             gateway_id: Id of this worker for the routers.
-            pace: Pace of this worker; links report begin and end of steps to it.
+            pace: Pace of this worker, to which links report begin and end of steps.
             emit: Queues the events with which routers close requests of a lost gateway.
             on_lost: Called when a router is lost, and with it its record of ended requests.
         """
@@ -78,7 +78,7 @@ class RouterLinks:
         return sum(link.in_flight for link in self._links.values())
 
     def update(self) -> None:
-        """Read the owners of cells again; call after each change of the directory."""
+        """Read the owners of cells again, after a change of the directory."""
         self._prefixes.follow(self._directory.celled_pools())
         self._wanted_changed.set()
         self._announce()
@@ -89,7 +89,7 @@ class RouterLinks:
         self._announce()
 
     async def run(self) -> None:
-        """Open links to new owners of cells; close links to routers without cells and requests."""
+        """Open links to owners of cells, and close links to routers without cells and requests."""
         tasks: dict[str, asyncio.Task[None]] = {}
         async with asyncio.TaskGroup() as group:
             while True:
@@ -139,7 +139,7 @@ class RouterLinks:
         return any(link.is_gated for link in self._links.values())
 
     def refused_for_s(self, pool_id: str, ask: GateAsk, now_s: float) -> float | None:
-        """Return after how many seconds a refused request may be retried, or None if not refused.
+        """Return the seconds until a refused request may be retried, or None if not refused.
 
         Each refused request is reported to its router, which counts the request as demand.
         """
@@ -156,7 +156,7 @@ class RouterLinks:
 
         Args:
             pool_id: Id of the pool.
-            of: The request; its wish is computed only if the pool has several cells.
+            of: The request, whose wish is computed only if the pool has several cells.
         """
         reachable = self._reachable(pool_id)
         if not reachable:
@@ -188,7 +188,7 @@ class RouterLinks:
         self._waiting.add(hear)
 
     def unwatch(self, hear: Callable[[], None]) -> None:
-        """Stop the calls of `hear`; an unknown `hear` is ignored."""
+        """Stop the calls of `hear`. An unknown `hear` is ignored."""
         self._waiting.discard(hear)
 
     def _announce(self) -> None:

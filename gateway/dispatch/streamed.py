@@ -1,4 +1,4 @@
-"""The hot path: writes an engine step's tokens to a client's socket in one synchronous call.
+"""The hot path, which writes an engine step's tokens to a client's socket in one synchronous call.
 
 A token may cost little more than the one `send()` that every gateway needs. So the path has no
 await, no task switch, no JSON encoder and no call into aiohttp. After the response's first chunk
@@ -27,19 +27,19 @@ _SIZE_LINES = tuple(b"%x\r\n" % size for size in range(4096))  # size lines of H
 
 
 class _LastStep:
-    """The pace of a stream at its end; the last token waits for the end to share its write."""
+    """The pace of a stream at its end, when the last token shares the write of the end."""
 
     is_holding = True
 
     def hold(self, holder: object) -> None:
-        """Do nothing, because the end of the stream writes the held chunk."""
+        """Do nothing, because the end of the stream writes the delayed chunk."""
 
 
 _LAST_STEP = _LastStep()
 
 
 class StreamedGeneration(Generation):
-    """Writes tokens to the client as they are generated; keeps them in memory until `go_live`."""
+    """Writes tokens to the client as they are generated, after storing them until `go_live`."""
 
     __slots__ = (
         "_early",
@@ -94,20 +94,20 @@ class StreamedGeneration(Generation):
         self._gatherer: DeltaGatherer | None = None
 
     def write_every(self, interval_s: float) -> None:
-        """Write at most once per interval (0: at every token); call before `go_live`."""
+        """Write at most once per interval, or at every token if 0. Call before `go_live`."""
         self._interval_s = interval_s
 
     def gather_for(self, pause_s: float) -> None:
-        """Gather pieces of reasoning and calls for up to `pause_s`; call before `go_live`."""
+        """Gather pieces of reasoning and calls for up to `pause_s`. Call before `go_live`."""
         self._gatherer = DeltaGatherer(pause_s, self._show_gathered) if pause_s else None
 
     def take_head(self) -> None:
-        """Copy the bytes before a chunk's text from `chunks`; call again when they change."""
+        """Copy the bytes before a chunk's text from `chunks`. Call again when they change."""
         self._head = self.chunks.head
         self._frame_bytes = len(self._head) + len(self.chunks.tail)
 
     def count_usage(self, head: StreamHead) -> None:
-        """Report the usage so far in every chunk; call before the first token."""
+        """Report the usage so far in every chunk. Call before the first token."""
         self.chunks = CountedChunks(self.chunks, head, len(self.spec.prompt), self.emitted.__len__)
         self._is_counted = True
         self._is_plain = False
@@ -133,7 +133,7 @@ class StreamedGeneration(Generation):
             self._send(fragment)
 
     def expect_end(self) -> None:
-        """See the base; saves a write, which costs as much as all other work for a token."""
+        """See `Generation`. Saves a write, which costs as much as all other work for a token."""
         self._pace = _LAST_STEP
 
     def _note_gap(self, now_s: float) -> None:
@@ -154,7 +154,7 @@ class StreamedGeneration(Generation):
         elif self._line is None:
             self._is_plain = pipe.is_transparent and not self._is_counted
             if self._is_plain and self._gatherer is not None:
-                self._show_gathered()  # content may come that does not pass there
+                self._show_gathered()  # following content may bypass the gatherer
         if delta is not NOTHING or entries:
             self.show(delta, entries)
         if guard is not None and guard.blocked_by:
@@ -217,7 +217,7 @@ class StreamedGeneration(Generation):
             self._check_reader()
 
     def release(self) -> None:
-        """Write the tokens that were kept for the next step."""
+        """Write the tokens that waited for the next step."""
         if self._held:
             self.send(b"")
 
@@ -226,7 +226,7 @@ class StreamedGeneration(Generation):
         return held
 
     def _take_rest(self) -> bytes:
-        """Return all unsent chunks in their order; stop gathering."""
+        """Return all unsent chunks in their order, and stop gathering."""
         rest, self._held = self._held, b""
         if self._gatherer is not None:
             kept, self._gatherer = self._gatherer.close(), None
@@ -234,7 +234,7 @@ class StreamedGeneration(Generation):
         return rest + self.take_early() if self._early else rest
 
     def keep_alive(self) -> None:
-        """Send an SSE comment, so that client and proxies keep a silent stream open."""
+        """Send an SSE comment, so that client and proxies do not close a silent stream."""
         if self._early is None:
             self.send(KEEP_ALIVE)
 
@@ -245,7 +245,7 @@ class StreamedGeneration(Generation):
             self._end_closed()
 
     def _end_closed(self) -> None:
-        """End the generation of a closed connection, before the handler's cancellation comes."""
+        """End the generation of a closed connection, before the handler's cancellation."""
         self.end(GenerationEnd(EndKind.REFUSED, ErrorCode.CLIENT_CLOSED, "The client hung up."))
 
     def _check_reader(self) -> None:
@@ -258,14 +258,14 @@ class StreamedGeneration(Generation):
             self.end(GenerationEnd(EndKind.REFUSED, ErrorCode.SLOW_READER, text))
 
     def take_early(self) -> bytes:
-        """Remove and return the chunks that were kept before `go_live`."""
+        """Remove and return the chunks that were stored before `go_live`."""
         early = b"".join(self._early or ())
         if self._early is not None:
             self._early.clear()
         return early
 
     def go_live(self, transport: asyncio.WriteTransport, *, is_chunked: bool) -> None:
-        """Write to the transport from now on; call after the response's first chunk was sent.
+        """Write to the transport from now on, after the response's first chunk was sent.
 
         The caller must not await between the last `take_early` and this call. Without `is_chunked`
         (HTTP/1.0) the body ends with the connection, and chunks are written without frames.
@@ -311,7 +311,7 @@ class StreamedGeneration(Generation):
 
 @lru_cache(maxsize=8)
 def _framed(tail: bytes) -> bytes:
-    """Return the end of a frame; all streams of an endpoint share the cached bytes."""
+    """Return the end of a frame. All streams of an endpoint share the cached bytes."""
     return tail + b"\r\n"
 
 

@@ -1,4 +1,4 @@
-"""The sums over all answers to one request. Pure."""
+"""Computes the sums over all answers to one request. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,10 +24,10 @@ class Tally:
         placed: Placement of the first answer that a router has placed.
         attempts: Attempts of each answer.
         unshown_tokens: Output tokens of answers that only echo their prompts.
-        withheld_tokens: Output tokens that a rule kept from the client.
+        withheld_tokens: Output tokens that a rule withheld from the client.
         unbilled_tokens: Withheld tokens that are not charged to the tenant.
-        drafts: Speculated tokens; None: no speculation.
-        is_predicted: Whether the caller gave an expected answer.
+        drafts: Speculated tokens, or None without speculation.
+        is_predicted: Whether the request has an expected answer.
     """
 
     prompt_tokens: int = 0

@@ -1,8 +1,8 @@
-"""Decides which requests a gateway refuses before any work, by the gates of routers; pure.
+"""Decides which requests a gateway refuses before any work, by the gates of routers. Pure.
 
-A router that refuses most requests of a tier reports a gate: the share of the tier's requests that
-gateways shall still send. The gateway sends this share of each tenant's requests, evenly spread
-over time, and refuses the other requests itself.
+A router that refuses most requests of a tier reports a gate, which is the share of the tier's
+requests that gateways shall still send. The gateway sends this share of each tenant's requests,
+evenly spread over time, and refuses the other requests itself.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from sluice.wire.router.v1 import router_pb2 as wire
 # Seconds for which a reported gate is valid. Routers repeat their gates every second.
 LEASE_S = 2.0
 _RETRY_MIN_S, _RETRY_MAX_S = 0.1, 30.0
-_KEPT_MAX = 4096  # entries kept by cell, tier and tenant; beyond, all are dropped
+_KEPT_MAX = 4096  # maximum of entries by cell, tier and tenant, above which all entries are dropped
 
 
 class ToldGate(NamedTuple):
@@ -31,7 +31,7 @@ class ToldGate(NamedTuple):
     service_s: float
 
 
-# Gates by priority and tenant; the empty tenant means all tenants without a gate of their own.
+# Gates by priority and tenant. The empty tenant means all tenants without a separate gate.
 ToldGates = Mapping[tuple[int, str], ToldGate]
 NO_GATES: ToldGates = MappingProxyType({})
 
@@ -83,12 +83,13 @@ class GateRefusal(NamedTuple):
 class EarlyGate:
     """Applies gates to the requests of one gateway worker.
 
-    The gate holds each tenant's credit and the retry times already given to clients.
+    The object stores each tenant's credit and the retry times already reported to clients.
     """
 
     def __init__(self) -> None:
         self._credit: dict[tuple[str, int, str], float] = {}  # by cell, priority and tenant
-        self._promised: dict[tuple[str, int], tuple[float, float]] = {}  # see `_retry_s`
+        # by cell and priority: time of the report, and seconds added since, see `_retry_s`
+        self._promised: dict[tuple[str, int], tuple[float, float]] = {}
 
     def refusal(self, cells: Sequence[GatedCell], ask: GateAsk, now_s: float) -> GateRefusal | None:
         """Return the refusal of a request, or None if the request may be sent to a router.
@@ -114,7 +115,7 @@ class EarlyGate:
         return GateRefusal(cell.cell_id, self._retry_s(cell, ask.priority, gate, now_s))
 
     def _retry_s(self, cell: GatedCell, priority: int, gate: ToldGate, now_s: float) -> float:
-        """Return a retry time after the times given to requests refused since the last report."""
+        """Return a retry time after those of requests that were refused since the last report."""
         key = (cell.cell_id, priority)
         told_at_s, added_s = self._promised.get(key, (0.0, 0.0))
         if told_at_s != cell.told_at_s:  # the new report includes the earlier refusals

@@ -26,13 +26,15 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-# Texts of one request in flight at once: one batch that the replica computes, and one that waits.
+# Maximum of texts of one request in flight, for one batch that the replica computes and one that
+# waits.
 WINDOW_TEXTS = 32
-IN_FLIGHT_MAX = 256  # texts in flight per replica; the longest texts take 12 s on a single core
-ANSWER_S = 30.0  # longest wait for one text
+# maximum of texts in flight per replica, where the longest texts take 12 s on a single core
+IN_FLIGHT_MAX = 256
+ANSWER_S = 30.0  # longest wait for one text, in seconds
 ATTEMPTS_MAX = 2
 # Seconds of one sleep of the silence check. A busy replica answers a batch at least every second,
-# but may first compute the texts of other gateways; so a silent replica is ejected only if another
+# but may first compute the texts of other gateways. So a silent replica is ejected only if another
 # replica is available. Silence is counted in sleeps of this process, so that a pause of this
 # process is not mistaken for a silent replica.
 NAP_S = 0.25
@@ -40,7 +42,7 @@ SILENT_NAPS_MAX = 12
 _PROBE = (1, 2, 3, 4)  # token ids that every model's vocabulary has
 _PROBE_S = 10.0  # seconds for a probe, which waits in the replica's queue
 _RETRY_S = 1.0
-# A replica is lost when its agent is silent; the replica itself may still compute.
+# A replica counts as lost when its agent is silent, although the replica itself may still compute.
 _USABLE = (control.REPLICA_STATE_READY, control.REPLICA_STATE_LOST)
 _ENDED = (control.REPLICA_STATE_FAILED, control.REPLICA_STATE_STOPPED)
 
@@ -50,12 +52,12 @@ _FAILURES = {
     ErrorCode.ENGINE_FAILED: "The engine failed on this input; try again, or send it in parts.",
 }
 
-Vector: TypeAlias = "array[float]"  # 3.11 cannot subscript it
+Vector: TypeAlias = "array[float]"  # Python 3.11 cannot subscript the class
 
 
 @dataclass(slots=True, eq=False)
 class _Replica:
-    """A replica: its connection, and the texts that wait for it."""
+    """A replica with its connection, and with the texts that wait for its answer."""
 
     pool_id: str
     address: str
@@ -74,14 +76,15 @@ class _Replica:
 
 
 class Embedders:
-    """The connections to all embedding replicas; `run` belongs into the service's TaskGroup."""
+    """The connections to all embedding replicas. `run` must run in the service's TaskGroup."""
 
     def __init__(self, state: ControlState) -> None:
-        """Prepare; call `update` after each change of `state`."""
+        """Prepare. `update` must be called after each change of `state`."""
         self._state = state
         self._replicas: dict[str, _Replica] = {}
         self._leaving: list[_Replica] = []
-        self._open: dict[str, int] = {}  # pool id to texts that its requests may have in flight
+        # texts that the requests of a pool may have in flight, by pool id
+        self._open: dict[str, int] = {}
         self._idle = asyncio.Event()
         self._is_draining = self._is_stopping = False
 
@@ -117,7 +120,7 @@ class Embedders:
                 self._replicas[replica_id] = _connect(told)
             elif known is not None:
                 is_usable = told.state in _USABLE
-                if is_usable and not known.is_usable:  # its agent has tried it
+                if is_usable and not known.is_usable:  # the replica's agent has tested the replica
                     known.standing.forgive()
                 known.is_usable = is_usable
         for replica_id in tuple(self._replicas):
@@ -131,7 +134,7 @@ class Embedders:
         self._leaving.append(replica)
 
     async def run(self) -> None:
-        """Detect silence, probe, and close abandoned connections until cancelled; then close all.
+        """Detect silence, probe, and close abandoned connections until cancelled, then close all.
 
         `embed` must not be called after the cancellation.
         """
@@ -169,7 +172,7 @@ class Embedders:
             replica.release()
 
     async def drain(self, timeout_s: float) -> int:
-        """Refuse new texts and wait for open texts; return how many are left at the deadline."""
+        """Refuse new texts and wait for open texts. Returns how many are left at the deadline."""
         self._is_draining = True
         if self.open:
             self._idle.clear()
@@ -193,14 +196,14 @@ class Embedders:
         *,
         give_up_at_s: float,
     ) -> None:
-        """Compute the embeddings of all texts; the first failure cancels the rest.
+        """Compute the embeddings of all texts. The first failure cancels all others.
 
         Args:
             pool_id: Pool whose replicas compute.
-            texts: Token ids of each text, special ones included; at least one text.
+            texts: Token ids of at least one text, including special tokens.
             begin: Called with the index of each text before the text is sent to a replica.
             take: Called with the index and the vector of each text, in any order.
-            give_up_at_s: Loop time at which to give up.
+            give_up_at_s: Loop time at which the call fails.
 
         Raises:
             RejectedError: No replica is free (NO_CAPACITY, QUEUE_FULL, UNAVAILABLE or DRAINING).
@@ -309,7 +312,7 @@ async def _call(replica: _Replica, tokens: Sequence[int], give_up_at_s: float) -
         raise _failed(ErrorCode.REPLICA_LOST) from None
     except FailedError as error:
         if error.code is ErrorCode.REPLICA_LOST and left_s < ANSWER_S:
-            raise _too_late() from error  # says nothing about the replica
+            raise _too_late() from error  # a short wait is no evidence against the replica
         is_gone = error.code is not ErrorCode.ENGINE_FAILED
         outcome, reason = (
             (EmbedOutcome.UNREACHABLE if is_gone else EmbedOutcome.FAILED),

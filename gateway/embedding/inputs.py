@@ -1,4 +1,4 @@
-"""The inputs of an embeddings request: texts become token ids; all are checked before sending."""
+"""The inputs of an embeddings request, which are tokenized and checked before any is sent."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from gateway.bodies.mistakes import bad_value
 from gateway.bodies.prompts import check_ids
 from sluice.errors import BadRequestError, ErrorCode
 
-TOKENS_MAX = 300_000  # per request; OpenAI's bound
+TOKENS_MAX = 300_000  # maximum of tokens per request, equal to OpenAI's
 
 
 async def token_ids(
@@ -19,19 +19,19 @@ async def token_ids(
     context_tokens_max: int,
     tokens_kept: int = 0,
 ) -> list[list[int]]:
-    """Return the ids of each input: texts get special tokens, ids stay as they are.
+    """Return the ids of each input. Texts receive special tokens, and ids stay unchanged.
 
     Args:
         inputs: Inputs, all of one kind.
         base: Base with the tokenizer.
-        owner: Owner, see `EmbeddingBase.encode`.
-        context_tokens_max: Context for one text, in tokens, or 0 if not known. A text that exceeds
-            it may end behind it.
-        tokens_kept: Tokens of each input that are kept, special ones included; 0: all.
+        owner: Owner of the texts. See `EmbeddingBase.encode`.
+        context_tokens_max: Context for one text, in tokens, or 0 if not known. Of a longer text,
+            the result may have only the beginning.
+        tokens_kept: Tokens of each input to return, including special tokens, or 0 for all.
 
     Raises:
-        BadRequestError: There is an id that the model does not have; a text has too many
-            characters, or all have too many tokens.
+        BadRequestError: The model lacks an id, a text has too many characters, or all texts
+            together have too many tokens.
     """
     texts = [text for text in inputs if isinstance(text, str)]
     if texts:
@@ -58,10 +58,10 @@ async def pair_ids(
     owner: str,
     context_tokens_max: int,
 ) -> list[list[int]]:
-    """Return a row for every text of `first` with every one of `second`.
+    """Return one row of ids for each pair of a text of `first` with a text of `second`.
 
     Raises:
-        BadRequestError: A text has too many characters, or all have too many tokens.
+        BadRequestError: A text has too many characters, or all rows together have too many tokens.
     """
     texts = [*first, *second]
     for index, text in enumerate(texts):
@@ -75,7 +75,7 @@ async def pair_ids(
 
 
 def check_lengths(texts: Sequence[Sequence[int]], context_tokens_max: int) -> None:
-    """Raise BadRequestError when a text is empty or too long, or all together are.
+    """Raise BadRequestError if a text is empty or too long, or if all together are too long.
 
     Args:
         texts: Token ids of each text.

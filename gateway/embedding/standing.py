@@ -1,9 +1,9 @@
-"""Chooses the replica of an embedding pool for the next text, by recent outcomes; pure.
+"""Chooses the replica of an embedding pool for the next text, by recent outcomes. Pure.
 
-An unreachable replica is ejected at once, a failing replica after several failures in a row,
-because a replica that fails fast would otherwise appear the least busy. An ejected replica gets no
-client's text. It is probed after a pause, which doubles with each ejection, and an answered probe
-clears its record.
+An unreachable replica is ejected at once, and a failing replica after several consecutive failures.
+Otherwise a replica that fails fast would appear the least busy. An ejected replica receives
+no texts of clients. It is probed after a pause, which doubles with each ejection, and an answered
+probe clears its record.
 """
 
 from collections.abc import Container, Iterable
@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 PAUSE_FIRST_S = 0.5
-PAUSE_MAX_S = 2.0  # a probe costs as much as four tokens
-FAILURES_MAX = 3  # in a row
-_DOUBLINGS_MAX = 8  # by then the pause is the longest
+PAUSE_MAX_S = 2.0  # maximum of seconds between probes, each of which costs as much as four tokens
+FAILURES_MAX = 3  # consecutive failures that eject a replica
+_DOUBLINGS_MAX = 8  # maximum of doublings, which exceed `PAUSE_MAX_S`
 
 _NEVER = float("-inf")
 
@@ -21,7 +21,7 @@ _NEVER = float("-inf")
 class EmbedOutcome(Enum):
     """The outcome of a text or a probe, as evidence about the replica."""
 
-    ANSWERED = auto()  # with a vector or a refusal
+    ANSWERED = auto()  # the answer is a vector or a refusal
     FAILED = auto()  # the replica is reachable, but could not compute the text
     UNREACHABLE = auto()
     UNKNOWN = auto()  # the text was cancelled
@@ -33,8 +33,8 @@ class EmbedderStanding:
 
     Attributes:
         replica_id: Id of the replica.
-        in_flight: Texts at the replica that callers wait for.
-        failures: Failures in a row.
+        in_flight: Texts at the replica whose callers still wait.
+        failures: Consecutive failures.
         strikes: Ejections since the last answered probe.
         ejected_at_s: Time of the last ejection.
         is_probed: Whether a probe is in flight.
@@ -51,7 +51,7 @@ class EmbedderStanding:
 
     @property
     def is_trusted(self) -> bool:
-        """Whether the replica gets texts."""
+        """Whether the replica receives texts."""
         return not self.strikes
 
     def begin(self, now_s: float) -> None:
@@ -60,7 +60,7 @@ class EmbedderStanding:
         self.begun_at_s = now_s
 
     def end(self, outcome: EmbedOutcome, begun_at_s: float, now_s: float) -> None:
-        """Record the outcome of a text; ignore a text that was sent before an ejection."""
+        """Record the outcome of a text, unless the text was sent before an ejection."""
         self.in_flight -= 1
         if self.strikes or begun_at_s <= self.ejected_at_s:
             return
@@ -74,7 +74,7 @@ class EmbedderStanding:
                 self.eject(now_s)
 
     def eject(self, now_s: float) -> None:
-        """Eject the replica, so that it gets no texts until a probe is answered."""
+        """Eject the replica, so that it receives no texts until a probe is answered."""
         self.strikes += 1
         self.ejected_at_s = now_s
 

@@ -1,4 +1,4 @@
-"""Embeddings as OpenAI's clients expect them: shortened when asked, as numbers or base64. Pure."""
+"""Embeddings in the form for OpenAI's clients, optionally shortened, as numbers or base64. Pure."""
 
 import math
 from array import array
@@ -8,7 +8,7 @@ import orjson
 
 
 def shortened(vector: "array[float]", dimensions: int) -> "array[float]":
-    """Return the first `dimensions` values of a vector, as one of length 1."""
+    """Return the first `dimensions` values of a vector, scaled to length 1."""
     if dimensions >= len(vector):
         return vector
     head = vector[:dimensions].tolist()
@@ -17,6 +17,6 @@ def shortened(vector: "array[float]", dimensions: int) -> "array[float]":
 
 
 def rendered(index: int, vector: "array[float]", *, is_base64: bool) -> bytes:
-    """Return one element of an answer's `data`; base64 is of little-endian float32."""
+    """Return one element of an answer's `data`. Base64 encodes little-endian float32 values."""
     content = b'"%b"' % b64encode(vector.tobytes()) if is_base64 else orjson.dumps(vector.tolist())
     return b'{"object":"embedding","index":%d,"embedding":%b}' % (index, content)
