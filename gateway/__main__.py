@@ -1,4 +1,4 @@
-"""`python -m gateway`: one worker in this process, or a parent that keeps several running."""
+"""`python -m gateway` runs one worker in this process, or several under a parent process."""
 
 import asyncio
 import gc
@@ -28,7 +28,7 @@ log = structlog.get_logger(__name__)
 
 _GC_THRESHOLDS = (10_000, 20, 100)
 # Seconds after which a thread that prepares a large prompt releases the interpreter lock to the
-# event loop. At Python's default of 5 ms, a prompt of 220 KB delayed the loop by 6 to 9 ms; at this
+# event loop. At Python's default of 5 ms, a prompt of 220 KB delayed the loop by 6 to 9 ms. At this
 # interval the delay is 3 ms.
 _SWITCH_INTERVAL_S = 0.001
 
@@ -49,7 +49,7 @@ async def _serve_slot(
 ) -> None:
     """Run as a worker of a parent process.
 
-    The parent passes two sockets: `listener` accepts clients, `link` connects to the parent.
+    The parent passes two sockets. `listener` accepts clients, and `link` connects to the parent.
     """
     from gateway.app import running_gateway
 
@@ -85,10 +85,10 @@ async def _supervise(settings: GatewaySettings) -> None:
 
 
 def _settle() -> None:
-    """Exclude all present objects from garbage collection, since they live until the process ends.
+    """Exclude all present objects from garbage collection, since they live as long as the process.
 
-    Requests create few reference cycles, so that the collector may run less often than after
-    every 700 allocations, Python's default.
+    Requests create few reference cycles. So the collector may run less often than after every 700
+    allocations, which is Python's default.
     """
     gc.collect()
     gc.freeze()
@@ -97,7 +97,7 @@ def _settle() -> None:
 
 
 def main() -> None:
-    """Run until SIGTERM or SIGINT; exit with status 2 if the settings cannot work."""
+    """Run until SIGTERM or SIGINT, or exit with status 2 if the settings are not valid."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the handler is installed at the end of startup
     settings = GatewaySettings.from_environment()
     configure_logs("gateway")

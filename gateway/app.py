@@ -1,4 +1,4 @@
-"""Composition root of a gateway worker; production and tests run the same code."""
+"""Composition root of a gateway worker. Production and tests run the same code."""
 
 import asyncio
 import math
@@ -67,16 +67,16 @@ _CERTIFICATE_POLL_S = 5.0
 _READY_POLL_S = 0.02
 _TEXTS_S = 2.0  # seconds to flush redacted texts at shutdown, before usage events are flushed
 _RESPONSES_S = 3.0  # seconds to write the last stored responses to the control plane at shutdown
-_TEXTS_MAX = 128  # redacted texts in memory for the broker; each may have some hundred kilobytes
+_TEXTS_MAX = 128  # maximum of redacted texts in memory, each of up to some hundred kilobytes
 _RELOAD_S = 2.0  # seconds between attempts to load bases that could not be loaded
 _AZURE_TAILS = ("chat/completions", "completions", "embeddings", "responses")
 
 
 class Gateway:
-    """A running worker. Use `running_gateway` to get one."""
+    """A running worker, which `running_gateway` starts and stops."""
 
     def __init__(self, settings: GatewaySettings, events: EventProducer) -> None:
-        """Compose all parts without opening them; only the producer `events` is already open."""
+        """Create all parts without opening them. Only the producer `events` is already open."""
         self.settings = settings
         self.metrics = GatewayMetrics(objectives_of(settings))
         self.counts = AnswerCounts(self.metrics, log_every=settings.log_every)
@@ -136,7 +136,7 @@ class Gateway:
         self._follow_metrics()
 
     def not_ready_because(self) -> str:
-        """Return why requests cannot be served now, or an empty string."""
+        """Return the reason why requests cannot be served now, or an empty string."""
         if self.is_draining:
             return "the server is stopping"
         if self.watcher.age_s() == float("inf"):
@@ -267,15 +267,15 @@ class Gateway:
         return not (stop.is_set() and self.not_ready_because())
 
     async def stop(self, *, is_replaced: bool = False) -> None:
-        """Stop the worker; requests and streams that can end in time are completed.
+        """Stop the worker, after completing the requests and streams that can end in time.
 
         Requests are still served until the socket is closed, and on open connections for another
-        `idle_grace_s`; each answer closes its connection. After that, running requests may take
-        `drain_s`; requests that still run end with an error event. A second call does nothing.
+        `idle_grace_s`. Each of these answers closes its connection. After that, running requests
+        have `drain_s` to end, and then an error event ends them. A second call does nothing.
 
         Args:
-            is_replaced: Whether another worker accepts at the same socket. If so, /readyz needs
-                not report the stop, and open connections are served as long as this worker has
+            is_replaced: Whether another worker accepts at the same socket. If so, /readyz needs not
+                report the stop, and open connections are served as long as this worker has
                 requests, at most for another `drain_s`.
         """
         if self._is_stopped:
@@ -297,7 +297,7 @@ class Gateway:
         *left, _ = await asyncio.gather(
             self.dispatcher.drain(drain_s),
             self.embedders.drain(drain_s),
-            self.http.wait_idle(drain_s),  # requests whose body is still arriving get an answer
+            self.http.wait_idle(drain_s),  # requests whose body is still arriving are answered
         )
         if any(left):
             log.warning("drain_cut", open=sum(left))
@@ -346,7 +346,7 @@ class Gateway:
         missing: set[tuple[bool, str]] = set()
         while True:
             wanted = missing
-            with suppress(TimeoutError):  # polling finds a directory that was copied by hand
+            with suppress(TimeoutError):  # the polling notices a directory that was copied by hand
                 async with asyncio.timeout(_RELOAD_S if missing else None):
                     await self._changed.wait()
                     self._changed.clear()
@@ -405,7 +405,7 @@ class Gateway:
 
 
 def _text_shipping(settings: GatewaySettings, events: EventProducer) -> TextShipping:
-    """Return the shipping of kept texts, which spools no texts while usage needs the disk."""
+    """Return the sender of redacted texts, which spools no texts while usage needs the disk."""
     directory = settings.state_dir / "texts"
     make = partial(
         EventProducer,
@@ -433,10 +433,10 @@ async def running_gateway(
     Args:
         settings: Settings of this worker.
         sock: Bound socket to listen on instead of `http_address`.
-        ready_wait_s: Seconds to wait until requests can be served; afterwards connections are
+        ready_wait_s: Seconds to wait until requests can be served. Afterwards connections are
             accepted in any case.
-        stop: Event that ends the wait. A worker that cannot serve by then accepts no connection
-            and leaves the waiting connections to the other processes that share the socket.
+        stop: Event that ends the wait. A worker that cannot serve by then accepts no connection and
+            leaves the waiting connections to the other processes that share the socket.
     """
     settings.state_dir.mkdir(parents=True, exist_ok=True)
     events = EventProducer(

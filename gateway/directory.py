@@ -1,4 +1,4 @@
-"""Looks up callers and the models that each may use in the control plane's snapshot. Pure."""
+"""Looks up callers, and the models that a caller may use, in the control plane's snapshot. Pure."""
 
 import hashlib
 import hmac
@@ -24,9 +24,9 @@ from sluice.watch import STEP_OBJECTS, ControlState
 from sluice.wire.control.v1 import control_pb2 as wire
 from sluice.wire.telemetry.v1 import telemetry_pb2 as telemetry
 
-# Look-up results are cached until the state changes; for (caller, name), at most this many.
+# Maximum of cached look-ups by (caller, name). The cache is cleared when the state changes.
 _RESOLVED_MAX = 16_384
-# Kinds of objects that no cached result depends on, so that their changes keep the cache.
+# Kinds of objects on which no cached result depends, so that their changes do not clear the cache.
 _UNREMEMBERED = frozenset({"cells", "replicas", "budget_stops", "content_keys"})
 _NUMBERS = count(1)
 _BATCH_DEADLINE_MS = 600_000  # the longest deadline that a request may set
@@ -34,16 +34,18 @@ _BATCH_DEADLINE_MS = 600_000  # the longest deadline that a request may set
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Principal:
-    """An authenticated caller; compared by identity, because each state has its own principals.
+    """An authenticated caller, compared by identity because each state has separate principals.
 
-    Do not keep a principal longer than a request, because it keeps its state's message in memory.
+    A principal must not be stored beyond its request, because it keeps its state's message in
+    memory.
 
     Attributes:
-        text_policy: Policy on redacted texts; None: no text of the caller's requests is kept.
+        text_policy: Policy on redacted texts, or None to store no text of the caller's requests.
         guard_sets: Tenant's rules on texts, by their ids.
         server_tools: Tenant's server tools, by their ids.
-        auto_policy: Policy of the tenant's model `auto`; None: `auto` is a name like any other.
-        number: Number of the lookup; a larger number comes from a later state.
+        auto_policy: Policy of the tenant's model `auto`, or None to treat `auto` like any other
+            name.
+        number: Number of the look-up, which grows from state to state.
     """
 
     key: wire.ApiKey
@@ -61,7 +63,7 @@ class Principal:
 
 
 class _NameMeaning(NamedTuple):
-    """The model behind a name; `split` is set if a rollout, not a pin, chooses the release."""
+    """The model behind a name. `split` is set if a rollout, not a pin, chooses the release."""
 
     model: wire.Model
     decision: ReleaseDecision | None = None
@@ -75,7 +77,7 @@ _NO_PRINCIPAL = Principal(
 
 
 class Directory:
-    """Looks up callers and models in a `ControlState`; call `update` after each state change."""
+    """Looks up callers and models in a `ControlState`, whose changes `update` must follow."""
 
     def __init__(
         self, state: ControlState, has_base: Callable[[str], bool] = lambda _: True
@@ -89,8 +91,8 @@ class Directory:
         self._state = state
         self._has_base = has_base
         self._names = Names(state)
-        self._key_ids: dict[bytes, str] = {}  # SHA-256 of the secret -> key id
-        self._hashes: dict[str, bytes] = {}  # key id -> SHA-256 of the secret
+        self._key_ids: dict[bytes, str] = {}  # key id by SHA-256 of the secret
+        self._hashes: dict[str, bytes] = {}  # SHA-256 of the secret by key id
         self._principals: dict[bytes, Principal] = {}  # by SHA-256 of the secret
         self._resolved: dict[tuple[Principal, str], ResolvedModel] = {}
         self._guard_sets = OwnedObjects(lambda: state.guard_sets)
@@ -131,9 +133,10 @@ class Directory:
         return not self._state.revisions["keys"]
 
     def authenticate(self, secret: str, now_unix_ms: int) -> Principal:
-        """Return the caller whose key has the text `secret`; PlatformError 401 otherwise.
+        """Return the caller whose key has the text `secret`, or raise PlatformError 401.
 
-        All refusals look alike and cost equal time, so that none reveals whether the key exists.
+        All refusals have the same text and take equal time, so that they do not reveal which keys
+        exist.
         """
         digest = hashlib.sha256(secret.encode(errors="surrogateescape")).digest()
         principal = self._principals.get(digest) or self._principal(digest)
@@ -151,8 +154,8 @@ class Directory:
     def batch_principal(self, key_id: str) -> Principal | None:
         """Return a key's caller for batch work, or None if the key is unknown, disabled or expired.
 
-        The caller's tier is the lowest preemptible tier. If no tier is preemptible, it is a
-        preemptible copy of the tenant's tier with the lowest priority.
+        The caller's tier is the lowest preemptible tier. Without such a tier, it is a preemptible
+        copy of the tenant's tier with the lowest priority.
         """
         principal = self._principal(self._hashes.get(key_id, b""))
         is_over = 0 < principal.key.expires_at_unix_ms <= time.time_ns() // 1_000_000
@@ -212,7 +215,7 @@ class Directory:
         return found
 
     def canaries(self) -> Iterator[wire.Model]:
-        """Yield each model in rollout in the form of its new release."""
+        """Yield each model in rollout as if it pointed at its new release."""
         for split in self._state.splits.values():
             model = self._state.models.get(split.id)
             canary = None if model is None else self._names.at(model, split.canary)
@@ -220,7 +223,7 @@ class Directory:
                 yield canary
 
     def served(self) -> Iterator[wire.Model]:
-        """Yield all models, also in the form of each new release and of each further pool."""
+        """Yield all models, and their variants for each new release and each further pool."""
         yield from self._state.models.values()
         yield from self.canaries()
         for told in self._state.model_pools.values():
@@ -252,14 +255,16 @@ class Directory:
     def resolve(
         self, principal: Principal, name: str, session: str = "", request_id: str = ""
     ) -> ResolvedModel:
-        """Return the model that answers a request, or raise BadRequestError if it generates no
-        text.
+        """Return the model that answers a request, in the release chosen for the request.
 
         Args:
             principal: The caller.
             name: Model name in the request.
             session: Key of requests that get the same release, or empty without a session.
             request_id: Id that chooses the release of a request without a session.
+
+        Raises:
+            BadRequestError: The model does not exist, or generates no text.
         """
         resolved = self._resolved.get((principal, name)) or self.resolve_any(principal, name)
         if resolved.fork is not None:
@@ -275,9 +280,9 @@ class Directory:
         return resolved
 
     def resolve_any(self, principal: Principal, name: str) -> ResolvedModel:
-        """Return the model of a public name, for text or embeddings; 404 as for `model`.
+        """Return the model of a public name, for text or embeddings, or raise 404 like `model`.
 
-        The release is not chosen by a rollout's split; only `resolve` applies splits.
+        The result ignores the split of a rollout, which only `resolve` applies.
         """
         resolved = self._resolved.get((principal, name))
         if resolved is None:
@@ -294,9 +299,9 @@ class Directory:
         """Return the name of the tenant's fallback model for `name`.
 
         Returns:
-            None if there is no fallback, if the caller may not use the fallback, if it is the same
-            model, or if only one of the two models generates text. A fallback's own fallback is
-            ignored.
+            None without a fallback that the caller may use. Also None if the fallback is the same
+                model, or if only one of the two generates text. A fallback's own fallback is
+                ignored.
         """
         wanted = principal.tenant.fallbacks
         found = self._find(principal, name) if wanted else None
@@ -325,7 +330,7 @@ class Directory:
         return {cell.router_address for cells in self._cells.values() for cell in cells}
 
     def _principal(self, digest: bytes) -> Principal:
-        """Return the principal of the key with this SHA-256, `_NO_PRINCIPAL` if it is unknown."""
+        """Return the principal of the key with this SHA-256, or `_NO_PRINCIPAL` if unknown."""
         key = self._state.keys.get(self._key_ids.get(digest, ""))
         tenant = None if key is None else self._state.tenants.get(key.tenant_id)
         if key is None or tenant is None:
@@ -395,7 +400,7 @@ class Directory:
     ) -> ResolvedModel:
         """Return the model with a fork that chooses the release of each request.
 
-        Without a fork if a release of the rollout is not served.
+        The result has no fork if a release of the rollout is not served.
         """
         arms: list[ResolvedModel] = []
         for release, arm in (
@@ -465,7 +470,7 @@ class Directory:
 
 
 def _is_allowed(principal: Principal, name: str, model: wire.Model) -> bool:
-    """Return whether the key's list of models, if any, matches the name or its model's id."""
+    """Return whether the key has no list of models, or one that matches the name or model id."""
     patterns = principal.key.models
     return not patterns or any(matches(p, name) or matches(p, model.id) for p in patterns)
 

@@ -21,7 +21,7 @@ class PublicServer:
     """
 
     def __init__(self, settings: GatewaySettings, routes: Routes, counts: AnswerCounts) -> None:
-        """Compose the server without listening."""
+        """Create the server without listening."""
         envelope = Envelope(
             routes, counts, trace_share=settings.trace_share, cors=Cors(settings.origins)
         )

@@ -1,4 +1,4 @@
-"""All metrics of the gateway. Labels come from closed sets; models are never labels.
+"""All metrics of the gateway. Labels come from closed sets, which never include models.
 
 Tenants are labels only in `gateway.tenant_series`, which bounds the number of series.
 """
@@ -24,7 +24,7 @@ _TOTAL_EDGES_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 
 _GATEWAY_EDGES_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5)
 _LAG_EDGES_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
 
-# Values that other parts hold and each scrape reads: name without `_total`, type, help text.
+# Values that each scrape reads from other parts, by name without `_total`, type and help text.
 _FOLLOWED = (
     ("gateway_open_generations", "gauge", "Accepted, not ended"),
     ("gateway_open_connections", "gauge", "Connections of clients"),
@@ -67,7 +67,7 @@ class FastHistogram(Collector):
     """
 
     def __init__(self, name: str, documentation: str, edges: Sequence[float]) -> None:
-        """Prepare; `edges` are the upper bounds, ascending."""
+        """Prepare. `edges` are the upper bounds, ascending."""
         self._name = name
         self._documentation = documentation
         self._edges = tuple(edges)
@@ -105,20 +105,20 @@ class MetricCount:
 
 
 class FastCounter(Collector):
-    """A counter without a lock, for use on the event loop only; each request uses five counters.
+    """A counter without a lock, for use on the event loop only. A request increments five counters.
 
     The library's own counter acquires a lock and costs 0.35 us per increment, ten times as much.
     """
 
     def __init__(self, name: str, documentation: str, labels: Sequence[str]) -> None:
-        """Prepare; `name` ends in `_total`."""
+        """Prepare. `name` ends in `_total`."""
         self._name = name
         self._documentation = documentation
-        self._labelnames = labels  # the library's name; the metrics page reads this attribute
+        self._labelnames = labels  # the library's name, which the metrics page reads
         self._counts: dict[tuple[str, ...], MetricCount] = {}
 
     def labels(self, *values: str) -> MetricCount:
-        """Return the series of these label values; callers keep it to avoid repeated look-ups."""
+        """Return the series of these label values. Callers store it to avoid repeated look-ups."""
         return self._counts.setdefault(values, MetricCount())
 
     def collect(self) -> Iterable[Metric]:
@@ -130,10 +130,10 @@ class FastCounter(Collector):
 
 
 class GatewayMetrics:
-    """The metrics of one gateway worker, in a registry of their own."""
+    """The metrics of one gateway worker, in a separate registry."""
 
     def __init__(self, objectives: Objectives = OBJECTIVES) -> None:
-        """Declare all metrics; `objectives` define goodput."""
+        """Declare all metrics. `objectives` define goodput."""
         self._objectives = objectives
         self.registry = CollectorRegistry()
         self.registry.register(CertificateExpiry())
@@ -321,7 +321,7 @@ class GatewayMetrics:
         self.tenants.count(tenant_id, result, prompt_tokens, output_tokens)
 
     def follow(self, read: Mapping[str, Callable[[], float]]) -> None:
-        """Read values of other objects at each scrape; `read` maps metric names to functions."""
+        """Read values of other objects at each scrape. `read` maps metric names to functions."""
         assert read.keys() == set(FOLLOWED_NAMES), read.keys() ^ set(FOLLOWED_NAMES)
         for name, kind, text in _FOLLOWED:
             self.registry.register(_ReadMetric(name, kind, text, read[name]))

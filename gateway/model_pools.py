@@ -69,7 +69,7 @@ def options_of(
         model: See `served_by`.
         pools: See `served_by`.
         cache_root_of: Returns the root of a model's hash chain, for the caller.
-        context_of: Returns the most tokens of a request to a model, for the caller.
+        context_of: Returns the maximum of tokens in a request to a model, for the caller.
     """
     found = [] if told is None else served_by(told, model, pools)
     if not found:
@@ -104,7 +104,7 @@ class PoolChooser:
         self._count = count
 
     def place(self, resolved: ResolvedModel, session: str, request_id: str) -> ResolvedModel:
-        """Choose a pool; return the model in the form that the pool serves.
+        """Choose a pool, and return the model in the form that the pool serves.
 
         Args:
             resolved: Model that answers.

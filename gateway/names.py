@@ -23,12 +23,13 @@ class PublicModel:
 
 
 class Names:
-    """Looks up names in a `ControlState`; call `update` after each state change."""
+    """Looks up names in a `ControlState`, whose changes `update` must follow."""
 
     def __init__(self, state: ControlState) -> None:
         """Index the present state."""
         self._state = state
-        self._owners: dict[str, str] = {}  # model or alias name to owning tenant; "": all tenants
+        # owning tenant by model or alias name, where "" stands for all tenants
+        self._owners: dict[str, str] = {}
         self._by_owner: dict[str, set[str]] = {}
         self._prepared: tuple[dict[str, str], dict[str, set[str]]] | None = None
         self._reindex()
@@ -58,12 +59,12 @@ class Names:
             self._look_at(named.id)
 
     def find(self, name: str, tenant_id: str) -> wire.Model | None:
-        """Return the model of a name: a model name, `model@release`, or an alias of either.
+        """Return the model of a name, which may be a model, `model@release`, or an alias of either.
 
         A release is returned in the form of its model, as if the model pointed at the release.
 
         Returns:
-            None if the tenant sees no such name, or if no pool serves the release.
+            None if the tenant may not use the name, or if no pool serves the release.
         """
         alias = self._state.aliases.get(name)
         if alias is not None:
@@ -92,7 +93,7 @@ class Names:
         return None if found is None else _released(model, found)
 
     def visible(self, tenant_id: str) -> Sequence[PublicModel]:
-        """Return the models and aliases that a tenant may see, by name; releases are not listed."""
+        """Return the models and aliases that a tenant may use, by name. Releases are not listed."""
         public, own = (self._by_owner.get(owner, ()) for owner in ("", tenant_id))
         found = ((name, self.find(name, tenant_id)) for name in sorted((*public, *own)))
         return [PublicModel(name, model) for name, model in found if model is not None]
@@ -105,7 +106,7 @@ class Names:
         (self._owners, self._by_owner), self._prepared = self._prepared, None
 
     def _look_at(self, name: str) -> None:
-        """Index a name's owner; if the name is both a model and an alias, the alias counts."""
+        """Index a name's owner. If a model and an alias have this name, the alias counts."""
         self._forget(name)
         named = self._state.aliases.get(name) or self._state.models.get(name)
         if named is not None:

@@ -1,11 +1,11 @@
-"""Whether a request met its latency objectives, and so counts as goodput. Pure."""
+"""Decides whether a request met its latency objectives, and so counts as goodput. Pure."""
 
 from enum import StrEnum
 from typing import NamedTuple
 
 from gateway.settings import GatewaySettings
 
-# Prompts of up to this many tokens must begin within `ttft_s`; longer prompts get extra time.
+# Maximum of prompt tokens for which `ttft_s` alone applies. Longer prompts are allowed more time.
 PROMPT_TOKENS_SHORT = 2048
 _PREFILL_FACTOR = 2.0
 
@@ -16,15 +16,15 @@ class ObjectiveResult(StrEnum):
     GOOD = "good"
     TTFT_MISSED = "ttft_missed"
     TPOT_MISSED = "tpot_missed"
-    FAILED = "failed"  # by the platform: refused for lack of capacity, lost, or too late
+    FAILED = "failed"  # the platform has failed, by lack of capacity, loss or delay
 
 
 class Objectives(NamedTuple):
     """The latency objectives.
 
     Attributes:
-        ttft_s: Seconds from request to first token. Long prompts get in addition twice their
-            prefill time, as measured by the engine.
+        ttft_s: Seconds from request to first token. Long prompts are allowed twice their prefill
+            time in addition, as measured by the engine.
         tpot_s: Mean seconds per token after the first.
     """
 
@@ -34,7 +34,7 @@ class Objectives(NamedTuple):
     def result(
         self, ttft_s: float, prompt_tokens: int, prefill_s: float, tpot_s: float
     ) -> ObjectiveResult:
-        """Return the result of a request that ended well; `tpot_s` is 0 for one-token answers."""
+        """Return the result of a request that ended well. `tpot_s` is 0 for one-token answers."""
         allowed_s = self.ttft_s
         if prompt_tokens > PROMPT_TOKENS_SHORT:
             allowed_s += _PREFILL_FACTOR * prefill_s
@@ -47,7 +47,7 @@ OBJECTIVES = Objectives()
 
 
 def mean_tpot_s(decode_s: float, output_tokens: int, answers: int) -> float:
-    """Return the mean time per token after the first, or 0 if no answer has a second token.
+    """Return the mean seconds per token after the first, or 0 if no answer has a second token.
 
     Args:
         decode_s: Seconds from the first token of any answer to the end of the request.

@@ -13,10 +13,10 @@ T = TypeVar("T", bound=_OwnedObject)
 
 
 class OwnedObjects(Generic[T]):
-    """Objects of one kind, by owning tenant; the index is built at the first look-up."""
+    """Objects of one kind, by owning tenant. The first look-up builds the index."""
 
     def __init__(self, objects: Callable[[], Mapping[str, T]]) -> None:
-        """Prepare; `objects` returns the state's present objects by their ids."""
+        """Prepare. `objects` returns the state's present objects by their ids."""
         self._objects = objects
         self._by_owner: dict[str, list[T]] | None = None
 

@@ -1,4 +1,4 @@
-"""Caches the status of every pool, computed at most once a second however often it is read."""
+"""Caches the status of every pool, which is computed at most once a second."""
 
 import time
 
@@ -25,7 +25,7 @@ class PoolBoard:
         self._statuses: dict[str, PoolStatus] = {}
 
     def status(self, pool_id: str) -> PoolStatus:
-        """Return a pool's status, at most one second old; an unknown pool has no replica."""
+        """Return a pool's status, at most one second old. An unknown pool has no replica."""
         now_s = time.monotonic()
         if now_s - self._looked_at_s >= _FRESH_S:
             self._looked_at_s = now_s

@@ -1,8 +1,8 @@
-"""Chooses the pool for a request whose model is served by several pools; pure.
+"""Chooses the pool for a request whose model is served by several pools. Pure.
 
 A session has a home pool and stays there, because its conversation is cached in that pool. The
 session leaves its home only if another pool would begin the answer much sooner. Requests without a
-session are spread by weight; a pool with a longer wait or a higher price gets fewer requests.
+session are spread by weight. A pool with a longer wait or a higher price receives fewer requests.
 Sessions and other requests are placed by weighted rendezvous hashing. So all gateways agree, and a
 pool that is added or removed moves only its own sessions.
 """
@@ -14,13 +14,13 @@ from enum import StrEnum
 from functools import lru_cache
 from typing import NamedTuple
 
-# Milliseconds added to each pool's wait. Users do not notice a wait below this time, so that price
-# and weight decide there rather than the wait.
+# Milliseconds added to each pool's wait. Users do not notice a wait below this time, so price and
+# weight decide below it rather than the wait.
 USUAL_MS = 250.0
-# A pool whose cost exceeds this multiple of the lowest cost gets no request without a session.
+# A pool whose cost exceeds this multiple of the lowest cost receives no request without a session.
 COST_FACTOR = 2.0
-# A session leaves its home if the wait there exceeds the shortest wait times this factor, plus
-# this slack: the time to compute a conversation of some thousand tokens anew.
+# A session leaves its home if the wait there exceeds the shortest wait times this factor, plus this
+# slack. The slack is the time to compute a conversation of some thousand tokens anew.
 HOME_FACTOR = 2.0
 HOME_SLACK_MS = 1000.0
 _MASK = (1 << 64) - 1
@@ -32,8 +32,8 @@ class ServingPool(NamedTuple):
     Attributes:
         pool_id: Id of the pool.
         weight: Share of the requests, relative to the other pools, while no pool has a queue.
-        price: Price of a request, relative to the other pools. A pool at twice the price gets as
-            many requests as a pool with twice the wait.
+        price: Price of a request, relative to the other pools. A pool at twice the price receives
+            as many requests as a pool with twice the wait.
     """
 
     pool_id: str
@@ -45,8 +45,8 @@ class PoolReason(StrEnum):
     """Reasons why a pool was chosen."""
 
     HOME = "home"  # the pool is the session's home
-    AWAY = "away"  # the session's home is too slow or serves nothing; another pool was chosen
-    WAIT = "wait"  # the request has no session; wait, price and weight decided
+    AWAY = "away"  # the session's home is too slow or serves nothing, so another pool was chosen
+    WAIT = "wait"  # the request has no session, so wait, price and weight decided
     NONE = "none"  # no pool serves now
 
 
@@ -56,11 +56,11 @@ def choose_pool(
     """Return the index of the pool for a request, and the reason.
 
     Args:
-        pools: Pools that serve the model, at least one; the first pool is the model's own.
+        pools: Pools that serve the model, at least one. The first pool is the model's own.
         waits_ms: Predicted milliseconds to the first token in each pool, or None for a pool that
             does not serve now.
         session: Hash of the session, or 0 without a session.
-        salt: Number derived from the request; spreads the requests without a session.
+        salt: Number derived from the request, which spreads the requests without a session.
     """
     serving = [number for number, wait_ms in enumerate(waits_ms) if wait_ms is not None]
     if not serving:
@@ -81,7 +81,7 @@ def choose_pool(
 def _session_pool(
     pools: Sequence[ServingPool], serving: Sequence[int], waits: Sequence[float], session: int
 ) -> tuple[int, PoolReason]:
-    """Return the session's home, or its next choice among the pools whose wait is short enough."""
+    """Return the session's home, or its next choice among the pools with a short enough wait."""
     shares = {it: pool.weight / pool.price**2 for it, pool in enumerate(pools)}
     home = _heaviest(pools, shares, session)
     limit_ms = min([waits[it] for it in serving]) * HOME_FACTOR + HOME_SLACK_MS
@@ -92,7 +92,7 @@ def _session_pool(
 
 
 def _heaviest(pools: Sequence[ServingPool], shares: dict[int, float], key: int) -> int:
-    """Return the pool for a key; a pool's probability is proportional to its share."""
+    """Return the pool for a key. A pool's probability is proportional to its share."""
     return max(shares, key=lambda it: shares[it] / -math.log(_lot(pools[it].pool_id, key)))
 
 

@@ -1,8 +1,8 @@
-"""The status of a model's pool as shown to API callers; pure.
+"""The status of a model's pool in the form for API callers. Pure.
 
 Tenants share pools, so the status must not reveal the current load of other tenants in detail.
-Counts are rounded down to powers of two, and to 0 below eight. Waits are rounded up to steps of
-100 ms. A caller's own latencies reveal about as much.
+Counts are rounded down to powers of two, and to 0 below eight. Waits are rounded up to steps of 100
+ms. A caller's own latencies reveal about as much.
 """
 
 from collections.abc import Iterable, Sequence
@@ -60,7 +60,7 @@ class PoolStatus:
 
 
 def status_of_cells(cells: Iterable[CellView], replicas_starting: int) -> PoolStatus:
-    """Return the status of a pool that routers serve; `cells` have a connected router."""
+    """Return the status of a pool that routers serve. `cells` have a connected router."""
     serving = [cell for cell in cells if cell.replicas_ready and not cell.is_refusing]
     return PoolStatus(
         replicas_ready=sum([cell.replicas_ready for cell in serving]),

@@ -13,7 +13,7 @@ from sluice.wire.control.v1 import control_pb2 as wire
 class PoolOptions:
     """The pools that serve a model, for one caller.
 
-    All attributes have one entry per pool, in the same order; the model's own pool is the first.
+    All attributes have one entry per pool, in the same order. The model's own pool is the first.
 
     Attributes:
         pools: Pools with their weights and prices.
@@ -44,7 +44,7 @@ class ResolvedModel:
     """The model that a public name resolves to, for one caller.
 
     Attributes:
-        name: Requested name: a model, `model@release` or an alias.
+        name: Requested name, which is a model, `model@release` or an alias.
         model: Model with its own id, and the release that the name points at.
         context_tokens_max: Maximum of prompt and output tokens together, or 0 if not known.
         tenant_id: Tenant of the caller.
@@ -52,7 +52,7 @@ class ResolvedModel:
         generates_text: Whether the model generates text, rather than embeddings.
         decision: Reason why this release answers, or None if the name points at it.
         fork: Chooses the release for each request, or None without a rollout.
-        shadow: Release that gets a copy of the request, or None without a copy.
+        shadow: Release that receives a copy of the request, or None without a copy.
         instead: Release that answers if no engine can load this release, or None without one.
         warm_prompts: System prompts whose blocks are kept in caches, or None without any.
         options: Pools to choose from, or None if one pool serves the model.
@@ -83,8 +83,9 @@ class ReleaseFork:
     """The releases of a model in rollout, for one caller.
 
     Attributes:
-        split: Decides which requests the canary answers; tenants with a pin have no fork.
-        mirror: Decides which requests to control are also copied to the canary; None: none.
+        split: Decides which requests the canary answers. Tenants with a pin have no fork.
+        mirror: Decides which requests to control are also copied to the canary, or None to copy
+            none.
         control: Release for requests that the canary does not answer.
         instead: Control, for canary requests while this gateway lacks the canary's base.
         copied: Control, with the canary as `shadow`.
@@ -101,7 +102,7 @@ class ReleaseFork:
     def choose(
         self, tenant_id: str, session: str, request_id: str, has_base: Callable[[str], bool]
     ) -> ResolvedModel:
-        """Return the release for a request; never a canary whose base is not loaded."""
+        """Return the release for a request, but never a canary whose base is not loaded."""
         base = self.canary.model.base_digest
         is_ready = base == self.control.model.base_digest or has_base(base)
         if self.split.choose(tenant_id, session, request_id).is_canary:

@@ -20,13 +20,13 @@ class ServerTools:
     """The server tools of one worker.
 
     Attributes:
-        catalog: Finds the server tools of a request.
+        catalog: Plans the server tools of a request.
     """
 
     def __init__(
         self, settings: GatewaySettings, secret: SharedSecret, emit: Callable[[bytes], None]
     ) -> None:
-        """Compose without opening connections; `emit` queues one event and never blocks."""
+        """Create the parts without connections. `emit` queues one event and never blocks."""
         self._emit, self._gateway_id = emit, settings.instance_id
         self._outgoing = Outgoing(settings.tool_hosts.lower().split(","))
         mcp = McpClient(self._outgoing)

@@ -1,4 +1,4 @@
-"""Settings of the gateway; each field `x` is the environment variable `GATEWAY__X`."""
+"""Settings of the gateway. Each field `x` is the environment variable `GATEWAY__X`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -24,59 +24,62 @@ class GatewaySettings(ServiceSettings):
         ops_address: `host:port` for metrics and probes of all workers together. Without it,
             /metrics is at `http_address`, and shows only the worker that answers, without tenants.
         public_metrics: Whether `http_address` serves /metrics in spite of `ops_address`.
-        tls_cert: PEM file of the certificate chain; with `tls_key`, `http_address` speaks TLS.
+        tls_cert: PEM file of the certificate chain. With `tls_key`, `http_address` speaks TLS.
         tls_key: PEM file of the certificate's key. Both files are read again when they change.
         control_address: `host:port` of the control plane's Watch.
         state_dir: Directory of the last snapshot and of the event spool.
-        artifacts_dir: Directory of whole bases, by digest. The control plane sends the small files
-            of other bases, tokenizers for instance; without the directory, of all bases.
-        bases_bytes_max: Bytes of these small files in `state_dir`; the least recently used bases
-            are removed.
-        valkey_url: `redis://[[user]:password@]host:port` of the limits; `rediss://` speaks TLS,
-            `redis+sentinel://[[user]:password@]host:port,host:port/name` asks Sentinels.
+        artifacts_dir: Directory of whole bases, by digest. The control plane sends the small files,
+            such as tokenizers, of all other bases.
+        bases_bytes_max: Maximum of bytes of the bases' small files in `state_dir`. The least recently
+            used bases are removed.
+        valkey_url: `redis://[[user]:password@]host:port` of the limits. `rediss://` speaks TLS, and
+            `redis+sentinel://[[user]:password@]host:port,host:port/name` queries Sentinels.
         kafka_bootstrap: `host:port,...` of the brokers.
-        workers: Processes that share the port; from two on, a parent replaces workers that end, and
-            SIGHUP replaces all, one after the other.
-        freeze_s: Seconds after which a worker whose event loop stands still is killed and replaced.
-        connections_max: Open connections of one worker; beyond, only probes are answered.
-        head_timeout_s: Seconds that a request's head may take from its first byte.
+        workers: Processes that share the port. From two on, a parent replaces workers that end, and
+            SIGHUP replaces all workers, one after the other.
+        freeze_s: Seconds after which a worker whose event loop does not run is killed and replaced.
+        connections_max: Maximum of open connections of one worker. Above the maximum, only probes
+            are answered.
+        head_timeout_s: Maximum of seconds from the first to the last byte of a request's head.
         idle_timeout_s: Seconds for which a kept-alive connection may be silent.
-        http2: Whether `http_address` speaks HTTP/2 beside HTTP/1.1: to clients that begin with it,
-            and over TLS to those that ask for it.
-        http2_streams_max: Most requests under way on one connection of HTTP/2.
-        body_buffer_bytes: Most bytes of unfinished request bodies in one worker.
+        http2: Whether `http_address` also speaks HTTP/2, to clients that begin with it or select it
+            over TLS.
+        http2_streams_max: Maximum of requests under way on one connection of HTTP/2.
+        body_buffer_bytes: Maximum of bytes of unfinished request bodies in one worker.
         unready_s: Seconds from SIGTERM for which /readyz reports not ready before the port closes.
-        idle_grace_s: Seconds from then on for which kept-alive connections may still bring a
-            request.
-        drain_s: Seconds after that for which streams may still run.
-        keep_alive_s: Seconds of silence after which a stream gets a comment, so that no proxy takes
-            it for dead.
-        flush_s: Seconds at the end for events to reach the broker; the rest is spooled.
-        limit_deadline_s: Seconds that Valkey may take before the local allowance decides.
-        limit_local_share: Share of each limit that this process may grant while Valkey is away.
-        response_idle_s: Seconds for which Valkey keeps a response that no request reads.
-        copies_max: Most concurrent copies for shadow stages of rollouts, and scores of answers, in
-            one worker; further ones are not made.
-        objective_ttft_s: TTFT objective of goodput, in seconds; prompts above 2,048 tokens have
-            twice their prefill time on top.
+        idle_grace_s: Seconds after `unready_s` for which kept-alive connections may still
+            send a request.
+        drain_s: Seconds after `idle_grace_s` for which streams may still run.
+        keep_alive_s: Seconds of silence after which a comment is sent in a stream, so that no proxy
+            closes it.
+        flush_s: Seconds at the end for events to reach the broker. Remaining events are spooled.
+        limit_deadline_s: Seconds to wait for Valkey before the local allowance decides.
+        limit_local_share: Share of each limit that this process may grant while Valkey is
+            unreachable.
+        response_idle_s: Seconds for which Valkey stores a response that no request reads.
+        copies_max: Maximum of concurrent copies for shadow stages of rollouts, and scores of
+            answers, in one worker. Above the maximum, requests are neither copied nor scored.
+        objective_ttft_s: TTFT objective of goodput, in seconds. For prompts above 2,048 tokens,
+            twice their prefill time is added.
         objective_tpot_s: TPOT objective of goodput, in seconds.
-        text_spool_bytes_max: Bytes of redacted texts (of tenants that opted in) that one worker
-            keeps on disk while the brokers are away. They are dropped first where usage needs the
-            room.
-        log_every: Number of successful requests per logged one.
-        trace_share: Share of requests without a trace context whose trace is sampled: spans are
-            exported, and routers explain placements. Slow and failed requests are always sampled.
+        text_spool_bytes_max: Maximum of bytes of redacted texts (of tenants that opted in) that one
+            worker spools while the brokers are unreachable. They are dropped first if usage events
+            need the space.
+        log_every: Number of successful requests per logged request.
+        trace_share: Share of requests without a trace context whose trace is sampled. For these,
+            spans are exported, and routers explain placements. Slow and failed requests are always
+            sampled.
         tool_hosts: `host:port,...` of tools that may have addresses outside the public internet.
-        tool_calls_max: Most calls of server tools in one response or chat.
-        tool_tokens_max: Most tokens of all rounds of an answer with server tools, prompts and
-            answers.
+        tool_calls_max: Maximum of calls of server tools in one response or chat.
+        tool_tokens_max: Maximum of prompt and output tokens of all rounds of an answer with server
+            tools.
         tool_loop_s: Seconds from the begin of an answer until no more server tools are called.
-        tool_micros_max: Most that the calls of one answer may cost, in millionths of the ledger's
+        tool_micros_max: Maximum cost of the calls of one answer, in millionths of the ledger's
             currency.
         cors_origins: Origins whose pages in browsers may call the API, as `https://host` separated
-            by commas; `*` is any.
-        classifiers: JSON file with the classifiers of rules on texts, read at the start; without
-            one, only the shipped classifier is used.
+            by commas, or `*` for any.
+        classifiers: JSON file with the classifiers of rules on texts, read at the start. Without a
+            file, only the shipped classifier is used.
         azure_paths: Whether the API is also at `/openai/deployments/MODEL/...` and
             `/openai/v1/...`, the paths of Azure OpenAI's clients.
     """

@@ -1,4 +1,4 @@
-"""The APIs that store objects of tenants: responses, conversations, files, batches, chats."""
+"""The APIs that store tenants' objects: responses, conversations, files, batches and chats."""
 
 import asyncio
 from collections.abc import Callable, Iterable
@@ -48,17 +48,17 @@ _IDLE_LOOK_S = 60.0
 
 
 class StatefulApis:
-    """The stateful APIs of one worker; `run` belongs into a TaskGroup.
+    """The stateful APIs of one worker. `run` must run in a TaskGroup.
 
     Attributes:
         responses: Store of responses.
         tools: Parts that run server tools.
         records: Store of all other objects.
         batches: Batches whose lines are answered here.
-        background: Task that generates background responses; set by `add_to`.
-        lines: Worker that answers lines of batches; set by `add_to`.
-        completions: Stored chat completions; set by `add_to`.
-        sockets: WebSockets of the Responses API; set by `add_to`.
+        background: Task that generates background responses, set by `add_to`.
+        lines: Worker that answers lines of batches, set by `add_to`.
+        completions: Stored chat completions, set by `add_to`.
+        sockets: WebSockets of the Responses API, set by `add_to`.
     """
 
     background: BackgroundResponses
@@ -78,7 +78,7 @@ class StatefulApis:
         Args:
             settings: Settings of the worker.
             counts: Counters of ended requests.
-            emit: Queues one event for the broker; never blocks.
+            emit: Queues one event for the broker, and never blocks.
             state: Objects from the control plane, with the keys that encrypt stored contents.
         """
         self._counts = counts
@@ -114,7 +114,7 @@ class StatefulApis:
         assets: AssetCache,
         limiter: Limiter,
     ) -> None:
-        """Add the paths of all stateful APIs; `Responses` describes the arguments."""
+        """Add the paths of all stateful APIs. `Responses` describes the arguments."""
         store, self._assets = self.responses, assets
         leases = ApprovalLeases(store.commands, self._seals)
         answering = self.tools.answering(completer, leases)
@@ -186,7 +186,7 @@ class StatefulApis:
             base.forget_idle()
 
     async def stop(self) -> None:
-        """Begin no more background work; drop running work once its generations have ended."""
+        """Begin no more background work, and drop running work once its generations have ended."""
         await self.lines.stop()
         await self.background.stop()
 

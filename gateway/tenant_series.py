@@ -1,4 +1,4 @@
-"""Counters by tenant with a bounded number of series: the busiest tenants, and all others."""
+"""Counters for the busiest tenants, and for all others together, in few time series."""
 
 import time
 from collections.abc import Callable, Iterable
@@ -13,15 +13,16 @@ from gateway.objectives import ObjectiveResult
 OTHER = "other"
 NAMED_MAX = 20
 _KINDS = ("prompt", "output")
-_KNOWN_MAX = 5_000  # tenants whose usage is remembered; each choice of series scans all of them
+# maximum of tenants with recorded usage, because each choice of series scans all of them
+_KNOWN_MAX = 5_000
 _CHOOSE_S = 15.0  # seconds between choices of series, however often the metrics are scraped
 _FADE = 0.5  # factor on each tenant's earlier usage at each choice
 _EDGE = 2.0  # a tenant replaces another tenant's series if its usage is at least this multiple
-# Seconds for which a new series is shown at 0; a reader that scrapes at least this often sees the
-# begin of each series.
+# Seconds for which a new series is shown at 0. A reader that scrapes at least this often reads the
+# start of each series.
 _ANNOUNCED_S = 30.0
-# Seconds for which an ended series is shown unchanged; a reader that scrapes at least this often
-# sees the last value of each series.
+# Seconds for which an ended series is shown unchanged. A reader that scrapes at least this often
+# reads the last value of each series.
 _LEAVING_S = 300.0
 
 
@@ -36,22 +37,22 @@ class _Series:
 class TenantSeries(Collector):
     """Requests and tokens of the busiest tenants.
 
-    A tenant that becomes busy gets a series. The series is shown at 0 for a while before it counts
+    A tenant that becomes busy receives a series, which is shown at 0 for a while before it counts
     requests. A tenant that loses its series is counted in `other` from then on, and its old series
-    is shown unchanged for some minutes. So the sum of `increase` over all series is exact for
-    every reader that scrapes often enough.
+    is shown unchanged for some minutes. So the sum of `increase` over all series is exact for every
+    reader that scrapes often enough.
     """
 
     def __init__(
         self, named_max: int = NAMED_MAX, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """Prepare; no tenant has a series yet."""
+        """Prepare without a series for any tenant."""
         self._named_max = named_max
         self._clock = clock
         self._choice_at_s = clock()
-        self._announced: dict[str, float] = {}  # tenant to the time at which its series begins
+        self._announced: dict[str, float] = {}  # time at which a tenant's series begins, by tenant
         self._named: dict[str, _Series] = {}
-        # Tenant to its ended series and the time until which it is shown; at most `named_max`.
+        # Ended series, with the time until which it is shown, of at most `named_max` tenants.
         self._leaving: dict[str, tuple[_Series, float]] = {}
         self._other = _Series()
         self._recent: dict[str, float] = {}
@@ -59,7 +60,7 @@ class TenantSeries(Collector):
     def count(
         self, tenant_id: str, result: ObjectiveResult | None, prompt_tokens: int, output_tokens: int
     ) -> None:
-        """Count a request that ended; its result is None when goodput leaves it out."""
+        """Count a request that ended. The result is None if goodput does not include it."""
         series = self._named.get(tenant_id, self._other)
         if result is not None:
             series.results[result] += 1
@@ -82,7 +83,7 @@ class TenantSeries(Collector):
             self._choose(now_s)
 
     def _choose(self, now_s: float) -> None:
-        """Give series to the tenants that were busiest of late, and let older usage decay."""
+        """Assign series to the tenants that were busiest recently, and let older usage decay."""
         recent, named, leaving = self._recent, self._named, self._leaving
         busiest = nlargest(self._named_max, recent.items(), key=itemgetter(1))
         for tenant_id, used in busiest:
@@ -98,17 +99,17 @@ class TenantSeries(Collector):
                 leaving[least] = named.pop(least), now_s + _LEAVING_S
             if back is None:
                 self._announced[tenant_id] = now_s + _ANNOUNCED_S
-            else:  # the old series is still shown, so it goes on without an announcement
+            else:  # the old series is still shown, so it continues without an announcement
                 del leaving[tenant_id]
                 named[tenant_id] = back
         self._recent = {it: used * _FADE for it, used in recent.items() if used >= 1.0}
 
     def describe(self) -> Iterable[Metric]:
-        """Name the families, without the tenants' series."""
+        """Return the families' names, without the tenants' series."""
         return self._families()
 
     def collect(self) -> Iterable[Metric]:
-        """Return both families; every 15 s, first choose again which tenants have a series."""
+        """Return both families, after a new choice of tenants if the last choice is 15 s old."""
         self._advance()
         shown = {_label(it): series for it, (series, _) in self._leaving.items()}
         shown |= {_label(it): _Series() for it in self._announced}
@@ -153,5 +154,5 @@ class Without(Collector):
 
 
 def _label(tenant_id: str) -> str:
-    """Return a tenant's label: `other` is reserved, so it becomes `_other`, and so on."""
+    """Return a tenant's label. Since `other` is reserved, it becomes `_other`, and so on."""
     return f"_{tenant_id}" if tenant_id.lstrip("_") == OTHER else tenant_id
