@@ -30,8 +30,8 @@ class GatewaySettings(ServiceSettings):
         state_dir: Directory of the last snapshot and of the event spool.
         artifacts_dir: Directory of whole bases, by digest. The control plane sends the small files,
             such as tokenizers, of all other bases.
-        bases_bytes_max: Maximum of bytes of the bases' small files in `state_dir`. The least recently
-            used bases are removed.
+        bases_bytes_max: Maximum of bytes of the bases' small files in `state_dir`. The least
+            recently used bases are removed.
         valkey_url: `redis://[[user]:password@]host:port` of the limits. `rediss://` speaks TLS, and
             `redis+sentinel://[[user]:password@]host:port,host:port/name` queries Sentinels.
         kafka_bootstrap: `host:port,...` of the brokers.
