@@ -120,8 +120,8 @@ class RenderBudget:
     def _weight(self, value: object) -> int:
         """Return the length of a value's text.
 
-        A list can contain another list twice, on many levels. A list of this kind uses little memory, but
-        printing or comparing it would take forever.
+        A list can contain another list twice, on many levels. A list of this kind uses little
+        memory, but printing or comparing it would take forever.
         """
         if isinstance(value, str):
             return 1 + len(value)
