@@ -1,8 +1,8 @@
-"""A discrete-event world around the real router core: gateways, engines, links and faults.
+"""A discrete-event world around the real router core, with gateways, engines, links and faults.
 
-A run is determined by its seed. After every event the world checks the core's invariants. At the
-end `RouterWorld.verify` checks the promises to clients: one outcome per request, and no token lost
-or doubled.
+The seed determines a run. After every event the world checks the core's invariants. At the end
+`RouterWorld.verify` checks two promises to clients. Every request has one outcome, and no token is
+lost or doubled.
 """
 
 import random
@@ -37,7 +37,7 @@ GATEWAY = 1
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """The parameters of seeded requests: Poisson arrivals, lognormal lengths, a batch share."""
+    """The parameters of seeded requests, with Poisson arrivals and lognormal lengths."""
 
     requests: int = 200
     rate_per_s: float = 50.0
@@ -51,9 +51,10 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A fault of a replica, which ends after `for_s`.
+    """A fault of a replica, which ends after `for_s` seconds.
 
-    Kinds: die, freeze, cut (the stream breaks but the engine lives), busy, fail, slow, lie.
+    The kinds are die, freeze, cut (the stream breaks but the engine lives), busy, fail, slow and
+    lie.
     """
 
     at_s: float
@@ -64,7 +65,7 @@ class Fault:
 
 @dataclass(slots=True)
 class WorldClient:
-    """One client's view of its request, over all resumes."""
+    """The tokens and the outcome of one client's request, over all resumes."""
 
     submit: wire.Submit
     arrived_at: float = 0.0
@@ -98,7 +99,7 @@ class _Node:
 
 
 class RouterWorld:
-    """One simulated run: call `load` and `plan` for its events, then `run`, then `verify`.
+    """One simulated run, by calls of `load` and `plan` for its events, `run` and `verify`.
 
     `trace` lists all dispatches and messages, so that tests can compare runs.
     """
@@ -177,7 +178,7 @@ class RouterWorld:
         self._plan(fault.at_s + fault.for_s, partial(self._heal, replica_id))
 
     def _plan(self, time_s: float, action: Callable[[], None]) -> None:
-        """Plan an event for whose execution `run` waits."""
+        """Plan an event that `run` waits for."""
         self._to_come += 1
 
         def happen() -> None:
@@ -192,12 +193,12 @@ class RouterWorld:
     # --- time -------------------------------------------------------------------------------
 
     def at(self, time_s: float, action: Callable[[], None]) -> None:
-        """Call `action` at a time; events of the same time run in the order of their planning."""
+        """Call `action` at a time. Events of the same time run in the order of their planning."""
         self._events_made += 1
         heappush(self._events, (time_s, self._events_made, action))
 
     def run(self, *, until_s: float = 600.0) -> None:
-        """Handle all events; afterwards only canary probes, which never end, are planned."""
+        """Handle all events, until only canary probes are planned, which never end."""
         while self._events and not self._is_at_rest():
             self.now, _, action = heappop(self._events)
             assert self.now < until_s, "the world does not come to rest"
@@ -222,7 +223,7 @@ class RouterWorld:
             start = len(prompt)
             expected = [token_at(prompt[0], start + n) for n in range(len(client.tokens))]
             wrong = sum(map(ne, client.tokens, expected))
-            if self._has_lied:  # a liar's tokens are recognisable; all others must be right
+            if self._has_lied:  # a liar's tokens are recognisable, and all others must be right
                 wrong -= sum(map(_is_lie, client.tokens, expected))
             assert not wrong, "no token is lost, doubled or from elsewhere"
             if final.kind in (wire.OUTCOME_KIND_STOP, wire.OUTCOME_KIND_LENGTH):
@@ -341,7 +342,7 @@ class RouterWorld:
 
         def done() -> None:
             if node.engine is not engine:
-                return  # the replica died meanwhile
+                return  # the replica has died
             if node.is_frozen:
                 self.at(self.now + 0.05, done)
                 return
@@ -355,7 +356,7 @@ class RouterWorld:
         self.at(self.now + step_s, done)
 
     def _post(self, node: _Node, frame: engine_wire.StepFrame) -> None:
-        """Send a frame; the frame's ends are sent again after a resume until confirmed."""
+        """Send a frame, whose ends are sent again after a resume until they are confirmed."""
         epoch = node.epoch
         for end in frame.finished:
             node.ends[end.sequence] = end

@@ -1,8 +1,9 @@
-"""Routing policies on real traces: `python -m sim.routing --trace FILE --format mooncake ...`.
+"""Compares routing policies on traces: `python -m sim.routing --trace FILE --format mooncake ...`.
 
-Replays a trace through one or several policies over simulated replicas and reports goodput, TTFT,
-TPOT and hit ratio, as means over seeds. `sluice` is the real router core. Every other policy
-decides as another platform does, on exact and current state. See docs/routing-study.md.
+A trace is replayed through one or several policies over simulated replicas. The figures are
+goodput, TTFT, TPOT and hit ratio, as means over seeds. `sluice` is the real router core. Every
+other policy decides like another platform, on exact and current state. The results are in
+docs/routing-study.md.
 """
 
 import argparse
@@ -23,7 +24,7 @@ from sim.policies import registry
 from sim.runs import FORMATS, Run, RunSource, capacity, metrics_of, trace_of
 from sim.traces import TraceError
 
-_FINALISTS = 3  # policies of a group that run on all seeds; the others run only on the first seed
+_FINALISTS = 3  # policies of a group that run on all seeds, while others run only on the first
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,7 @@ class RoutingResult:
 
     Attributes:
         policy: Name of the policy, or of its group.
-        winner: Policy to which the figures belong; for a group, the best policy of the group.
+        winner: Policy to which the figures belong, which is the best policy of a group.
         run: Settings of the run with the first seed.
         seeds: Seeds of all runs.
         by_seed: Figures of the winner, one entry per seed.
@@ -51,7 +52,7 @@ class RoutingResult:
         return sum(getattr(metrics, name) for metrics in self.by_seed) / len(self.by_seed)
 
     def as_json(self, trace: str) -> dict[str, Any]:
-        """Return the result as written into the output file; percentiles are means over seeds."""
+        """Return the result for the output file, where percentiles are means over seeds."""
         mean = {field.name: round(self.mean(field.name), 5) for field in fields(Metrics)}
         settings = asdict(self.run)
         source = settings.pop("source")
@@ -92,7 +93,7 @@ def _timed(run: Run, requests_per_s: float) -> tuple[Metrics, float]:
 def _play_all(
     runs: Sequence[Run], requests_per_s: float, executor: Executor | None
 ) -> list[Metrics]:
-    """Play all runs, in processes if there is an executor; return figures in order of `runs`."""
+    """Simulate all runs, in processes if there is an executor, and return figures in order."""
     futures: list[Future[tuple[Metrics, float]]] = []
     if executor is not None:
         futures = [executor.submit(_timed, run, requests_per_s) for run in runs]
@@ -117,14 +118,14 @@ def compare(
 ) -> list[RoutingResult]:
     """Run every policy at every load on every seed.
 
-    All policies of a group run on the first seed, the best three of them on all seeds.
+    All policies of a group run on the first seed, and the group's best three on all seeds.
 
     Args:
-        base: Run with all other settings; its policy, load and seed are ignored.
+        base: Run with all other settings. Its policy, load and seed are ignored.
         policies: Names of policies or groups.
         loads: Shares of capacity.
         seeds: Seeds, at least one.
-        executor: Executor of processes; None to run in this process.
+        executor: Executor of processes, or None to run in this process.
 
     Raises:
         TraceError: The trace cannot be read.

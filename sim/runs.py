@@ -1,4 +1,4 @@
-"""A run of the routing study: a trace, a pool, a policy, a seed, and its load."""
+"""A run of the routing study, with its trace, pool, policy, seed and load."""
 
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
@@ -24,7 +24,7 @@ class RunSource:
     Attributes:
         path: Path of a file, or the settings of a generated workload.
         format_name: One of `FORMATS`.
-        requests_max: Number of requests to read from the beginning; None for all.
+        requests_max: Number of requests to read from the beginning, or None for all.
     """
 
     path: str
@@ -40,15 +40,15 @@ class Run:
         source: The requests.
         replicas: Number of replicas at the start.
         cost: Name of a cost model.
-        load: Share of the pool's capacity, see `capacity`.
+        load: Arrival rate as a share of the pool's `capacity`.
         policy: Name of a policy, not of a group.
         seed: Seed of trace, speeds and policy.
-        speed_spread: See `SimPoolPlan`.
+        speed_spread: Spread of the replicas' speeds, as in `SimPoolPlan`.
         report_age_s: Age in seconds of the engine reports on which the router decides.
         index_delay_s: Age in seconds of the router's prefix index.
-        cells: Number of cells for the policy `sluice`; other policies route the whole pool.
-        lose_at_s: See `SimPoolPlan`.
-        add_at_s: See `SimPoolPlan`.
+        cells: Number of cells for the policy `sluice`, while other policies route the whole pool.
+        lose_at_s: Virtual seconds at which replica 0 dies, or None.
+        add_at_s: Virtual seconds at which one more replica joins, or None.
     """
 
     source: RunSource
@@ -97,7 +97,7 @@ def capacity(source: RunSource, replicas: int, cost: str) -> float:
 
 
 def play(run: Run, requests_per_s: float) -> SimPool:
-    """Play a run to its end and return the pool with all its jobs.
+    """Simulate a run to its end, and return the pool with all its jobs.
 
     Args:
         run: Settings of the run.
@@ -123,7 +123,7 @@ def play(run: Run, requests_per_s: float) -> SimPool:
 
 
 def metrics_of(run: Run, requests_per_s: float) -> Metrics:
-    """Play a run to its end and return the figures."""
+    """Simulate a run to its end, and return its figures."""
     return measure(play(run, requests_per_s))
 
 

@@ -1,7 +1,8 @@
-"""Generated workloads: Poisson or bursty arrivals, lognormal lengths, system prompts, sessions.
+"""Generates workloads with Poisson or bursty arrivals, lognormal lengths and sessions.
 
-On the command line a workload is named by its settings, `SETTING=VALUE` joined by commas:
-`--format synthetic --trace requests=2000,burst=4,turns=3`.
+Conversations may begin with one of several system prompts. On the command line a workload is named
+by its settings, `SETTING=VALUE` joined by commas, for example `--format synthetic --trace
+requests=2000,burst=4,turns=3`.
 """
 
 import random
@@ -21,16 +22,17 @@ class Synthetic:
 
     Attributes:
         requests: Number of requests.
-        rate: Sessions begun per second; a load rescales all times.
-        burst: Rate inside bursts divided by the rate outside; 1 is a plain Poisson process.
+        rate: Sessions begun per second, before a load rescales all times.
+        burst: Rate inside bursts divided by the rate outside. A value of 1 is a plain Poisson
+            process.
         prompt: Median tokens that a turn adds to its history.
         prompt_sigma: Standard deviation of the prompt length's logarithm.
         output: Median tokens of an answer.
         output_sigma: Standard deviation of the output length's logarithm.
-        turns: Mean turns of a conversation; the history grows by prompt and answer.
-        systems: Number of distinct system prompts; 0 for none.
+        turns: Mean turns of a conversation, whose history grows by prompt and answer.
+        systems: Number of distinct system prompts, or 0 for none.
         system_tokens: Tokens of each system prompt, rounded down to blocks.
-        tenants: Number of tenants; the first tenant has the most conversations.
+        tenants: Number of tenants, of which the first has the most conversations.
     """
 
     requests: int = 2000
@@ -69,7 +71,7 @@ def parse(text: str) -> Synthetic:
 
 
 def generate(workload: Synthetic, *, seed: int, block_tokens: int = BLOCK_TOKENS) -> Trace:
-    """Return the trace of a workload; equal seeds give equal traces."""
+    """Return the trace of a workload, which is equal for equal seeds."""
     return _Generator(workload, seed, block_tokens).trace()
 
 
@@ -88,7 +90,7 @@ class _Generator:
     def trace(self) -> Trace:
         workload, draw = self._workload, self._draw
         requests: list[TraceRequest] = []
-        # (when, order, session, history tokens, system blocks, tenant); order breaks ties
+        # (time, order, session, history tokens, system blocks, tenant), where order breaks ties
         turns: list[tuple[float, int, int, int, tuple[int, ...], int]] = []
         sessions, order = 0, 0
         begins_s = self._arrival()
@@ -116,7 +118,7 @@ class _Generator:
     def _arrival(self) -> float:
         """Return the time of the next conversation, by a Poisson process with two rates."""
         burst = self._workload.burst
-        low = 2 * self._workload.rate / (1 + burst)  # the mean over both is the rate
+        low = 2 * self._workload.rate / (1 + burst)  # mean of both rates = the workload's rate
         while True:
             rate = low * burst if self._is_burst else low
             gap_s = self._draw.expovariate(rate)

@@ -1,4 +1,4 @@
-"""Virtual time of discrete-event runs: a heap of planned actions, in order."""
+"""Virtual time of discrete-event runs, as a heap of planned actions."""
 
 from collections.abc import Callable
 from heapq import heappop, heappush
@@ -6,7 +6,7 @@ from typing import Any
 
 
 class Timeline:
-    """Runs actions at their times; actions of the same time run in the order of their planning.
+    """Runs actions at their times, and actions of the same time in the order of planning.
 
     Attributes:
         now: Time of the running action, in virtual seconds.

@@ -1,15 +1,15 @@
-"""Readers of real traffic: published traces, and exports of the ClickHouse table `requests`.
+"""Readers of real traffic, from published traces and exports of the ClickHouse table `requests`.
 
-A trace has only lengths and times; no format contains text. A file may be gzipped (`.gz`).
+A trace has only lengths and times, because no format contains text. A file may be gzipped (`.gz`).
 
 * `mooncake`: JSON lines with `timestamp` (ms), `input_length`, `output_length` and `hash_ids`, the
   chained ids of 512-token blocks. Time stamps are rounded to 3 seconds, so each request is moved by
-  a seeded random offset. Sessions are inferred from two or more leading blocks seen before.
+  a seeded random offset. Sessions are inferred from two or more leading blocks of earlier prompts.
 * `azure`: CSV with `TIMESTAMP`, `ContextTokens` and `GeneratedTokens`. The trace has no data about
-  shared prefixes, so every prompt has blocks of its own.
+  shared prefixes, so every prompt has separate blocks.
 * `sluice`: JSON lines with fields of `RequestEvent` (`SELECT ... FORMAT JSONEachRow`):
   `received_at_unix_ms`, `prompt_tokens`, `output_tokens`, `session_hash`, `tenant_id`. A later turn
-  of a session is assumed to begin with the session's previous prompt; 0 means no session.
+  of a session is assumed to begin with the session's previous prompt. 0 means no session.
 """
 
 import csv
@@ -25,14 +25,14 @@ from typing import IO, Any
 
 from sim.workload import Trace, TraceRequest
 
-BLOCK_TOKENS = 512  # tokens per block of the published hashes; engines have smaller blocks
+BLOCK_TOKENS = 512  # tokens per block of the published hashes, while engines have smaller blocks
 BUCKET_S = 3.0
 _AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 _SLUICE_FIELDS = ("received_at_unix_ms", "prompt_tokens", "output_tokens")
 
 
 class TraceError(ValueError):
-    """A trace cannot be read; the message names file and line."""
+    """Raised if a trace cannot be read, with a message that names file and line."""
 
 
 def load(path: Path, format_name: str, *, seed: int = 0, requests_max: int | None = None) -> Trace:
@@ -76,7 +76,7 @@ def _open(path: Path) -> IO[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """The present place in a file, for messages."""
+    """A line of a file, for messages."""
 
     path: Path
     line: int
@@ -127,7 +127,7 @@ def _mooncake(path: Path, file: IO[str], draw: random.Random) -> Iterator[TraceR
             if block not in owners:
                 break
             known += 1
-        if known > 1:  # all prompts share the first block, so it does not count
+        if known > 1:  # all prompts share the first block, so it is not counted
             session = owners[blocks[known - 1]]
         else:
             session = sessions
@@ -174,7 +174,7 @@ def _sluice(path: Path, file: IO[str], draw: random.Random) -> Iterator[TraceReq
             place.number(row, name) for name in _SLUICE_FIELDS
         )
         if not prompt_tokens:
-            continue  # refused before it was tokenized: it never reached a router
+            continue  # refused before its prompt was tokenized, so it never reached a router
         session = place.number(row, "session_hash") if row.get("session_hash") else 0
         yield TraceRequest(
             arrived_s=arrived_ms / 1e3,
@@ -208,7 +208,7 @@ class SessionChains:
         """Return the blocks of a session's next prompt.
 
         Args:
-            session: Session of the request; 0 for a request that shares no prefix.
+            session: Session of the request, or 0 for a request that shares no prefix.
             prompt_tokens: Tokens of the whole prompt.
             system: Full blocks of the system prompt with which the session begins.
         """

@@ -1,4 +1,4 @@
-"""The replayed workload: requests of a trace, without any content."""
+"""The requests of a replayed trace, without any content."""
 
 from dataclasses import dataclass
 
@@ -9,14 +9,15 @@ class TraceRequest:
 
     Attributes:
         arrived_s: Seconds since the first request of the trace.
-        prompt_tokens: Number of prompt tokens; at least 1.
-        output_tokens: Length of the model's answer, hidden from routers; at least 1.
-        blocks: Chained ids of the prompt's blocks; equal ids mean equal prefixes. The last block
+        prompt_tokens: Number of prompt tokens, at least 1.
+        output_tokens: Length of the model's answer in tokens, at least 1, which is hidden from
+            routers.
+        blocks: Chained ids of the prompt's blocks. Equal ids mean equal prefixes. The last block
             may be partly filled.
-        session: Requests of one conversation have one number; a negative one stands for a request
-            whose conversation, if any, the trace does not name.
-        tenant: Tenant of the request; empty if the trace does not say.
-        priority: Priority of its tier; higher is more important.
+        session: Number of the conversation, or a negative number if the trace names no
+            conversation.
+        tenant: Tenant of the request, or empty if the trace names none.
+        priority: Priority of the tenant's tier. A higher priority is more important.
     """
 
     arrived_s: float
@@ -30,7 +31,7 @@ class TraceRequest:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Requests in order of arrival; the first one arrives at time 0.
+    """Requests in order of arrival, of which the first arrives at time 0.
 
     Attributes:
         name: Name in results.
@@ -42,6 +43,6 @@ class Trace:
     requests: tuple[TraceRequest, ...]
 
     def time_factor(self, rate_per_s: float) -> float:
-        """Return the factor on arrival times that gives a mean rate."""
+        """Return the factor on arrival times that leads to a mean rate."""
         duration_s = self.requests[-1].arrived_s
         return len(self.requests) / duration_s / rate_per_s if duration_s else 1.0

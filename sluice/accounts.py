@@ -1,4 +1,4 @@
-"""Checks the rights of other users on this machine, and the capabilities of this process."""
+"""Checks the access rights of other users on this machine, and the capabilities of this process."""
 
 import os
 import stat
@@ -21,13 +21,13 @@ _BITS = {
 def can_traverse(path: Path, uid: int, gid: int) -> bool:
     """Return whether a user with only the group `gid` may enter every directory down to `path`.
 
-    Missing directories are ignored, because whoever creates them makes them accessible.
+    Missing directories are ignored, because the process that creates them makes them accessible.
     """
     return not closed_part(path, uid, gid)
 
 
 def closed_part(path: Path, uid: int, gid: int) -> str:
-    """Return the deepest directory at or above `path` that a user may not enter; empty if none."""
+    """Return the deepest directory at or above `path` that a user may not enter, or empty."""
     for directory in (path, *path.parents):
         try:
             status = directory.stat()
@@ -45,7 +45,7 @@ def closed_part(path: Path, uid: int, gid: int) -> str:
 
 
 def lacking_capabilities(names: Iterable[str]) -> list[str]:
-    """Return the given capabilities that this process lacks."""
+    """Return those of the capabilities that this process lacks."""
     effective = _effective()
     return sorted(name for name in names if not effective >> _BITS[name] & 1)
 

@@ -1,4 +1,4 @@
-"""The largest rank of adapters that a replica serves, by its engine and its options; pure.
+"""The largest rank of adapters that a replica serves, by its engine and its options. Pure.
 
 Engines read their defaults from this table, so the control plane and the engines refuse the same
 ranks.
@@ -7,8 +7,8 @@ ranks.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-RANK, SLOTS = "adapter_rank", "adapter_slots"  # options of engines
-RANK_MAX = 1024  # of the option
+RANK, SLOTS = "adapter_rank", "adapter_slots"  # names of engine options
+RANK_MAX = 1024  # largest rank that the option permits
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +16,7 @@ class AdapterRoom:
     """An engine's default room for adapters.
 
     Attributes:
-        slots: Adapters in one batch; 0: none are served.
+        slots: Most adapters in one batch, or 0 if no adapters are served.
         rank: Largest rank of an adapter.
     """
 
@@ -31,11 +31,11 @@ _ROOMS: Mapping[str, AdapterRoom] = {"openvino": OPENVINO, "sim": SIM, "trtllm":
 
 
 def adapter_rank_max(engine: str, options: Mapping[str, str]) -> int | None:
-    """Return the largest served rank; 0 if no adapters are served, None for an unknown engine.
+    """Return the largest served rank, 0 without adapters, or None for an unknown engine.
 
     Args:
         engine: Name of the engine.
-        options: Engine options of its pool; a value that is no number counts as missing.
+        options: Engine options of the replica's pool. A value that is no number counts as missing.
     """
     room = _ROOMS.get(engine)
     if room is None:

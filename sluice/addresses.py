@@ -5,11 +5,11 @@ import re
 
 _FORM = re.compile(r"(?:[A-Za-z0-9._-]{1,253}|\[[0-9a-fA-F:.%]{2,60}\]):([0-9]{1,5})")
 _PORT_MAX = 65_535
-# Network with all public unicast addresses of IPv6. Of the prefixes that embed IPv4 addresses, the
-# network only contains 6to4.
+# Network with all public unicast addresses of IPv6. The only embedded IPv4 addresses in the network
+# are those of 6to4.
 _UNICAST = ipaddress.ip_network("2000::/3")
-# Networks without public hosts, which some versions of Python regard as global: 6to4 and its
-# relays, protocol assignments, documentation.
+# Networks without public hosts, which some versions of Python regard as global. These are 6to4 and
+# its relays, protocol assignments, and documentation.
 _SPECIAL = tuple(
     map(
         ipaddress.ip_network,
@@ -25,7 +25,7 @@ def is_address(text: str) -> bool:
 
 
 def host_and_port(address: str) -> tuple[str, int]:
-    """Return host and port of an address; an IPv6 host is returned without brackets."""
+    """Return host and port of an address. An IPv6 host is returned without brackets."""
     host, _, port = address.rpartition(":")
     return host.strip("[]"), int(port)
 

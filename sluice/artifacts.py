@@ -1,4 +1,4 @@
-"""Content-addressed artifacts on a node: directories that are named by the digest of their files.
+"""Content-addressed artifacts on a node, in directories named by the digest of their files.
 
 In an artifact folder, a directory `<digest>/` is complete whenever it exists. The digest covers the
 relative names and the bytes of all files, so equal directories have equal names on all nodes.
@@ -12,7 +12,7 @@ from sluice.ids import new_id
 
 
 def digest_directory(directory: Path) -> str:
-    """Return the SHA-256 of a directory, in hex: of its sorted `sha256  relative/name` lines."""
+    """Return the hex SHA-256 of a directory's sorted lines `sha256  relative/name`."""
     files = sorted(path for path in directory.rglob("*") if path.is_file())
     if not files:
         raise FileNotFoundError(f"{directory} holds no files; an artifact needs at least one")
@@ -25,7 +25,7 @@ def digest_directory(directory: Path) -> str:
 
 
 def artifact_path(root: Path, digest: str) -> Path:
-    """Return the directory of a digest; raises FileNotFoundError if the node lacks it."""
+    """Return the directory of a digest, or raise FileNotFoundError if the node lacks it."""
     path = root / digest
     if not path.is_dir():
         raise FileNotFoundError(f"artifact {digest} is not in {root}; import it first")
@@ -42,7 +42,7 @@ def import_directory(source: Path, root: Path) -> str:
     staging = root / new_id(".staging")
     shutil.copytree(source, staging)
     try:
-        staging.rename(target)  # fails when another process was first, which is fine
+        staging.rename(target)  # fails if another process was first, whose copy is equal
     except OSError:
         shutil.rmtree(staging)
         if not target.is_dir():

@@ -1,13 +1,13 @@
-"""The small files of a base: all that tokenizing needs, without weights."""
+"""The names of a base's small files, which tokenizing needs without the weights."""
 
 from typing import Final
 
 TOKENIZER: Final = "tokenizer.json"
 CHAT_TEMPLATE: Final = "chat_template.jinja"
-# Further templates lie here, one `NAME.jinja` each.
+# Directory of further templates, with one `NAME.jinja` each.
 MORE_TEMPLATES: Final = "additional_chat_templates"
 TOOLS_TEMPLATE: Final = f"{MORE_TEMPLATES}/tool_use.jinja"
-# Optional ones included: a base has those of them that its authors wrote.
+# All files, including optional ones. A base has only the optional files that its authors wrote.
 TEXT_FILES: Final = (
     TOKENIZER,
     "tokenizer_config.json",
@@ -16,7 +16,8 @@ TEXT_FILES: Final = (
     "config.json",
     "generation_config.json",
 )
-# Bases that a gateway tells the control plane of at once: it cannot serve them yet.
+# Most missing bases that a gateway reports to the control plane at once, because it cannot serve
+# them.
 MISSING_BASES_MAX = 64
-# Limit of a tokenizer in artifacts; the other files have lower limits.
+# Limit of a tokenizer in artifacts, in bytes. The other files have lower limits.
 TEXT_FILE_BYTES_MAX: Final = 64 << 20

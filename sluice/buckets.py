@@ -1,15 +1,16 @@
-"""The buckets of rollout histograms: the trace store fills them, the gates compare them; pure."""
+"""The buckets of rollout histograms, which the trace store fills and the gates compare. Pure."""
 
 from math import log2
 
-# Buckets grow by the fourth root of two, 19 %; the last one holds everything from 2**24 on: ms of
-# TTFT and microseconds of TPOT above 4.6 h and 16 s, 16 million tokens or thousandths of nats.
+# Buckets grow by the fourth root of two, 19 %. The last bucket contains all values from 2**24. The
+# value is a TTFT in ms above 4.6 h, a TPOT in microseconds above 16 s, 16 million tokens, or as
+# many thousandths of nats.
 BUCKETS_PER_OCTAVE = 4
 BUCKETS = 24 * BUCKETS_PER_OCTAVE + 1
 
 
 def bucket_of(value: float) -> int:
-    """Return the bucket of a value in the histogram's unit; all below 1 share the first."""
+    """Return the bucket of a value in the histogram's unit. All values below 1 share the first."""
     return min(BUCKETS - 1, int(log2(value) * BUCKETS_PER_OCTAVE)) if value > 1 else 0
 
 

@@ -11,10 +11,10 @@ from sluice.certificates import ours
 
 
 class CertificateExpiry(Collector):
-    """The gauge of the certificate in use, whatever the files hold."""
+    """The gauge of the certificate in use, even if the files contain a newer certificate."""
 
     def collect(self) -> Iterable[GaugeMetricFamily]:
-        """Yield the gauge; infinite without mutual TLS, so that no alert misses its metric."""
+        """Yield the gauge, infinite without mutual TLS, so that alerts always find the metric."""
         certificates = ours()
         left_s = inf if certificates is None else certificates.fresh().expires_unix_s - time.time()
         yield GaugeMetricFamily(

@@ -1,8 +1,8 @@
-"""Mutual TLS between platform processes: files and TLS contexts. Off unless set.
+"""Certificate files and TLS contexts of mutual TLS between platform processes, which is optional.
 
 A process has one certificate, as client and as server. It is set once, at the start, and every
-connection and listener finds it here. The files are checked again with each new connection, so that
-replaced ones need neither a restart nor a loop.
+connection and listener of the process uses it. The files are checked again with each new
+connection, so that replaced files need neither a restart nor a loop.
 """
 
 import asyncio
@@ -35,23 +35,24 @@ log = structlog.get_logger(__name__)
 # Seconds until refused files are loaded again, because the cause may have been a wrong clock or a
 # lack of file descriptors.
 _RETRY_S = 30.0
-_FLIGHTS_MAX = 10  # most message rounds of a test handshake; TLS 1.3 needs three
+_FLIGHTS_MAX = 10  # most message rounds of a test handshake, of which TLS 1.3 needs three
 
 Versions = tuple[tuple[str, int, int, int], ...]
 
 
 class MtlsSettings(ServiceSettings):
-    """Mutual TLS between the processes of the platform; without settings there is none.
+    """Mutual TLS between the processes of the platform, which is off without settings.
 
     Attributes:
         ca: PEM file of the CAs that sign our processes' certificates, or a directory of such files
             (*.pem, *.crt).
-        certificate: PEM file of this process's certificate and of intermediate CAs; it has the DNS
-            name `role.domain`, e.g. `router.sluice.internal`, and an agent's also `engine.domain`.
+        certificate: PEM file of this process's certificate and of intermediate CAs. The certificate
+            has the DNS name `role.domain`, for example `router.sluice.internal`. An agent's
+            certificate also has `engine.domain`.
         key: PEM file of the certificate's key. All files are read again when they change.
-        engine_ca: PEM file of the CA that signs the allowed callers of engines; for agents. Triton
-            checks no role: without this setting any certificate of the platform may call.
-        domain: End of those DNS names; different for each platform that shares a CA.
+        engine_ca: For agents, PEM file of the CA that signs the allowed callers of engines. Triton
+            checks no role, so without this setting any certificate of the platform may call.
+        domain: End of the DNS names, which differs between platforms that share a CA.
     """
 
     model_config = SettingsConfigDict(env_prefix="MTLS__")
@@ -69,7 +70,7 @@ class MtlsSettings(ServiceSettings):
 
 
 class CertificateError(ValueError):
-    """The certificates are unusable; the message names the setting and the fix."""
+    """Raised for unusable certificates, with a message that names the setting and the fix."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,16 +87,16 @@ class Loaded:
     identity: Identity
     expires_unix_s: float
     versions: Versions
-    accepting: ssl.SSLContext  # a client's certificate is taken if there is one
-    requiring: ssl.SSLContext  # a client needs one
+    accepting: ssl.SSLContext  # accepts clients with or without a certificate
+    requiring: ssl.SSLContext  # refuses clients without a certificate
     calling: ssl.SSLContext
 
 
 class Certificates:
-    """This process' certificate; thread-safe."""
+    """The certificate of this process, reloaded when its files change. Thread-safe."""
 
     def __init__(self, settings: MtlsSettings) -> None:
-        """Load.
+        """Load and check the files.
 
         Raises:
             CertificateError: Files are missing, or do not match.
@@ -120,7 +121,7 @@ class Certificates:
         self._ca_path = settings.ca
         self._lock = threading.Lock()
         self._refused: Versions | None = None
-        self._retry_at_s = 0.0  # of `time.monotonic`
+        self._retry_at_s = 0.0  # time by `time.monotonic`
         self._loaded = self._load()
         if self.engine_ca is not None:
             _read("MTLS__ENGINE_CA", self.engine_ca)
@@ -135,7 +136,7 @@ class Certificates:
         return _read("MTLS__ENGINE_CA", self.engine_ca)
 
     def fresh(self) -> Loaded:
-        """Return the present contents of the files, or the last valid contents."""
+        """Return the current contents of the files, or the last valid contents."""
         with self._lock:
             versions: Versions = ()
             try:
@@ -144,7 +145,7 @@ class Certificates:
                 if is_refused or versions == self._loaded.versions:
                     return self._loaded
                 self._loaded = self._load()
-            except (CertificateError, OSError) as error:  # half-way replaced: the next look tells
+            except (CertificateError, OSError) as error:  # half replaced files, loaded later
                 if versions != self._refused:
                     log.warning("certificate_not_loaded", error=str(error))
                 self._refused, self._retry_at_s = versions, time.monotonic() + _RETRY_S
@@ -157,12 +158,13 @@ class Certificates:
         """Return a TLS context for servers, which uses the newest files for each connection.
 
         Args:
-            is_required: Whether clients need a certificate. If not, one that is sent must be valid.
+            is_required: Whether clients need a certificate. If not, a certificate that is sent must
+                still be valid.
         """
         return self._servers[is_required]
 
     def client_context(self) -> ssl.SSLContext:
-        """Return a context for clients with the newest files: call it for each connection."""
+        """Return a context with the newest files for one connection of a client."""
         return self.fresh().calling
 
     def identity(self, names: Mapping[str, Any] | None) -> Identity:
@@ -181,7 +183,7 @@ class Certificates:
             now = self.fresh()
             link.context = now.requiring if is_required else now.accepting
 
-        context.sni_callback = renew  # called also for clients without a server name
+        context.sni_callback = renew  # also called for clients without a server name
         return context
 
     def _context(self, protocol: int, *, is_required: bool) -> ssl.SSLContext:
@@ -246,13 +248,13 @@ class Certificates:
         )
 
     def _seen_by_itself(self, server: ssl.SSLContext) -> dict[str, Any]:
-        """Return the certificate as a platform process sees it, as client or as server.
+        """Return the fields of the certificate that a peer receives in a handshake.
 
         Raises:
             CertificateError: A peer would refuse the certificate.
         """
         client = self._context(ssl.PROTOCOL_TLS_CLIENT, is_required=True)
-        client.check_hostname = False  # the names come next
+        client.check_hostname = False  # the names are checked afterwards
         try:
             _, seen = shaken_hands(client, server)
         except ssl.SSLError as error:
@@ -267,7 +269,7 @@ class Certificates:
 def shaken_hands(
     client: ssl.SSLContext, server: ssl.SSLContext
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Perform a TLS handshake in memory; return the certificates that both sides receive.
+    """Perform a TLS handshake in memory, and return the certificates that both sides receive.
 
     Raises:
         ssl.SSLError: A side refuses the other's certificate.
@@ -312,24 +314,24 @@ def _read(setting: str, file: Path) -> bytes:
 
 
 class _Ours:
-    """The certificates of this process; None: no TLS between processes."""
+    """The certificates of this process, or None without TLS between processes."""
 
     certificates: Certificates | None = None
 
 
 def no_passphrase() -> str:
-    """Refuse, as `password` of `load_cert_chain`: OpenSSL would wait for input at the terminal."""
+    """Raise SSLError, as the `password` of `load_cert_chain`, instead of waiting at a terminal."""
     raise ssl.SSLError(ssl.SSL_ERROR_SSL, "the key has a passphrase; give a key without one")
 
 
 def use(role: CertificateRole | None = None, called: Mapping[str, str] | None = None) -> None:
-    """Take the certificates of the environment for this process, from now on.
+    """Set this process's certificates from the environment.
 
-    Ends the process with status 2 and a line on stderr when they cannot be used.
+    Unusable certificates end the process with status 2 and a line on stderr.
 
     Args:
-        role: Role of this process; None: any.
-        called: URLs of platform processes that this one calls, by setting; empty: none.
+        role: Role of this process, or None for any role.
+        called: URLs of platform processes that this process calls, by setting.
     """
     settings = MtlsSettings.from_environment()
     if not settings.is_on:
@@ -358,7 +360,7 @@ def install(certificates: Certificates | None, role: CertificateRole | None = No
         CertificateError: The certificates are not for this role.
     """
     if certificates is not None and role is not None:
-        # A process that starts engines serves them with its own certificate.
+        # A process that starts engines provides them with its own certificate.
         wanted = (
             {CertificateRole.AGENT, CertificateRole.ENGINE}
             if role is CertificateRole.AGENT
@@ -375,15 +377,15 @@ def install(certificates: Certificates | None, role: CertificateRole | None = No
 
 
 def ours() -> Certificates | None:
-    """Return this process's certificates; None without mutual TLS."""
+    """Return this process's certificates, or None without mutual TLS."""
     return _Ours.certificates
 
 
 def refusal_of(transport: asyncio.BaseTransport | None, service: str) -> str:
-    """Return why the peer may not call a service over HTTP; empty: it may.
+    """Return why the peer may not call a service over HTTP, or an empty string.
 
     Args:
-        transport: Transport of the connection; without mutual TLS, every peer may call.
+        transport: Transport of the connection. Without mutual TLS, every peer may call.
         service: Called service.
     """
     certificates = _Ours.certificates
@@ -399,13 +401,13 @@ def refusal_of(transport: asyncio.BaseTransport | None, service: str) -> str:
 
 
 def server_tls(*, is_required: bool) -> ssl.SSLContext | None:
-    """Return the `ssl` argument of HTTP servers; see `Certificates.server_context`."""
+    """Return the `ssl` argument of HTTP servers, from `Certificates.server_context`."""
     certificates = _Ours.certificates
     return certificates and certificates.server_context(is_required=is_required)
 
 
 def http_options(role: CertificateRole) -> dict[str, Any]:
-    """Return aiohttp's options for a request to a platform process; empty without mutual TLS.
+    """Return aiohttp's TLS options for a request to a platform process.
 
     Args:
         role: Expected role of the peer, at any address.

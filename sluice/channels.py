@@ -1,7 +1,7 @@
 """gRPC between platform processes, with the installation's token, and mutual TLS if configured.
 
 Every call sends a token, derived from the installation's secret for the called service, and every
-server verifies the token. Sending and verifying happen once per call, not per message.
+server verifies the token. The token is sent and verified once per call, not per message.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ Options = Sequence[tuple[str, Any]]
 _Context = grpc.aio.ServicerContext[Any, Any]
 # Least seconds between two checks for new certificates, because a check lists a directory.
 _LOOK_S = 1.0
-# Seconds until the calls on a replaced channel, other than the latest replaced one, are ended.
+# Seconds until the calls on a replaced channel are ended, if a newer channel was replaced as well.
 _GRACE_S = 300.0
 _NAMES = "x509_subject_alternative_name"
 TOKEN = "sluice-token"  # noqa: S105 - the name of a header
@@ -138,11 +138,11 @@ def _secure(
 class RenewedChannel:
     """A long-lived channel, which is replaced after the certificate has been replaced.
 
-    A plain gRPC channel reconnects by itself, but always with its first certificate.
+    A plain gRPC channel also reconnects, but always with its first certificate.
     """
 
     def __init__(self, address: str, role: CertificateRole, *, options: Options) -> None:
-        """See `channel_to`."""
+        """Create a channel by `channel_to`, with the same arguments."""
         self._make = partial(channel_to, address, role, options=options)
         self._certificates = ours()
         self._loaded = self._certificates and self._certificates.fresh()
@@ -159,10 +159,10 @@ class RenewedChannel:
         return self._certificates.fresh()
 
     async def current(self) -> grpc.aio.Channel:
-        """Return the channel for the next call; running calls on older channels continue.
+        """Return the channel for the next call, while running calls on older channels continue.
 
-        When a channel is replaced, calls on the channel that it had replaced end after `_GRACE_S`.
-        So a certificate and its CA may be replaced in quick succession.
+        At the next replacement, calls on the channel replaced before end after `_GRACE_S`. So a
+        certificate and its CA may be replaced in quick succession.
         """
         loaded = self._now()
         if loaded is not self._loaded:
@@ -186,7 +186,7 @@ class RenewedChannel:
 
 
 def server(options: Options) -> grpc.aio.Server:
-    """Return a server for platform processes; `add_port` makes it listen.
+    """Return a server for platform processes, which listens after `add_port`.
 
     Raises:
         RuntimeError: This process has no installation secret.
@@ -195,7 +195,7 @@ def server(options: Options) -> grpc.aio.Server:
 
 
 def add_port(serving: grpc.aio.Server, address: str) -> int:
-    """Let a server listen at host:port, and return the port.
+    """Make a server listen at host:port, and return the port.
 
     Raises:
         RuntimeError: The address is in use.
@@ -214,7 +214,7 @@ def _server_credentials(certificates: Certificates) -> grpc.ServerCredentials:
     told = certificates.fresh()
 
     def newest() -> grpc.ServerCertificateConfiguration | None:
-        """Return the certificates for the next connection; None if unchanged. Thread-safe."""
+        """Return the certificates for the next connection, or None if unchanged. Thread-safe."""
         nonlocal told
         now = certificates.fresh()
         if now is told:

@@ -1,7 +1,7 @@
-"""Safe connections to hosts that users name: each name is resolved once, and checked.
+"""Safe connections to hosts that users name, by resolving and checking each name once.
 
 A name may resolve to any address, even to an address inside the platform. So for each connection
-all addresses of the name are checked, and the connection uses one of the checked addresses, which a
+all addresses of the name are checked. The connection uses one of the checked addresses, which a
 second look-up cannot replace.
 """
 
@@ -13,7 +13,8 @@ from ipaddress import ip_address
 
 from aiohttp.abc import AbstractResolver, ResolveResult
 
-# Function of host, port and one of the host's addresses; returns the reason for a refusal, if any.
+# Returns the reason for a refusal, or an empty string, from host, port and one of the host's
+# addresses.
 Refuse = Callable[[str, int, str], str]
 
 
@@ -30,15 +31,15 @@ class AddressRefusedError(PermissionError):
 
 
 def refused_for(error: BaseException) -> str:
-    """Return the reason of a refusal, also of one inside an error of aiohttp; empty: it is none."""
+    """Return the reason of a refusal, also inside an error of aiohttp, or an empty string."""
     inner = getattr(error, "os_error", error)
     return inner.reason if isinstance(inner, AddressRefusedError) else ""
 
 
 def check_literal(host: str, port: int, refuse: Refuse) -> None:
-    """Check an address that stands in a URL itself: aiohttp resolves only names.
+    """Check an address in a URL, because aiohttp resolves only names.
 
-    AddressRefusedError: it must not be called.
+    AddressRefusedError is raised if the address must not be called.
     """
     try:
         ip_address(host.partition("%")[0])
@@ -87,8 +88,8 @@ class CheckedResolver(AbstractResolver):
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
     ) -> list[ResolveResult]:
-        """See `checked_addresses`."""
+        """Return the result of `checked_addresses`."""
         return await checked_addresses(host, port, self._refuse, family)
 
     async def close(self) -> None:
-        """Do nothing: the resolver holds no resources."""
+        """Do nothing, because the resolver has no resources."""

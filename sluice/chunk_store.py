@@ -1,6 +1,6 @@
-"""Stores the bytes of artifacts: immutable chunks by SHA-256, on a disk or in S3.
+"""Stores the bytes of artifacts as immutable chunks by SHA-256, on a disk or in S3.
 
-A chunk is stored completely or not at all, and a reader gets bytes with the requested hash or an
+A chunk is stored completely or not at all. A reader receives bytes with the requested hash or an
 error. The manifests that refer to chunks are in PostgreSQL.
 
 Only the blocking functions of obstore are used, in threads of this class. Its asynchronous
@@ -38,7 +38,7 @@ _ERRORS = (BaseError, OSError)
 
 
 class StoreDownError(PlatformError):
-    """The store did not answer in time."""
+    """Raised if the store did not answer in time."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(
@@ -50,7 +50,7 @@ class StoreDownError(PlatformError):
 
 
 class LostChunkError(PlatformError):
-    """The store lacks a chunk, so that its artifacts must be uploaded again."""
+    """Raised if the store lacks a chunk, so that its artifacts must be uploaded again."""
 
     def __init__(self, sha256: str, problem: str) -> None:
         message = f"chunk {sha256} {problem}: upload the artifacts that have it again"
@@ -61,7 +61,7 @@ def open_backend(url: str) -> Backend:
     """Return the store at a URL.
 
     Args:
-        url: `file:///directory`, which is made if necessary, or `s3://bucket/prefix`, with the
+        url: `file:///directory`, which is created if necessary, or `s3://bucket/prefix`, with the
             usual AWS_* variables of the environment.
 
     Raises:
@@ -99,7 +99,7 @@ def awake_s() -> float:
 
 
 def chunk_path(sha256: str) -> str:
-    """Return the path of a chunk, in nested directories so that each stays small."""
+    """Return the path of a chunk, in nested directories so that each directory stays small."""
     return f"chunks/{sha256[:2]}/{sha256[2:4]}/{sha256}"
 
 
@@ -123,7 +123,7 @@ class ChunkStore:
             content: Bytes of the chunk.
 
         Raises:
-            StoreDownError: The chunk may be stored, or not; put it again.
+            StoreDownError: It is unknown whether the chunk is stored, so put it again.
         """
         path = chunk_path(sha256)
 
@@ -170,7 +170,8 @@ class ChunkStore:
                 that was suspended could delete a chunk that has been stored again since.
 
         Raises:
-            StoreDownError: The store does not answer; the chunk may be there, or not.
+            StoreDownError: The store does not answer, so it is unknown whether the chunk is
+                deleted.
         """
 
         def work() -> None:

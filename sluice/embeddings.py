@@ -1,6 +1,6 @@
-"""Embeddings and scores from a replica: Triton's `ModelInfer` with token ids, on grpc.aio.
+"""Reads embeddings and scores from a replica, by Triton's `ModelInfer` with token ids on grpc.aio.
 
-All texts of one request would need the same length, because a tensor is rectangular, but a replica
+All texts of one request would need the same length, because a tensor is rectangular. A replica
 batches requests of different lengths. So a client sends one request per text, concurrently.
 """
 
@@ -21,7 +21,7 @@ from sluice.kserve import CHANNEL_OPTIONS
 from sluice.triton import Stub, messages
 
 _RETRY_S = 1.0
-SECOND_BEGINS = "second_begins"  # parameter of a request
+SECOND_BEGINS = "second_begins"  # name of a parameter of requests
 
 assert sys.byteorder == "little", "tensors are little-endian, and so must be this machine"
 
@@ -30,7 +30,7 @@ class PairedTokens(list[int]):
     """The token ids, with special tokens, of two texts that a cross-encoder reads as one sequence.
 
     Attributes:
-        second_begins: Index of the second text's first token; 0 if the base does not distinguish
+        second_begins: Index of the second text's first token, or 0 if the base does not distinguish
             the texts.
     """
 
@@ -49,7 +49,7 @@ class Embedding:
     An embedding has length 1. A classifying base returns an unbounded score per label instead.
     """
 
-    values: "array[float]"  # 3.11 cannot subscript it
+    values: "array[float]"  # quoted, because Python 3.11 cannot subscript the type
     base_digest: str = ""
 
 
@@ -70,7 +70,7 @@ class EmbeddingClient:
         self._stub: Any = None
 
     async def __aenter__(self) -> Self:
-        """Return the client; it connects with the first call."""
+        """Return the client, which connects at the first call."""
         return self
 
     async def __aexit__(
@@ -96,13 +96,16 @@ class EmbeddingClient:
         """Return the embedding of one text.
 
         Args:
-            tokens: Token ids of the text, special ones included; `PairedTokens` of a pair.
+            tokens: Token ids of the text, special ones included, or `PairedTokens` of a pair of
+                texts.
             timeout_s: Longest wait for the answer, connecting included.
-            with_digest: Also ask which base it comes from.
+            with_digest: Whether to request the digest of the base.
 
         Raises:
-            BadRequestError: The replica refuses the text; the code and the message say why.
-            RejectedError: QUEUE_FULL, `in_flight_max` calls are under way; nothing was sent.
+            BadRequestError: The replica refuses the text, for the reason in the code and the
+                message.
+            RejectedError: QUEUE_FULL, because `in_flight_max` calls are in progress. No request was
+                sent.
             FailedError: UNAVAILABLE, REPLICA_LOST (no answer in time) or ENGINE_FAILED.
         """
         request = infer_request(self._model, tokens, with_digest=with_digest)
@@ -159,12 +162,12 @@ def read_response(message: Any) -> Embedding:
     """Return the embedding in a `ModelInferResponse`.
 
     Args:
-        message: None: what came was no such message.
+        message: The response, or None if the received bytes were no such message.
 
     Raises:
-        ValueError: Not one embedding of one text.
+        ValueError: The message does not contain exactly one embedding of one text.
     """
-    if message is None:  # gRPC has logged why
+    if message is None:  # gRPC has logged the reason
         raise ValueError("no message of Triton's")
     found = dict(
         zip(
@@ -188,9 +191,9 @@ def render_refusal(error: PlatformError) -> str:
 
 
 def parse_refusal(text: str) -> tuple[ErrorCode, str]:
-    """Return the code and message of a refusal's text; INVALID_REQUEST for any other text."""
+    """Return the code and message of a refusal's text, or INVALID_REQUEST for any other text."""
     code, _, message = text.partition(": ")
     try:
         return ErrorCode(code), message
-    except ValueError:  # Triton's own, e.g. about a wrong data type
+    except ValueError:  # Triton's own text, for example about a wrong data type
         return ErrorCode.INVALID_REQUEST, text

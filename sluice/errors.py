@@ -1,6 +1,6 @@
-"""The platform's errors: one closed list of codes for all services, messages and metrics.
+"""The platform's errors, as one closed list of codes for all services, messages and metrics.
 
-The code of an error is its reason; the class of an error is its family, which decides whether to
+The code of an error is its reason. The class of an error is its family, which decides whether to
 retry. Backpressure (`rejected`, `evicted`) is never treated as a failure.
 """
 
@@ -9,7 +9,7 @@ from enum import StrEnum
 
 
 class ErrorCode(StrEnum):
-    """Stable machine-readable reasons; clients and dashboards rely on them."""
+    """Stable machine-readable reasons, on which clients and dashboards rely."""
 
     INVALID_REQUEST = "invalid_request"
     UNSUPPORTED_PARAMETER = "unsupported_parameter"
@@ -65,22 +65,22 @@ class ErrorPolicy:
     """How all parts of the platform treat an error of one code.
 
     Attributes:
-        status: HTTP status: 429 if the caller exceeds its own limit, 503 if the platform is at its
-            limit.
+        status: HTTP status, for example 429 if the caller exceeds its own limit, and 503 if the
+            platform is at its limit.
         moves: Whether a request without output is submitted again to the cell's next owner.
         is_asked_again: Whether an answer that has begun is retried, until the time for retries is
             over.
         lets_stand_in: Whether a fallback model may answer, because the requested model is saturated
             or down.
         is_passed_over: Whether a fallback model's refusal with this code is hidden, so that the
-            client gets the refusal of the requested model.
+            client receives the refusal of the requested model.
         goes_to_control: Whether the control release answers instead, because no engine can load the
             canary's adapter.
         is_charged: Whether the request is charged to the caller's limits, because it may have
             caused work although it was not served.
-        is_failure: Whether traces and alerts treat the request as failed; a disconnect of the
+        is_failure: Whether traces and alerts treat the request as failed. A disconnect of the
             client is no failure.
-        is_of_engine: Whether an engine may refuse a request with this code; any other code becomes
+        is_of_engine: Whether an engine may refuse a request with this code. Any other code becomes
             `engine_refused`.
         is_of_health: Whether a probe with this result is evidence against the engine's health.
         is_demand: Whether a router's refusal is demand for replicas, because the pool lacked
@@ -108,7 +108,7 @@ class ErrorPolicy:
 
     @property
     def kind(self) -> str:
-        """OpenAI's `type` of such errors."""
+        """OpenAI's `type` of errors with this code."""
         of_status = {401: "authentication_error", 429: "rate_limit_error"}
         rest = "server_error" if self.status >= 500 else "invalid_request_error"
         return self.own_kind or of_status.get(self.status, rest)
@@ -189,7 +189,7 @@ POLICIES: dict[ErrorCode, ErrorPolicy] = {
 
 
 def policy_of(outcome: str) -> ErrorPolicy | None:
-    """Return the policy of an event's outcome; None if the outcome is no error code."""
+    """Return the policy of an event's outcome, or None if the outcome is no error code."""
     return _OF_OUTCOME.get(outcome)
 
 
@@ -197,12 +197,12 @@ _OF_OUTCOME = {str(code): policy for code, policy in POLICIES.items()}
 
 
 class PlatformError(Exception):
-    """An error with a code that a caller can act on.
+    """An error whose code determines the caller's reaction.
 
     Attributes:
         code: Code of the error.
         message: Text for people, with the fix, and without secrets or data of other tenants.
-        retry_after_s: Seconds after which to retry; None if a retry is useless.
+        retry_after_s: Seconds after which to retry, or None if a retry is useless.
         param: Name of the invalid request field, if any.
     """
 
@@ -227,11 +227,11 @@ class PlatformError(Exception):
 
 
 class BadRequestError(PlatformError):
-    """The request is invalid, so a retry cannot succeed."""
+    """Raised for an invalid request, so that a retry cannot succeed."""
 
 
 class RejectedError(PlatformError):
-    """A refusal before queuing: the caller's limit (429) or the platform's (503) is reached."""
+    """A refusal before queuing, at the caller's limit (429) or the platform's limit (503)."""
 
 
 class FailedError(PlatformError):

@@ -1,4 +1,4 @@
-"""Proof that this installation made an event, because brokers accept messages of any client."""
+"""Proves that this installation wrote an event, because brokers accept messages of any client."""
 
 from collections.abc import Iterable, Mapping
 
@@ -12,14 +12,14 @@ Header = tuple[str, Value]
 
 
 def proof(topic: str, payload: bytes) -> dict[str, str | bytes | None]:
-    """Return the headers that prove that a platform process made a message for this topic."""
+    """Return the headers that prove that a platform process wrote a message for this topic."""
     return {HEADER: ours().mac(_PURPOSE + topic, payload)}
 
 
 def is_genuine(topic: str, payload: bytes, headers: Mapping[str, Value] | Iterable[Header]) -> bool:
-    """Return whether a message is accepted.
+    """Return whether a message is accepted as genuine.
 
-    A message without a proof is accepted only while the installation does not require proofs (yet).
+    A message without a proof is accepted only while the installation does not require proofs.
     """
     secret, shown = ours(), dict(headers).get(HEADER)
     if shown is None:

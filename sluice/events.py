@@ -1,15 +1,16 @@
 """Sends events to the broker without delaying requests.
 
 `emit` appends an event to a bounded queue in memory, and a thread of the producer sends the events.
-While the broker answers, events are sent directly. If the broker has been away for `broker_wait_s`,
-or the client's own queue is full, all events are written to the disk spool. The thread then sends
-the spool's events in order, and returns to direct sending when the spool is empty. Every lost event
-is counted.
+While the broker answers, events are sent directly. All events are written to the disk spool if the
+broker has not answered for `broker_wait_s`, or the client's own queue is full. The thread then
+sends the spool's events in order, and returns to direct sending when the spool is empty. Every lost
+event is counted.
 
-Delivery is at least once, because a replayed batch may have been delivered before, so consumers
-deduplicate by `event_id`. A crash of the process loses only events in memory: those of the last
-`_TICK_S`, and those that the broker had not acknowledged. Routers report such events instead. After
-the loss of a router, `put_on_disk` spools all events that the broker does not acknowledge at once.
+Delivery is at least once, because a replayed batch may have been delivered before. So consumers
+deduplicate by `event_id`. A crash of the process loses only events in memory. These are the events
+of the last `_TICK_S`, and the events that the broker had not acknowledged. Routers report them
+instead. After the loss of a router, `put_on_disk` spools all events that the broker does not
+acknowledge at once.
 """
 
 import threading
@@ -34,13 +35,13 @@ TEXTS_TOPIC = "sluice.texts.v1"
 # Largest event. Brokers refuse messages above 1 MB by default, and an event that is always refused
 # would block the spool.
 EVENT_MAX_BYTES = 900_000
-_TICK_S = 0.05  # longest time in seconds until the thread sees a new event
-_CHUNK = 256  # events per step of the thread, which bounds the time that it holds the interpreter
+_TICK_S = 0.05  # longest delay in seconds until the thread processes a new event
+_CHUNK = 256  # events per step of the thread, which bounds how long it occupies the interpreter
 _REPLAY_BATCH = 1_000
 _RETRY_PAUSE_S = 0.5
 # Seconds without an acknowledgement until events are spooled, after a call of `put_on_disk`.
 _ACKNOWLEDGED_S = 0.2
-_PURGE_S = 5.0  # longest purge; it is local and takes microseconds unless the client hangs
+_PURGE_S = 5.0  # longest purge, which is local and lasts microseconds unless the client hangs
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,7 @@ class EventStats:
     Attributes:
         emitted: Number of calls of `emit`.
         delivered: Events that the broker acknowledged, including replayed events.
-        delivery_failures: Attempts that the broker did not acknowledge; their events were spooled.
+        delivery_failures: Attempts that the broker did not acknowledge, whose events were spooled.
         spooled: Events written to the disk spool.
         dropped: Events lost for lack of memory, disk or a spool, or because of their size.
         damaged: Records of the spool that could not be read back.
@@ -112,20 +113,20 @@ class EventProducer:
         may_spool: Callable[[], bool] = lambda: True,
         is_over: Callable[[bytes], bool] = lambda _: False,
     ) -> None:
-        """Start the thread; the broker may still be down.
+        """Start the thread, even while the broker is down.
 
         Args:
             bootstrap: `host:port,...` of the brokers.
             topic: Topic of all events.
-            spool_directory: Root of the disk spool, which several processes may share; None:
+            spool_directory: Root of the disk spool, which several processes may share. With None,
                 undeliverable events are dropped and counted.
             spool_max_bytes: Largest size of the spool, above which the oldest events are dropped.
             spool_segment_bytes: Size of a spool file, and the most bytes that a crash repeats.
             lesser_spool: Root of a spool of less important events, deleted first on a full disk.
-            queue_max: Most events in the queue; the client's own queue has the same bound.
+            queue_max: Most events in the queue, and in the client's own queue.
             broker_wait_s: Seconds without an acknowledgement until events are spooled.
             linger_ms: Milliseconds that the client waits to fill a batch.
-            may_spool: Returns whether these events may be spooled; if not, the spool is emptied.
+            may_spool: Returns whether these events may be spooled. If not, the spool is emptied.
             is_over: Returns whether a spooled event has expired and must not be sent.
 
         Raises:
@@ -140,7 +141,7 @@ class EventProducer:
         self._produced = self._failures = self._spooled = self._unspooled = 0
         self._failed: list[bytes] = []
         self._replaying, self._retry_at = 0, 0.0
-        self._disk_wanted = False  # by the thread of the caller
+        self._disk_wanted = False  # set by the caller's thread
         self._disk_at: float | None = None
         self._spool = spool_directory and Spool(
             spool_directory,
@@ -156,7 +157,7 @@ class EventProducer:
         self._thread.start()
 
     def emit(self, payload: bytes) -> None:
-        """Queue one event, or count it as dropped if the queue is full; never blocks or raises."""
+        """Queue one event, or count it as dropped if the queue is full. Never blocks or raises."""
         if len(self._queue) >= self._queue_max or len(payload) > EVENT_MAX_BYTES:
             self._queue_drops += 1
         else:
@@ -166,8 +167,8 @@ class EventProducer:
     def put_on_disk(self) -> None:
         """Spool all events that the broker has not acknowledged `_ACKNOWLEDGED_S` from now.
 
-        Call it while no router could report the events if this process were killed. Spooled events
-        may be delivered twice. The call never blocks.
+        Callers use it while no router could report the events if this process were killed. Spooled
+        events may be delivered twice. The call never blocks.
         """
         self._disk_wanted = True
 
@@ -194,10 +195,11 @@ class EventProducer:
         return self._spool is not None and self._spool.is_tight
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until the broker has acknowledged all events emitted so far; blocks.
+        """Block until the broker has acknowledged all events emitted so far.
 
         Returns:
-            Whether all events were acknowledged within `timeout_s`; the thread continues to send.
+            Whether all events were acknowledged within `timeout_s`. In any case, the thread
+            continues to send.
         """
         wanted = self._emitted
         with self._settled:
@@ -236,7 +238,7 @@ class EventProducer:
             with self._settled:
                 self._settled_emitted = emitted
                 self._settled.notify_all()
-        # The poll is also the pause between turns; a delivery failure ends the poll early.
+        # The poll is also the pause between turns. A delivery failure ends the poll early.
         self._producer.poll(0.0 if len(self._queue) > _CHUNK else _TICK_S)
 
     def _step(self, now: float) -> None:
@@ -293,13 +295,13 @@ class EventProducer:
             self._spool.advance()
         elif self._failed:
             self._reset()
-            self._failed.clear()  # the failed events are still in the spool
+            self._failed.clear()  # the spool still contains the failed events
             self._retry_at = now + _RETRY_PAUSE_S
         was_delivered = self._replaying > 0
         self._replaying = 0
         if now < self._retry_at:
             return
-        # After a failure, a single event tests whether the broker is back.
+        # After a failure, a single event tests whether the broker is reachable again.
         batch = self._spool.peek(_REPLAY_BATCH if was_delivered else 1)
         if not batch:
             self._is_direct = True

@@ -1,4 +1,4 @@
-"""Files of tenants: records whose items are the parts of a file, in order."""
+"""Files of tenants, stored as records whose items are the parts of a file, in order."""
 
 import json
 
@@ -7,7 +7,7 @@ PART_BYTES = 1 << 20
 
 
 def part_id(number: int) -> str:
-    """Return the id of a part, by its number from 0 on."""
+    """Return the id of a part from its number, which starts at 0."""
     return f"{number:08d}"
 
 

@@ -1,9 +1,9 @@
 """Block hashes of the prefix cache, computed in the same way by gateway, router and engine.
 
-The hashes form a chain: the hash of each full block covers the block's token ids and is keyed by
-the hash of the preceding block. The first block is keyed by a root, which covers everything else
-that the KV values depend on: base, adapter and tenant salt. So two prompts share a cached block
-only if their roots and all tokens up to the end of the block are equal.
+The hashes form a chain, because the hash of each full block covers the block's token ids and is
+keyed by the hash of the preceding block. The first block is keyed by a root. The root covers all
+other inputs of the KV values, which are base, adapter and tenant salt. So two prompts share a
+cached block only if their roots and all tokens up to the end of the block are equal.
 """
 
 import hashlib
@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Sequence
 from struct import iter_unpack
 
-BLOCK_TOKENS = 32  # tokens per KV block; fixed by the OpenVINO CPU plugin
+BLOCK_TOKENS = 32  # tokens per KV block, fixed by the OpenVINO CPU plugin
 HASH_BYTES = 16
 _BLOCK = f"{4 * BLOCK_TOKENS}s"  # struct format of one block, with 4 bytes per token id
 
@@ -19,8 +19,8 @@ _BLOCK = f"{4 * BLOCK_TOKENS}s"  # struct format of one block, with 4 bytes per 
 def cache_root(base_digest: str, adapter_digest: str, tenant_salt: bytes) -> bytes:
     """Return the 16-byte root of a chain of block hashes.
 
-    The parts are length-prefixed, so that different arguments never give the same input. Because of
-    the salt, tenants share no cached blocks, and cannot detect each other's prompts by timing.
+    The parts are length-prefixed, so that different arguments never lead to the same input. Because
+    of the salt, tenants share no cached blocks, and cannot detect each other's prompts by timing.
     """
     digest = hashlib.blake2b(digest_size=HASH_BYTES)
     for part in (base_digest.encode(), adapter_digest.encode(), tenant_salt):
@@ -30,7 +30,7 @@ def cache_root(base_digest: str, adapter_digest: str, tenant_salt: bytes) -> byt
 
 
 def session_hash(tenant_id: str, session: str) -> int:
-    """Return the hash of a tenant's session, used for sticky routing; 0 without a session."""
+    """Return the hash of a tenant's session for sticky routing, or 0 without a session."""
     if not session:
         return 0
     key = tenant_id.encode()
@@ -46,10 +46,10 @@ def block_hashes(
     """Return the hashes of the first `count` full blocks of `tokens`.
 
     Args:
-        tokens: Token ids; at least `count * BLOCK_TOKENS` of them.
+        tokens: Token ids, at least `count * BLOCK_TOKENS`.
         root: Root of the chain, from `cache_root`.
         count: Number of full blocks to hash.
-        known: Hashes of the first blocks that were already computed; at most `count`.
+        known: Hashes of the first blocks that were already computed, at most `count`.
     """
     assert len(tokens) >= count * BLOCK_TOKENS, (len(tokens), count)
     hashes = list(known)
@@ -64,7 +64,7 @@ def chained_hashes(tokens: Sequence[int], root: bytes, known: bytes = b"") -> by
     Args:
         tokens: Token ids.
         root: Root of the chain, from `cache_root`.
-        known: Earlier result for a prefix of `tokens`; only the rest is hashed.
+        known: Earlier result for a prefix of `tokens`, so that only the rest is hashed.
     """
     first = len(known) // HASH_BYTES * BLOCK_TOKENS
     hashes = [known] if known else []

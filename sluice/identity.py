@@ -1,8 +1,8 @@
-"""The roles that certificates prove, and the roles that may call each service; pure.
+"""The roles that certificates prove, and the roles that may call each service. Pure.
 
 The certificate of a process has one DNS name per role, `<role>.<domain>`. DNS names are used
-instead of SPIFFE's URIs, because every TLS library can verify them: gRPC, Triton, aiohttp and
-Prometheus can all require a name such as `router.sluice.internal` at any address.
+instead of SPIFFE's URIs, because every TLS library can verify them. For example, gRPC, Triton,
+aiohttp and Prometheus can require the name `router.sluice.internal` at any address.
 """
 
 from collections.abc import Iterable
@@ -26,7 +26,7 @@ class CertificateRole(StrEnum):
 
 
 class Service(StrEnum):
-    """A service that accepts calls; for gRPC services, the value is the full name."""
+    """A service that accepts calls. For gRPC services, the value is the full name."""
 
     ROUTER = "sluice.wire.router.v1.RouterService"
     CONTROL = "sluice.wire.control.v1.ControlService"
@@ -78,10 +78,10 @@ CALLERS: dict[Service, frozenset[CertificateRole]] = {
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The identity of a peer, as its certificate proves it.
+    """The identity of a peer, which its certificate proves.
 
     Attributes:
-        roles: Roles of the certificate; that of an agent also has the role of its engines.
+        roles: Roles of the certificate. An agent's certificate also has the role of its engines.
         names: All DNS names of the certificate.
     """
 
@@ -99,14 +99,14 @@ def server_name(role: CertificateRole, domain: str) -> str:
 
 
 def identity_of(names: Iterable[str], domain: str) -> Identity:
-    """Return the identity for a certificate's DNS names; names of no role are ignored."""
+    """Return the identity for a certificate's DNS names. Names of no role are ignored."""
     listed = tuple(names)
     known = {server_name(role, domain): role for role in CertificateRole}
     return Identity(frozenset(known[name] for name in listed if name in known), listed)
 
 
 def allowed(identity: Identity, service: str) -> bool:
-    """Return whether a peer may call a service; a service that is not listed has no callers."""
+    """Return whether a peer may call a service. A service without an entry has no callers."""
     return service in CALLERS and not CALLERS[Service(service)].isdisjoint(identity.roles)
 
 

@@ -1,4 +1,4 @@
-"""Security of the connections to brokers, the same for all clients: plain, TLS, SASL."""
+"""Security of the connections to brokers by TLS and SASL, the same for all clients."""
 
 import re
 from collections.abc import Iterator
@@ -15,11 +15,11 @@ _BROKER = re.compile(
     r"([a-z_]+://)?(?:\[[0-9a-f:.]+(?:%[^\s\]]+)?\]|[^\s:/;\[\]]+)(?::([0-9]{1,5}))?(?(1)(?:/\S*)?)",
     re.IGNORECASE,
 )
-_PORT = 9092  # of librdkafka, where none is named
+_PORT = 9092  # librdkafka's port for addresses without a port
 
 
 def _checked(brokers: str) -> str:
-    """Return the brokers; ValueError when librdkafka would not take them all."""
+    """Return the brokers, or raise ValueError if librdkafka would refuse one of them."""
     named = [broker for part in brokers.split(",") if (broker := part.strip())]
     if not named or not all(map(_is_broker, named)):
         raise ValueError("want host:port, with commas between brokers, as in a:9092,b:9092")
@@ -28,7 +28,7 @@ def _checked(brokers: str) -> str:
 
 def _is_broker(text: str) -> bool:
     with suppress(ValueError):
-        IPv6Address(text)  # no brackets: no port
+        IPv6Address(text)  # without brackets there is no port
         return True
     found = _BROKER.fullmatch(text)
     return found is not None and 0 < int(found[2] or _PORT) < 65536
@@ -38,11 +38,12 @@ Brokers = Annotated[str, AfterValidator(_checked)]
 
 
 class KafkaSettings(ServiceSettings):
-    """Security of the connections to brokers; without settings they are plain.
+    """Security of the connections to brokers, which are plain without settings.
 
     Attributes:
         security_protocol: Protocol of the connections, by Kafka's name.
-        ssl_ca_location: PEM file of the CA that signs brokers' certificates; empty: the system's.
+        ssl_ca_location: PEM file of the CA that signs brokers' certificates, or empty for the
+            system's CAs.
         ssl_certificate_location: PEM file of the client certificate, for brokers that require one.
         ssl_key_location: PEM file of the client certificate's key.
         sasl_mechanism: Login mechanism of `sasl_plaintext` and `sasl_ssl`.
@@ -61,7 +62,7 @@ class KafkaSettings(ServiceSettings):
     sasl_password: SecretStr = SecretStr("")
 
     def options(self) -> dict[str, str]:
-        """Return the settings by librdkafka's names; it verifies brokers' names by itself."""
+        """Return the settings by librdkafka's names. librdkafka also verifies brokers' names."""
         values = self.model_dump(exclude_defaults=True)
         return {
             name.replace("_", "."): value.get_secret_value() if name == "sasl_password" else value
@@ -70,13 +71,13 @@ class KafkaSettings(ServiceSettings):
 
 
 def security() -> dict[str, str]:
-    """Return the options of the environment; ends the process if they are invalid."""
+    """Return the options of the environment. Invalid options end the process."""
     return KafkaSettings.from_environment().options()
 
 
 def problems(brokers: str) -> Iterator[str]:
     """Yield the problems of these brokers and this environment, line by line."""
-    from confluent_kafka import KafkaException, Producer  # many need the settings alone
+    from confluent_kafka import KafkaException, Producer  # many callers need only the settings
 
     settings, wrong = KafkaSettings.check()
     yield from wrong

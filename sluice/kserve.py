@@ -52,7 +52,7 @@ _TRANSPORT_ERRORS = (grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.InvalidS
 def infer_request(model: str, request: engine.HostRequest, *, request_id: str) -> Any:
     """Return the `ModelInferRequest` that contains `request`.
 
-    Only an attachment requests the empty final response; for all other requests that message is
+    Only an attachment requests the empty final response. For all other requests that message is
     suppressed.
     """
     payload = request.SerializeToString()
@@ -82,8 +82,8 @@ def read_response(message: Any) -> tuple[str, engine.HostFrame | None, bool, str
 class HostStream:
     """One `ModelStreamInfer` stream to an engine host.
 
-    One task iterates over the frames; other tasks may call `send` and `close`. Every failure of the
-    host or of the connection raises `FailedError`, after which only `close` may be called.
+    One task iterates over the frames, while other tasks may call `send` and `close`. Every failure
+    of the host or of the connection raises `FailedError`, after which only `close` may be called.
     """
 
     def __init__(
@@ -95,15 +95,15 @@ class HostStream:
         send_timeout_s: float = 2.0,
         channel: grpc.aio.Channel | None = None,
     ) -> None:
-        """Prepare a stream to the Triton at `address` (host:port); `open` connects.
+        """Create a stream to the Triton at `address` (host:port), which `open` connects.
 
         Args:
             address: Triton's gRPC address.
-            model: Name of the model that holds the engine host.
+            model: Name of the model that runs the engine host.
             silence_s: Longest wait of the iteration for the next frame; None waits forever.
-            send_timeout_s: Longest wait for gRPC to take a message.
-            channel: Channel to the address, with `CHANNEL_OPTIONS`, which `close` leaves open;
-                None: the stream opens its own channel.
+            send_timeout_s: Longest wait until gRPC accepts a message.
+            channel: Channel to the address, with `CHANNEL_OPTIONS`, which `close` leaves open. With
+                None, the stream opens its own channel.
         """
         self._address = address
         self._model = model
@@ -111,13 +111,13 @@ class HostStream:
         self._send_timeout_s = send_timeout_s
         self._lent, self._channel = channel, channel
         self._call: Call | None = None
-        self._write_lock = asyncio.Lock()  # gRPC takes one write, and one read, at a time
+        self._write_lock = asyncio.Lock()  # gRPC permits one concurrent write and read
         self._read_lock = asyncio.Lock()
         self._attached_epoch: int | None = None
         self._requests = 0
 
     async def __aenter__(self) -> Self:
-        """Return the stream unopened; the caller calls `open`, which needs a timeout."""
+        """Return the stream unopened. The caller calls `open`, which needs a timeout."""
         return self
 
     async def __aexit__(
@@ -126,7 +126,7 @@ class HostStream:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Detach and close the stream; after an error, cancel it at once."""
+        """Detach and close the stream, or cancel it at once after an error."""
         await self.close(timeout_s=2.0 if exc is None else 0.0)
 
     async def open(self, *, timeout_s: float, is_patient: bool = True) -> None:
@@ -169,7 +169,7 @@ class HostStream:
         return self
 
     async def __anext__(self) -> engine.HostFrame:
-        """Return the next frame; see `receive`."""
+        """Return the next frame, or end the iteration when `receive` returns None."""
         frame = await self.receive(self._silence_s)
         if frame is None:
             raise StopAsyncIteration
@@ -190,7 +190,7 @@ class HostStream:
             if message is _EOF:
                 return None
             try:
-                if message is None:  # gRPC has logged why
+                if message is None:  # gRPC has logged the reason
                     raise DecodeError("no message of Triton's")  # noqa: TRY301 - the same end
                 request_id, frame, final, error = read_response(message)
             except DecodeError as broken:
@@ -206,7 +206,7 @@ class HostStream:
                 return None
 
     async def close(self, *, timeout_s: float) -> None:
-        """Detach, half-close and read to the end; cancel after `timeout_s`."""
+        """Detach, half-close and read to the end, or cancel after `timeout_s`."""
         call, channel = self._call, self._channel
         self._call = self._channel = None
         if call is not None and not call.done():
@@ -272,13 +272,13 @@ async def call_host(
     timeout_s: float,
     channel: grpc.aio.Channel | None = None,
 ) -> engine.HostFrame:
-    """Return the host's single answer to a request such as `adapters` or `probe`.
+    """Return the host's single answer to a request, for example `adapters` or `probe`.
 
     The call uses `channel`, or opens its own connection.
 
     Raises:
-        FailedError: With UNAVAILABLE or REPLICA_LOST if there is no answer in time; with the host's
-            own code if the host refused.
+        FailedError: With UNAVAILABLE or REPLICA_LOST if there is no answer in time, or with the
+            host's own code if the host refused.
     """
     deadline = asyncio.get_running_loop().time() + timeout_s
     async with HostStream(address, model, send_timeout_s=timeout_s, channel=channel) as stream:
@@ -299,7 +299,7 @@ async def call_host(
 
 
 async def rest(address: str, model: str, timeout_s: float, *, is_asleep: bool) -> bool:
-    """Put an engine to sleep, or wake it up; return whether the engine sleeps now.
+    """Put an engine to sleep, or wake it up, and return whether the engine sleeps now.
 
     Raises:
         FailedError: With ENGINE_BUSY if the engine has sequences, with UNSUPPORTED_PARAMETER if the
@@ -328,12 +328,12 @@ async def probe(
         model: Model that the host serves.
         prompt: Token ids.
         tokens: Number of tokens to generate.
-        timeout_s: Seconds for the whole call, including the load of the adapter; the host drops the
+        timeout_s: Seconds for the whole call, including the load of the adapter. The host drops the
             inference after the same time.
-        adapter_digest: Digest of the adapter; empty: the base alone.
-        cache_root: Root of the prefix cache, 16 bytes; a fresh one forces a full computation.
+        adapter_digest: Digest of the adapter, or empty for the base alone.
+        cache_root: Root of the prefix cache, 16 bytes. A fresh root forces a full computation.
         wants_logprobs: Whether to return log probabilities, if the engine supports them.
-        channel: Connection to the address; None: the call opens its own connection.
+        channel: Connection to the address. With None, the call opens its own connection.
 
     Raises:
         FailedError: The engine is not healthy.

@@ -1,4 +1,4 @@
-"""The lifecycle of services: background loops with an owner, and stop signals.
+"""The lifecycle of services, with background loops that have an owner, and stop signals.
 
 This module is independent of any service. Background tasks run only inside an `asyncio.TaskGroup`.
 An unexpected error ends the group, and so the process, which its supervisor then restarts.
@@ -42,7 +42,7 @@ async def run_every(
 
 @asynccontextmanager
 async def stop_signals() -> AsyncGenerator[asyncio.Event]:
-    """Yield an event that the first SIGTERM or SIGINT sets; a second signal kills the process."""
+    """Yield an event that the first SIGTERM or SIGINT sets. A second signal kills the process."""
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     signals = (signal.SIGTERM, signal.SIGINT)
@@ -62,5 +62,5 @@ async def stop_signals() -> AsyncGenerator[asyncio.Event]:
 
 
 def backoff_s(attempt: int, *, first_s: float, max_s: float) -> float:
-    """Return the pause before retry number `attempt`, from 0; it doubles, up to `max_s`."""
+    """Return the pause before retry number `attempt`, from 0, which doubles up to `max_s`."""
     return min(max_s, first_s * 2.0 ** min(attempt, 32))

@@ -1,8 +1,8 @@
 """The kinds of limits, shared by database, admin REST, messages, CLI and gateways. Pure.
 
-A limit bounds one kind of quantity in one scope: an account, a key, or a model in an account. A set
-of limits is a dictionary from names of kinds to values; a missing kind or the value 0 means no
-limit. A new kind needs one more entry of `KINDS`.
+A limit bounds one kind of quantity in one scope, which is an account, a key, or a model in an
+account. A set of limits is a dictionary from names of kinds to values, where a missing kind or the
+value 0 means no limit. A new kind needs one more entry of `KINDS`.
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from sluice.errors import ErrorCode
 
-if TYPE_CHECKING:  # the command line starts without protobuf
+if TYPE_CHECKING:  # imported for types only, so that the command line starts without protobuf
     from sluice.wire.control.v1 import control_pb2 as wire
 
 VALUE_MAX = 2**31 - 1  # largest value that fits PostgreSQL's integer and protobuf's uint32
@@ -23,7 +23,7 @@ Holder: TypeAlias = "wire.Tier | wire.Tenant | wire.ApiKey"
 
 
 class Counted(IntEnum):
-    """The limited quantity; gateways send the first three quantities to Valkey."""
+    """The limited quantity, of which gateways send the first three to Valkey."""
 
     REQUESTS = 1
     TOKENS = 2  # tokens of prompts and answers
@@ -44,13 +44,13 @@ class LimitKind:
     """A kind of limit.
 
     Attributes:
-        number: Number of the kind in Valkey, 1 to 255; never reused for another kind.
+        number: Number of the kind in Valkey, 1 to 255, which is never reused for another kind.
         name: Name of the kind in JSON, options and messages.
         counted: The limited quantity.
         text: Description of the unit, as it follows a number.
-        window_s: Seconds in which an empty token bucket refills; 0: no refill.
-        header: Suffix of the kind's `x-ratelimit-*` headers; empty: no headers.
-        event_name: Name in the events of requests; empty: the same as `name`.
+        window_s: Seconds in which an empty token bucket refills, or 0 without refill.
+        header: Suffix of the kind's `x-ratelimit-*` headers, or empty without headers.
+        event_name: Name in the events of requests, or empty if it equals `name`.
     """
 
     number: int
@@ -72,7 +72,7 @@ class LimitKind:
         return self.window_s * 1000
 
     def help(self, of: str) -> str:
-        """Return the help text of an option; `of` names the owner of the limit."""
+        """Return the help text of an option, where `of` names the owner of the limit."""
         return f"{self.text[0].upper()}{self.text[1:]} {of}"
 
     def ms_each(self, value: float) -> float:
@@ -145,18 +145,18 @@ def narrowest(*all_limits: Mapping[str, int]) -> Limits:
 
 
 def limits_of(holder: Holder, model_id: str = "") -> Limits:
-    """Return the limits in a message of the control plane; unknown kinds are ignored.
+    """Return the limits in a message of the control plane. Unknown kinds are ignored.
 
     Args:
         holder: Message with the limits.
-        model_id: Return the limits of this model; empty: the limits of all models together.
+        model_id: Model whose limits are returned, or empty for the limits of all models together.
     """
     return _columns_of(holder, model_id)
 
 
 def _columns_of(holder: Holder, model_id: str) -> Limits:
     """Return the limits in messages of the older form, with a field for each kind."""
-    # Only tiers have limits per model; the limits of a tenant are in a nested message.
+    # Only tiers have limits per model. The limits of a tenant are in a nested message.
     if model_id:
         found = getattr(holder, "model_limits", {}).get(model_id)
     else:

@@ -1,4 +1,4 @@
-"""Structured logs: one JSON object per line on stderr, events in past tense."""
+"""Structured logs with one JSON object per line on stderr."""
 
 import io
 import json
@@ -17,14 +17,14 @@ import structlog
 
 
 class _JsonFormatter(logging.Formatter):
-    """Formats log records of libraries as JSON; their messages may contain data of clients."""
+    """Formats log records of libraries as JSON. Their messages may contain data of clients."""
 
     def __init__(self, service: str) -> None:
         super().__init__()
         self._service = service
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return one line."""
+        """Return one line of JSON for a log record."""
         fields = {
             "service": self._service,
             "logger": record.name,
@@ -38,17 +38,17 @@ class _JsonFormatter(logging.Formatter):
 
 
 class _Unfailing(io.TextIOBase):
-    """A stream that drops lines that cannot be written, as on a full disk or without a reader.
+    """A stream that drops lines that cannot be written, for example on a full disk.
 
-    Logging must neither fail nor delay a request or the process. The rest of a half-written line
-    goes out before the next one, which also reports the number of dropped lines.
+    Logging must neither fail nor delay a request or the process. The rest of a half-written line is
+    written before the next line, which also reports the number of dropped lines.
     """
 
     def __init__(self, service: str, descriptor: int) -> None:
-        """Write to this stream."""
+        """Create a stream to the file descriptor `descriptor`."""
         self._service = service
         self._send = _sender(descriptor)
-        self._lock = threading.RLock()  # the collector may log, in the middle of a line
+        self._lock = threading.RLock()  # the garbage collector may log in the middle of a line
         self._rest = b""
         self._dropped = 0
 
@@ -58,7 +58,7 @@ class _Unfailing(io.TextIOBase):
             self._rest = self._unsent(self._rest)
             line = self._about_dropped() + text.encode(errors="backslashreplace")
             rest = line if self._rest else self._unsent(line)
-            if len(rest) == len(line):  # not begun
+            if len(rest) == len(line):  # no byte was written
                 self._dropped += 1
             else:
                 self._rest, self._dropped = rest, 0
@@ -85,9 +85,10 @@ class _Unfailing(io.TextIOBase):
 def _sender(descriptor: int) -> Callable[[bytes], int]:
     """Return a function that writes without blocking, and returns the number of bytes written.
 
-    Other holders of a pipe or a socket must not notice a change, so neither is made non-blocking: a
-    pipe is opened once more, for this process alone. Where that is impossible, for instance without
-    /proc, a reader that stops reading delays this process; so does a terminal.
+    Other owners of a pipe or a socket must not notice a change, so the descriptor is not made
+    non-blocking. Instead, a pipe is opened once more, for this process alone. Where this is
+    impossible, for example without /proc or with a terminal, a reader that stops reading delays
+    this process.
     """
     kind = os.fstat(descriptor).st_mode
     if stat.S_ISSOCK(kind):
@@ -100,7 +101,7 @@ def _sender(descriptor: int) -> Callable[[bytes], int]:
 
 
 def configure_logs(service: str, *, level: str = "INFO") -> None:
-    """Configure structlog and the standard library's logging; call once, in `__main__`."""
+    """Configure structlog and the standard library's logging, once in `__main__`."""
     file = cast("TextIO", _Unfailing(service, sys.stderr.fileno()))
     handler = logging.StreamHandler(file)
     handler.setFormatter(_JsonFormatter(service))

@@ -1,7 +1,7 @@
-"""Manifests of artifacts, file by file and chunk by chunk; pure.
+"""Manifests of artifacts, file by file and chunk by chunk. Pure.
 
 A manifest lists the name, size and SHA-256 of each file, and the SHA-256 of each chunk of 4 MiB.
-The artifact's digest can be computed from the manifest alone. Because manifests come from outside,
+The artifact's digest can be computed from the manifest alone. Because manifests are untrusted,
 every field is validated, and file names are valid relative paths on any system.
 """
 
@@ -26,7 +26,7 @@ _EMPTY_SHA256 = hashlib.sha256().hexdigest()
 
 
 class ManifestError(ValueError):
-    """An invalid manifest, or a directory that cannot have one; the message names the fix."""
+    """Raised for an invalid manifest or directory, with a message that names the fix."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +43,9 @@ class FileEntry:
 
     Attributes:
         name: Path relative to the artifact, with slashes.
-        size_bytes: Size of the file; an empty file has no chunks.
+        size_bytes: Size of the file. An empty file has no chunks.
         sha256: SHA-256 of the whole file, in hex.
-        chunk_sha256s: SHA-256 of each chunk; all chunks have `CHUNK_BYTES` except the last.
+        chunk_sha256s: SHA-256 of each chunk. All chunks have `CHUNK_BYTES` except the last.
     """
 
     name: str
@@ -89,7 +89,7 @@ class Manifest:
         return [Chunk(sha, size) for sha, size in self.chunks().items() if sha not in present]
 
     def find(self, name: str) -> FileEntry | None:
-        """Return the file of that name, if there is one."""
+        """Return the file with a name, or None."""
         return next((file for file in self.files if file.name == name), None)
 
     def document(self) -> dict[str, Any]:
@@ -119,7 +119,7 @@ def parse_manifest(document: object) -> Manifest:
     """Return the manifest in a JSON value.
 
     Raises:
-        ManifestError: The value is no manifest; the message names the first mistake and its file.
+        ManifestError: The value is no manifest. The message names the first mistake and its file.
     """
     fields = _object(document, "a manifest", {"format", "chunk_bytes", "files"})
     if type(fields["format"]) is not int or fields["format"] != FORMAT:
@@ -141,7 +141,7 @@ def manifest_of_directory(directory: Path) -> Manifest:
     """Return the manifest of a directory, reading one chunk at a time.
 
     Raises:
-        ManifestError: The directory is empty, too large, or holds a file that cannot be in an
+        ManifestError: The directory is empty, too large, or has a file that cannot be in an
             artifact.
         OSError: A file cannot be read.
     """
@@ -161,13 +161,13 @@ def manifest_of_directory(directory: Path) -> Manifest:
 
 
 def read_chunks(file: BinaryIO) -> Iterator[bytes]:
-    """Yield the rest of a file in pieces of `CHUNK_BYTES`; only the last may be shorter."""
+    """Yield the rest of a file in pieces of `CHUNK_BYTES`. Only the last may be shorter."""
     while piece := file.read(CHUNK_BYTES):
         yield piece
 
 
 def _made(files: Iterable[FileEntry]) -> Manifest:
-    """Return the manifest of the given files, sorted as the digest requires."""
+    """Return the manifest of files, sorted in the order that the digest requires."""
     made = Manifest(tuple(sorted(files, key=lambda file: file.name.split("/"))))
     _check_names([file.name for file in made.files])
     sizes: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""Marks of prompts, by which routers report to gateways which prefixes a cell has cached; pure.
+"""Marks of prompts, by which routers report to gateways which prefixes a cell has cached. Pure.
 
 A mark is a part of a block's hash. Because hashes are chained, the mark at some depth (a number of
 leading blocks) identifies all blocks up to that depth. So only a few depths of a prompt need a
@@ -7,7 +7,7 @@ mark. Routers and gateways share these functions.
 
 from collections.abc import Sequence
 
-DEPTH_MIN = 4  # least depth with a mark, in blocks; finding fewer cached blocks saves too little
+DEPTH_MIN = 4  # least depth with a mark, in blocks, because fewer cached blocks save too little
 _MARK_MASK = 0xFFFFFFFF
 _EXACT_BITS = 5  # every depth up to 32 blocks may have a mark, and 16 depths per octave beyond
 
@@ -28,7 +28,7 @@ def step_at(depth: int) -> int:
 
 
 def floored(depth: int) -> int:
-    """Return the greatest depth up to `depth` that may have a mark; 0 below `DEPTH_MIN`."""
+    """Return the greatest depth up to `depth` that may have a mark, or 0 below `DEPTH_MIN`."""
     if depth < DEPTH_MIN:
         return 0
     return depth - depth % step_at(depth)
@@ -40,12 +40,12 @@ def following(depth: int) -> int:
 
 
 def rungs(blocks: int) -> list[int]:
-    """Return the depths at which every prompt of `blocks` blocks has marks: powers of two."""
+    """Return the powers of two at which every prompt of `blocks` blocks has marks."""
     return [1 << power for power in range(2, blocks.bit_length())]
 
 
 def marks_of(hashes: Sequence[int], cached: int = 0) -> list[int]:
-    """Return the marks of a computed prompt: at its rungs, its end and the end of its cached part.
+    """Return the marks of a computed prompt at its rungs, its end and the end of its cached part.
 
     Args:
         hashes: First eight bytes of the hash of each block, as integers.

@@ -1,7 +1,7 @@
-"""`python -m sluice.probe`: query the readiness of this container's process, for health checks.
+"""`python -m sluice.probe` queries the readiness of this container's process, for health checks.
 
-It reads the address from the environment, like the process itself, so that no health check has to
-repeat it. Standard library only: a check runs every few seconds.
+The program reads the address from the environment, like the process itself, so that no health check
+has to repeat it. It needs only the standard library, because a check runs every few seconds.
 """
 
 import http.client
@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from sluice.addresses import host_and_port
 
 TIMEOUT_S = 3.0
-# A gateway with workers tells of all of them at its operations address; so that comes first.
+# The operations address is first, because there a gateway with workers reports for all workers.
 _NAMES = (
     "GATEWAY__OPS_ADDRESS",
     "GATEWAY__HTTP_ADDRESS",
@@ -26,7 +26,7 @@ _LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 def target(environment: Mapping[str, str]) -> tuple[str, int, bool]:
-    """Return host, port and whether the port speaks TLS.
+    """Return host, port and whether the port uses TLS.
 
     Raises:
         LookupError: No service is configured.
@@ -41,10 +41,10 @@ def target(environment: Mapping[str, str]) -> tuple[str, int, bool]:
 
 
 def main() -> int:
-    """Return 0 when `/readyz` answers 200; else print the reason on stderr and return 1."""
+    """Return 0 if `/readyz` answers 200, or else print the reason on stderr and return 1."""
     try:
         host, port, is_tls = target(os.environ)
-        # Its own process, on its own machine: the name in the certificate is the public one.
+        # The check runs on the same machine, and the name in the certificate is the public name.
         context = ssl._create_unverified_context() if is_tls else None  # noqa: S323, SLF001  # pyright: ignore[reportPrivateUsage]
         link = (
             http.client.HTTPSConnection(host, port, timeout=TIMEOUT_S, context=context)

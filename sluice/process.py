@@ -1,7 +1,7 @@
-"""Child processes that end reliably: each has its own process group, which is stopped as a whole.
+"""Child processes that end reliably, because each has its own process group, stopped as a whole.
 
 This module is used by the node agent (for Triton), by the local stack (for every server) and by the
-tests. A `ChildProcess` is never restarted; `keep_running` restarts children with back-off and
+tests. A `ChildProcess` is never restarted. `keep_running` restarts children with back-off and
 reports every change to its caller. An `AdoptedProcess` was started by an earlier process, which may
 have died. The module needs Linux, because it waits for pidfds and finds descendants in /proc.
 """
@@ -43,7 +43,7 @@ log = structlog.get_logger(__name__)
 
 LOG_BYTES_MAX = 16 << 20  # size above which a log is renamed to `<name>.1` at the next start
 HEALTHY_S = 30.0  # seconds of readiness after which the back-off starts again at its first value
-_KILL_WAIT_S = 5.0  # longest wait for killed processes; one that lives longer hangs in the kernel
+_KILL_WAIT_S = 5.0  # longest wait for killed processes, which otherwise hang in the kernel
 
 
 def _nothing() -> None:
@@ -57,10 +57,10 @@ class ProcessSpec:
     Attributes:
         name: Name of the child, unique within its owner.
         command: Program and arguments.
-        env: The child's complete environment; no variable is inherited.
-        log_file: File to which stdout and stderr are appended; None: those of this process.
+        env: The child's complete environment. No variable is inherited.
+        log_file: File to which stdout and stderr are appended, or None for those of this process.
         ready: Raises an exception until the child can serve.
-        uid: User id to run as, which needs root; None: the user of this process.
+        uid: User id to run as, which needs root, or None for the user of this process.
         stop_signal: Signal that requests the child to end.
         stop_grace_s: Seconds from `stop_signal` until the group is killed.
         pass_fds: File descriptors that the child inherits under the same numbers.
@@ -82,7 +82,7 @@ class ProcessSpec:
 
 
 class ProcessFailedError(RuntimeError):
-    """A child ended or did not become ready in time; the message includes the end of its log."""
+    """Raised if a child ended or was not ready in time, with the end of its log in the message."""
 
 
 class OwnedProcess:
@@ -120,12 +120,12 @@ class OwnedProcess:
 
     @property
     def is_running(self) -> bool:
-        """Whether the leader runs; its descendants may run longer."""
+        """Whether the leader runs. Its descendants may run longer."""
         return not self._ended.is_set()
 
     @property
     def status(self) -> int | None:
-        """Exit status, negative for a signal; None while the leader runs, or if not known here."""
+        """Exit status, negative for a signal, or None while the leader runs or if unknown."""
         return None
 
     async def ended(self) -> None:
@@ -137,14 +137,14 @@ class OwnedProcess:
         self._close_pidfd()
 
     async def stop(self, *, grace_s: float | None = None) -> None:
-        """Stop the whole group: send the stop signal, wait, kill what is left, and clean up.
+        """Stop the whole group by the stop signal, a wait and a kill of the rest, and clean up.
 
         The call may be repeated. If the call is cancelled, it kills the group at once, and still
         cleans up.
 
         Args:
-            grace_s: Seconds between the stop signal and the kill; None: as in the spec; 0: kill
-                without a stop signal.
+            grace_s: Seconds between the stop signal and the kill, or None for the spec's value.
+                With 0 the group is killed without a stop signal.
         """
         grace_s = self.spec.stop_grace_s if grace_s is None else grace_s
         try:
@@ -163,7 +163,7 @@ class OwnedProcess:
             return  # by now the group's id may have been reused
         kill_group(self.pid)
         await self._ended.wait()
-        # Descendants may end later than the leader, and keep ports and memory until then.
+        # Descendants may end later than the leader, and occupy ports and memory until then.
         deadline = time.monotonic() + _KILL_WAIT_S
         while left := group_processes(self.pid):
             if time.monotonic() > deadline:
@@ -226,18 +226,18 @@ class ChildProcess(OwnedProcess):
             self._ready_limit.reschedule(self._loop.time())
 
     def release(self) -> None:
-        """Stop watching the group, and leave it running; see `OwnedProcess`."""
+        """Stop watching the group, and leave it running for another owner."""
         super().release()
         if self.is_running:
             self._process.returncode = 0  # prevents Popen's warning about a running child
 
     @property
     def status(self) -> int | None:
-        """Exit status of the child, negative for a signal; None while the child runs."""
+        """Exit status of the child, negative for a signal, or None while the child runs."""
         return self._process.returncode if self._ended.is_set() else None
 
     async def wait(self) -> int:
-        """Wait until the child ends; return its exit status, negative for a signal."""
+        """Wait until the child ends, and return its exit status, negative for a signal."""
         await self._ended.wait()
         return self._process.returncode
 
@@ -255,7 +255,7 @@ class ChildProcess(OwnedProcess):
                     self._ready_limit = limit
                     try:
                         await self.spec.ready()
-                    finally:  # a timeout that is over cannot be rescheduled
+                    finally:  # an expired timeout cannot be rescheduled
                         self._ready_limit = None
             except Exception as error:  # noqa: BLE001 - any driver's error means: not ready yet
                 problem = repr(error)
@@ -280,7 +280,7 @@ class AdoptedProcess(OwnedProcess):
     def adopt(
         cls, spec: ProcessSpec, pid: int, is_it: Callable[[int], bool]
     ) -> "AdoptedProcess | None":
-        """Return an owner of the running group that `pid` leads; None for another group.
+        """Return an owner of the running group that `pid` leads, or None for another group.
 
         Args:
             spec: Spec with which the process was started.
@@ -305,7 +305,7 @@ async def keep_running(
     on_change: Callable[[ChildProcess | None, str], None],
     backoff_max_s: float = 30.0,
 ) -> None:
-    """Keep a child running until cancelled: start it, wait until ready, and restart it at its end.
+    """Start a child, wait until it is ready, and restart it at its end, until cancelled.
 
     A cancellation stops the child. A program that cannot be started, for example for lack of
     memory, is retried like a child that has ended.
@@ -315,7 +315,7 @@ async def keep_running(
         ready_timeout_s: Seconds after which a child that is not ready is stopped and restarted.
         on_change: Called at every change of state, with (child, "starting"), (child, "ready"), or
             (None, reason) when the child is down.
-        backoff_max_s: Longest pause between starts; 30 s of readiness reset the pause.
+        backoff_max_s: Longest pause between starts. After 30 s of readiness the pause is reset.
     """
     attempt = 0
     while True:
@@ -344,13 +344,13 @@ async def keep_running(
 
 
 def kill_group(pid: int) -> None:
-    """Kill the process group that `pid` leads; a missing group is ignored."""
+    """Kill the process group that `pid` leads. A missing group is ignored."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """Return a free TCP port; another process may take it before the caller does."""
+    """Return a free TCP port, which another process may occupy before the caller does."""
     with socket.socket() as probe:
         probe.bind((host, 0))
         return int(probe.getsockname()[1])
@@ -377,7 +377,7 @@ async def port_answers(host: str, port: int) -> None:
 
 
 def _popen(spec: ProcessSpec, output: IO[bytes] | None) -> "subprocess.Popen[bytes]":
-    return subprocess.Popen(  # returns after fork and exec: milliseconds
+    return subprocess.Popen(  # returns after fork and exec, within milliseconds
         list(spec.command),
         env=dict(spec.env),
         cwd=spec.cwd,

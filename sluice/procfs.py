@@ -8,19 +8,19 @@ from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-# Environment variable of every process of a local stack, by which orphans (children of a dead
-# server) are found and ended.
+# Environment variable of every process of a local stack. It identifies orphans (children of a dead
+# server), which are then ended.
 MARKER = "SLUICE_STACK"
 
 
 def _stat_fields(pid: int) -> list[str]:
-    """Return the fields of /proc/<pid>/stat from the state on; OSError without the process."""
+    """Return the fields of /proc/<pid>/stat from the state on, or raise OSError."""
     text = _read(f"/proc/{pid}/stat")
     return text[text.rindex(")") + 2 :].split()  # the name in parentheses may have any characters
 
 
 def _read(file: str) -> str:
-    # Agents read such files every second, and a `Path` would take several times as long.
+    # Agents read these files every second, and a `Path` would be several times as slow.
     with open(file, encoding="utf-8", errors="surrogateescape") as stream:  # noqa: PTH123
         return stream.read()
 
@@ -40,7 +40,7 @@ def group_processes(pgid: int) -> list[int]:
 
 
 def start_ticks(pid: int) -> int:
-    """Return the start time of a process, in clock ticks since boot; 0 if there is no process.
+    """Return the start time of a process, in clock ticks since boot, or 0 without a process.
 
     Process id and start time together identify a process, because an id is not reused within one
     tick.
@@ -51,7 +51,7 @@ def start_ticks(pid: int) -> int:
 
 
 def environment(pid: int) -> dict[str, str]:
-    """Return the initial environment of a process; empty if it is not readable."""
+    """Return the initial environment of a process, or empty if it is not readable."""
     entries: list[bytes] = []
     with suppress(OSError):
         entries = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
@@ -60,7 +60,7 @@ def environment(pid: int) -> dict[str, str]:
 
 
 def program_name(pid: int) -> str:
-    """Return the file name of a process's program; empty if there is no such process."""
+    """Return the file name of a process's program, or empty if there is no process."""
     with suppress(OSError):
         program = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0]
         return Path(os.fsdecode(program)).name
@@ -68,7 +68,7 @@ def program_name(pid: int) -> str:
 
 
 async def first_end(pids: Sequence[int]) -> int:
-    """Wait until one of the given processes ends, and return its id; wait for ever without any.
+    """Wait until one of the processes ends, and return its id. Without processes, wait for ever.
 
     The processes need not be children of this process.
     """
@@ -86,7 +86,7 @@ async def first_end(pids: Sequence[int]) -> int:
                 pidfds.append(os.pidfd_open(pid))
             except ProcessLookupError:
                 return pid
-            loop.add_reader(pidfds[-1], note, pid)  # readable when it has ended
+            loop.add_reader(pidfds[-1], note, pid)  # readable when its process has ended
         return await ended
     finally:
         for pidfd in pidfds:
@@ -103,7 +103,7 @@ def memory_bytes(pids: Iterable[int]) -> int:
 
 
 def cpu_s(pids: Iterable[int]) -> float:
-    """Return the CPU time of processes, in seconds; ended processes are ignored."""
+    """Return the CPU time of processes, in seconds. Ended processes are ignored."""
     ticks = 0
     for pid in pids:
         with suppress(OSError, ValueError):
@@ -135,7 +135,7 @@ def _pss_bytes(pid: int) -> int:
 
 
 def _group(pid: int) -> int:
-    """Return the process group of a process; 0 when it is gone."""
+    """Return the process group of a process, or 0 if the process has ended."""
     with suppress(OSError):
         return os.getpgid(pid)
     return 0
@@ -160,16 +160,16 @@ async def kill_marked(
     spare: Collection[int] = (),
     timeout_s: float = 5.0,
 ) -> list[int]:
-    """SIGKILL all processes started with `variable=marker`, wait for their end, return their ids.
+    """Kill all processes started with `variable=marker`, wait, and return their ids.
 
     Args:
         marker: Marker of the processes.
-        variable: The environment variable that holds it.
-        spare: Process groups, by id, to leave alone.
+        variable: Name of the environment variable with the marker.
+        spare: Process groups, by id, that are not killed.
         timeout_s: Longest wait.
 
     Raises:
-        TimeoutError: Some processes are still alive after `timeout_s`; the message names them.
+        TimeoutError: Some processes are still alive after `timeout_s`. The message names them.
     """
     mark = f"{variable}={marker}".encode()
     killed: set[int] = set()
@@ -187,7 +187,7 @@ async def kill_marked(
 
 
 def _kill_if_marked(pid: int, mark: bytes) -> bool:
-    """Kill through a pidfd: the id cannot pass to another process between check and signal."""
+    """Kill through a pidfd, so that no other process can have the id at the time of the signal."""
     try:
         pidfd = os.pidfd_open(pid)
     except OSError:

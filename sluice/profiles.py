@@ -8,8 +8,8 @@ class Profile:
     """The protocol of a replica.
 
     Attributes:
-        name: Name. `frames`: step frames, through the router that owns the cell; `embed`: one
-            request per text, no router.
+        name: Name of the protocol. `frames` uses step frames, through the router that owns the
+            cell. `embed` uses one request per text, without a router.
         triton_model: Name of the model in the replica's Triton.
     """
 

@@ -1,8 +1,8 @@
 """Ids of responses and records, with their creation time and a proof of their owner.
 
-An id is a prefix such as `resp_` and 42 characters. These encode the time in milliseconds and 80
-random bits, as in `new_id`, and then the first 80 bits of a keyed digest of that part and of the
-tenant. So the owner of an id can be verified without a look-up.
+An id is a prefix, for example `resp_`, and 42 characters. The characters encode the time in
+milliseconds and 80 random bits, as in `new_id`. Then follow the first 80 bits of a keyed digest of
+that part and of the tenant. So the owner of an id can be verified without a look-up.
 """
 
 import hmac
@@ -34,7 +34,7 @@ def new_owned_id(prefix: str, tenant_id: str, secret: SharedSecret) -> str:
 
 
 def is_owned(owned_id: str, prefix: str, tenant_id: str, secret: SharedSecret) -> bool:
-    """Return whether this installation created an id for a tenant; compares in constant time."""
+    """Return whether this installation created an id for a tenant, compared in constant time."""
     if re.fullmatch(rf"{prefix}_[0-9a-hjkmnp-tv-z]{{42}}", owned_id) is None:
         return False
     stem, given = owned_id[:-_MAC_CHARACTERS], owned_id[-_MAC_CHARACTERS:]
@@ -43,7 +43,7 @@ def is_owned(owned_id: str, prefix: str, tenant_id: str, secret: SharedSecret) -
 
 
 def response_of_item(item_id: str, tenant_id: str, secret: SharedSecret) -> list[str]:
-    """Return the possible ids of the response of an item; empty if the item has no response."""
+    """Return the possible ids of the response of an item, or none without a response."""
     found = _ITEM.fullmatch(item_id)
     if found is None:
         return []

@@ -1,13 +1,13 @@
-"""Scopes of API keys: the closed set of permitted uses."""
+"""Scopes of API keys, as the closed set of permitted uses."""
 
 from enum import StrEnum
 
 
 class Scope(StrEnum):
-    """A group of endpoints; a key without any scope may use them all."""
+    """A group of endpoints. A key without any scope may use all endpoints."""
 
     CHAT = "chat"
     COMPLETIONS = "completions"
     EMBEDDINGS = "embeddings"
-    TOKENIZE = "tokenize"  # and back
-    MODELS = "models"  # listing them; using one needs the scope of what it is used for
+    TOKENIZE = "tokenize"  # tokenizing and detokenizing
+    MODELS = "models"  # the list of models, while using a model needs the scope of the endpoint

@@ -1,8 +1,8 @@
 """Encryption of secrets at rest, with keys derived from the installation's secret.
 
-Texts are encrypted by AES-256-GCM for a purpose and a place, such as a database row. Only processes
-of the installation can decrypt a text, and only with the same purpose and place. So a text that is
-moved to another row, or to another server's address, cannot be decrypted.
+Texts are encrypted by AES-256-GCM for a purpose and a place, for example a database row. Only
+processes of the installation can decrypt a text, and only with the same purpose and place. So a
+text that is moved to another row, or to another server's address, cannot be decrypted.
 """
 
 import base64
@@ -19,14 +19,17 @@ _VERSION = "1."
 
 
 class SealError(ValueError):
-    """A sealed text cannot be decrypted, because its secret or its place is different."""
+    """Raised for a sealed text that cannot be decrypted, because secret or place is different."""
 
 
 class Sealer:
-    """Encrypts and decrypts texts for one purpose; thread-safe."""
+    """Encrypts and decrypts texts for one purpose. Thread-safe."""
 
     def __init__(self, secret: SharedSecret, purpose: str) -> None:
-        """Derive the keys; the installation's first secret encrypts, all secrets can decrypt."""
+        """Derive the keys.
+
+        The installation's first secret encrypts, and all secrets can decrypt.
+        """
         self._ciphers = [AESGCM(key) for key in secret.sealing_keys(purpose)]
 
     def seal(self, text: str, place: str) -> str:
@@ -36,7 +39,7 @@ class Sealer:
         return _VERSION + base64.urlsafe_b64encode(nonce + sealed).decode()
 
     def opened(self, sealed: str, place: str) -> str:
-        """Return the decrypted text of a place; raises SealError if that is impossible."""
+        """Return the decrypted text of a place, or raise SealError if that is impossible."""
         return self._opened(sealed, place)[0]
 
     def renewed(self, sealed: str, place: str) -> str | None:

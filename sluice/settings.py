@@ -1,4 +1,4 @@
-"""Base of every service's settings: environment variables, read once, with unknown names refused.
+"""Base of every service's settings, which reads environment variables and refuses unknown names.
 
 A field `x` of the section with prefix `GATEWAY__` is set by `GATEWAY__X`.
 """
@@ -35,11 +35,11 @@ def _bindable_or_none(address: str) -> str:
 
 Address = Annotated[str, AfterValidator(_known)]
 BindAddress = Annotated[str, AfterValidator(_bindable)]
-OptionalBindAddress = Annotated[str, AfterValidator(_bindable_or_none)]  # empty: none
+OptionalBindAddress = Annotated[str, AfterValidator(_bindable_or_none)]  # empty for none
 
 
 class ServiceSettings(BaseSettings):
-    """Frozen settings of one service; subclasses set `env_prefix` in their `model_config`."""
+    """Frozen settings of one service. Subclasses set `env_prefix` in their `model_config`."""
 
     model_config = SettingsConfigDict(
         frozen=True, extra="forbid", env_nested_delimiter="__", env_ignore_empty=True
@@ -47,7 +47,10 @@ class ServiceSettings(BaseSettings):
 
     @classmethod
     def from_environment(cls) -> Self:
-        """Return the settings; on errors print one line per error and exit with status 2."""
+        """Return the settings.
+
+        Errors are printed, one per line, and end the process with status 2.
+        """
         settings, problems = cls.check()
         if problems or settings is None:
             sys.stderr.write("\n".join(problems) + "\n")
@@ -76,7 +79,7 @@ class ServiceSettings(BaseSettings):
         try:
             return cls(), problems
         except ValidationError as error:
-            # The input is left out of the messages, because it may be a secret.
+            # The messages omit the input, because it may be a secret.
             return None, problems + [
                 f"{prefix}{'__'.join(str(part) for part in item['loc']).upper()}: {item['msg']}"
                 for item in error.errors(include_input=False, include_url=False)

@@ -1,9 +1,9 @@
 """The secret that all processes of an installation share, and digests derived from it.
 
 A caller of a platform port must prove that it belongs to the installation. A process sends only
-keyed digests of the secret, a different digest for each purpose, so that a digest that is
-intercepted on the way to one service is useless at another service. The secret itself is never
-sent, logged or passed to an engine.
+keyed digests of the secret, a different digest for each purpose. So a digest that is intercepted on
+the way to one service is useless at another service. The secret itself is never sent, logged or
+passed to an engine.
 """
 
 import hashlib
@@ -21,16 +21,16 @@ from sluice.settings import ServiceSettings
 CHARACTERS_MIN = 32
 VARIABLE = "INSTALLATION__SECRET"
 _MAC_BYTES = 32
-_PURPOSES_MAX = 64  # the services' names
+_PURPOSES_MAX = 64  # most cached purposes, which are the services' names
 
 
 class InstallationSettings(ServiceSettings):
     """The setting that all processes of an installation share, and no other process has.
 
     Attributes:
-        secret: Secret of at least 32 characters, the same in every process. To replace it, set the
-            new one and the old one, separated by a comma: the first one signs, all of them are
-            accepted.
+        secret: Secret of at least 32 characters, the same in every process. To replace the secret,
+            set the new and the old secret, separated by a comma. The first secret signs, and all
+            secrets are accepted.
         is_required: Whether calls and events without a proof are refused. False only while a
             platform is upgraded from a version without the secret.
     """
@@ -52,12 +52,12 @@ class InstallationSettings(ServiceSettings):
 
 
 def listed(text: str) -> list[str]:
-    """Return the secrets of a setting, the signing secret first; an empty text is one secret."""
+    """Return the secrets of a setting, the signing secret first. An empty text is one secret."""
     return [part.strip() for part in text.split(",")]
 
 
 class SharedSecret:
-    """Makes and checks proofs; thread-safe.
+    """Signs and verifies proofs with the installation's secrets. Thread-safe.
 
     Attributes:
         is_required: Whether callers without a proof are refused.
@@ -75,7 +75,7 @@ class SharedSecret:
         return tuple(_digest(key, b"token", purpose.encode()).hex() for key in self._keys)
 
     def is_token(self, purpose: str, given: Sequence[str | bytes]) -> bool:
-        """Return whether any given token is valid for a purpose, compared in constant time."""
+        """Return whether any of the tokens is valid for a purpose, compared in constant time."""
         shown = [one.encode() if isinstance(one, str) else one for one in given]
         matches = [
             hmac.compare_digest(token.encode(), one)
@@ -85,21 +85,24 @@ class SharedSecret:
         return any(matches)
 
     def mac(self, purpose: str, data: bytes) -> bytes:
-        """Return a MAC of 32 bytes, which proves that a platform process made the data."""
+        """Return a MAC of 32 bytes, which proves that a platform process wrote the data."""
         return _mac(self._macs(purpose)[0], data)
 
     def short_macs(self, purpose: str, data: bytes, size: int) -> tuple[bytes, ...]:
-        """Return the first bytes of each secret's MAC; the first is for signing, all are valid."""
+        """Return the first bytes of each secret's MAC.
+
+        The first MAC is for signing, all are valid.
+        """
         return tuple(_mac(empty, data)[:size] for empty in self._macs(purpose))
 
     def is_mac(self, purpose: str, data: bytes, given: bytes) -> bool:
-        """Return whether a MAC proves that a platform process made the data, in constant time."""
+        """Return whether a MAC proves that a platform process wrote the data, in constant time."""
         macs = self._macs(purpose)
         matches = [hmac.compare_digest(_mac(empty, data), given) for empty in macs]
         return any(matches)
 
     def sealing_keys(self, purpose: str) -> tuple[bytes, ...]:
-        """Return each secret's 32-byte encryption key; the first encrypts, all can decrypt."""
+        """Return each secret's 32-byte encryption key. The first key encrypts, all can decrypt."""
         return tuple(_digest(key, b"seal", purpose.encode()) for key in self._keys)
 
     def _empty_macs(self, purpose: str) -> tuple[hashlib.blake2b, ...]:
@@ -110,7 +113,7 @@ class SharedSecret:
 
 
 def _mac(empty: hashlib.blake2b, data: bytes) -> bytes:
-    made = empty.copy()  # a keyed one that is begun costs half of an HMAC
+    made = empty.copy()  # costs half of an HMAC, because the key is already hashed
     made.update(data)
     return made.digest()
 

@@ -1,16 +1,16 @@
-"""Chooses the release for a request while a model is rolled out; sticky and deterministic.
+"""Chooses the release for a request while a model is rolled out. Sticky and deterministic.
 
-The bucket of a request is a hash of model, salt, tenant and session. The request gets the canary
-release if its bucket is below the canary's share. So a session that gets the canary keeps it while
-the share grows, and all gateways agree, even after restarts. Each rollout has its own salt, so that
-the next rollout begins with other sessions.
+The bucket of a request is a hash of model, salt, tenant and session. The request is served by the
+canary release if its bucket is below the canary's share. So a session on the canary stays there
+while the share grows, and all gateways agree, even after restarts. Each rollout has its own salt,
+so that the next rollout begins with other sessions.
 """
 
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-SHARE_MAX = 10_000  # basis points; all of the traffic
+SHARE_MAX = 10_000  # basis points of the whole traffic
 _HASH_BITS = 64
 
 
@@ -22,7 +22,7 @@ class ReleaseChoice:
         release: Release of the model.
         is_canary: Whether the release is the canary.
         is_pinned: Whether the tenant is pinned to the release, so that the rollout's comparison
-            leaves the request out.
+            omits the request.
     """
 
     release: str
@@ -32,15 +32,15 @@ class ReleaseChoice:
 
 @dataclass(frozen=True, slots=True)
 class ReleaseSplit:
-    """The present split of a model's traffic between two releases.
+    """The current split of a model's traffic between two releases.
 
     Attributes:
         model_id: Public name of the model, not an alias.
         control: Release that serves all other requests.
         canary: Release that is rolled out.
-        share: Share of the sessions that get the canary, in basis points, 0 to `SHARE_MAX`.
+        share: Share of the sessions that the canary serves, in basis points, 0 to `SHARE_MAX`.
         salt: Salt of the rollout, constant for the whole rollout.
-        pins: Release by tenant id; a pin takes precedence over the share.
+        pins: Release by tenant id. A pin has precedence over the share.
     """
 
     model_id: str
@@ -54,7 +54,7 @@ class ReleaseSplit:
         assert 0 <= self.share <= SHARE_MAX, self.share
 
     def choose(self, tenant_id: str, session: str, request_id: str) -> ReleaseChoice:
-        """Return the release for a request; `session` is empty for a request without session."""
+        """Return the release for a request, whose `session` may be empty."""
         pinned = self.pins.get(tenant_id)
         if pinned is not None:
             return ReleaseChoice(pinned, is_canary=pinned == self.canary, is_pinned=True)
@@ -65,7 +65,7 @@ class ReleaseSplit:
 def bucket(model_id: str, salt: str, tenant_id: str, key: str) -> int:
     """Return a number in [0, `SHARE_MAX`) that depends only on the arguments.
 
-    The hashed text includes the lengths of its parts, so that different arguments give different
+    The hashed text includes the lengths of its parts, so that different arguments lead to different
     texts.
 
     Args:

@@ -3,8 +3,10 @@
 A root directory contains numbered slots, one per process, each protected by a lock file. A slot
 contains segment files, whose names sort by age. A record is its length and CRC-32 (both u32, little
 endian), followed by the payload. After a restart no record is appended to an old segment, so a
-crash can only damage the record that was being written. A spool must be used by one thread only.
-Records survive a crash of the process; a power failure may lose the last seconds.
+crash can only damage the record that was being written.
+
+A spool must be used by one thread only. Records survive a crash of the process, but a power failure
+may lose the last seconds.
 """
 
 import fcntl
@@ -19,7 +21,7 @@ from pathlib import Path
 
 _HEADER = struct.Struct("<II")
 _SUFFIX = ".spool"
-# Largest plausible record, far above any event; a greater length means a damaged file.
+# Largest plausible record in bytes, far above any event. A greater length means a damaged file.
 RECORD_MAX_BYTES = 4 << 20
 _SLOTS_MAX = 1024
 # Most evictions from the lesser spool per write, since other processes may use the freed space.
@@ -38,7 +40,7 @@ class Decoded:
     Attributes:
         payloads: Payloads of intact records, in order.
         end: Offset after the last examined record, from which to continue.
-        damaged: Number of records with a wrong checksum; an incomplete last record is one of them.
+        damaged: Number of records with a wrong checksum, including an incomplete last record.
     """
 
     payloads: list[bytes]
@@ -70,11 +72,11 @@ def decode_records(data: bytes, start: int = 0, limit: int | None = None) -> Dec
 
 
 class Spool:
-    """The segments of one slot: `append` at the end, `peek` and `advance` at the front.
+    """The segments of one slot, with `append` at the end, and `peek` and `advance` at the front.
 
     Attributes:
-        size_bytes: Bytes on disk, including already replayed records of the first segment. This
-            and the counters may be read from other threads.
+        size_bytes: Bytes on disk, including already replayed records of the first segment. Other
+            threads may read this size and the counters.
         dropped: Records lost because the bound was reached or the disk was full.
         damaged: Records that could not be read back.
         is_refused: Whether the last write failed in part, and nothing was deleted since.
@@ -125,7 +127,7 @@ class Spool:
         return len(self._sizes) == 1 and self._peeked[0] >= next(iter(self._sizes.values()))
 
     def append(self, payloads: Iterable[bytes]) -> int:
-        """Append records; return the number of written records.
+        """Append records, and return the number of written records.
 
         Above the size bound, the oldest segments are deleted. On a full disk the lesser spool is
         emptied, and records that still do not fit are lost. All lost records of this spool are
@@ -143,7 +145,7 @@ class Spool:
         return written + (self._write(batch) if batch else 0)
 
     def peek(self, limit: int) -> list[bytes]:
-        """Return up to `limit` of the oldest records, from one segment; empty without records."""
+        """Return up to `limit` of the oldest records, from one segment, or none."""
         while self._sizes:
             first = next(iter(self._sizes))
             if first == self._writing:
@@ -163,7 +165,7 @@ class Spool:
         return []
 
     def advance(self) -> None:
-        """Mark the records of the last `peek` as read; delete the segment after its last record."""
+        """Mark the records of the last `peek` as read, and delete a completely read segment."""
         if not self._sizes or self._peeked[0] == 0:
             return
         first = next(iter(self._sizes))
@@ -174,7 +176,7 @@ class Spool:
             self._delete(first)
 
     def clear(self) -> None:
-        """Delete all records; unread ones are counted in `dropped`."""
+        """Delete all records, and count unread records in `dropped`."""
         while self._sizes:
             first = next(iter(self._sizes))
             with suppress(OSError):
@@ -187,7 +189,7 @@ class Spool:
         return self.is_refused or self.size_bytes * 2 > self._max_bytes
 
     def close(self) -> None:
-        """Unlock the slot, whose records are kept for its next owner."""
+        """Unlock the slot, whose records remain for its next owner."""
         self._close_writer()
         os.close(self._lock)
 
@@ -202,7 +204,7 @@ class Spool:
         return written
 
     def _written(self, records: list[bytes]) -> int:
-        """Write as many records as fit on the disk; return their number."""
+        """Write as many records as fit on the disk, and return their number."""
         data = b"".join(records)
         self._make_room(len(data))
         try:
@@ -220,7 +222,7 @@ class Spool:
         return len(decode_records(data[:done]).payloads)
 
     def _evict(self) -> bool:
-        """Empty all segments of the lesser spool; return whether that freed space."""
+        """Empty all segments of the lesser spool, and return whether that freed space."""
         made_room = False
         for segment in self._lesser.glob(f"*/*{_SUFFIX}") if self._lesser is not None else ():
             with suppress(OSError):
@@ -302,7 +304,7 @@ def _claim_slot(root: Path) -> tuple[Path, int]:
 
 
 def _adopt(root: Path, slot: Path) -> None:
-    """Move the segments of slots without an owner, as of removed workers, into `slot`."""
+    """Move the segments of slots without an owner, for example of removed workers, into `slot`."""
     for other in sorted(root.iterdir()):
         if other == slot or not other.name.isdigit():
             continue

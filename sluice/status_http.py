@@ -1,8 +1,8 @@
-"""/healthz, /readyz and /metrics for services without another HTTP server.
+"""Serves /healthz, /readyz and /metrics for services without another HTTP server.
 
-The server is built on asyncio streams, so that images of such services need no HTTP framework. It
-supports GET and HEAD, with one request per connection, and bounds the size, duration and number of
-requests. With mutual TLS, /metrics requires a certificate of a permitted role, while health checks
+The server is built on asyncio streams, so that the images of these services need no HTTP framework.
+It supports GET and HEAD, with one request per connection, and bounds the size, duration and number
+of requests. With mutual TLS, /metrics requires a certificate of a permitted role. Health checks
 need no certificate, because kubelets have none.
 """
 
@@ -36,20 +36,21 @@ async def status_server(
     why_not_ready: Callable[[], str] = lambda: "not ready",
     page: Callable[[str], Awaitable[bytes | None]] = _no_page,
 ) -> AsyncGenerator[int]:
-    """Serve at `address` (host:port, port 0 picks one) while the context lasts.
+    """Serve at `address` (host:port, where port 0 means any free port) while the context lasts.
 
     Args:
         address: Address to listen on.
-        is_ready: Returns whether the service accepts traffic; if not, /readyz answers 503.
+        is_ready: Returns whether the service accepts traffic. If not, /readyz answers 503.
         metrics: Returns the metrics in Prometheus' text format.
         why_not_ready: Text of the 503 of /readyz, for operators.
-        page: Returns further metrics by their path; None: there are none. OSError: not now.
+        page: Returns further metrics by their path, or None for an unknown path. OSError means that
+            the metrics are not available now.
 
     Yields:
         The port.
 
     Raises:
-        OSError: The address is taken.
+        OSError: The address is in use.
     """
     open_connections = 0
 
@@ -66,7 +67,7 @@ async def status_server(
                     writer.write(answer)
                     await writer.drain()
         except (TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            pass  # a scraper that gives up, or something that does not speak HTTP
+            pass  # a scraper that disconnects early, or a client without HTTP
         finally:
             open_connections -= 1
             writer.close()
@@ -88,7 +89,7 @@ async def status_server(
 async def _other_page(
     head: bytes, page: Callable[[str], Awaitable[bytes | None]], refusal: Callable[[], str]
 ) -> bytes | None:
-    """Return the answer of `page`; None: the path is not its own."""
+    """Return the answer of `page`, or None if the path is not one of its paths."""
     method, path = _request_line(head)
     if method != b"GET" or path in _OWN_PATHS or not path.endswith(b"/metrics"):
         return None

@@ -6,5 +6,5 @@ CONVERSATION, CHAT_COMPLETION = "conversation", "chat.completion"  # kinds of re
 
 
 def key_place(tenant_id: str, number: int) -> str:
-    """Return the place for sealing a key: it opens for no other tenant, and no other number."""
+    """Return the place for sealing a key, different for every tenant and number."""
     return f"{tenant_id}\0{number}"

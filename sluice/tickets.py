@@ -1,15 +1,16 @@
-"""Tickets that permit a node to fetch the chunks of an artifact from another node; pure.
+"""Tickets that permit a node to fetch the chunks of an artifact from another node. Pure.
 
-The control plane signs a ticket with a key that it shares only with the serving node; see
-docs/distribution.md. The holder of a ticket may fetch the artifact until the ticket expires.
+The control plane signs a ticket with a key that it shares only with the serving node, as
+docs/distribution.md describes. The holder of a ticket may fetch the artifact until the ticket
+expires.
 """
 
 import hmac
 from collections.abc import Mapping
 
 LIFETIME_S = 300  # validity in seconds, which covers clock skew and short control plane outages
-_TICKET_MAX = 512  # characters
-_NUMBER_MAX = 15  # digits
+_TICKET_MAX = 512  # most characters of a ticket
+_NUMBER_MAX = 15  # most digits of a number in a ticket
 
 
 def write(key_id: int, key: bytes, digest: str, node_id: str, expires_unix_s: int) -> str:
@@ -27,7 +28,7 @@ def write(key_id: int, key: bytes, digest: str, node_id: str, expires_unix_s: in
 
 
 def is_valid(ticket: str, keys: Mapping[int, bytes], digest: str, now_unix_s: float) -> bool:
-    """Return whether a ticket permits to fetch an artifact: signed by a known key, not expired.
+    """Return whether a ticket for an artifact is signed by a known key and not expired.
 
     Args:
         ticket: Untrusted text from a caller.

@@ -1,8 +1,8 @@
-"""W3C Trace Context (level 1): parsing and forwarding of headers, and the derivation of span ids.
+"""W3C Trace Context (level 1), with parsed and forwarded headers and derived span ids.
 
 The span id of a request is part of the request's unique id, and the ids of its child spans are
-computed from that span id. So every process that knows a request can compute the ids of its spans:
-the gateway when it submits the request, and telemetry whenever it builds spans from an event.
+computed from that span id. So every process that has a request can compute the ids of its spans.
+The gateway does so when it submits the request, and telemetry when it builds spans from an event.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ _KEY = r"[a-z][a-z0-9_\-*/]{0,255}|[a-z0-9][a-z0-9_\-*/]{0,240}@[a-z][a-z0-9_\-*
 _VISIBLE = r"\x21-\x2b\x2d-\x3c\x3e-\x7e"  # printable ASCII without comma and equals sign
 _MEMBER = re.compile(rf"({_KEY})=[ {_VISIBLE}]{{0,255}}[{_VISIBLE}]")
 _MEMBERS_MAX = 32
-_HEADER_MAX = 8192  # longest header in characters; a longer header is ignored
+_HEADER_MAX = 8192  # longest header in characters, above which a header is ignored
 STATE_MAX = 512  # most characters of a tracestate that are forwarded
 _LONG_MEMBER = 128  # members above this length are dropped first from a tracestate that is too long
 _SPAN_AT, _FLAGS_AT = 36, 52  # offsets of the span id and the flags in the platform's traceparents
@@ -33,7 +33,8 @@ class Upstream(NamedTuple):
     """The caller's trace context.
 
     Attributes:
-        trace_id: 32 hex digits; empty without a valid context, so that a new trace begins.
+        trace_id: Trace id, 32 hex digits, or empty without a valid context, so that a new trace
+            begins.
         span_id: Span id of the caller, 16 hex digits.
         is_sampled: Whether the trace is sampled, as decided where the trace begins.
         state: `tracestate`, at most `STATE_MAX` characters.
@@ -49,7 +50,7 @@ NONE = Upstream()
 
 
 def read(traceparents: Sequence[str], tracestates: Sequence[str] = ()) -> Upstream:
-    """Return the trace context of a request's headers; an empty context if they are invalid."""
+    """Return the trace context of a request's headers, which is empty if they are invalid."""
     found = _TRACEPARENT.fullmatch(traceparents[0]) if len(traceparents) == 1 else None
     if found is None:
         return NONE
@@ -61,7 +62,7 @@ def read(traceparents: Sequence[str], tracestates: Sequence[str] = ()) -> Upstre
 
 
 def bounded_state(headers: Sequence[str]) -> str:
-    """Return a `tracestate` shortened to `STATE_MAX` characters; empty if it is invalid."""
+    """Return a `tracestate` shortened to `STATE_MAX` characters, or empty if it is invalid."""
     text = ",".join(headers)
     if len(text) > _HEADER_MAX:
         return ""
@@ -86,7 +87,7 @@ def _size(members: Sequence[str]) -> int:
 
 
 def is_sampled(traceparent: str) -> bool:
-    """Return whether a traceparent of the platform is sampled; false for an empty text."""
+    """Return whether a traceparent of the platform is sampled, false for an empty text."""
     return traceparent[-2:] == "01"
 
 
@@ -96,7 +97,7 @@ def traceparent(trace_id: str, span_id: str, *, sampled: bool) -> str:
 
 
 def request_span_id(uid: str) -> str:
-    """Return the span id of a request: the second half of its unique id of 32 hex digits."""
+    """Return the span id of a request, the second half of its unique id of 32 hex digits."""
     if _UID.fullmatch(uid):
         return uid[16:]
     return hashlib.blake2b(uid.encode(), digest_size=8).hexdigest()
@@ -108,7 +109,7 @@ def child_span_id(span_id: str, number: int) -> str:
 
 
 def attempt_number(part: int, number: int) -> int:
-    """Return the number of an attempt among its request's spans; 1 is the gateway's own span."""
+    """Return the number of an attempt among its request's spans, where 1 is the gateway's span."""
     return (part + 1) << _ANSWER_SHIFT | (number & 0xFFFF)
 
 

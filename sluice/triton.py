@@ -1,9 +1,9 @@
 """Triton's protocol, from the generated modules of its client package, without the client.
 
-`tritonclient.grpc` imports its client at once, and with it numpy: 0.6 s and 26 MB of every gateway
-worker, router and agent, which use none of it. So the package's own code is skipped, and its two
-generated modules are imported directly. A later import of the client works as usual, with the same
-messages.
+`tritonclient.grpc` imports its client at once, and with it numpy. The import costs 0.6 s and 26 MB
+in every gateway worker, router and agent, although none uses the client. So the package's own code
+is skipped, and its two generated modules are imported directly. A later import of the client works
+as usual, with the same messages.
 """
 
 import sys
@@ -17,7 +17,7 @@ _PACKAGE = "tritonclient.grpc"
 
 @contextmanager
 def _not_run(name: str) -> Generator[None]:
-    """Let modules of a package be imported without the package's own code, unless that has run."""
+    """Permit imports of a package's modules without the package's own code, unless that has run."""
     spec = None if name in sys.modules else find_spec(name)
     if spec is None:
         yield
@@ -32,7 +32,7 @@ def _not_run(name: str) -> Generator[None]:
 with _not_run(_PACKAGE):
     from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-# The package has no types.
+# The package has no type annotations.
 messages = cast("Any", service_pb2)
 Stub = cast("Any", service_pb2_grpc.GRPCInferenceServiceStub)
 Servicer = cast("Any", service_pb2_grpc.GRPCInferenceServiceServicer)

@@ -1,8 +1,8 @@
 """A live copy of the control plane's state, which is also stored on disk.
 
-Gateways and routers decide from this copy alone. So they keep serving while the control plane is
-away, and can start from the file on disk. Only the file's owner may read it, because the snapshot
-contains key hashes and cache salts.
+Gateways and routers decide from this copy alone. So they continue to serve while the control plane
+is unreachable, and can start from the file on disk. Only the file's owner may read it, because the
+snapshot contains key hashes and cache salts.
 """
 
 import asyncio
@@ -42,16 +42,16 @@ KINDS = (
 # First word of a snapshot file. The payload's SHA-256 and the kinds follow on the same line.
 _FORMAT = b"sluice-snapshot-1"
 _KINDS = ",".join(KINDS).encode()
-STEP_OBJECTS = 64  # objects processed per step of a generator, which takes well below 1 ms
+STEP_OBJECTS = 64  # objects processed per step of a generator, which lasts well below 1 ms
 _SLICE_S = 0.002  # seconds of work on a snapshot before other tasks run
-_CHUNK_OBJECTS = 2000  # objects serialized in one call, about 1 ms with the interpreter lock held
-_SILENCE_S = 6.0  # seconds until a stream is dead; heartbeats come every 2 s
+_CHUNK_OBJECTS = 2000  # objects serialized in one call, which locks the interpreter for about 1 ms
+_SILENCE_S = 6.0  # seconds of silence until a stream is dead, with a heartbeat every 2 s
 _LEAVE_TIMEOUT_S = 0.5
 _SAVE_DELAY_S = 1.0  # seconds in which changes are collected before the file is written
 _SAVE_RETRY_S = 10.0  # seconds until a failed write is retried, for example on a full disk
 _TOUCH_S = 30.0  # seconds between updates of the file's modification time without changes
 _LEFTOVER_S = 60.0  # age in seconds at which a staging file must belong to a killed writer
-_SAVE_SHARE = 20  # a write that took t seconds is followed by a pause of at least 20 t
+_SAVE_SHARE = 20  # a write of t seconds is followed by a pause of at least this factor times t
 _CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_receive_message_length", 512 * 1024 * 1024),  # an older server's whole snapshot
     ("grpc.initial_reconnect_backoff_ms", 100),
@@ -63,12 +63,12 @@ _CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
 
 
 def key_of(kind: str, message: Message) -> str:
-    """Return the key of an object: the digest of a base, the id of any other object."""
+    """Return the key of an object, which is the digest of a base or the id of any other object."""
     return cast("str", getattr(message, "digest" if kind == "bases" else "id"))
 
 
 class ControlState:
-    """All objects of the control plane by id; a changed object is a new message."""
+    """All objects of the control plane by id. A changed object is a new message."""
 
     def __init__(self) -> None:
         self.version = 0
@@ -100,9 +100,9 @@ class ControlState:
         return cast("dict[str, Message]", getattr(self, kind))
 
     def apply(self, response: wire.WatchResponse) -> bool:
-        """Apply a snapshot, or a delta that is newer than the state; return whether it applied.
+        """Apply a snapshot, or a delta that is newer than the state, and return whether it applied.
 
-        A snapshot is always applied, even with a lower version, because it may come from another
+        A snapshot is always applied, even with a lower version, because it may be from another
         control plane or from a restored database.
         """
         if response.is_heartbeat:
@@ -153,7 +153,7 @@ class ControlState:
                 yield
 
     def serialized(self) -> Iterator[bytes]:
-        """Return the serialized parts of a snapshot, each of which takes about a millisecond.
+        """Return the serialized parts of a snapshot, each of which needs about a millisecond.
 
         Each part is a message, the last one with the version. Concatenated, the parts are one valid
         message. The objects are listed at the call, so later changes have no effect.
@@ -177,12 +177,12 @@ def _chunks(items: Sequence[Message], size: int) -> Iterator[list[Message]]:
 
 
 def write_snapshot(pieces: Iterator[bytes], file: Path, *, true_at_unix_s: float = 0.0) -> None:
-    """Write a snapshot file atomically, with mode 0600; blocks.
+    """Write a snapshot file atomically, with mode 0600. The call blocks.
 
     Args:
         pieces: Serialized parts of a snapshot, in order.
         file: File, whose modification time is set to `true_at_unix_s`.
-        true_at_unix_s: Unix time at which the state was last known to be current; 0: now.
+        true_at_unix_s: Unix time at which the state was last current, or 0 for now.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
     _remove_leftovers(file)
@@ -205,7 +205,7 @@ def write_snapshot(pieces: Iterator[bytes], file: Path, *, true_at_unix_s: float
 
 
 def _remove_leftovers(file: Path) -> None:
-    """Remove unfinished files of killed writers, which contain secrets and take disk space."""
+    """Remove unfinished files of killed writers, which contain secrets and occupy disk space."""
     for staging in file.parent.glob(f".{file.name}_*"):
         with suppress(FileNotFoundError):  # another process of this folder was faster
             if time.time() - staging.stat().st_mtime > _LEFTOVER_S:
@@ -238,9 +238,9 @@ def read_snapshot(file: Path) -> wire.WatchResponse:
 
 
 class ControlWatcher:
-    """Keeps a `ControlState` equal to the control plane's state.
+    """Follows the control plane, so that a `ControlState` equals its state.
 
-    Run `run` in the service's TaskGroup. While it runs with the role ROUTER and an address, the
+    The service runs `run` in its TaskGroup. While it runs with the role ROUTER and an address, the
     control plane regards this process as a live router.
     """
 
@@ -258,8 +258,8 @@ class ControlWatcher:
             address: `host:port` of the control plane's gRPC.
             role: Role of this process.
             instance_id: Id of this process, unique within its role.
-            own_address: For routers: the `host:port` to which gateways connect.
-            snapshot_file: File for the last state; None: no file is written.
+            own_address: The `host:port` of a router, to which gateways connect.
+            snapshot_file: File for the last state, or None to write no file.
         """
         self.state = ControlState()
         self._address = address
@@ -269,7 +269,7 @@ class ControlWatcher:
         self._file = snapshot_file
         self._callbacks: list[Callable[[wire.WatchResponse], None]] = []
         self._preparations: list[Callable[[ControlState], Iterator[None]]] = []
-        self._received_at: float | None = None  # on the monotonic clock
+        self._received_at: float | None = None  # by the monotonic clock
         self._synced = asyncio.Event()
         self._unsaved = asyncio.Event()
         self._is_connected = False
@@ -281,7 +281,7 @@ class ControlWatcher:
         return self._is_connected
 
     def age_s(self) -> float:
-        """Return the age of the state in seconds; infinity before the first state."""
+        """Return the age of the state in seconds, or infinity before the first state."""
         return float("inf") if self._received_at is None else time.monotonic() - self._received_at
 
     def on_change(self, callback: Callable[[wire.WatchResponse], None]) -> None:
@@ -295,13 +295,13 @@ class ControlWatcher:
     def before_snapshot(self, prepare: Callable[[ControlState], Iterator[None]]) -> None:
         """Register a preparation, called with a received snapshot before it replaces the state.
 
-        Slow work on many objects belongs there, because other tasks run between its steps. The
-        callbacks of `on_change` follow. A snapshot from disk has no preparation.
+        Preparations are for slow work on many objects, because other tasks run between their steps.
+        The callbacks of `on_change` follow. A snapshot from disk has no preparation.
         """
         self._preparations.append(prepare)
 
     async def wait_synced(self, timeout_s: float) -> bool:
-        """Wait until there is a state from disk or from the server; return False after `timeout_s`.
+        """Wait for a state from disk or from the server, or return False after `timeout_s`.
 
         A state from the server is used only once the server has marked it as current. The first
         snapshot may be older than the state that other processes already have, because snapshots
@@ -313,7 +313,7 @@ class ControlWatcher:
         return self._synced.is_set()
 
     async def leave(self) -> None:
-        """Report that this router stops, so that its cells are reassigned; never fails.
+        """Report that this router stops, so that its cells are reassigned. Never fails.
 
         The caller must also end `run`.
         """
@@ -330,7 +330,7 @@ class ControlWatcher:
             log.warning("departure_not_reported", address=self._address, error=repr(error))
 
     def load_from_disk(self) -> bool:
-        """Load a valid stored state, if any; return whether it was loaded. Blocks."""
+        """Load a valid stored state, if any, and return whether it was loaded. Blocks."""
         if self._file is None:
             return False
         try:
@@ -350,7 +350,7 @@ class ControlWatcher:
         return True
 
     async def run(self) -> None:
-        """Follow the control plane until cancelled, keeping the last state through failures."""
+        """Follow the control plane until cancelled, and retain the last state through failures."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._follow())
             if self._file is not None:
@@ -385,7 +385,7 @@ class ControlWatcher:
                 await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311 - spreads
 
     async def _responses(self, channel: grpc.aio.Channel) -> AsyncGenerator[wire.WatchResponse]:
-        """Yield the responses of one call; raises TimeoutError if the server is silent."""
+        """Yield the responses of one call, or raise TimeoutError if the server is silent."""
         request = wire.WatchRequest(
             role=self._role,
             instance_id=self._instance_id,
@@ -416,12 +416,12 @@ class ControlWatcher:
             await self._take_snapshot(response)
         elif response.is_part:
             await _in_slices(self._coming.fill(response))
-            await asyncio.sleep(0)  # the next part may be here already
+            await asyncio.sleep(0)  # the next part may have arrived already
         elif self.state.apply(response):
             self._publish(response)
 
     async def _take_snapshot(self, response: wire.WatchResponse) -> None:
-        """Prepare a complete snapshot step by step, then replace the state in one step.
+        """Prepare a complete snapshot step by step, and replace the state in one step.
 
         Args:
             response: The whole snapshot, or its last part.
@@ -473,7 +473,7 @@ class ControlWatcher:
         return time.time() - self.age_s() if self._received_at is not None else 0.0
 
     def _touch(self, file: Path) -> None:
-        """Set the file's modification time to the last time its state was known to be current."""
+        """Set the file's modification time to the last time at which its state was current."""
         at_unix_s = self._true_at_unix_s()
         if at_unix_s:
             with suppress(OSError):
@@ -481,7 +481,7 @@ class ControlWatcher:
 
 
 async def _in_slices(steps: Iterator[None]) -> None:
-    """Run all steps of an iterator, and let other tasks run every `_SLICE_S`."""
+    """Run all steps of an iterator, and run other tasks every `_SLICE_S`."""
     until_s = time.perf_counter() + _SLICE_S
     for _ in steps:
         if time.perf_counter() >= until_s:

@@ -1,1 +1,1 @@
-"""Scaling policies of one pool, played on curves of demand in a fluid model."""
+"""Scaling policies of one pool, simulated on curves of demand in a fluid model."""

@@ -1,8 +1,8 @@
-"""Scaling policies on curves of demand: `python -m sim.scaling --demand FILE ...`.
+"""Compares scaling policies on curves of demand: `python -m sim.scaling --demand FILE ...`.
 
-A curve has one number per line: the work-seconds demanded in that second. A ready replica does one
-work-second per second. `sluice` is the product's `plan`; the other policies are published rules.
-See docs/scaling.md.
+A curve has one number per line, which is the demand of that second in work-seconds. A ready replica
+does one work-second per second. `sluice` is the product's `plan`, and the other policies are
+published rules. The results are in docs/scaling.md.
 """
 
 import argparse
@@ -23,7 +23,7 @@ _LADDER_SLEEPERS = 0.05
 
 
 def read_curve(path: Path) -> list[float]:
-    """Return the curve in a file; a file whose name ends in .gz is decompressed.
+    """Return the curve in a file, which is decompressed if its name ends in .gz.
 
     Raises:
         ValueError: A line is not a number or is negative, or the file has no line.
@@ -51,7 +51,7 @@ def _record(name: str, policy: str, seed: int, outcome: ScalingOutcome) -> dict[
 
 
 def _plot(path: Path, demand: Sequence[float], outcomes: dict[str, ScalingOutcome]) -> None:
-    """Draw a day: demand, paid and ready replicas, violated minutes."""
+    """Draw the demand, the paid and ready replicas, and the violated minutes of a day."""
     import matplotlib as mpl  # a development tool, imported when used
 
     mpl.use("Agg")
@@ -125,7 +125,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Play all policies on all curves; return the exit status."""
+    """Simulate all policies on all curves, and return the exit status."""
     parser = _parser()
     options = parser.parse_args(arguments)
     policies = [name for name in options.policy.split(",") if name]

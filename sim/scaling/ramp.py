@@ -15,7 +15,7 @@ PROMPT_TOKENS, ANSWER_TOKENS = 4000, 1000
 _DRAINED_S = 600  # seconds after the last request in which the pool shrinks to its minimum
 _LENGTHS_SIGMA = 0.05  # sigma of the work per second, because lengths are published as "about"
 
-# One replica. Prefill as published. A step reads the weights (32 GB per GPU at 3.35 TB/s, with
+# One replica, with prefill as published. A step reads the weights (32 GB per GPU at 3.35 TB/s, with
 # launches) and the KV memory of each sequence (64 layers, 8 heads of 128, 2 bytes, over 2 GPUs).
 _PREFILL_TOKENS_S = 15_928.0
 _STEP_S = 0.015
@@ -28,7 +28,8 @@ def requests_s() -> float:
     """Return the requests per second that one replica serves when its KV memory is full."""
     sequences = _KV_TOKENS / (PROMPT_TOKENS + ANSWER_TOKENS / 2)
     step_s = _STEP_S + _STEP_PER_SEQUENCE_S * sequences
-    # Of a second, prompts take their part; the rest is steps: sequences = rate x answer x time.
+    # Prompts use their part of a second, and the rest is steps, so sequences = rate x answer x
+    # time.
     prefill_s = PROMPT_TOKENS / _PREFILL_TOKENS_S
     return sequences / (ANSWER_TOKENS * step_s + prefill_s * sequences)
 
@@ -51,7 +52,7 @@ def curve(seed: int = 0) -> list[float]:
 def replicas_mean(outcome: ScalingOutcome) -> float:
     """Return the mean replicas from the first request until the pool is at its minimum again.
 
-    Sleeping replicas are included.
+    Sleeping replicas are counted.
     """
     minutes = outcome.provisioned
     end = sum(for_s for _, for_s in STAGES) // 60

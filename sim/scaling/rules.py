@@ -1,4 +1,4 @@
-"""The field's scaling rules, and ours, over the fluid model; each rule's source is named."""
+"""The published scaling rules and the product's `plan` over the fluid model, with their sources."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -32,7 +32,7 @@ def _sluice(terms: Terms) -> PlanRule:
 
 @dataclass(slots=True)
 class StaticRule:
-    """Keeps one number of replicas all day: the mean demand at 70 % utilisation."""
+    """One number of replicas all day, for the mean demand at 70 % utilisation."""
 
     terms: Terms
     replicas: int = 1
@@ -46,7 +46,7 @@ class StaticRule:
 
 @dataclass(slots=True)
 class StepRule:
-    """The rule of the platform's requirements: steps of 5 and 10 % up, one down when quiet."""
+    """The rule of the platform's requirements, which adds 5 or 10 % and removes one when quiet."""
 
     terms: Terms
     every_s: int = _EVERY_S
@@ -80,7 +80,7 @@ class StepRule:
 
 @dataclass(slots=True)
 class _RecentAsk:
-    """Keeps the greatest target number of the last seconds."""
+    """The target numbers of the last `hold_s` seconds, of which `most` returns the greatest."""
 
     hold_s: float
     asks: list[tuple[int, float]] = field(default_factory=list[tuple[int, float]])
@@ -115,7 +115,7 @@ class HpaRule:
 
 @dataclass(slots=True)
 class KpaRule:
-    """AIBrix's KPA: a stable window of 180 s, a panic window of 60 s at twice the capacity."""
+    """AIBrix' KPA, with a window of 180 s, and one of 60 s in a panic at twice the capacity."""
 
     terms: Terms
     every_s: int = _EVERY_S
@@ -135,7 +135,7 @@ class KpaRule:
 
 @dataclass(slots=True)
 class ThroughputRule:
-    """Dynamo's throughput loop without corrections: every 180 s, the window's mean over 0.9."""
+    """Dynamo's throughput loop without corrections, every 180 s for the window's mean over 0.9."""
 
     terms: Terms
     every_s: int = 180
@@ -148,7 +148,7 @@ class ThroughputRule:
 
 @dataclass(slots=True)
 class SloRule:
-    """llm-d's SLO-aware law for first tokens: up above 0.55 of the objective, down below 0.40."""
+    """llm-d's law for first tokens, up above 0.55 of the objective and down below 0.40."""
 
     terms: Terms
     every_s: int = _EVERY_S
@@ -176,7 +176,7 @@ class SloRule:
 
 @dataclass(slots=True)
 class OracleRule:
-    """Reads the true demand until a replica that boots now would be ready."""
+    """Scales by the true demand until a replica that boots now would be ready."""
 
     terms: Terms
     every_s: int = _EVERY_S

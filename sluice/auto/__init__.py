@@ -1,1 +1,1 @@
-"""The choice of a model by expected cost: features, qualities, prices, waits. Pure."""
+"""The choice of a model by its expected cost, from features, qualities, prices and waits. Pure."""

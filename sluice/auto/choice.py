@@ -1,4 +1,4 @@
-"""The choice of the model for a turn, by the least expected cost on the present fleet. Pure.
+"""Chooses the model for a turn by the least expected cost on the present fleet. Pure.
 
     cost = price of the tokens
          + price of a second * (wait for the first step + prefill of what is not cached + decode)
@@ -6,7 +6,7 @@
 
 The prefix of a conversation is cached by the model that answered last. Another model would have to
 compute that prefix again, which is part of the other model's expected cost. So the model of a
-conversation changes only if the change saves more than that.
+conversation changes only if the change saves more than the prefill.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,9 +19,9 @@ from sluice.errors import BadRequestError, ErrorCode, PlatformError, RejectedErr
 
 # Waiting requests per ready replica above which a pool is regarded as saturated.
 SATURATED_QUEUE = 10
-# Least gain for which a conversation changes its model, as a share of the present model's cost.
-# Because waits are predictions, a smaller margin would let conversations alternate between models
-# of almost equal cost.
+# Least gain for which a conversation changes its model, as a share of the current model's cost.
+# Waits are predictions, so with a smaller margin conversations would alternate between models of
+# almost equal cost.
 SWITCH_MARGIN = 0.2
 # Assumed output tokens, if neither the caller nor earlier answers suggest a number.
 _OUTPUT_TOKENS = 256.0
@@ -34,11 +34,11 @@ class AutoReason(StrEnum):
     """The reason of a choice."""
 
     CHEAPEST = "cheapest"  # the model has the least expected cost
-    KEPT = "kept"  # the conversation keeps its model, since a change would not save enough
+    KEPT = "kept"  # the model of the conversation, because a change would not save enough
     SWITCHED = "switched"  # the conversation changes its model, which saves enough
     SATURATED = "saturated"  # the pool of a cheaper model is saturated
     BELOW_FLOOR = "below_floor"  # no model reaches the quality floor, so the best is chosen
-    EXPLORED = "explored"  # the model was drawn at random, to learn about it
+    EXPLORED = "explored"  # the model was drawn at random, to collect judgements about it
     PINNED = "pinned"  # the policy pins this model
     ONLY = "only"  # no other model could answer
     STAND_IN = "stand_in"  # the chosen model refused, and this model answers instead
@@ -54,7 +54,7 @@ class AutoCandidate:
         prompt_price: Price of prompt tokens.
         cached_price: Price of cached prompt tokens.
         output_price: Price of output tokens.
-        context_tokens_max: Most tokens of prompt and output together; 0: not known.
+        context_tokens_max: Most tokens of prompt and output together, or 0 if unknown.
     """
 
     name: str
@@ -67,7 +67,7 @@ class AutoCandidate:
 
 @dataclass(frozen=True, slots=True)
 class PoolOutlook:
-    """The state of a model's pool, as the gateway knows it.
+    """The state of a model's pool, from the gateway's data.
 
     Attributes:
         is_served: Whether a replica accepts requests.
@@ -96,14 +96,14 @@ class AutoRules:
     """A tenant's preferences for the choice, in the currency of its prices.
 
     Attributes:
-        price_max: Highest expected price of a turn's tokens; 0: no ceiling.
-        quality_min: Least expected quality of an answer, 0 to 1; 0: no floor.
+        price_max: Highest expected price of a turn's tokens, or 0 without a ceiling.
+        quality_min: Least expected quality of an answer, 0 to 1, where 0 is no floor.
         second_price: Price of a second of waiting.
         miss_price: Price of a bad answer.
         explored_share: Share of new conversations whose model is drawn at random, 0 to 1.
-        queue_priority_min: Least priority of tiers whose requests wait for a saturated pool;
-            requests of lower tiers use another model.
-        pin: Model that answers all requests; empty: none.
+        queue_priority_min: Least priority of tiers whose requests wait for a saturated pool.
+            Requests of lower tiers use another model.
+        pin: Model that answers all requests, or empty to choose.
     """
 
     price_max: float = 0.0
@@ -121,8 +121,8 @@ class AutoTurn:
 
     Attributes:
         features: Features of the whole conversation.
-        output_tokens: Mean output tokens of similar answers; 0: not known.
-        current: Model that answered last; empty if there is none, or its cache has expired.
+        output_tokens: Mean output tokens of similar answers, or 0 if unknown.
+        current: Model that answered last, or empty if there is none or its cache has expired.
         cached: Cached prompt tokens, by model.
         draw: Random number of the turn, at least 0 and below 1.
     """
@@ -151,8 +151,8 @@ class AutoOption:
         quality: Probability that the answer is good.
         cost: Total expected cost.
         propensity: Probability with which the model was chosen.
-        is_eligible: Whether the model could be chosen, which is not so below the quality floor or
-            with a saturated pool.
+        is_eligible: Whether the model could be chosen. A quality below the floor or a saturated
+            pool excludes the model.
     """
 
     name: str
@@ -201,11 +201,12 @@ def choose(
         candidates: Models that the caller may use.
         turn: The turn.
         table: Qualities of the models.
-        pools: State of the pools by model; a model without an entry is not served.
+        pools: State of the pools by model. A model without an entry is not served.
         rules: Rules of the tenant.
 
     Raises:
-        PlatformError: No model can answer: 400 if the request is the cause, 503 if the fleet is.
+        PlatformError: No model can answer, with 400 because of the request, or 503 because of the
+            fleet.
     """
     fitting = _fitting(candidates, turn)
     options = [_option(it, turn, table, pools, rules) for it in fitting]
@@ -228,7 +229,7 @@ def choose(
 def expected_running(
     candidate: AutoCandidate, turn: AutoTurn, pool: PoolOutlook, second_price: float
 ) -> tuple[float, float, float]:
-    """Return the price, the seconds, and the cost of both, of a turn on a model."""
+    """Return the price, the seconds, and the cost of both, for a turn on a model."""
     prompt, output = turn.features.tokens, turn.answer_tokens
     cached = min(prompt, turn.cached.get(candidate.name, 0))
     price = (prompt - cached) * candidate.prompt_price + cached * candidate.cached_price
@@ -252,8 +253,8 @@ def _fitting(candidates: Sequence[AutoCandidate], turn: AutoTurn) -> Sequence[Au
     if fitting or not candidates:
         return fitting
     largest = max(it.context_tokens_max for it in candidates)
-    # Because the estimate may be wrong, the models with the largest context are kept if the prompt
-    # alone may fit, and the model's exact token count decides later.
+    # Because the estimate may be wrong, the models with the largest context remain if the prompt
+    # alone may fit. The chosen model's exact token count decides later.
     if turn.features.tokens < largest * _CONTEXT_SLACK:
         return [it for it in candidates if it.context_tokens_max == largest]
     raise BadRequestError(
@@ -348,7 +349,7 @@ def _decide(
 
 
 def propensities(costs: Sequence[float], explored_share: float) -> list[float]:
-    """Return the probability of each model: uniform if explored, otherwise the cheapest model."""
+    """Return each model's probability to be chosen, uniform in the explored share of turns."""
     each = explored_share / len(costs)
     best = min(range(len(costs)), key=lambda index: costs[index])
     return [each + (1.0 - explored_share) * (index == best) for index in range(len(costs))]

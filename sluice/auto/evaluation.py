@@ -1,9 +1,9 @@
 """Estimates the results of a new quality table from logged choices and judgements. Pure.
 
 Each logged turn lists the models that could be chosen, with their expected costs and probabilities.
-A judged answer is evidence only for the model that answered. So each judgement is weighted by how
-much more often the new table would choose that model (inverse propensity), or is used to correct
-the prediction of a reward model (doubly robust). See docs/auto.md.
+A judged answer is evidence only for the model that answered. So a judgement is weighted by the
+ratio of that model's probabilities under the new table and in the log (inverse propensity). In a
+second estimate it corrects the prediction of a reward model (doubly robust). See docs/auto.md.
 """
 
 import math
@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from sluice.auto.choice import propensities
 from sluice.auto.quality import QualityCell, QualityTable
 
-# Number of judgements that the prior mean of the reward model is worth.
+# Weight of the reward model's prior mean, as a number of judgements.
 _SMOOTHING = 2.0
 _Z95 = 1.96
 
 
 @dataclass(frozen=True, slots=True)
 class LoggedOption:
-    """A model that could be chosen for a logged turn; see `choice.AutoOption`."""
+    """A model that could be chosen for a logged turn, with fields of `choice.AutoOption`."""
 
     name: str
     release: str
@@ -37,7 +37,7 @@ class LoggedTurn:
         cluster: Cluster of the conversation.
         model: The model that answered.
         options: The models that could be chosen, each with a probability above 0.
-        good: Judgement of the answer, 0 to 1; None if the answer was not judged.
+        good: Judgement of the answer, 0 to 1, or None if the answer was not judged.
     """
 
     cluster: int
@@ -47,12 +47,12 @@ class LoggedTurn:
 
     @property
     def chance(self) -> float:
-        """Probability with which the answering model was chosen; 0 if it was not an option."""
+        """Probability with which the answering model was chosen, or 0 if it was not an option."""
         return sum(it.propensity for it in self.options if it.name == self.model)
 
     @property
     def is_open(self) -> bool:
-        """Whether several models could be chosen, unlike with a kept conversation or a pin."""
+        """Whether several models could be chosen, which a kept model or a pin excludes."""
         return len(self.options) > 1 and self.chance > 0
 
 
@@ -62,7 +62,7 @@ class PolicyEstimate:
 
     Attributes:
         mean: Estimated share of good answers.
-        error: Standard error; infinite without enough data.
+        error: Standard error, which is infinite without enough data.
     """
 
     mean: float
@@ -81,12 +81,12 @@ class PolicyEstimate:
 
 @dataclass(frozen=True, slots=True)
 class PolicyEvaluation:
-    """A new table compared with the log.
+    """The comparison of a new quality table with the log.
 
     Attributes:
         turns: Number of logged turns in which several models could be chosen.
         judged: Number of logged turns with a choice and a judgement.
-        effective: Effective sample size of the weighted judgements; a small size means little
+        effective: Effective sample size of the weighted judgements. A small size means little
             evidence.
         logged_good: Share of good answers in the log.
         ips: Share of good answers under the new table, by self-normalised inverse propensity.

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
-# Version of features and clusters; a quality table of another version is not applicable.
+# Version of features and clusters. A quality table of another version is not applicable.
 SCHEME = 1
-# Limits of the sample, in characters and messages, for about 0.1 ms of work.
+# Limits of the sample, in characters and messages, for about 0.1 ms of work per conversation.
 _SAMPLE_CHARACTERS = 3072
 _MESSAGES_FIRST = 8
 _MESSAGES_LAST = 24
@@ -76,11 +76,12 @@ class PromptFeatures:
 
     Attributes:
         tokens: Estimated tokens of the prompt.
-        code: Matches of code per thousand characters of the sample; 0 if there are too few.
-        maths: Matches of mathematics per thousand characters of the sample; 0 if there are too few.
+        code: Matches of code per thousand characters of the sample, or 0 if there are too few.
+        maths: Matches of mathematics per thousand characters of the sample, or 0 if there are too
+            few.
         is_foreign: Whether the text is not English.
         tools: Number of tools that the model may call.
-        output_tokens_max: Most output tokens of the answer; 0: no bound.
+        output_tokens_max: Most output tokens of the answer, or 0 without a bound.
         tier_priority: Priority of the caller's tier.
     """
 
@@ -94,7 +95,7 @@ class PromptFeatures:
 
     @property
     def kind(self) -> PromptKind:
-        """The kind of task; with tools always TOOLS, since the model must be able to call them."""
+        """The kind of task, always TOOLS with tools, since the model must be able to call them."""
         if self.tools:
             return PromptKind.TOOLS
         if max(self.code, self.maths) >= _PER_THOUSAND:
@@ -129,9 +130,9 @@ def features_of(
     Args:
         texts: Texts of all messages, in order.
         tools: Number of tools that the model may call.
-        output_tokens_max: Most output tokens of the answer; 0: no bound.
+        output_tokens_max: Most output tokens of the answer, or 0 without a bound.
         tier_priority: Priority of the caller's tier.
-        prompt_tokens: Number of prompt tokens that the request has as token ids.
+        prompt_tokens: Number of prompt tokens that the request contains as token ids.
     """
     characters = sum(map(len, texts))
     sample = _sample(texts).lower()
@@ -150,7 +151,7 @@ def features_of(
 
 
 def _sample(texts: Sequence[str]) -> str:
-    """Return pieces of all messages, or of the first and last ones where there are many."""
+    """Return pieces of all messages, or of the first and last messages if there are many."""
     if len(texts) > _MESSAGES_FIRST + _MESSAGES_LAST:
         texts = (*texts[:_MESSAGES_FIRST], *texts[-_MESSAGES_LAST:])
     left, pieces = _SAMPLE_CHARACTERS, list[str]()

@@ -1,13 +1,13 @@
-"""The request to a judge model about an answer, and the verdict in the judge's reply; pure.
+"""The request to a judge model about an answer, and the verdict in the judge's reply. Pure.
 
 The texts of the judged conversation are untrusted data. They are embedded as JSON in one message,
-and a schema restricts the reply to two words, so that an injected text can at most choose the word.
+and a schema restricts the reply to two words. So an injected text can at most choose the word.
 """
 
 import json
 from typing import Any
 
-# A judge gets only the end of a long conversation, which contains the question.
+# A judge receives only the end of a long conversation, which contains the question.
 PROMPT_CHARACTERS_MAX, ANSWER_CHARACTERS_MAX = 24_000, 8_000
 _GOOD, _BAD = "good", "bad"
 _REPLY_TOKENS = 64
@@ -26,12 +26,12 @@ _SCHEMA = {
 
 
 def judge_body(judge: str, prompt: str, answers: str) -> dict[str, Any]:
-    """Return the body of a chat completion that asks a judge.
+    """Return the body of the chat completion request to a judge.
 
     Args:
         judge: Model that judges.
-        prompt: Kept prompt, JSON.
-        answers: Kept answers, JSON.
+        prompt: Stored prompt, as JSON.
+        answers: Stored answers, as JSON.
     """
     asked = {
         "conversation": prompt[-PROMPT_CHARACTERS_MAX:],
@@ -51,7 +51,7 @@ def judge_body(judge: str, prompt: str, answers: str) -> dict[str, Any]:
 
 
 def rating_of(reply: str) -> str | None:
-    """Return `good` or `bad`; None if the reply has no verdict, for example if it was cut off."""
+    """Return `good` or `bad`, or None if the reply has no verdict, for example when cut off."""
     try:
         found: Any = json.loads(reply)
         rating = found["verdict"]

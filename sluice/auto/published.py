@@ -1,8 +1,9 @@
-"""Published results of models, by kind of work: the prior of `auto` before judgements. Data.
+"""Published results of models by kind of work, the prior of `auto` before judgements. Data.
 
-Shares of right answers. Each kind stands for one public benchmark; all of a row are of one source,
-the instruction-tuned model. A benchmark is no tenant's traffic: `quality.PUBLISHED_WEIGHT` says how
-soon own judgements outweigh it. A kind that a source does not have takes the row's least result.
+The results are shares of right answers. Each kind is represented by one public benchmark. All
+results of a row are from one source, for the instruction-tuned model. A benchmark is not a tenant's
+traffic, so `quality.PUBLISHED_WEIGHT` limits the weight of the results against the platform's
+judgements. A kind without a result in the source has the row's least result.
 
 kind      benchmark
 text      MMLU, 5-shot, macro average
@@ -21,7 +22,7 @@ class PublishedRow(NamedTuple):
 
     Attributes:
         source: Document with the figures.
-        scores: Scores by kind, in lower case; 0 to 1.
+        scores: Scores from 0 to 1, by kind in lower case.
     """
 
     source: str

@@ -12,11 +12,12 @@ from typing import NamedTuple
 from sluice.auto.features import SCHEME, kind_of
 from sluice.auto.published import PUBLISHED
 
-# Judgements that a published result is worth: it is exact, but of other prompts than these.
+# Weight of a published result, as a number of judgements. The result is exact, but for other
+# prompts than the tenants' prompts.
 PUBLISHED_WEIGHT = 20.0
-# The same of nothing at all: half of the answers are good, until some are judged.
+# Prior mean and weight of a model without a published result or an estimate.
 _UNKNOWN = (0.5, 2.0)
-# At most this many judgements of another release count: a new one is mostly much like the last.
+# Most counted judgements of another release, because a new release mostly resembles the last.
 _OTHER_RELEASE_WEIGHT = 10.0
 
 
@@ -24,7 +25,7 @@ class QualityCell(NamedTuple):
     """Judged answers of one model in one cluster.
 
     Attributes:
-        cluster: Cluster, see `PromptFeatures.cluster`.
+        cluster: Number of the cluster, as in `PromptFeatures.cluster`.
         model: Name of the model.
         release: Release that answered.
         good: Answers that were judged good.
@@ -43,8 +44,9 @@ class QualityPrior:
     """The prior quality of a model, before its answers are judged here.
 
     Attributes:
-        published: Name of the model's row in the published results; empty: none.
-        quality: Operator's estimate for all prompts, 0 to 1, where nothing is published; 0: none.
+        published: Name of the model's row in the published results, or empty without a row.
+        quality: Operator's estimate for all prompts, 0 to 1, for models without published results.
+            0 means no estimate.
     """
 
     published: str = ""
@@ -60,11 +62,11 @@ class QualityPrior:
 
 @dataclass(frozen=True, slots=True)
 class QualityTable:
-    """Judged answers and priors.
+    """The judged answers and the priors of all models.
 
     Attributes:
-        scheme: `features.SCHEME` under which the cells were made.
-        cells: Cells by cluster and model, apart for each release.
+        scheme: `features.SCHEME` of the features when the cells were counted.
+        cells: Cells by cluster and model, one for each release.
         priors: Priors by model.
     """
 
@@ -76,11 +78,11 @@ class QualityTable:
 
     @property
     def is_of_this_scheme(self) -> bool:
-        """Whether the cells were made under this scheme; if not, only priors count."""
+        """Whether the cells belong to this scheme. Otherwise only priors count."""
         return self.scheme == SCHEME
 
     def quality(self, cluster: int, model: str, release: str) -> float:
-        """Return the mean of the posterior that an answer is good."""
+        """Return the posterior mean of the probability that an answer is good."""
         mean, weight = self.priors.get(model, QualityPrior()).pseudo(cluster)
         good, bad = mean * weight, (1.0 - mean) * weight
         for cell in self.cells.get((cluster, model), ()) if self.is_of_this_scheme else ():

@@ -1,10 +1,10 @@
 """Decides which answer to a canary prompt is right, and whether another answer differs. Pure.
 
-The right answer is the answer that more than half of at least three replicas give. Because canary
-prompts are decoded greedily, the answers of two healthy engines can diverge for one reason only:
-two tokens are almost equally probable, and different batches round differently. This fork is
-recognized by its logprobs and accepted, and only the tokens before the fork are compared. Without
-logprobs, any different token is a difference.
+The right answer is the answer of more than half of at least three replicas. Canary prompts are
+decoded greedily, so the answers of two healthy engines can diverge for one reason only. Two tokens
+are almost equally probable, and different batches round differently. This fork is recognized by its
+logprobs and accepted, and only the tokens before the fork are compared. Without logprobs, any
+different token is a difference.
 """
 
 from collections import Counter
@@ -35,11 +35,11 @@ class Rules:
         near_tie: Largest difference of two logprobs, in nats, whose order rounding may swap. The
             value suits 16-bit logits, which have steps of 0.125 above 16.
         drift: Largest mean difference of the logprobs of equal tokens, in nats, in a pool whose
-            noise is unknown; above, an answer is wrong.
+            noise is unknown. Above this limit an answer is wrong.
         drift_min: Lower bound of the fitted drift, for replicas that agree to the last digit.
-        drift_noises: Fitted drift, as a multiple of the replicas' median difference; at most
+        drift_noises: Fitted drift, as a multiple of the replicas' median difference, at most
             `drift`.
-        drift_tokens_min: Least divisor of the mean, since one token alone may be off by more.
+        drift_tokens_min: Least divisor of the mean, since a single token may differ by more.
     """
 
     voters_min: int = 3
@@ -62,7 +62,7 @@ class Text:
 
 
 def difference(found: Text, truth: Text, rules: Rules = RULES) -> Difference | None:
-    """Return the kind of difference from the right answer; None if the answers agree."""
+    """Return the kind of difference from the right answer, or None if the answers agree."""
     fork = _fork(found, truth)
     if _drift(found, truth, fork, rules.drift_tokens_min) > rules.drift:
         return Difference.LOGPROBS
@@ -72,14 +72,14 @@ def difference(found: Text, truth: Text, rules: Rules = RULES) -> Difference | N
 
 
 def _fork(found: Text, truth: Text) -> int:
-    """Return the number of equal tokens before the first different one."""
+    """Return the number of equal tokens before the first different token."""
     pairs = zip(found.token_ids, truth.token_ids, strict=False)
     shorter = min(len(found.token_ids), len(truth.token_ids))
     return next((i for i, (mine, right) in enumerate(pairs) if mine != right), shorter)
 
 
 def _drift(found: Text, truth: Text, fork: int, tokens_min: int) -> float:
-    """Return the mean difference of the logprobs of equal tokens; 0 without logprobs."""
+    """Return the mean difference of the logprobs of equal tokens, or 0 without logprobs."""
     compared = [
         abs(mine - right) if isfinite(mine) else float("inf")
         for mine, right in zip(found.logprobs[:fork], truth.logprobs[:fork], strict=False)
@@ -101,7 +101,7 @@ def fitted(common: Text, answers: Iterable[Sequence[Text]], rules: Rules = RULES
 
     Args:
         common: Right answer.
-        answers: Last answers of each replica; more than half of the replicas must be honest.
+        answers: Last answers of each replica. More than half of the replicas must be honest.
         rules: Rules for a pool whose noise is unknown.
     """
     drifts = [
@@ -116,9 +116,9 @@ def fitted(common: Text, answers: Iterable[Sequence[Text]], rules: Rules = RULES
 def consensus(voters: Sequence[Text], rules: Rules = RULES) -> Text | None:
     """Return the answer that more than half of at least `voters_min` answers agree with, or None.
 
-    If there are several such answers, the answer with the most votes is returned. Its logprobs are
-    medians over the equal answers. Only `CANDIDATES_MAX` distinct answers are compared with all
-    others, so the cost grows linearly with the number of voters.
+    If several answers qualify, the answer with the most votes is returned. Its logprobs are medians
+    over the equal answers. Only `CANDIDATES_MAX` distinct answers are compared with all others, so
+    the cost grows linearly with the number of voters.
     """
     if len(voters) < rules.voters_min:
         return None
@@ -141,17 +141,17 @@ def consensus(voters: Sequence[Text], rules: Rules = RULES) -> Text | None:
 
 
 def _candidates(kinds: Mapping[tuple[int, ...], int]) -> list[tuple[int, ...]]:
-    """Return the most frequent answers, and the one that follows the majority token by token.
+    """Return the most frequent answers, and the answer of the majority, token by token.
 
-    In some pools, near ties make every answer unique. Following the most frequent token at each
-    position then finds an answer that a majority agrees with, even if some wrong replicas agree
-    better with each other.
+    In some pools, near ties make every answer unique. The most frequent token at each position then
+    leads to an answer that a majority agrees with, even if some wrong replicas agree better with
+    each other.
     """
     frequent = nsmallest(CANDIDATES_MAX - 1, kinds, key=lambda kind: (-kinds[kind], kind))
     common, place = list(kinds), 0
     while len(common) > 1:
         weights: Counter[int] = Counter()
-        for kind in common:  # the token -1 stands for the end of an answer
+        for kind in common:  # the token -1 represents the end of an answer
             weights[kind[place] if place < len(kind) else -1] += kinds[kind]
         token = min(weights, key=lambda token: (-weights[token], token))
         if token < 0:
@@ -163,7 +163,7 @@ def _candidates(kinds: Mapping[tuple[int, ...], int]) -> list[tuple[int, ...]]:
 
 
 def _votes(voters: Sequence[Text], candidate: Text, beaten: int, rules: Rules) -> int:
-    """Return how many answers agree with a candidate; 0 if these cannot exceed `beaten`."""
+    """Return how many answers agree with a candidate, or 0 if these cannot exceed `beaten`."""
     left = len(voters) - beaten
     for text in voters:
         if difference(text, candidate, rules) is not None:

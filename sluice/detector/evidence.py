@@ -1,7 +1,7 @@
 """Kinds of evidence about a replica's answers, and the verdict on one answer.
 
-Routers, agents and the quality guard send prompts to replicas and collect the evidence, from which
-`sluice.detector.record` derives the suspicion. docs/wrong-answers.md has the rules.
+Routers, agents and the quality guard send prompts to replicas and collect the evidence. From the
+evidence `sluice.detector.record` derives the suspicion. The rules are in docs/wrong-answers.md.
 """
 
 from enum import StrEnum
@@ -10,9 +10,9 @@ from enum import StrEnum
 class EvidenceKind(StrEnum):
     """The kind of prompt whose answer is evidence."""
 
-    LIFE = "life"  # an agent's liveness check: the right engine and base answered in time
-    CANARY = "canary"  # a router's prompt, compared by token ids with the answers of the cell
-    GOLDEN = "golden"  # a golden prompt, compared with logprobs with the answers of the pool
+    LIFE = "life"  # an agent's check that the right engine and base answered in time
+    CANARY = "canary"  # a router's prompt, whose token ids are compared with the cell's answers
+    GOLDEN = "golden"  # a golden prompt, whose logprobs are compared with the pool's answers
 
 
 class AnswerVerdict(StrEnum):
@@ -20,5 +20,5 @@ class AnswerVerdict(StrEnum):
 
     RIGHT = "right"
     WRONG = "wrong"
-    UNANSWERED = "unanswered"  # there was no answer, which is left to health checks
+    UNANSWERED = "unanswered"  # there was no answer, so health checks decide
     UNJUDGED = "unjudged"  # the right answer is unknown

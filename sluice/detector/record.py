@@ -1,14 +1,14 @@
-"""Turns evidence into suspicion: a state machine per replica, for routers, agents and the guard.
+"""Turns evidence into suspicion by a state machine per replica, for routers, agents and the guard.
 
 | suspicion | condition | consequence |
 | --- | --- | --- |
 | TRUSTED | no recent answer was wrong | |
 | DOUBTED | fewer recent answers were wrong than the threshold of their kind | another prompt |
-| ACCUSED | the threshold of LIFE or CANARY is reached | agent: restart; router: ejection |
-| CONFIRMED | that of GOLDEN is reached, or that of CANARY and one GOLDEN is wrong | quarantine |
+| ACCUSED | the threshold of LIFE or CANARY is reached | restart by agent, or ejection by router |
+| CONFIRMED | threshold of GOLDEN, or threshold of CANARY and one wrong GOLDEN | quarantine |
 
-Pure: a `Record` is immutable. A right answer lowers the suspicion again, since it pushes a wrong
-one out of the recent answers.
+Pure, because a `Record` is immutable. A right answer lowers the suspicion again, since it displaces
+a wrong answer from the recent answers.
 """
 
 from collections.abc import Mapping
@@ -71,7 +71,7 @@ class Record:
         return replace(self, recent=recent, suspicion=_suspicion(recent))
 
     def found(self, kind: EvidenceKind, wrong: int) -> Self:
-        """Return the record with `wrong` wrong answers that another part of the platform found."""
+        """Return the record with `wrong` more wrong answers, found by another platform process."""
         record = self
         for _ in range(min(wrong, THRESHOLDS[kind].of)):
             record = record.with_answer(kind, AnswerVerdict.WRONG)

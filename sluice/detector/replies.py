@@ -1,4 +1,4 @@
-"""Checks of a reply that need no comparison: its engine, its base and its number of tokens."""
+"""Checks of a reply without any comparison, for its engine, its base and its number of tokens."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ from sluice.errors import ErrorCode, FailedError
 
 
 class WrongAnswerError(FailedError):
-    """An engine answered in time but wrongly, so waiting longer will not help."""
+    """Raised for an engine that answered in time but wrongly, so that waiting longer is useless."""
 
     def __init__(self, message: str) -> None:
         super().__init__(ErrorCode.ENGINE_FAILED, message)

@@ -3,12 +3,14 @@
 A candidate is a position of the text at which a match may have begun. A state of the automaton is
 the list of open candidates, in the order of the text. Each candidate has a set of places, which are
 nodes of the compiled expressions (see `places`) that the candidate may have reached. States are
-created on demand. Two candidates at the same place match the same following texts. Only the earlier
-candidate is kept, because it covers more text, except in rules with a further check of the match
-(such as the digits of a card number), where both candidates are kept.
+created on demand.
 
-A step is a transition by one character, and a leap is a transition by a piece of text, such as a
-token. Steps and leaps are cached, so that most pieces need one look-up. The cache is emptied when
+Two candidates at the same place match the same following texts. Only the earlier candidate is
+retained, because it covers more text. In rules with a further check of the match (for example the
+digits of a card number), both candidates are retained.
+
+A step is a transition by one character, and a leap is a transition by a piece of text, for example
+a token. Steps and leaps are cached, so that most pieces need one look-up. The cache is emptied when
 it is full.
 """
 
@@ -20,7 +22,7 @@ from sluice.guard.dictionaries import Dictionary, Spelt
 from sluice.guard.places import Eats, Ends, Holds, Places, Spells
 
 REMEMBERED_MAX = 100_000  # most cached steps and leaps per automaton, about 30 MB
-LEAP_CHARACTERS_MAX = 24  # longest cached piece; most tokens are shorter, longer pieces are rare
+LEAP_CHARACTERS_MAX = 24  # longest cached piece, because most tokens are shorter, and others rare
 
 Node = int | Spelt
 
@@ -29,7 +31,7 @@ class Find(NamedTuple):
     """The match of a rule.
 
     Attributes:
-        origin: Start of the match: the index of an open candidate, or `~n` for the position n
+        origin: Start of the match, as the index of an open candidate, or `~n` for the position n
             characters after the start of the piece.
         end: End of the match, in characters from the start of the piece.
         rule: Index of the rule.
@@ -57,7 +59,7 @@ class AutomatonStep(NamedTuple):
 
 
 class OpenCandidates:
-    """A state of the automaton: the open candidates at a position of the text.
+    """A state of the automaton, which is the open candidates at a position of the text.
 
     Attributes:
         left: Kind of the character before the position.
@@ -69,7 +71,7 @@ class OpenCandidates:
     __slots__ = ("groups", "leaps", "left", "steps")
 
     def __init__(self, left: Before, groups: tuple[frozenset[Node], ...]) -> None:
-        """Prepare."""
+        """Create a state without cached transitions."""
         self.left = left
         self.groups = groups
         self.steps: dict[str, AutomatonStep] = {}
@@ -92,7 +94,7 @@ class Automaton:
         dictionaries: Sequence[Dictionary],
         checked: frozenset[int],
     ) -> None:
-        """Prepare.
+        """Create an automaton without cached transitions.
 
         Args:
             places: Places of all rules.
@@ -128,7 +130,7 @@ class Automaton:
         return known
 
     def leap(self, state: OpenCandidates, piece: str) -> AutomatonStep:
-        """Return the transition by a piece; a short piece is cached."""
+        """Return the transition by a piece, which is cached if the piece is short."""
         origins, finds, at = [*range(len(state.groups))], list[Find](), state
         for number, character in enumerate(piece):
             step = at.steps.get(character) or self.step(at, character)
@@ -152,7 +154,7 @@ class Automaton:
             finds += self._ended(self._resolved(group, state.left, None) - group, origin, 0)
         return self._visible_finds(finds)
 
-    # --- making -----------------------------------------------------------------------------
+    # --- transitions ------------------------------------------------------------------------
 
     def _made_step(self, state: OpenCandidates, character: str) -> AutomatonStep:
         if character in UNSEEN:
@@ -189,7 +191,7 @@ class Automaton:
             taken |= alive - self._kept
 
     def _begun(self, left: Before, character: str) -> Collection[Node]:
-        """Return the places of a new candidate that starts with a character; cached."""
+        """Return the cached places of a new candidate that starts with a character."""
         known = self._beginnings.get((left, character))
         if known is None:
             moved = self._moved(self._resolved(self._fresh, left, character), character)
@@ -245,7 +247,7 @@ class Automaton:
         return isinstance(node, int) and isinstance(self._places[node], Ends)
 
     def _visible_finds(self, finds: list[Find]) -> tuple[Find, ...]:
-        """Return matches by their end; for rules without a check only the earliest origin."""
+        """Return matches by their end, for rules without a check only the earliest origin."""
         if not finds:
             return ()
         told, seen = list[Find](), set[tuple[int, int]]()
@@ -257,7 +259,7 @@ class Automaton:
                 told.append(it)
         return tuple(told)
 
-    # --- remembering ------------------------------------------------------------------------
+    # --- cache ------------------------------------------------------------------------------
 
     def _state(self, left: Before, groups: tuple[frozenset[Node], ...]) -> OpenCandidates:
         known = self._states.get((left, groups))
@@ -268,8 +270,8 @@ class Automaton:
     def _note(self, state: OpenCandidates) -> None:
         """Count a cached transition, and empty the cache when it is full.
 
-        A text in progress keeps its state object, which is then no longer shared with new texts,
-        until the text reaches a newly created state.
+        A text in progress still refers to its state object. This object is no longer shared with
+        new texts, until the text reaches a newly created state.
         """
         self.made += 1
         self.remembered += 1
@@ -285,7 +287,7 @@ class Automaton:
 
 
 def _places_of(checked: frozenset[int], places: Places, starts: Sequence[int]) -> frozenset[Node]:
-    """Return the places of rules with a check, at which several candidates are kept."""
+    """Return the places of rules with a check, at which several candidates are retained."""
     kept = set[Node]()
     for start in starts if checked else ():
         reached = _reached(places, start)

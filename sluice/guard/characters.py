@@ -1,7 +1,7 @@
 """Compares characters for the guard. Pure.
 
 Look-alike forms (full width, mathematical alphabets) count as one character and invisible
-characters as none, so that neither can hide a text.
+characters as none, so that neither form can hide a text.
 """
 
 import unicodedata
@@ -10,7 +10,7 @@ from enum import IntEnum
 from functools import lru_cache
 
 # Zero-width space, joiners, marks of direction, word joiner and its neighbours, soft hyphen,
-# variation selectors, tags: a text reads the same without them.
+# variation selectors, and tags, because a text looks the same without these characters.
 UNSEEN = frozenset(
     "\u00ad\u034f\u061c\u180e\u200b\u200c\u200d\u200e\u200f\u2060\u2061\u2062\u2063\u2064\ufeff"
 ) | frozenset(map(chr, (*range(0xFE00, 0xFE10), *range(0xE0000, 0xE0080))))
@@ -26,12 +26,12 @@ class Before(IntEnum):
 
 
 def is_word(character: str) -> bool:
-    r"""Return whether a character belongs to words, as `\w` does."""
+    r"""Return whether a character belongs to words, like `\w`."""
     return character.isalnum() or character == "_"
 
 
 def before(character: str) -> Before:
-    """Return the kind of text that a character leaves before the next place."""
+    """Return the kind of text before the next place, if this is the last character."""
     if is_word(character):
         return Before.WORD
     return Before.LINE_BREAK if character == "\n" else Before.OTHER
@@ -39,7 +39,7 @@ def before(character: str) -> Before:
 
 @lru_cache(maxsize=8192)
 def lookalike(character: str) -> str:
-    """Return the plain character that a look-alike stands for; else the character itself."""
+    """Return the plain character that a look-alike represents, or else the character itself."""
     form = unicodedata.normalize("NFKC", character)
     return form if len(form) == 1 else character
 

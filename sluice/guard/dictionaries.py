@@ -1,7 +1,7 @@
-"""Words of a dictionary as states of an automaton: ranges of a sorted list, without a tree. Pure.
+"""Words of a dictionary as states of an automaton, by ranges of a sorted list. Pure.
 
-A tree of 20,000 words needs 30 MB in Python, while a sorted list needs little more than the words'
-characters.
+A tree of 20,000 words would need 30 MB in Python, while a sorted list needs little more than the
+words' characters.
 """
 
 import re
@@ -16,7 +16,7 @@ _LAST = chr(0x10FFFF)
 
 
 class Spelt(NamedTuple):
-    """A place within words: the words of a range of the list begin with the characters read.
+    """A place within words, as the range of the list whose words begin with the characters read.
 
     Attributes:
         spells: Place where the words began.
@@ -41,16 +41,16 @@ class Dictionary:
     __slots__ = ("_form", "words")
 
     def __init__(self, words: Collection[str], *, ignores_case: bool) -> None:
-        """Sort the words; words with the same compared form are one."""
+        """Sort the words, where words with the same compared form are one."""
         self._form: Callable[[str], str] = folded if ignores_case else lookalike
         forms = {_one_blank(folded_text(word, self._form)) for word in words}
         self.words = sorted(forms - {""})
 
     def next(self, at: Spelt, character: str) -> Spelt | None:
-        """Return the place behind a character; None: no word of the range goes on with it.
+        """Return the place behind a character, or None if no word of the range continues with it.
 
         White space of any kind and length within a word counts as one blank, so that a line break
-        hides no word.
+        cannot hide a word.
         """
         words, place = self.words, at.characters
         form = " " if character.isspace() else self._form(character)
@@ -61,7 +61,7 @@ class Dictionary:
         first = bisect_left(words, read + form, at.first, at.last)
         if first >= at.last or words[first][place : place + 1] != form:
             return None
-        # The greatest text with these first characters: all words of the new range sort before it.
+        # This text sorts behind all words of the new range.
         last = bisect_left(words, read + form + _LAST, first, at.last)
         return Spelt(at.spells, first, last, place + 1)
 

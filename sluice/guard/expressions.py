@@ -42,7 +42,7 @@ _LEFT_OUT = {
 
 
 class ExpressionError(ValueError):
-    """An expression that cannot be used; the message tells its author the reason."""
+    """Raised for an unusable expression, with a message for its author that has the reason."""
 
 
 def compiled(expression: str, places: Places, behind: int, *, ignores_case: bool = False) -> int:
@@ -65,7 +65,7 @@ def compiled(expression: str, places: Places, behind: int, *, ignores_case: bool
         raise ExpressionError(f"it is longer than {EXPRESSION_CHARACTERS_MAX} characters")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about character sets with a possible future meaning
+            warnings.simplefilter("ignore")  # about character sets whose meaning may change
             read = _reader.parse(expression)
         build = _Build(places, len(places.all) + EXPRESSION_PLACES_MAX, ignores_case=ignores_case)
         start = build.sequence(read, read.state.flags, behind)

@@ -5,7 +5,7 @@ import re
 
 from sluice.guard.characters import folded_text
 
-CHARACTERS_MAX = 8_000  # per text; callers split longer ones
+CHARACTERS_MAX = 8_000  # most characters per text, so callers split longer texts
 _WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)?")
 _GRAM = 4
 

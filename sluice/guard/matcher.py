@@ -1,11 +1,11 @@
 """Applies rules to a text that arrives in pieces, and releases text that cannot match. Pure.
 
-The result does not depend on how the text is cut into pieces:
+The result does not depend on the boundaries of the pieces.
 
 - All matches of all rules are found. Overlapping matches form one run.
-- `rewrite`: each run is replaced once, by the replacement of its first rule in the set.
-- `block`: the text ends as soon as a match is complete, before the earliest position at which any
-  match was still possible.
+- With `rewrite`, each run is replaced once, by the replacement of its first rule in the set.
+- With `block`, the text ends as soon as a match is complete, before the earliest position at which
+  any match was still possible.
 
 So all text is released at once, except its longest suffix that can still become part of a match. No
 character of a match is ever released.
@@ -21,7 +21,7 @@ from sluice.guard.named_sets import CHECKED_SETS, NAMED_SETS
 from sluice.guard.places import Ends, Forks, Holds, PlaceCondition, Places, Spells
 from sluice.guard.rules import PLACES_MAX, GuardAction, GuardRule
 
-# Most compiled places: the places of all expressions, and a few for the words of each rule.
+# Most compiled places, for all expressions and a few for the words of each rule.
 _PLACES_MAX = PLACES_MAX + 10_000
 
 
@@ -59,7 +59,7 @@ class RuleMatcher:
 
 
 def _words(rule: GuardRule, places: Places, end: int, dictionary: int) -> int:
-    """Add the words of a rule as a dictionary; return its first place."""
+    """Add the words of a rule as a dictionary, and return its first place."""
     if rule.is_within_words:
         return places.add(Spells(dictionary, places.add(Forks((end,)))))
     edge = places.add(Holds(PlaceCondition.EDGE, end))
@@ -78,18 +78,18 @@ class MatchRun:
     __slots__ = ("end", "rules", "start")
 
     def __init__(self, start: int, end: int, rules: int) -> None:
-        """Begin with one match."""
+        """Create a run of one match."""
         self.start = start
         self.end = end
         self.rules = rules
 
 
 class GuardedText:
-    """A text to which rules are applied; `push` and `flush` return the released text.
+    """A text to which rules are applied. `push` and `flush` return the released text.
 
     Attributes:
         counts: Number of runs with a match of a rule, by the index of the rule.
-        blocked_by: Index of the rule that ended the text; None: the text is not blocked.
+        blocked_by: Index of the rule that ended the text, or None if the text is not blocked.
         rewritten: Number of replaced runs.
         length: Number of characters pushed so far.
     """
@@ -100,13 +100,13 @@ class GuardedText:
     )
 
     def __init__(self, matcher: RuleMatcher) -> None:
-        """Begin a text."""
+        """Begin a text without any character."""
         self._matcher = matcher
         self._state = matcher.automaton.start
         self._origins: Sequence[int] = ()  # start indices of the open candidates
         self._runs: list[MatchRun] = []  # runs that an open candidate may still extend
         self._held = ""
-        self._start = 0  # index of the held part in the text
+        self._start = 0  # index in the text of the first unreleased character
         self.length = self.rewritten = 0
         self.counts: dict[int, int] = {}
         self.blocked_by: int | None = None
@@ -123,11 +123,11 @@ class GuardedText:
 
     @property
     def held(self) -> str:
-        """The text that is held back because it may become part of a match."""
+        """The unreleased text, which may become part of a match."""
         return self._held
 
     def push(self, text: str) -> str:
-        """Process the next piece; return the text that is released."""
+        """Process the next piece, and return the released text."""
         state = self._state
         leap = state.leaps.get(text)
         if leap is None:
@@ -154,7 +154,7 @@ class GuardedText:
         return text[:cut]
 
     def flush(self) -> str:
-        """End the text; return the part that was held back and may now be released."""
+        """End the text, and return the rest that may now be released."""
         if self.blocked_by is not None:
             return ""
         self._take(self._matcher.automaton.end(self._state), self.length)
@@ -162,7 +162,7 @@ class GuardedText:
         return "" if self.blocked_by is not None else self._released()
 
     def _push_finds(self, text: str) -> str:
-        """Process a piece with matches character by character, to be independent of the cuts."""
+        """Process a piece with matches character by character, so that its bounds are irrelevant."""
         automaton, released = self._matcher.automaton, list[str]()
         for character in text:
             step = automaton.step(self._state, character)
@@ -179,7 +179,7 @@ class GuardedText:
         return "".join(released)
 
     def _take(self, finds: Sequence[Find], at: int) -> None:
-        """Record matches; a match that blocks the text drops the held part."""
+        """Record matches. A match that blocks the text drops the unreleased part."""
         matcher, runs = self._matcher, self._runs
         for it in finds:
             start = self._origins[it.origin] if it.origin >= 0 else at - 1 - it.origin
@@ -223,7 +223,7 @@ class GuardedText:
         return self._matcher.rules[first].replacement
 
     def _left(self, border: int) -> str:
-        """Remove and return the held text before a position."""
+        """Remove and return the unreleased text before a position."""
         count = border - self._start
         left, self._held, self._start = self._held[:count], self._held[count:], border
         return left

@@ -1,6 +1,6 @@
-"""Expressions that come with the platform, by name. Pure."""
+"""Expressions of the platform for card numbers, keys and other data, by name. Pure."""
 
-# The expressions avoid counted repeats where they can: each count multiplies the states.
+# The expressions avoid counted repeats where possible, because each count multiplies the states.
 NAMED_SETS: dict[str, tuple[str, ...]] = {
     "card": (r"\b(?:\d[ -]?){12,18}\d\b",),
     "iban": (r"\b[A-Za-z]{2}\d{2}(?:[ -]?[A-Za-z0-9]{4}){2,7}(?:[ -]?[A-Za-z0-9]{1,3})?\b",),

@@ -1,4 +1,4 @@
-"""The compiled form of expressions: places, which are states of a nondeterministic automaton. Pure.
+"""The compiled form of expressions, whose places are states of a nondeterministic automaton. Pure.
 
 A place consumes a character, checks a condition on the neighbouring characters, or marks the match
 of a rule. Transitions without a character are resolved when the automaton is built.
@@ -23,7 +23,10 @@ class PlaceCondition(Enum):
     LINE_END = auto()
 
     def holds(self, left: Before, right: str | None) -> bool:
-        """Return whether the condition holds; `right` is the next character, None at the end."""
+        """Return whether the condition is true.
+
+        `right` is the next character, or None at the end.
+        """
         return _HOLDS[self](left, right)
 
 
@@ -51,7 +54,7 @@ class Eats(NamedTuple):
 
 
 class Holds(NamedTuple):
-    """A place that leads to the place `behind` if its condition holds."""
+    """A place that leads to the place `behind` if its condition is true."""
 
     condition: PlaceCondition
     behind: int
@@ -70,7 +73,7 @@ class Ends(NamedTuple):
 
 
 class Spells(NamedTuple):
-    """A place that consumes a word of a dictionary; positions within words are `Spelt`."""
+    """A place that consumes a word of a dictionary. Positions within words are `Spelt`."""
 
     dictionary: int
     behind: int
@@ -80,11 +83,11 @@ Place = Eats | Holds | Forks | Ends | Spells
 
 
 class TooLargeError(ValueError):
-    """The expressions need more places than permitted."""
+    """Raised if the expressions need more places than permitted."""
 
 
 class Places:
-    """The places of one automaton; expressions are built from their end to their begin."""
+    """The places of one automaton, built from the end of each expression to its begin."""
 
     def __init__(self, most: int) -> None:
         """Create an empty list of places, of which there may be at most `most`."""
@@ -92,7 +95,7 @@ class Places:
         self.all: list[Place] = []
 
     def add(self, place: Place) -> int:
-        """Add a place, and return its index; raises TooLargeError if there are too many."""
+        """Add a place, and return its index. Too many places raise TooLargeError."""
         if len(self.all) >= self._most:
             raise TooLargeError
         self.all.append(place)

@@ -16,7 +16,7 @@ WORD_CHARACTERS_MAX = 128
 REPLACEMENT_CHARACTERS_MAX = 128
 PLACES_MAX = 50_000  # most compiled places of all expressions of a set
 THRESHOLD_DEFAULT = 0.5
-FENCE_TOKENS = 32  # tokens of a fence without a number
+FENCE_TOKENS = 32  # tokens per group of a fence without a number
 CHARACTERS_MAX = 1_000_000  # characters of all words and expressions of a set
 
 
@@ -25,7 +25,7 @@ class GuardAction(StrEnum):
 
     BLOCK = "block"  # the text ends before the match
     REWRITE = "rewrite"  # the match is replaced
-    MARK = "mark"  # the text stays, and the client gets an annotation
+    MARK = "mark"  # the text is unchanged, and the client receives an annotation
     COUNT = "count"
 
 
@@ -39,9 +39,9 @@ class GuardTarget(StrEnum):
 
 
 class GuardFence(StrEnum):
-    """The unit in which an answer is held back for classifiers, the strictest last."""
+    """The unit in which an answer is delayed for classifiers, the strictest last."""
 
-    NONE = "none"  # text is released at once; a later match ends the answer
+    NONE = "none"  # text is released at once, and a later match ends the answer
     SENTENCE = "sentence"  # text is released sentence by sentence
     TOKENS = "tokens"  # text is released in groups of a fixed number of tokens
     END = "end"  # text is released when the whole answer is complete
@@ -51,10 +51,10 @@ OF_REQUESTS = frozenset({GuardTarget.PROMPT, GuardTarget.TOOL_RESULTS})
 
 
 class GuardRuleError(ValueError):
-    """A set of rules is invalid.
+    """Raised for an invalid set of rules.
 
     Attributes:
-        field: Path of the invalid field, such as `rules[3].expression`.
+        field: Path of the invalid field, for example `rules[3].expression`.
     """
 
     def __init__(self, field: str, message: str) -> None:
@@ -67,14 +67,14 @@ class GuardRule:
     """One rule, which uses exactly one of `words`, `expression`, `named` and `classifier`.
 
     Attributes:
-        id: Name of the rule, unique in its set; shown to clients and in events and metrics.
+        id: Name of the rule, unique in its set, and visible to clients and in events and metrics.
         action: Consequence of a match.
         targets: Kinds of text that the rule applies to.
         words: Words to find.
-        expression: Regular expression, see `expressions`.
+        expression: Regular expression, in the language of `expressions`.
         named: Name in `NAMED_SETS`.
         classifier: Name of a classifier of the gateways.
-        category: Category of the classifier; empty: any.
+        category: Category of the classifier, or empty for any category.
         threshold: Least score of a match.
         is_case_sensitive: Whether letters match only the same case.
         is_within_words: Whether words are also found inside longer words.
@@ -124,7 +124,7 @@ def _rule(it: Mapping[str, Any]) -> GuardRule:
 
 
 def check(rules: Sequence[GuardRule]) -> None:
-    """Validate rules; raises GuardRuleError, with the field and the fix, if they are invalid."""
+    """Validate rules. Invalid rules raise GuardRuleError with the field and the fix."""
     if len(rules) > RULES_MAX:
         raise GuardRuleError("rules", f"{len(rules)} rules; at most {RULES_MAX} are allowed")
     characters = sum([it.characters for it in rules])
