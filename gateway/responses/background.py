@@ -1,8 +1,8 @@
-"""Background responses: made as streams whose events every client of the tenant may follow.
+"""Background responses, which run as streams whose events every client of the tenant may follow.
 
 The client is answered at once with its queued response. The events are written to Valkey, where all
-gateways can read them. The response itself is stored like any other, and also if it failed or was
-cancelled.
+gateways can read them. The response itself is stored like any other, also after a failure or a
+cancellation.
 """
 
 import asyncio
@@ -38,11 +38,11 @@ _NOT_STORED = (
 
 
 class BackgroundKeeping(Keeping):
-    """The storage of a background response, which is stored however it ends.
+    """The storage of a background response, which is stored in any case.
 
     Attributes:
-        events: Writer of the events; None until the response has begun.
-        failed: Failed response as JSON; empty unless it failed.
+        events: Writer of the events, or None until the response has begun.
+        failed: Failed response as JSON, empty unless it failed.
     """
 
     __slots__ = ("_task", "events", "failed")
@@ -67,15 +67,15 @@ class BackgroundKeeping(Keeping):
         return self._turn.tenant_id, self._turn.id
 
     def begin(self, events: ResponseEvents) -> None:
-        """See the base; the next beat writes the new state to Valkey."""
+        """Note the writer of the events. The next beat writes the new state to Valkey."""
         self.events = events
 
     def note_failure(self, response: bytes) -> None:
-        """See the base; the failed response is stored when it ends."""
+        """Note the JSON of a failed response, which is stored when the response ends."""
         self.failed = response
 
     async def keep(self, response: bytes) -> bool:
-        """See the base."""
+        """Add the turn to its conversation, and store the complete response."""
         if self._publish is not None:
             self._turn.response = response
             if not await self._publish(self._turn):
@@ -83,14 +83,14 @@ class BackgroundKeeping(Keeping):
         return await self.keep_cut(response)
 
     async def keep_cut(self, response: bytes) -> bool:
-        """Store the response, complete or not; return whether it was stored."""
+        """Store the response, complete or not, and return whether it was stored."""
         self._turn.response = response
         self.is_kept = await self._store.keep(self._turn, is_promised=True)
         return self.is_kept
 
 
 class _Job:
-    """A response under way: its events that Valkey does not have yet."""
+    """A response under way, with its events that are not yet in Valkey."""
 
     __slots__ = ("_is_begun", "events", "has_events", "is_done", "keeping", "news", "queued")
 
@@ -135,7 +135,7 @@ class BackgroundResponses:
         return len(self._running)
 
     async def run(self) -> None:
-        """Accept responses, and end those of dead gateways as failed, until cancelled."""
+        """Accept responses, and end the responses of dead gateways as failed, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
             try:
@@ -150,7 +150,7 @@ class BackgroundResponses:
                 self._tasks = None
 
     async def stop(self) -> None:
-        """Accept no more responses, and give the running ones a few seconds to end."""
+        """Accept no more responses, and wait up to `_STOP_S` seconds for the running ones."""
         self._tasks = None
         if self._running:
             _, late = await asyncio.wait(list(self._running.values()), timeout=_STOP_S)
@@ -191,16 +191,16 @@ class BackgroundResponses:
     async def _answer(
         self, job: _Job, identity: CallerIdentity, principal: Principal, task: ResponseTask
     ) -> PlatformError | None:
-        """Run the task to its end; return its error if it was refused before any event."""
+        """Run the task to its end, and return its error if it was refused before any event."""
         sink = BodySink(job.take)
         request = in_process_request(task.endpoint, b"", sink, identity)
         answering = self._answering.answer(request, principal, task)
-        del task  # a stream keeps nothing of its body
+        del task  # frees the body while its answer streams
         try:
             await answering
         except PlatformError as error:
             return error
-        except Exception:  # the outermost edge: one failed response must not stop the worker
+        except Exception:  # the outermost edge, where one failed response must not stop the worker
             log.exception("background_response_failed", request_id=identity.request_id)
             return PlatformError(ErrorCode.INTERNAL, "The server had an error; try again.")
         finally:
@@ -216,7 +216,7 @@ class BackgroundResponses:
         await self._end(job, error, is_cancelled=is_cancelled and work.cancelled())
 
     async def _follow(self, job: _Job) -> bool:
-        """Copy events to Valkey until all are copied; return whether the response was cancelled."""
+        """Copy events to Valkey until the end, and return whether the response was cancelled."""
         log_, place = self._store.background, job.keeping.place
         while not job.is_done:
             with suppress(TimeoutError):
@@ -253,7 +253,7 @@ class BackgroundResponses:
             await keeping.keep_cut(keeping.failed or _as(job.queued, "failed", not_stored))
         with suppress(
             ValkeyDownError, RejectedError
-        ):  # then it is taken over, and found to be kept
+        ):  # otherwise another gateway claims the response, which is stored already
             await self._store.background.end(*keeping.place, bytes(job.events))
 
     async def sweep(self) -> None:
@@ -272,7 +272,7 @@ class BackgroundResponses:
             await self._store.background.end(tenant_id, response_id, events)
 
     async def _fail(self, turn: wire.StoredResponse, blocks: int) -> bytes:
-        """Store a dead gateway's response as failed; return the events that report the failure."""
+        """Store a dead gateway's response as failed, and return the events that report this."""
         gone = {"code": str(ErrorCode.UNAVAILABLE), "message": _GATEWAY_ENDED}
         turn.response = _as(turn.response, "failed", gone)
         if not await self._store.keep_if_missing(turn):
@@ -283,7 +283,7 @@ class BackgroundResponses:
 
 
 def _as(response: bytes, status: str, error: dict[str, str] | None = None) -> bytes:
-    """Return the JSON of a response that ended without output, in the given status."""
+    """Return the JSON of a response that ended without output, in this status."""
     document: dict[str, object] = orjson.loads(response)
     return orjson.dumps(document | {"status": status, "error": error, "output": []})
 

@@ -1,4 +1,4 @@
-"""Background responses in Valkey: their events, the gateways that make them, and cancellations.
+"""Background responses in Valkey, with their events, their gateways and cancellations.
 
 A gateway renews its claim on each response every second. A gateway that stays silent for much
 longer counts as dead, and another gateway claims its responses one by one.
@@ -53,17 +53,17 @@ _SET = b"redis.call('SET', KEYS[1], '1', 'PX', ARGV[1]) return 1"
 class BackgroundLog:
     """Writes and reads the log of background responses, for one worker.
 
-    All methods raise ValkeyDownError without Valkey. Methods that write raise RejectedError
+    Each method raises ValkeyDownError without Valkey. Methods that write raise RejectedError
     UNAVAILABLE if the tenant's encryption key cannot be opened.
     """
 
     def __init__(self, hot: HotStore, seals: TurnSeals, *, idle_s: float) -> None:
-        """Prepare; events expire `idle_s` seconds after the last event."""
+        """Prepare. Events expire `idle_s` seconds after the last event."""
         self._hot, self._seals = hot, seals
         self._idle_ms = round(idle_s * 1000)
 
     async def begin(self, turn: wire.StoredResponse) -> None:
-        """Write a queued response; `turn.response` is its JSON."""
+        """Write a queued response, whose JSON is `turn.response`."""
         keys = (key_of(turn.id), key_of(turn.id) + _TURN, _MAKING)
         under_way = self._seals.under_way(turn.tenant_id, turn.id, turn.response)
         sealed = self._seals.sealed(turn).SerializeToString()
@@ -76,7 +76,7 @@ class BackgroundLog:
         await self._hot.run(_PROGRESS, (key_of(response_id),), (b"+" + sealed, UNDER_WAY_MS))
 
     async def beat(self, tenant_id: str, response_id: str, events: bytes) -> bool:
-        """Add complete events, and renew the claim; return whether to cancel the response."""
+        """Add complete events, renew the claim, and return whether to cancel the response."""
         key = key_of(response_id)
         keys = (key, key + _EVENTS, key + _CANCEL, _MAKING)
         sealed = self._seals.events(tenant_id, response_id, events)
@@ -94,11 +94,11 @@ class BackgroundLog:
         await self._hot.run(_END, keys, (sealed, self._idle_ms, response_id.encode()))
 
     async def cancel(self, response_id: str) -> None:
-        """Request the gateway that makes the response to cancel it."""
+        """Request the gateway of the response to cancel it."""
         await self._hot.run(_SET, (key_of(response_id) + _CANCEL,), (_CANCEL_MS,))
 
     async def events(self, tenant_id: str, response_id: str, position: int) -> list[bytes]:
-        """Return blocks of complete events from a position on; at most a bounded number."""
+        """Return at most `_BLOCKS_AT_ONCE` blocks of complete events, from a position on."""
         keys, last = (key_of(response_id) + _EVENTS,), position + _BLOCKS_AT_ONCE - 1
         blocks = cast("list[bytes]", await self._hot.run(_READ, keys, (position, last)))
         return self._seals.events_opened(tenant_id, response_id, blocks)
@@ -107,8 +107,9 @@ class BackgroundLog:
         """Claim one response of a dead gateway.
 
         Returns:
-            Id, stored turn, and number of blocks of events. The turn is None if the response has
-            ended. None if no gateway is dead.
+            Id, stored turn, and number of blocks of events, or None if no gateway is dead. The turn
+                is
+            None if the response has ended.
         """
         now_ms = _now_ms()
         found = await self._hot.run(_TAKE_OVER, (_MAKING,), (now_ms - silent_ms, now_ms))

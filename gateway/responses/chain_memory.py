@@ -1,8 +1,8 @@
-"""Cache of the response chains that this worker has read: their items, parsed to chat turns.
+"""Cache of the response chains that this worker has read, with their items parsed to chat turns.
 
 A chain that is continued contains the whole chain before it. So only the newest turn is read and
-parsed; earlier turns are only checked for existence. A chain's cache key is its tenant and its
-newest response.
+parsed, while earlier turns are only checked for existence. A chain's cache key is its tenant and
+its newest response.
 """
 
 from collections import OrderedDict
@@ -18,10 +18,12 @@ from gateway.bodies.response_items import InputItem, InputItems, ItemTurns
 from sluice.errors import BadRequestError
 from sluice.wire.state.v1 import state_pb2 as wire
 
-_BYTES_MAX = 64 << 20  # bytes of one worker's cache: about a hundred chains of 50,000 tokens
-_SHARE_MAX = 4  # a chain larger than a quarter of the cache is not cached
-_IDLE_S = 900.0  # seconds without use, so that deleted texts are gone from memory within an hour
-_ITEM_BYTES = 2048  # estimated bytes of an item and its message, besides their text
+# Bytes of one worker's cache, enough for about a hundred chains of 50,000 tokens.
+_BYTES_MAX = 64 << 20
+_SHARE_MAX = 4  # A chain larger than a quarter of the cache is not cached.
+# Seconds without use until a chain is dropped, so that memory has no deleted text after an hour.
+_IDLE_S = 900.0
+_ITEM_BYTES = 2048  # Estimated bytes of an item and its message, besides their text.
 _ITEMS: TypeAdapter[list[InputItem]] = TypeAdapter(InputItems)
 
 
@@ -32,10 +34,10 @@ class KnownChain:
     Attributes:
         ids: Ids of the chain's responses.
         items: All items of the chain.
-        turns: Chat turns that the items were converted to; None if the items can only be converted
-            together with the items that follow them.
+        turns: Chat turns that the items were converted to, or None if the items can only be
+            converted together with the items that follow them.
         size: Approximate bytes of memory that the chain uses.
-        conversation_id: Conversation of the newest response; empty if there is none.
+        conversation_id: Conversation of the newest response, empty without a conversation.
         trail: Stored prompt of the turns.
     """
 
@@ -90,7 +92,7 @@ class ChainMemory:
     def __init__(self, bytes_max: int = _BYTES_MAX) -> None:
         """Start empty."""
         self._bytes_max = bytes_max
-        # By tenant and newest response, with the time of the last use; the oldest use is first.
+        # By tenant and newest response, with the time of the last use. The oldest use is first.
         self._chains: OrderedDict[tuple[str, str], tuple[KnownChain, float]] = OrderedDict()
         self.held_bytes = 0
 
@@ -118,7 +120,7 @@ class ChainMemory:
             self._forget(next(iter(self._chains)))
 
     def expire(self, now_s: float) -> None:
-        """Drop the chains that no request has continued for a while."""
+        """Drop the chains that no request has continued for `_IDLE_S` seconds."""
         while self._chains:
             key, (_, used_s) = next(iter(self._chains.items()))
             if now_s - used_s < _IDLE_S:

@@ -18,7 +18,7 @@ from sluice.sealing import Sealer, SealError
 from sluice.shared_secret import SharedSecret
 
 _TENANTS_OWN = "2."
-# Purposes of the keys; an item of one purpose cannot be opened as the other's.
+# Purposes of the keys. An item of one purpose cannot be opened as an item of the other purpose.
 _ITEMS, _CHATS = "compaction", "chat compaction"
 _MESSAGES: TypeAdapter[list[Message]] = TypeAdapter(list[Message])
 _SEALED_MAX = BODY_BYTES_MAX // 2
@@ -37,26 +37,29 @@ class CompactionSeals:
     def sealed(
         self, tenant_id: str, item_id: str, summary: str, kept: Sequence[InputItem]
     ) -> CompactionItem:
-        """Return a compaction item; BadRequestError if it would be too large to send back."""
+        """Return a compaction item, or raise BadRequestError if it is too large to send back."""
         content = {"summary": summary, "kept": stored_items(kept, item_id)}
         sealed = self._sealed(_ITEMS, tenant_id, content, "input")
         return CompactionItem(type="compaction", id=item_id, encrypted_content=sealed)
 
     def opened(self, tenant_id: str, item: CompactionItem, param: str) -> Compacted:
-        """Return the content of the item in field `param`; BadRequestError if it is not valid."""
+        """Return the content of the item in field `param`.
+
+        Raises BadRequestError if the item is not valid.
+        """
         content = self._opened(_ITEMS, tenant_id, item.encrypted_content, param)
         return Compacted(content["summary"], read_items(content["kept"]))
 
     def sealed_chat(
         self, tenant_id: str, item_id: str, summary: str, kept: Sequence[Message]
     ) -> CompactedHistory:
-        """Return a chat's compaction item; BadRequestError if it is too large to send back."""
+        """Return a chat's compaction item, or raise BadRequestError if it is too large."""
         told = [it.model_dump(exclude_none=True) for it in kept]
         sealed = self._sealed(_CHATS, tenant_id, {"summary": summary, "kept": told}, "messages")
         return CompactedHistory(type="compaction", id=item_id, encrypted_content=sealed)
 
     def opened_chat(self, tenant_id: str, item: CompactedHistory, param: str) -> CompactedChat:
-        """Return the content of a chat's compaction item; errors as for `opened`."""
+        """Return the content of a chat's compaction item, with the errors of `opened`."""
         content = self._opened(_CHATS, tenant_id, item.encrypted_content, param)
         return CompactedChat(content["summary"], _MESSAGES.validate_python(content["kept"]))
 

@@ -1,7 +1,7 @@
-"""Shortens conversations: a model summarizes earlier turns, and an encrypted item replaces them.
+"""Shortens conversations by a model's summary of earlier turns in an encrypted item.
 
 The summary is a separate request of the same caller, with limits, usage and a trace of its own. Its
-prompt begins with the unchanged conversation, so that engines find most of it in their prefix
+prompt begins with the unchanged conversation, so most of the prompt is in the engines' prefix
 caches.
 """
 
@@ -64,7 +64,7 @@ class ConversationSummary(NamedTuple):
 
 
 class Compactor:
-    """Summarizes conversations and makes compaction items, for one worker."""
+    """Summarizes conversations and creates compaction items, for one worker."""
 
     def __init__(
         self, completer: Completer, assets: AssetCache, limiter: Limiter, seals: CompactionSeals
@@ -115,7 +115,7 @@ class Compactor:
         """Return a context that begins with a summary, and the compaction item of the summary.
 
         Returns None if the context has only one turn, which is never summarized. Raises
-        PlatformError if the summary could not be made.
+        PlatformError if the summary failed.
         """
         policy, items = wanted.compaction_policy, context.all_shown
         assert policy is not None, "it is due"
@@ -147,7 +147,10 @@ class Compactor:
         context: ResponseContext,
         response_id: str,
     ) -> ConversationSummary:
-        """Return an item that replaces the whole conversation; PlatformError on failure."""
+        """Return an item that replaces the whole conversation.
+
+        Raises PlatformError if the summary failed.
+        """
         items = context.all_shown
         return await self._summed_up(
             request,
@@ -198,7 +201,10 @@ class Compactor:
         session: str,
         service_tier: ServiceTier | None,
     ) -> ModelSummary:
-        """Return a model's summary of messages; PlatformError if its request was refused."""
+        """Return a model's summary of messages.
+
+        Raises PlatformError if the model's request was refused.
+        """
         identity = identity_of_part(request, 0)
         task = SummaryTask.model_construct(
             model=model,

@@ -28,15 +28,15 @@ class ResponseContext:
 
     Attributes:
         before: Items of earlier turns, oldest first.
-        items: Items of the response's own turn; each reference is replaced by the item it names.
+        items: Items of the response's own turn. Each reference is replaced by the item it names.
         ancestors: Ids of the continued responses, oldest first.
-        session: Key that groups the turns; empty if the response continues nothing.
-        conversation_id: Conversation to which the turn is added; empty if there is none.
-        is_local: Whether a continued response is stored nowhere, so that this response cannot be
-            stored either.
-        shown: `before` and `items` in the form that the model reads; None if the model reads them
-            unchanged.
-        begun: Chat turns that `before` was converted to; None if not known.
+        session: Key that groups the turns, empty if the response continues no other.
+        conversation_id: Conversation to which the turn is added, empty without a conversation.
+        is_local: Whether a continued response exists only in this worker's memory, so that this
+            response cannot be stored either.
+        shown: `before` and `items` in the form that the model reads, or None if the model reads
+            them unchanged.
+        begun: Chat turns that `before` was converted to, or None if not converted.
         trail: Stored prompt of the continued responses.
     """
 
@@ -94,30 +94,33 @@ class ContextReader:
         self._memory = ChainMemory()
 
     def forget_idle(self) -> None:
-        """Drop the chains that no request has continued for a while."""
+        """Drop the chains that have been idle for 15 minutes."""
         self._memory.expire(time.monotonic())
 
     async def read(
         self, tenant_id: str, wanted: ContinuingRequest, local: LocalTurns | None = None
     ) -> ResponseContext:
-        """Return the context of a request: the turns that it continues, and its own items.
+        """Return the context of a request, with the turns that it continues and its own items.
 
         Args:
             tenant_id: The caller's tenant.
             wanted: The request.
-            local: Responses of the request's WebSocket that are stored nowhere.
+            local: Responses that exist only in the memory of the request's WebSocket.
 
         Raises:
-            PlatformError: NOT_FOUND if a continued response or a referenced item does not exist;
+            PlatformError: NOT_FOUND if a continued response or a referenced item is missing, or
                 CONFLICT if a continued response is still under way.
             BadRequestError: The chain is too long, or belongs to a conversation that the request
-                does not name.
+                omits.
             RejectedError: UNAVAILABLE if no store answers.
         """
         return self._opened(tenant_id, await self._read(tenant_id, wanted, local))
 
     def _opened(self, tenant_id: str, context: ResponseContext) -> ResponseContext:
-        """Return a context with decrypted compaction items; BadRequestError if one is not valid."""
+        """Return a context with decrypted compaction items.
+
+        Raises BadRequestError if an item is not valid.
+        """
         before, items = context.before, context.items
         opened = partial(self._seals.opened, tenant_id)
         if has_compaction(items):
@@ -167,7 +170,7 @@ class ContextReader:
         )
 
     async def _stored_chain(self, tenant_id: str, response_id: str) -> KnownChain:
-        """Return a chain of stored responses; only the part that is not in memory is read."""
+        """Return a chain of stored responses, and read only the part that is not in memory."""
         known = dict[str, KnownChain]()
 
         def ids_of(newest: str) -> Sequence[str]:
@@ -202,7 +205,7 @@ class ContextReader:
     async def _followed(
         self, tenant_id: str, items: Sequence[InputItem], before: Sequence[InputItem]
     ) -> Sequence[InputItem]:
-        """Return items with each reference replaced by its item; NOT_FOUND if one is missing."""
+        """Return items with each reference replaced by its item, or NOT_FOUND if one is missing."""
         if not any(isinstance(item, ItemReference) for item in items):
             return items
         known: dict[str, InputItem] = {

@@ -45,7 +45,8 @@ class CountedContexts:
 
         Raises:
             LimitExceededError: A limit has no room for one more request.
-            PlatformError: MODEL_NOT_FOUND if no such model exists; see also `ContextReader.read`.
+            PlatformError: MODEL_NOT_FOUND if the model is unknown, and the errors of
+                `ContextReader.read`.
         """
         tenant_id = principal.tenant.id
         if not is_continuing(wanted):

@@ -1,4 +1,4 @@
-"""Writes the JSON of a response and its items; fields that all events share are encoded once."""
+"""Writes the JSON of a response and its items. Fields that all events share are encoded once."""
 
 from collections.abc import Mapping, Sequence
 
@@ -16,7 +16,7 @@ _INCOMPLETE = {
 
 
 class ResponseFrame:
-    """The fields of a response that are the same whatever its outcome.
+    """The fields of a response that do not depend on its outcome.
 
     Attributes:
         response_id: Id of the response.
@@ -54,7 +54,7 @@ class ResponseFrame:
         self._rest = orjson.dumps(dict(echo))[1:]
 
     def item_id(self, prefix: str, index: int) -> str:
-        """Return the id of an output item, given its index in the output."""
+        """Return the id of the output item at this index of the output."""
         return f"{prefix}_{self.stem}{index:02x}"
 
     def written(
@@ -71,12 +71,12 @@ class ResponseFrame:
         """Return the response as JSON.
 
         Args:
-            status: Status as OpenAI's API names it.
+            status: Status in the terms of OpenAI's API.
             output: Items of the output, as JSON.
-            is_stored: Whether later requests can find the response.
-            usage: Usage of the response; None while the usage is not known.
-            completed_unix_s: Time of completion; None unless the response is complete.
-            incomplete: Reason why the response is incomplete; None if it is complete.
+            is_stored: Whether later requests can read the response.
+            usage: Usage of the response, or None before its end.
+            completed_unix_s: Time of completion, or None unless the response is complete.
+            incomplete: Reason why the response is incomplete, or None if it is complete.
             error: Error of a failed response.
         """
         state: dict[str, object] = {
@@ -105,24 +105,24 @@ def ended_as(reason: str) -> tuple[str, str | None]:
 
 
 def text_part(text: bytes = b"", logprobs: bytes = b"") -> bytes:
-    """Return a text part of a message; `text` is already escaped for a JSON string."""
+    """Return a text part of a message. The `text` is already escaped for a JSON string."""
     form = b'{"type":"output_text","text":"%b","annotations":[],"logprobs":[%b]}'
     return form % (text, logprobs)
 
 
 def message_item(item_id: str, status: str, parts: bytes = b"") -> bytes:
-    """Return a message item of the assistant; `parts` are its content parts as JSON."""
+    """Return a message item of the assistant. The `parts` are its content parts as JSON."""
     form = b'{"id":"%b","type":"message","status":"%b","role":"assistant","content":[%b]}'
     return form % (item_id.encode(), status.encode(), parts)
 
 
 def reasoning_part(text: bytes = b"") -> bytes:
-    """Return a reasoning part; `text` is already escaped for a JSON string."""
+    """Return a reasoning part. The `text` is already escaped for a JSON string."""
     return b'{"type":"reasoning_text","text":"%b"}' % text
 
 
 def reasoning_item(item_id: str, status: str, parts: bytes = b"") -> bytes:
-    """Return a reasoning item; `parts` are its content parts as JSON."""
+    """Return a reasoning item. The `parts` are its content parts as JSON."""
     form = b'{"id":"%b","type":"reasoning","status":"%b","summary":[],"content":[%b]}'
     return form % (item_id.encode(), status.encode(), parts)
 

@@ -35,7 +35,7 @@ class DurableDownError(Exception):
 
 
 class Durable:
-    """One worker's queue of responses to write to PostgreSQL; `run` has to run in a TaskGroup.
+    """One worker's queue of responses to write to PostgreSQL. Its `run` needs a TaskGroup.
 
     Attributes:
         is_up: Whether the last attempt to write to PostgreSQL succeeded.
@@ -60,7 +60,7 @@ class Durable:
 
     @property
     def waiting(self) -> int:
-        """Number of responses that PostgreSQL does not have yet."""
+        """Number of responses that are not yet in PostgreSQL."""
         return len(self._waiting)
 
     @property
@@ -79,7 +79,7 @@ class Durable:
         """Queue a response and wait until PostgreSQL has it.
 
         Returns:
-            Whether PostgreSQL confirmed the response in time; otherwise the response is dropped.
+            Whether PostgreSQL confirmed the response in time. Otherwise the response is dropped.
         """
         event = self._kept[stored.id] = asyncio.Event()
         self.offer(stored)
@@ -114,7 +114,10 @@ class Durable:
                     pass
 
     async def read(self, tenant_id: str, ids: Sequence[str]) -> dict[str, wire.StoredResponse]:
-        """Return a tenant's stored responses, by id; DurableDownError if PostgreSQL is down."""
+        """Return a tenant's stored responses by id.
+
+        Raises DurableDownError if PostgreSQL is down.
+        """
         found: dict[str, wire.StoredResponse] = {}
         try:
             stub = StateServiceStub(await self._link.current())
@@ -149,7 +152,7 @@ class Durable:
                 await self._has_some.wait()
 
     async def _step(self) -> bool:
-        """Send a batch of responses, or an empty one as a probe; return whether it succeeded."""
+        """Send a batch of responses, or an empty batch as a probe, and return its success."""
         batch = self._batch()
         try:
             stub = StateServiceStub(await self._link.current())

@@ -58,12 +58,12 @@ class Responses:
         Args:
             directory: Keys and tenants.
             completer: Resolves the model that answers.
-            answering: Makes answers.
-            tools: Finds the tools that run on the server.
+            answering: Answers requests, with server tools if needed.
+            tools: Selects the tools that run on the server.
             assets: Assets of the bases.
             limiter: Limits of all callers.
             store: Stores responses.
-            background: Makes background responses.
+            background: Runs background responses.
             conversations: Store of the tenants' conversations.
             contexts: Reads the earlier turns that a request continues.
             compactor: Summarizes conversations that have grown too long.
@@ -83,7 +83,7 @@ class Responses:
         principal = self._authorise(request)
         wanted = await read_parsed(request, partial(parse, ResponseRequest))
         answering = self.answer(request, principal, wanted)
-        del wanted  # a stream keeps nothing of its body
+        del wanted  # frees the body while its answer streams
         return await answering
 
     async def answer(
@@ -123,7 +123,7 @@ class Responses:
         if wanted.background:
             return await self._begin(request, principal, task)
         answering = self._answering.answer(request, principal, task)
-        del wanted, context, task, rounds  # a stream keeps nothing of its body
+        del wanted, context, task, rounds  # frees the body while its answer streams
         try:
             return await answering
         finally:
@@ -195,14 +195,14 @@ class Responses:
         resolved = await self._completer.resolved(principal, task, identity)
         queued, response_id = task.queued(resolved.model.id), task.response_id
         streamed = task.model_copy(update={"stream": True})
-        del task  # a stream keeps nothing of its body
+        del task  # frees the body while its answer streams
         await self._background.begin(identity, principal, streamed, queued)
         if is_stream:
             return await self._following.answer(request, principal.tenant.id, response_id, None)
         return web.Response(body=queued, content_type="application/json")
 
     async def count_input(self, request: web.Request) -> web.Response:
-        """POST /v1/responses/input_tokens: the tokens that a response's input would cost."""
+        """POST /v1/responses/input_tokens, which counts the tokens of a response's input."""
         principal = self._authorise(request)
         wanted = await read_parsed(request, partial(parse, InputTokensRequest))
         context = await self._contexts.read(principal, wanted)
@@ -231,7 +231,7 @@ class Responses:
         )
 
     def _publisher(self, tenant_id: str, conversation_id: str) -> Publish | None:
-        """Return a function that adds a turn to its conversation; None without a conversation."""
+        """Return a function that adds a turn to its conversation, or None without one."""
         if not conversation_id:
             return None
 

@@ -1,8 +1,10 @@
-"""The events of a response's stream: one lifecycle with constant ids and increasing numbers. Pure.
+"""The events of a response's stream, in one lifecycle with constant ids and increasing numbers.
 
-Items are written one after the other (reasoning, text, function calls); each item is closed before
-the next one is opened. All text deltas of a message share the bytes before the number (`head`) and
-the bytes after the text (`tail`).
+Pure.
+
+Items are written sequentially (reasoning, text, function calls). Each item is closed before the
+next one is opened. All text deltas of a message share the bytes before the number (`head`) and the
+bytes after the text (`tail`).
 """
 
 import re
@@ -26,8 +28,8 @@ from gateway.text.detokenizer import json_fragment
 from gateway.text.sse import DONE
 from sluice.errors import PlatformError
 
-_FIRST_EVENTS = 2  # created, in_progress
-_COMPACTION_EVENTS = 2  # added, done
+_FIRST_EVENTS = 2  # Number of the events `created` and `in_progress`.
+_COMPACTION_EVENTS = 2  # Number of the events `added` and `done` of a compaction item.
 _TAIL = b'"}\n\n'
 EVENT_NUMBER = re.compile(rb'^data: [^\n]*?"sequence_number":(\d+)', re.MULTILINE)
 
@@ -58,7 +60,7 @@ class _OpenMessage:
         self._text += fragment
 
     def logprobs_delta(self, fragment: bytes, logprobs: bytes) -> tuple[str, bytes]:
-        """Add text and its log probabilities, both as JSON; return the event."""
+        """Add text and its log probabilities, both as JSON, and return the event."""
         self._text += fragment
         self._logprobs += b"," + logprobs if self._logprobs and logprobs else logprobs
         fields = b'%b,"logprobs":[%b],"delta":"%b"' % (self._at, logprobs, fragment)
@@ -118,7 +120,7 @@ class OpenCall:
     __slots__ = ("_arguments", "_at", "_call_id", "_name", "item_id", "number")
 
     def __init__(self, item_id: str, index: int, first: CallDelta) -> None:
-        """Open a call; `index` is the position of its item in the output."""
+        """Open a call, whose item has the position `index` in the output."""
         self.item_id, self._call_id, self._name = item_id, first.call_id, first.name
         self._arguments: list[str] = []
         self._at = b'"item_id":"%b","output_index":%d' % (item_id.encode(), index)
@@ -135,7 +137,7 @@ class OpenCall:
         return [("response.output_item.added", b'"item":%b' % item)]
 
     def delta(self, arguments: str) -> tuple[str, bytes]:
-        """Add further arguments; return the event."""
+        """Add further arguments, and return the event."""
         self._arguments.append(arguments)
         fields = b'%b,"delta":"%b"' % (self._at, json_fragment(arguments))
         return "response.function_call_arguments.delta", fields
@@ -175,7 +177,7 @@ class ResponseEvents:
         will_be_stored: bool = False,
         compaction: CompactionItem | None = None,
     ) -> None:
-        """Begin; `compaction` becomes the first output item if it is given."""
+        """Begin. The first output item is `compaction`, unless it is None."""
         self._frame, self._will_be_stored = frame, will_be_stored
         self._number = _FIRST_EVENTS + (0 if compaction is None else _COMPACTION_EVENTS)
         self._compaction = compaction
@@ -187,7 +189,7 @@ class ResponseEvents:
 
     @property
     def head(self) -> bytes:
-        """Bytes of a text delta before its number and text; empty while no message is open."""
+        """Bytes of a text delta before its number and text, empty while no message is open."""
         return self._open.head if isinstance(self._open, _OpenMessage) else b""
 
     @property
@@ -202,7 +204,7 @@ class ResponseEvents:
         return events + self._opened(_OpenMessage(self._frame.item_id("msg", index), index))
 
     def numbered(self, fragment: bytes) -> bytes:
-        """Add text to the open message; return the bytes of its delta between head and tail.
+        """Add text to the open message, and return its delta's bytes between head and tail.
 
         The text is already escaped for a JSON string.
         """
@@ -279,7 +281,7 @@ class ResponseEvents:
         return self._frame.written("failed", self._snapshot(), is_stored=is_stored, error=told)
 
     def cancelled(self) -> bytes:
-        """Return the cancelled response as JSON, with the output so far; it is always stored."""
+        """Return the cancelled response as JSON, with the output so far. It is always stored."""
         return self._frame.written("cancelled", self._snapshot(), is_stored=True)
 
     def cut(self, status: str, response: bytes) -> bytes:
@@ -357,5 +359,5 @@ def cut_at(number: int, status: str, response: bytes) -> bytes:
 
 
 def written_event(name: str, number: int, fields: bytes) -> bytes:
-    """Return an event; `fields` is the event's JSON without its type and number."""
+    """Return an event. The `fields` are the event's JSON without its type and number."""
     return b'%b,"sequence_number":%d,%b}\n\n' % (_event_head(name), number, fields)

@@ -40,7 +40,7 @@ class Following:
 
         Raises:
             BadRequestError: The response has no stored events, or they have expired.
-            PlatformError: NOT_FOUND if the response does not exist.
+            PlatformError: NOT_FOUND for an unknown response.
             RejectedError: UNAVAILABLE if no store answers.
         """
         found = await self._store.find(tenant_id, response_id)

@@ -1,8 +1,8 @@
 """Recent responses in Valkey, where every gateway can read them at once.
 
-A value is a response, a mark that a response is under way, or a mark that a response was deleted.
-A list names the responses that PostgreSQL lacks, so that another gateway can write them there if
-the gateway that made them is killed.
+A value is a response, a mark that a response is under way, or a mark that a response was deleted. A
+list names the responses that PostgreSQL lacks. If their gateway is killed, another gateway writes
+them to PostgreSQL.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,8 @@ from gateway.limits.valkey import Word
 from gateway.limits.valkey_commands import ValkeyCommands
 from sluice.wire.state.v1 import state_pb2 as wire
 
-COMMANDS_MAX = 256  # commands awaiting a reply; further commands are not sent
+# Maximum number of commands that wait for a reply. Further commands are not sent.
+COMMANDS_MAX = 256
 _KEY, _WAITING = b"sluice:response:", b"sluice:responses:waiting"
 _STORED, _UNDER_WAY, _DELETED = b"=", b"+", b"-"
 _DELETED_MS = 3_600_000
@@ -21,7 +22,7 @@ UNDER_WAY_MS = 60_000
 # Milliseconds that a response waits in Valkey while PostgreSQL lacks it.
 _WAITING_MS = 48 * 3_600_000
 
-# A deletion is final: a later write of the same response, by any gateway, has no effect.
+# A deletion is final. A later write of the same response, by any gateway, has no effect.
 _KEEP = (
     b"if redis.call('GETRANGE', KEYS[1], 0, 0) == '-' then return 0 end"
     b" redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])"
@@ -47,7 +48,7 @@ _WARM = (
 
 
 class Found(NamedTuple):
-    """The state of a response in Valkey; all fields are empty if Valkey lacks the response.
+    """The state of a response in Valkey. All fields are empty if Valkey lacks the response.
 
     Attributes:
         stored: The response.
@@ -74,12 +75,15 @@ class HotStore:
     """Writes responses to Valkey and reads them back, for one worker."""
 
     def __init__(self, commands: ValkeyCommands, *, idle_s: float) -> None:
-        """Prepare; a response expires `idle_s` seconds after its last read."""
+        """Prepare. A response expires `idle_s` seconds after its last read."""
         self._commands = commands
         self._idle_ms = round(idle_s * 1000)
 
     async def keep(self, stored: wire.StoredResponse) -> None:
-        """Write a response and list it as missing in PostgreSQL; ValkeyDownError without Valkey."""
+        """Write a response and list it as missing in PostgreSQL.
+
+        Raises ValkeyDownError without Valkey.
+        """
         value = _STORED + stored.SerializeToString()
         at, member = str(stored.created_at_unix_ms).encode(), stored.id.encode()
         keys = (key_of(stored.id), _WAITING)
@@ -102,12 +106,13 @@ class HotStore:
         await self.run(_WARM, (key_of(stored.id),), (value, self._idle_ms))
 
     async def find(self, ids: Sequence[str], known: int = 0) -> list[Found]:
-        """Return the states of responses, and renew their expiry; ValkeyDownError without Valkey.
+        """Return the states of responses, and renew their expiry.
 
         For the first `known` ids the states only report whether the responses exist, without text.
+        Raises ValkeyDownError without Valkey.
         """
-        # All known keys are sent as one word, since each word of a command costs as much as its
-        # text.
+        # The keys of the first `known` ids are sent as one word, because each word of a command
+        # costs as much as its text.
         told = _KEY + (b" " + _KEY).join([it.encode() for it in ids[:known]]) if known else b""
         keys = [key_of(it) for it in ids[known:]]
         reply = await self.run(_LOAD, keys, (self._idle_ms, told))
@@ -116,7 +121,7 @@ class HotStore:
         return [*_parse_known(kinds, known), *map(_parse_state, values)]
 
     async def delete(self, response_id: str) -> None:
-        """Mark a response as deleted; ValkeyDownError without Valkey."""
+        """Mark a response as deleted, or raise ValkeyDownError without Valkey."""
         await self._commands.call((b"SET", key_of(response_id), _DELETED, b"PX", _DELETED_MS))
         await self._commands.call((b"ZREM", _WAITING, response_id.encode()))
 
@@ -134,7 +139,7 @@ class HotStore:
         self._commands.send_only((b"PEXPIRE", key_of(response_id), UNDER_WAY_MS))
 
     async def left_behind(self, before_unix_ms: int, most: int) -> list[wire.StoredResponse]:
-        """Return up to `most` responses that PostgreSQL lacks, made before a time, oldest first."""
+        """Return the `most` oldest responses before a time that PostgreSQL lacks."""
         words = (b"ZRANGEBYSCORE", _WAITING, b"-inf", before_unix_ms, b"LIMIT", 0, most)
         ids = [it.decode() for it in cast("list[bytes]", await self._commands.call(words))]
         if not ids:
@@ -146,7 +151,7 @@ class HotStore:
         return [it.stored for it in found if it.stored is not None]
 
     async def run(self, script: bytes, keys: Sequence[bytes], values: Sequence[Word]) -> object:
-        """Return the result of a Lua script; ValkeyDownError without Valkey."""
+        """Return the result of a Lua script, or raise ValkeyDownError without Valkey."""
         return await self._commands.call((b"EVAL", script, len(keys), *keys, *values))
 
 

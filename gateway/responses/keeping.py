@@ -1,4 +1,4 @@
-"""The storage of a response under way: its content so far, and whether it is stored yet."""
+"""The storage of a response under way, with its content so far and whether it is stored yet."""
 
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -12,7 +12,8 @@ from sluice.errors import PlatformError
 from sluice.response_ids import created_unix_ms, item_stem
 from sluice.wire.state.v1 import state_pb2 as wire
 
-_WITH_PROMPT_MAX = RECORD_BYTES_MAX - (64 << 10)  # bytes of a turn; encryption adds up to 64 KiB
+# Bytes of a turn with its prompt. Encryption adds up to 64 KiB.
+_WITH_PROMPT_MAX = RECORD_BYTES_MAX - (64 << 10)
 
 Publish = Callable[[wire.StoredResponse], Awaitable[bool]]
 
@@ -21,9 +22,9 @@ class Keeping:
     """The storage of one response under way.
 
     Attributes:
-        is_kept: Whether other requests can find the response from now on.
+        is_kept: Whether the response was stored, so that other requests can read it.
         keeps_failures: Whether a failed response is stored, too.
-        is_storing: Whether other requests can find the response.
+        is_storing: Whether the response will be readable by other requests.
     """
 
     __slots__ = ("_is_marked", "_publish", "_store", "_turn", "is_kept")
@@ -49,7 +50,7 @@ class Keeping:
             tenant_id: Tenant that owns it.
             items: Input items of this turn.
             ancestors: Ids of the continued responses, oldest first.
-            publish: Adds the turn to a conversation; returns whether that was possible.
+            publish: Adds the turn to a conversation, and returns whether that was possible.
         """
         self._store, self._publish = store, publish
         self._turn = wire.StoredResponse(
@@ -67,14 +68,14 @@ class Keeping:
         self._store.mark(self._turn.tenant_id, self._turn.id, events.under_way())
 
     def note_prompt(self, record: bytes) -> None:
-        """Note the turn's part of the prompt to store; a later call replaces the earlier part."""
+        """Note the turn's part of the prompt to store. A later call replaces the earlier part."""
         self._turn.prompt = record
 
     def note_failure(self, response: bytes) -> None:
-        """Note the JSON of a failed response, which this class does not store."""
+        """Note the JSON of a failed response, which only subclasses store."""
 
     async def keep(self, response: bytes) -> bool:
-        """Store the response's JSON, as the client reads it; return whether it was stored."""
+        """Store the response's JSON, as the client reads it, and return whether it was stored."""
         self._turn.response = response
         if self._turn.ByteSize() > _WITH_PROMPT_MAX:
             self._turn.prompt = b""  # a later turn can render the prompt anew
@@ -83,7 +84,7 @@ class Keeping:
         return self.is_kept
 
     def end(self) -> None:
-        """Note that the response ended; remove its mark if it was not stored."""
+        """Note that the response ended, and remove its mark if it was not stored."""
         if self._is_marked and not self.is_kept:
             self._store.unmark(self._turn.id)
 
@@ -94,7 +95,7 @@ class ResponseEnd:
     __slots__ = ("_events", "_keeping")
 
     def __init__(self, events: ResponseEvents, keeping: Keeping | None) -> None:
-        """Prepare; if `keeping` is None, nothing is stored."""
+        """Prepare. Nothing is stored if `keeping` is None."""
         self._events, self._keeping = events, keeping
 
     async def last(self, usage: dict[str, object], ended_unix_s: int) -> bytes:

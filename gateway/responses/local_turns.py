@@ -1,6 +1,6 @@
-"""Responses that are stored nowhere, but that later requests of the same socket may continue.
+"""Responses in this worker's memory only, which later requests of the same socket may continue.
 
-The latest responses are kept while the socket is open. If a request that continues a response
+The latest responses are remembered while the socket is open. If a request that continues a response
 fails, that response is dropped, so that the client restarts with its whole history.
 """
 
@@ -14,8 +14,8 @@ from gateway.server.body import BodyBudget
 from sluice.errors import ErrorCode, PlatformError, RejectedError
 from sluice.wire.state.v1 import state_pb2 as wire
 
-TURNS_MAX = 1024  # responses kept for one socket
-BYTES_MAX = 16 << 20  # bytes of all responses kept for one socket
+TURNS_MAX = 1024  # maximum number of responses of one socket
+BYTES_MAX = 16 << 20  # maximum bytes of all responses of one socket
 WORKER_BYTES_MAX = 512 << 20
 
 
@@ -23,7 +23,7 @@ class LocalTurns:
     """The responses that one socket may continue."""
 
     def __init__(self, budget: BodyBudget) -> None:
-        """Start empty; `budget` bounds the bytes of all sockets of the worker."""
+        """Start empty. The `budget` bounds the bytes of all sockets of the worker."""
         self._budget = budget
         self._turns: dict[str, wire.StoredResponse] = {}  # oldest first
         self._under_way: set[str] = set()
@@ -38,7 +38,7 @@ class LocalTurns:
         self._under_way.discard(response_id)
 
     def find(self, response_id: str, param: str) -> wire.StoredResponse | None:
-        """Return a response, or None if it is not kept; CONFLICT if it is under way."""
+        """Return a response, or None if it is not remembered, or raise CONFLICT while it runs."""
         if response_id in self._under_way:
             text = f"Response '{response_id}' is still under way: continue it when it has ended."
             raise PlatformError(ErrorCode.CONFLICT, text, param=param)
@@ -47,8 +47,8 @@ class LocalTurns:
     def add(self, turn: wire.StoredResponse) -> None:
         """Add an ended response.
 
-        Older responses are dropped to make room for it. A response too large for the budget is not
-        added.
+        Older responses are dropped to free memory for it. A response too large for the budget is
+        not added.
         """
         size = turn.ByteSize()
         while self._turns and (len(self._turns) >= TURNS_MAX or self._bytes + size > BYTES_MAX):
@@ -63,7 +63,7 @@ class LocalTurns:
         self._turns[turn.id] = turn
 
     def forget(self, response_id: str) -> None:
-        """Drop a response if it is kept here."""
+        """Drop a response if it is remembered here."""
         turn = self._turns.pop(response_id, None)
         if turn is not None:
             self._bytes -= turn.ByteSize()
@@ -76,7 +76,7 @@ class LocalTurns:
 
 
 class LocalKeeping(Keeping):
-    """The record of a response that is stored nowhere; only its own socket may continue it."""
+    """The record of a response in memory only, which only its own socket may continue."""
 
     __slots__ = ("_continued", "_turns")
 
@@ -92,23 +92,23 @@ class LocalKeeping(Keeping):
         ancestors: Sequence[str],
         turns: LocalTurns,
     ) -> None:
-        """Prepare; see the base. `turns` are the responses of the request's socket."""
+        """Prepare as the base class. The `turns` are the responses of the request's socket."""
         super().__init__(store, response_id, tenant_id, items=items, ancestors=ancestors)
         self._turns = turns
         self._continued = ancestors[-1] if ancestors else ""
 
     def begin(self, events: ResponseEvents) -> None:
-        """See the base; only the response's own socket is informed."""
+        """Note the id only for the response's own socket."""
         del events
         self._turns.begin(self._turn.id)
 
     def note_failure(self, response: bytes) -> None:
-        """See the base; drops the response that the failed one continued."""
+        """Drop the response that the failed one continued."""
         del response
         self._turns.forget(self._continued)
 
     async def keep(self, response: bytes) -> bool:
-        """See the base; keeps the response in this process."""
+        """Add the response to this socket's memory."""
         self._turn.response = response
         self._turns.add(self._turn)
         return False

@@ -1,4 +1,4 @@
-"""Rebuilds the stream of an ended response: the same events, with one delta for each text."""
+"""Rebuilds the stream of an ended response, with the same events and one delta for each text."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -25,7 +25,7 @@ _Event = tuple[str, dict[str, Any]]
 
 
 def retold(response: bytes) -> bytes:
-    """Return all events of a response, given the response as JSON."""
+    """Return all events of a response from its JSON."""
     document: dict[str, Any] = orjson.loads(response)
     begun = {"response": document | _UNFINISHED}
     events: list[_Event] = [("response.created", begun), ("response.in_progress", begun)]

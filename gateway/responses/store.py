@@ -1,4 +1,4 @@
-"""The store of responses: writes to Valkey at once and to PostgreSQL a moment later.
+"""The store of responses, which writes to Valkey at once and to PostgreSQL a moment later.
 
 Once a client has been informed that its response is stored, the response is in PostgreSQL, or in
 both Valkey and this process's queue. So the response survives the loss of any one of gateway,
@@ -35,7 +35,7 @@ _SHOWN_CHARACTERS_MAX = 100
 
 
 class ResponseStore:
-    """The stored responses, for one worker; `run` has to run in a TaskGroup.
+    """The stored responses, for one worker. `run` has to run in a TaskGroup.
 
     Attributes:
         background: Log of background responses.
@@ -54,9 +54,9 @@ class ResponseStore:
         """Compose the store without opening a connection.
 
         Args:
-            valkey_url: URL of Valkey, see `ValkeyClient`.
+            valkey_url: URL of Valkey, in the form of `ValkeyClient`.
             control_address: `host:port` of the control plane.
-            idle_s: Seconds for which Valkey keeps an unread response.
+            idle_s: Seconds until an unread response expires in Valkey.
             secret: Secret that proves the owner of an id.
             seals: Encrypts stored content with keys of its tenants.
         """
@@ -81,7 +81,7 @@ class ResponseStore:
 
     @property
     def waiting(self) -> int:
-        """Number of this worker's responses that PostgreSQL does not have yet."""
+        """Number of this worker's responses that are not yet in PostgreSQL."""
         return self._durable.waiting
 
     def new_id(self, tenant_id: str) -> str:
@@ -131,7 +131,7 @@ class ResponseStore:
         return await self.keep(stored, is_promised=True)
 
     def mark(self, tenant_id: str, response_id: str, under_way: bytes) -> None:
-        """Mark a response as under way; without Valkey no mark is written."""
+        """Mark a response as under way. Without Valkey no mark is written."""
         self._under_way.add(response_id)
         with suppress(RejectedError):
             sealed = self._seals.under_way(tenant_id, response_id, under_way)
@@ -146,7 +146,7 @@ class ResponseStore:
         """Return a response of a tenant, or its present state while it is under way.
 
         Raises:
-            PlatformError: NOT_FOUND if the response does not exist or belongs to another tenant.
+            PlatformError: NOT_FOUND for an unknown response or a response of another tenant.
             RejectedError: UNAVAILABLE if no store answers.
         """
         (found,) = await self._find_all(tenant_id, [response_id])
@@ -172,7 +172,7 @@ class ResponseStore:
                 existence and are not returned.
 
         Raises:
-            PlatformError: NOT_FOUND if the response or one of its ancestors does not exist;
+            PlatformError: NOT_FOUND if the response or one of its ancestors is missing, or
                 CONFLICT if the response is under way.
             RejectedError: UNAVAILABLE if no store answers.
         """
@@ -217,8 +217,8 @@ class ResponseStore:
         """Delete a response permanently.
 
         Raises:
-            PlatformError: NOT_FOUND if the response does not exist; CONFLICT if it is under way.
-            RejectedError: UNAVAILABLE if PostgreSQL cannot be reached; the response may still
+            PlatformError: NOT_FOUND for an unknown response, or CONFLICT for one under way.
+            RejectedError: UNAVAILABLE if PostgreSQL cannot be reached. The response may still
                 exist.
         """
         found = await self.find(tenant_id, response_id)
@@ -253,7 +253,7 @@ class ResponseStore:
         await self._durable.flush(timeout_s)
 
     async def _find_all(self, tenant_id: str, ids: Sequence[str], known: int = 0) -> list[Found]:
-        """Return the states of responses; RejectedError if no store answers.
+        """Return the states of responses, or raise RejectedError if no store answers.
 
         The first `known` ids were read by this tenant before. Their states only report whether the
         responses exist, and may lack the text.
@@ -323,7 +323,7 @@ def cannot_store() -> RejectedError:
 def _require_all(
     response_id: str, ancestors: Sequence[str], found: Sequence[Found], param: str
 ) -> None:
-    """Require that all responses that a response continues exist; NOT_FOUND otherwise."""
+    """Raise NOT_FOUND unless all responses that a response continues exist."""
     for ancestor, it in zip(ancestors, found, strict=True):
         if not it.is_stored:
             text = (

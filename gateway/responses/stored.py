@@ -1,4 +1,4 @@
-"""Routes of stored responses: show, follow, list, cancel and delete."""
+"""Routes that show, follow, list, cancel and delete stored responses."""
 
 import asyncio
 
@@ -75,7 +75,10 @@ class StoredResponses:
         return web.Response(body=body, content_type=_JSON)
 
     async def _cancelled(self, tenant_id: str, response_id: str) -> Found:
-        """Cancel a response and return its final state; RejectedError if it ends too late."""
+        """Cancel a response and return its final state.
+
+        Raises RejectedError if the response ends too late.
+        """
         try:
             await self._store.background.cancel(response_id)
             async with asyncio.timeout(_CANCEL_S):
@@ -122,7 +125,7 @@ class StoredResponses:
 
 
 def _response_id(request: web.Request, response_id: str) -> str:
-    """Return the response id of a path; PlatformError NOT_FOUND if the path has another form."""
+    """Return the response id of a path, or raise NOT_FOUND for another form of path."""
     if "/" in response_id or not response_id:
         raise PlatformError(ErrorCode.NOT_FOUND, unknown_url(request.path, _KNOWN))
     return response_id

@@ -1,4 +1,4 @@
-"""Sends the tokens of a response: a `StreamedGeneration` whose events are numbered."""
+"""Sends the tokens of a response by a `StreamedGeneration` whose events are numbered."""
 
 import asyncio
 from collections.abc import Callable
@@ -22,7 +22,7 @@ class DeltaSink(Protocol):
         """Send a delta.
 
         Args:
-            head: Bytes before the event's number; the same object for all deltas of a message.
+            head: Bytes before the event's number, the same object for all deltas of a message.
             rest: The bytes from the number on.
         """
         ...
@@ -36,7 +36,7 @@ class NumberedGeneration(StreamedGeneration):
     def __init__(
         self, spec: GenerationSpec, chunks: ChunkWriter, itl: FastHistogram, pace: AttemptPace
     ) -> None:
-        """Prepare; `chunks` are the events of a response."""
+        """Prepare. The `chunks` are the events of a response."""
         assert isinstance(chunks, ResponseEvents), "only these are numbered"
         super().__init__(spec, chunks, itl, pace)
         self._events = chunks

@@ -1,4 +1,4 @@
-"""The task of a response: maps a Responses request to a chat, and the chat's answer back."""
+"""The task of a response, which maps a Responses request to a chat, and the chat's answer back."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -44,9 +44,9 @@ class ResponseTask(ChatTask):
     Attributes:
         echo: Fields of the answer that repeat the request.
         response_id: Id of the response.
-        keeping: Storage of the response; None if the response is not stored.
-        compaction: Item with the summary that replaces earlier turns, sent first; None without a
-            summary.
+        keeping: Storage of the response, or None if the response is not stored.
+        compaction: Item with the summary that replaces earlier turns, sent first, or None without
+            a summary.
         before: Stored prompt of the continued responses.
     """
 
@@ -69,7 +69,10 @@ class ResponseTask(ChatTask):
         return self.before
 
     async def encoded(self, assets: BaseAssets, resolved: ResolvedModel) -> Sequence[EncodedPrompt]:
-        """See `TextTask`; the turn's own part of the prompt is stored with the response."""
+        """Return the prompts as `TextTask` describes.
+
+        The turn's own part of the prompt is stored with the response.
+        """
         prompts = await super().encoded(assets, resolved)
         if self.keeping is not None:
             self.keeping.note_prompt(prompts[0].record)
@@ -82,7 +85,7 @@ class ResponseTask(ChatTask):
 
     @property
     def include_usage(self) -> bool:
-        """Whether usage is sent (see `GenerationFields`): always true, as the last event has it."""
+        """Whether usage is sent, which is always true because the last event has it."""
         return True
 
     @property
@@ -194,9 +197,8 @@ def response_task(
         request: The body.
         response_id: Id of the response.
         context: Continued turns, and the items of the response's own turn.
-        session: Key that groups the turns of a chain; the request's own session id takes
-            precedence.
-        keeping: Storage of the response; None if the response is not stored.
+        session: Key that groups the turns of a chain, unless the request has a session id.
+        keeping: Storage of the response, or None if the response is not stored.
 
     Raises:
         BadRequestError: The order of the items is not valid, or the tools cannot be combined.
@@ -242,7 +244,7 @@ def _items_of(
     status: str,
     compaction: CompactionItem | None,
 ) -> Sequence[bytes]:
-    """Return the output items of an answer as JSON; the last item has the response's status."""
+    """Return the output items of an answer as JSON. The last item has the response's status."""
     answer = generation.answer
     told = generation.logprobs
     content, calls = answer.content, answer.calls

@@ -1,7 +1,7 @@
-"""The events of a response with server tools: one lifecycle over several rounds. Pure.
+"""The events of a response with server tools, in one lifecycle over several rounds. Pure.
 
-The item of a call is opened while the model writes the call, and closed when the tool has answered,
-so several calls can be open at once. Ids never change, and numbers only increase.
+The item of a call is opened while the model writes the call, and closed when the tool has answered.
+Several calls can therefore be open at once. Ids never change, and numbers only increase.
 """
 
 import copy
@@ -51,7 +51,7 @@ class _OpenServerCall(OpenCall):
 
 
 class _OpenApproval(_OpenServerCall):
-    """A call that needs approval; its event is sent when the call's arguments are complete."""
+    """A call that needs approval, whose event is sent when the call's arguments are complete."""
 
     __slots__ = ()
 
@@ -76,7 +76,7 @@ class _OpenApproval(_OpenServerCall):
 
 @dataclass(frozen=True, slots=True)
 class _WaitingCall:
-    """A running call: the index of its item in the output, and the item's content."""
+    """A running call, with the index of its item in the output and the item's content."""
 
     index: int
     tool: PlannedTool
@@ -103,7 +103,7 @@ class ToolEvents(ResponseEvents):
         will_be_stored: bool = False,
         compaction: CompactionItem | None = None,
     ) -> None:
-        """Begin; `servers` are the MCP servers whose tools were listed."""
+        """Begin. The `servers` are the MCP servers whose tools were listed."""
         super().__init__(frame, will_be_stored=will_be_stored, compaction=compaction)
         self._tools = tools
         self._waiting: dict[str, _WaitingCall] = {}
@@ -119,7 +119,7 @@ class ToolEvents(ResponseEvents):
         return self._begun
 
     def next_round(self, frame: ResponseFrame) -> "ToolEvents":
-        """Return a writer for the next round; if that round is abandoned, its events are dropped.
+        """Return a writer for the next round. If that round is abandoned, its events are dropped.
 
         The first round that is not abandoned determines the response's `frame`.
         """
@@ -131,7 +131,7 @@ class ToolEvents(ResponseEvents):
         return made
 
     def first(self) -> bytes:
-        """See the base; only the first round writes these events."""
+        """Return the events that begin the stream, which only the first round writes."""
         if self._begun:
             return b""
         self._begun = True
@@ -139,12 +139,12 @@ class ToolEvents(ResponseEvents):
         return super().first() + held
 
     def finish(self, reason: str) -> bytes:
-        """See the base; also notes the finish reason of the round."""
+        """Return the events that close all open items, and note the round's finish reason."""
         self.round_reason = reason
         return super().finish(reason)
 
     def end_as(self, reason: str) -> None:
-        """Set the reason of the response's end: a finish reason, or a used-up budget."""
+        """Set the reason of the response's end, which is a finish reason or a used-up budget."""
         self._reason = reason
 
     def output(self) -> list[bytes]:
@@ -152,9 +152,9 @@ class ToolEvents(ResponseEvents):
         return [*self._items]
 
     def begin_approved(self, request_id: str, tool: PlannedTool, arguments: str) -> str:
-        """Open the item of an approved call; return the item's id.
+        """Open the item of an approved call, and return the item's id.
 
-        The item's events are held back until the stream begins.
+        The item's events are buffered until the stream begins.
         """
         index = len(self._items)
         item_id = self._frame.item_id("mcp", index)
@@ -167,7 +167,7 @@ class ToolEvents(ResponseEvents):
         return item_id
 
     def answer(self, item_id: str, output: str, failure: str | None) -> bytes:
-        """Return the events that end a call; they are held back until the stream has begun."""
+        """Return the events that end a call, or buffer them until the stream has begun."""
         waiting = self._waiting.pop(item_id)
         item = server_call_item(
             item_id,

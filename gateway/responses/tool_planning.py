@@ -1,4 +1,4 @@
-"""Finds the server tools of a response, and the tool calls that a person has approved."""
+"""Selects the server tools of a response, and the tool calls that a person has approved."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -34,11 +34,11 @@ class ToolPlanning:
     async def rounds(
         self, principal: Principal, wanted: ResponseRequest, context: ResponseContext
     ) -> ToolRounds | None:
-        """Return the rounds of a response with server tools; None without server tools.
+        """Return the rounds of a response with server tools, or None without server tools.
 
         Raises:
             BadRequestError: The request names a tool that this key may not use, or approves a call
-                of a tool that the request does not name.
+                of a tool that the request omits.
         """
         functions = [it.name for it in wanted.functions]
         tools = WantedTools(wanted.server_functions, wanted.servers, functions)
@@ -58,7 +58,7 @@ class ToolPlanning:
 
 
 def tool_task(task: ResponseTask, wanted: ResponseRequest, rounds: ToolRounds) -> ToolResponseTask:
-    """Return a task with server tools; BadRequestError if its tools cannot be combined."""
+    """Return a task with server tools, or raise BadRequestError if they cannot be combined."""
     fields: dict[str, Any] = {name: getattr(task, name) for name in type(task).model_fields}
     shown = [it.shown() for it in rounds.plan.tools.values()]
     fields["tools"] = [*(task.tools or ()), *shown] or None
@@ -80,7 +80,7 @@ def _turns(
 ) -> list[Message]:
     """Return the chat messages of a response, with the output items that it has so far.
 
-    A compaction item of the output is left out, because the context already has its summary.
+    Compaction items of the output are omitted, because the context already has the summary.
     """
     more = _ITEMS.validate_python([orjson.loads(it) for it in output])
     told = [it for it in more if not isinstance(it, CompactionItem)]

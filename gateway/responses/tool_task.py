@@ -1,4 +1,4 @@
-"""A response with server tools: several rounds that write one lifecycle of events."""
+"""A response with server tools, whose several rounds write one lifecycle of events."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -15,13 +15,13 @@ from sluice.wire.engine.v1 import engine_pb2 as engine
 
 
 class ToolRounds:
-    """The rounds of one response: the writers of their events, and the result of the last round.
+    """The rounds of one response, with the writers of their events and the last round's result.
 
     Attributes:
         plan: Server tools of the response.
         approved: Calls that a person has approved.
         events: Writer of the events.
-        usage: Usage of the last round; None if that round failed.
+        usage: Usage of the last round, or None if that round failed.
         error: Error of the last round if it failed after it began.
     """
 
@@ -36,7 +36,7 @@ class ToolRounds:
 
         Args:
             plan: Server tools of the response.
-            render: Returns the chat messages of a round, given the output items so far as JSON.
+            render: Returns the chat messages of a round from the output items so far as JSON.
             approved: Calls that a person has approved.
         """
         self.plan, self._render, self.approved = plan, render, approved
@@ -60,13 +60,13 @@ class ToolRounds:
             self.events, self._now = self._now, None
 
     async def last(self, usage: dict[str, object], ended_unix_s: int) -> bytes:
-        """See `StreamEnd`; writes nothing, because further rounds may follow."""
+        """Note the usage of a round, and write no end, because further rounds may follow."""
         del ended_unix_s
         self.usage = usage
         return b""
 
     def failure(self, error: PlatformError) -> bytes:
-        """See `StreamEnd`; writes nothing, because the response itself reports the error."""
+        """Note the error of a round, which the response itself reports at its end."""
         self.error = error
         return b""
 
@@ -103,7 +103,10 @@ class ToolResponseTask(ResponseTask):
     def next_round(
         self, messages: Sequence[Message], tokens_left: int | None, *, is_first: bool
     ) -> "ToolResponseTask":
-        """See `RoundTask`; a forced tool call is forced in the first round only."""
+        """Return the task of the next round.
+
+        A forced tool call is forced in the first round only.
+        """
         changes: dict[str, Any] = {
             "messages": messages,
             "stream": True,
@@ -114,7 +117,7 @@ class ToolResponseTask(ResponseTask):
         return self.model_copy(update=changes)
 
     async def ended(self, usage: Mapping[str, Any], ended_unix_s: int) -> tuple[bytes, bytes]:
-        """See `RoundTask`; the response is stored first."""
+        """Store the response, and return the end of its stream and its JSON."""
         events, keeping = self.rounds.events, self.keeping
         response = events.response(usage, ended_unix_s)
         if keeping is not None:

@@ -10,7 +10,7 @@ from sluice.wire.state.v1 import state_pb2 as wire
 
 
 class TurnSeals:
-    """Encrypts and decrypts responses for one worker; raises the errors of `ContentSeals`."""
+    """Encrypts and decrypts responses for one worker, with the errors of `ContentSeals`."""
 
     def __init__(self, seals: ContentSeals) -> None:
         """Prepare."""
@@ -29,7 +29,7 @@ class TurnSeals:
         )
 
     def opened(self, turn: wire.StoredResponse) -> wire.StoredResponse | None:
-        """Return a decrypted response; None if its key was deleted."""
+        """Return a decrypted response, or None if its key was deleted."""
         if not (is_sealed(turn.input_items) or is_sealed(turn.response)):
             return turn
         tenant_id, open_ = turn.tenant_id, self._seals.opened
@@ -56,7 +56,7 @@ class TurnSeals:
         return self._seals.sealed(tenant_id, f"{response_id}/under_way", document)
 
     def under_way_opened(self, tenant_id: str, response_id: str, document: bytes) -> bytes:
-        """Return the decrypted JSON of a response under way; empty if its key was deleted."""
+        """Return the decrypted JSON of a response under way, empty if its key was deleted."""
         try:
             return self._seals.opened(tenant_id, f"{response_id}/under_way", document)
         except ContentGoneError:
@@ -69,7 +69,7 @@ class TurnSeals:
     def events_opened(
         self, tenant_id: str, response_id: str, blocks: Sequence[bytes]
     ) -> list[bytes]:
-        """Return decrypted blocks of events; an empty list if their key was deleted."""
+        """Return decrypted blocks of events, or an empty list if their key was deleted."""
         try:
             place = f"{response_id}/events"
             return [self._seals.opened(tenant_id, place, block) for block in blocks]

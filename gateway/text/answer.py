@@ -1,4 +1,4 @@
-"""A whole answer, put together from its deltas. Pure."""
+"""A whole answer, assembled from its deltas. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ class ChoiceText:
     """The text, reasoning and calls of one choice.
 
     Attributes:
-        logprobs: Log probabilities of the content's tokens, when they were asked for.
+        logprobs: Log probabilities of the content's tokens, empty unless requested.
     """
 
     logprobs: list[TokenLogprob] = field(default_factory=list)

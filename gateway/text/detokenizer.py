@@ -1,8 +1,8 @@
-"""Decodes token ids to text incrementally; the pieces add up to the decode of all tokens. Pure.
+"""Decodes token ids to text incrementally, in pieces whose sum is the decode of all tokens. Pure.
 
-The output never contains half a character; bytes that may still become a character are held back.
-The common case, a token that consists of whole characters, needs no `TextStream`: streams look up
-the token's text, already escaped for JSON, in `TokenTable.fragments`.
+The output never contains half a character. Bytes that may still become a character wait for the
+next token. Most tokens consist of whole characters and need no `TextStream`. Streams then copy the
+token's text from `TokenTable.fragments`, where it is already escaped for JSON.
 """
 
 import json
@@ -15,7 +15,7 @@ from typing import Protocol
 import orjson
 from tokenizers import Tokenizer
 
-# Tokens for which a trailing replacement character is held back, because it may be the beginning of
+# Tokens for which a trailing replacement character is withheld, because it may be the beginning of
 # a real character. A character has at most four bytes and so at most three further tokens.
 _BEGUN_TOKENS_MAX = 3
 _HOLDS_MAX = 8
@@ -31,11 +31,11 @@ class TextStream(Protocol):
         ...
 
     def push(self, tokens: Sequence[int]) -> str:
-        """Add the next tokens; return the text that they complete, which may be empty."""
+        """Add the next tokens, and return the text that they complete, which may be empty."""
         ...
 
     def flush(self) -> str:
-        """Return the text that was held back; broken characters become U+FFFD. Ends the stream."""
+        """End the stream, and return the withheld text. Broken characters become U+FFFD."""
         ...
 
 
@@ -45,17 +45,19 @@ class TokenTable:
 
     Attributes:
         fragments: By token id, the token's text escaped for a JSON string, if the token consists of
-            whole characters; empty for hidden tokens; None if only a `TextStream` can decode it.
-        pieces: By token id, the bytes of the token; None without a byte-level tokenizer.
+            whole characters. The entry is empty for hidden tokens, and None if only a `TextStream`
+            can decode the token.
+        pieces: By token id, the bytes of the token, or None without a byte-level tokenizer.
         tokenizer: Tokenizer, used when `pieces` is None.
-        hidden: Ids that are not shown: special tokens and end-of-sequence ids.
+        hidden: Ids that are not shown, which are special tokens and end-of-sequence ids.
     """
 
     fragments: Sequence[bytes | None]
     pieces: Sequence[bytes] | None
     tokenizer: Tokenizer
     hidden: frozenset[int]
-    # Cache by id of a token's bytes inside a text, since decoding is slow; at most the vocabulary.
+    # Cache by id of a token's bytes inside a text, since decoding is slow. Its bound is the
+    # vocabulary.
     _inner: dict[int, bytes] = field(
         default_factory=dict[int, bytes], init=False, repr=False, compare=False
     )
@@ -78,7 +80,7 @@ class TokenTable:
 
     def _decoded(self, token: int, *, is_first: bool) -> bytes:
         text = self.tokenizer.decode([token], skip_special_tokens=False)
-        if not is_first:  # its text after another token; any other token would serve
+        if not is_first:  # the token's text after another token, for which any token would do
             both = self.tokenizer.decode([token, token], skip_special_tokens=False)
             text = both[len(text) :]
         name = self.tokenizer.id_to_token(token) or ""
@@ -114,12 +116,13 @@ def json_fragment(text: str) -> bytes:
 def token_table(
     tokenizer: Tokenizer, end_ids: Collection[int] = (), ids_min: int = 0
 ) -> TokenTable:
-    """Build the table of a tokenizer; takes some 100 ms for a large one.
+    """Build the table of a tokenizer, in about 100 ms for a large one.
 
     Args:
         tokenizer: Tokenizer, whose decoder decides which kind of stream is used.
         end_ids: End-of-sequence ids, hidden besides the special tokens.
-        ids_min: Least number of entries: models may have more ids than their tokenizer has tokens.
+        ids_min: Least number of entries, because models may have more ids than their tokenizer
+            has tokens.
     """
     special = {i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special}
     hidden = frozenset(special | set(end_ids))
@@ -144,10 +147,10 @@ def _fragment(piece: bytes) -> bytes | None:
 
 
 def _byte_of_character() -> dict[str, int]:
-    """Return the alphabet of byte-level tokenizers: a printable character for each byte.
+    """Return the alphabet of byte-level tokenizers, with a printable character for each byte.
 
-    Source: bytes_to_unicode in the GPT-2 code; bytes that are not printable map to characters from
-    256 on.
+    The source is bytes_to_unicode in the GPT-2 code. Bytes that are not printable map to characters
+    from 256 on.
     """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in set(printable)]
@@ -159,7 +162,7 @@ _BYTES = _byte_of_character()
 
 
 def _piece(token: str | None) -> bytes:
-    """Return a token's bytes as the ByteLevel decoder does; unmapped characters stay."""
+    """Return a token's bytes like the ByteLevel decoder, which copies unmapped characters."""
     if token is None:
         return b""
     try:
@@ -169,7 +172,7 @@ def _piece(token: str | None) -> bytes:
 
 
 class _ByteStream:
-    """Byte-level tokens: joins bytes, cuts at whole characters."""
+    """The stream of byte-level tokens, which joins bytes and cuts at whole characters."""
 
     __slots__ = ("_pending", "_pieces")
 
@@ -195,11 +198,11 @@ class _ByteStream:
 
 
 class _DiffStream:
-    """Any other decoder: the text that new tokens add to the decode of the previous ones.
+    """The stream of any other decoder, which returns the text that new tokens add.
 
-    A decoder may treat a token by its neighbours (leading space, joined bytes), so the latest
-    tokens are decoded again in front of the new ones. Known limit: a decoder that rewrites a whole
-    run of byte tokens when a later one is invalid cannot take back text that was sent.
+    A decoder may treat a token by its neighbours (leading space, joined bytes). The latest tokens
+    are therefore decoded again in front of the new ones. Some decoders rewrite a whole run of byte
+    tokens when a later token is invalid. Text that was sent before cannot be corrected then.
     """
 
     __slots__ = ("_hidden", "_holds", "_ids", "_read", "_tokenizer")
@@ -207,7 +210,7 @@ class _DiffStream:
     def __init__(self, tokenizer: Tokenizer, hidden: frozenset[int]) -> None:
         self._tokenizer = tokenizer
         self._hidden = hidden
-        self._ids: list[int] = []  # the latest ids whose text was returned, then the held ids
+        self._ids: list[int] = []  # the latest ids whose text was returned, then the withheld ids
         self._read = 0  # number of leading ids in `_ids` whose text was returned
         self._holds = 0
 
@@ -240,7 +243,7 @@ class _DiffStream:
     def _before_begun(self, text: str) -> tuple[str, int]:
         """Return the text before an unfinished character, and the number of its tokens.
 
-        All of `text` when it was held long enough; empty when it is to be held.
+        The text is all of `text` if it was withheld long enough, and empty if it must wait.
         """
         count = len(self._ids)
         for end in range(count - 1, max(self._read, count - 1 - _BEGUN_TOKENS_MAX), -1):

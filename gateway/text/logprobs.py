@@ -1,4 +1,4 @@
-"""Log probabilities of an answer's tokens, held until the tokens' text is shown. Pure."""
+"""Log probabilities of an answer's tokens, withheld until the tokens' text is shown. Pure."""
 
 from codecs import getincrementaldecoder
 from collections import deque
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from gateway.text.detokenizer import TokenTable
 
-# OpenAI's number for a probability of zero: JSON has no infinity.
+# OpenAI's number for a probability of zero, because JSON has no infinity.
 LOGPROB_MIN = -9999.0
 
 
@@ -38,14 +38,14 @@ class _HeldEntry:
 class LogprobLine:
     """Releases each token's entry together with the token's text.
 
-    The entry of a token whose text is held back (half a character, the beginning of a stop string)
-    is held back, too. The entry of a token whose text is never shown is dropped.
+    The entry of a token whose text is withheld (half a character, the beginning of a stop string)
+    is withheld, too. The entry of a token whose text is never shown is dropped.
     """
 
     __slots__ = ("_has_begun", "_held", "_hidden", "_known", "_length")
 
     def __init__(self, hidden: frozenset[int]) -> None:
-        """Prepare; tokens in `hidden` (end of sequence, special ones) are not part of the text."""
+        """Prepare. Tokens in `hidden` (end of sequence, special tokens) are no part of the text."""
         self._hidden = hidden
         self._has_begun = False
         self._held: deque[_HeldEntry] = deque()
@@ -53,7 +53,7 @@ class LogprobLine:
         self._length = 0  # characters of all tokens so far
 
     def learn(self, logprob: float, top: Sequence[tuple[int, float]]) -> None:
-        """Add an entry whose token arrives later; see `TokenLogprob`."""
+        """Add an entry whose token arrives later, with the fields of `TokenLogprob`."""
         self._known.append((logprob, top))
 
     def unlearn(self) -> None:
@@ -83,7 +83,7 @@ class LogprobLine:
         return found
 
     def rest(self) -> list[TokenLogprob]:
-        """Return all held entries, because the text has ended and all of it was shown."""
+        """Return all withheld entries, because the text has ended and all of it was shown."""
         found = [held.entry for held in self._held]
         self._held.clear()
         return found
@@ -91,7 +91,7 @@ class LogprobLine:
 
 # From token entries to the `logprobs` of a choice.
 LogprobFormat = Callable[[list[TokenLogprob]], dict[str, object]]
-# Makes the line and the format for one answer.
+# Creates the line and the format for one answer.
 NewLogprobs = Callable[[], tuple[LogprobLine, LogprobFormat]]
 
 
@@ -99,14 +99,14 @@ class PromptLogprobLine:
     """The log probabilities of a prompt's tokens, as far as they have arrived.
 
     Attributes:
-        entries: Entries in the prompt's order; the first token has no predecessor, so its own is
-            NaN.
+        entries: Entries in the prompt's order. The first entry is NaN, because the first token has
+            no predecessor.
     """
 
     __slots__ = ("_prompt", "entries")
 
     def __init__(self, prompt: Sequence[int]) -> None:
-        """Prepare; `prompt` has at least one token."""
+        """Prepare. The `prompt` has at least one token."""
         self._prompt = prompt
         self.entries = [TokenLogprob(prompt[0], nan, (), is_first=True)]
 
@@ -122,7 +122,7 @@ class PromptLogprobLine:
         counts: Sequence[int],
         top: Sequence[tuple[int, float]],
     ) -> None:
-        """Add the entries of the positions from `first` on; repeated entries change nothing.
+        """Add the entries of the positions from `first` on. Repeated entries change nothing.
 
         `counts` is the number of alternatives in `top` for each position.
         """
@@ -150,7 +150,7 @@ def chat_logprobs(table: TokenTable, entries: Sequence[TokenLogprob]) -> dict[st
 
 
 class TextOffsets:
-    """Counts the characters of a text that comes token by token, perhaps cut within one."""
+    """Counts the characters of a text that arrives token by token, perhaps cut within one."""
 
     __slots__ = ("_decoder", "_length")
 
@@ -160,15 +160,15 @@ class TextOffsets:
         self._length = 0
 
     def add(self, data: bytes) -> int:
-        """Add the bytes of the next token; return the number of characters before them.
+        """Add the bytes of the next token, and return the number of characters before them.
 
-        A token that continues a character begins within that character; a token that breaks off a
+        A token that continues a character begins within that character. A token that interrupts a
         character begins after that character.
         """
         begun = self._decoder.decode(data[:1])
         is_open = bool(self._decoder.getstate()[0])
-        # One byte is a part of one character: a further one stands for the character that was
-        # broken off.
+        # One byte belongs to one character. A second decoded character is therefore the one that
+        # this token interrupts.
         offset = self._length + max(0, len(begun) + is_open - 1)
         self._length += len(begun) + len(self._decoder.decode(data[1:]))
         return offset
@@ -185,7 +185,7 @@ def completion_logprobs(
     Args:
         table: Tokens of the base.
         entries: Log probabilities in the order of the text.
-        offsets: Offsets of the text so far; updated.
+        offsets: Offsets of the text so far, which this function advances.
     """
     data = [table.bytes_of(entry.token, is_first=entry.is_first) for entry in entries]
     shown = [
@@ -210,7 +210,7 @@ def completion_logprobs(
 
 
 def _name(data: bytes) -> str:
-    """Return the name of a token: its text, or OpenAI's form of incomplete bytes."""
+    """Return the name of a token, which is its text or OpenAI's form of incomplete bytes."""
     try:
         return data.decode()
     except UnicodeDecodeError:

@@ -1,6 +1,7 @@
-"""Turns tokens into visible text, for answers that need more than a table look-up; pure.
+"""Converts tokens to visible text, for answers that need more than `TokenTable.fragments`. Pure.
 
-The stages are: tokens to characters, extraction of tool calls and reasoning, stop strings.
+The first stage decodes tokens to characters. The second stage extracts tool calls and reasoning,
+and the last stage ends the text at stop strings.
 """
 
 from collections.abc import Sequence
@@ -28,7 +29,7 @@ class TextPipe:
     def __init__(
         self, table: TokenTable, stops: Sequence[str] = (), parser: OutputParser | None = None
     ) -> None:
-        """Prepare; without `parser`, marks of tool calls and reasoning are text like any other."""
+        """Prepare. Without `parser`, marks of tool calls and reasoning are text like any other."""
         self.table = table
         self._stream = table.stream()
         self._matcher = StopMatcher(stops) if stops else None
@@ -37,14 +38,14 @@ class TextPipe:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether no text may follow: a stop string or the one allowed call is complete."""
+        """Whether no text may follow, because a stop string or the only call is complete."""
         if self._matcher is not None and self._matcher.is_matched:
             return True
         return self._parser is not None and self._parser.is_complete
 
     @property
     def stopped_by(self) -> str:
-        """The stop string that was completed; empty if none was."""
+        """The stop string that was completed, empty if none was."""
         return "" if self._matcher is None else self._matcher.matched_stop
 
     @property
@@ -54,7 +55,7 @@ class TextPipe:
 
     @property
     def is_transparent(self) -> bool:
-        """Whether the next token may bypass this pipe: no text is held back or searched."""
+        """Whether the next token may bypass this pipe, because no text is withheld or searched."""
         if self._matcher is not None or self._stream.is_pending:
             return False
         return self._parser is None or self._parser.is_plain
@@ -66,16 +67,16 @@ class TextPipe:
 
     @property
     def has_calls(self) -> bool:
-        """Whether a tool call was made."""
+        """Whether the model has called a tool."""
         return self._parser is not None and self._parser.has_calls
 
     def push(self, tokens: Sequence[int]) -> AnswerDelta:
-        """Add the next tokens; return their part of the answer."""
+        """Add the next tokens, and return their part of the answer."""
         parser = self._parser
         if parser is None:
             return self._pushed(self._stream.push(tokens))
-        # Token by token, because a piece must contain neither both the end of a stop string and a
-        # following call, nor both reasoning and the text after it.
+        # Tokens are pushed singly, so that no piece has both the end of a stop string and a
+        # following call. Nor may a piece have both reasoning and the text after it.
         delta = NOTHING
         for token in tokens:
             if not self.is_stopped:
@@ -88,7 +89,7 @@ class TextPipe:
         return delta
 
     def flush(self) -> AnswerDelta:
-        """End the answer; return its rest, which is empty after a stop string."""
+        """End the answer, and return its rest, which is empty after a stop string."""
         delta, matcher, parser = NOTHING, self._matcher, self._parser
         if not self.is_stopped:
             delta = self._pushed(self._stream.flush())

@@ -1,7 +1,7 @@
-"""Builds the bytes of a streamed completion; the part that all chunks share is built once.
+"""Builds the bytes of a streamed completion. The part that all chunks share is built once.
 
-Pure. A stream of 100 tokens has 100 chunks that differ only in the text, so a chunk consists of two
-constant pieces around an escaped fragment of text.
+Pure. A stream of 100 tokens has 100 chunks that differ only in the text. A chunk therefore consists
+of two constant pieces around an escaped fragment of text.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ DONE = b"data: [DONE]\n\n"
 _CHOICE_END = b"}]}\n\n"
 _NO_USAGE = b'"usage":null,'
 _CHAT_TEXT, _TEXT = b'"delta":{"content":"', b'"text":"'
-# An SSE comment, which clients skip and which keeps proxies from closing a silent stream.
+# An SSE comment, which clients skip. It prevents proxies from closing a silent stream.
 KEEP_ALIVE = b": keep-alive\n\n"
 
 
@@ -48,8 +48,8 @@ class StreamHead:
             completion_id: Id of the completion.
             model: Name of the model that answers.
             created_unix_s: Time of the request's arrival.
-            fingerprint: Fingerprint of the system that made the answer; empty: not sent.
-            service_tier: Service tier; sent when the caller asked for one.
+            fingerprint: Fingerprint of the system that answers, which is omitted if empty.
+            service_tier: Service tier, sent if the caller requested one.
             with_usage: Whether every chunk but the last has `"usage":null`, as OpenAI's do.
         """
         extra = "" if not fingerprint else f'"system_fingerprint":"{fingerprint}",'
@@ -129,7 +129,7 @@ class CountedChunks:
 
         Args:
             chunks: Writer of the choice's chunks, with `head`.
-            head: Head made with a usage, which is replaced.
+            head: Head of the chunks, whose usage is replaced.
             prompt_tokens: Tokens of the choice's prompt.
             output_tokens: Returns the number of the choice's tokens so far.
         """
@@ -213,7 +213,7 @@ class ChatChunks:
         return self._chunk(b"{}", b"", b'"%b"' % reason.encode())
 
     def _chunk(self, delta: bytes, extra: bytes = b"", reason: bytes = b"null") -> bytes:
-        opening = self.head.removesuffix(_CHAT_TEXT)  # not kept: streams are many
+        opening = self.head.removesuffix(_CHAT_TEXT)  # not cached, because streams are many
         return opening + b'"delta":%b,%b"finish_reason":%b}]}\n\n' % (delta, extra, reason)
 
 
@@ -225,7 +225,7 @@ class TextChunks:
     tail = b'","logprobs":null,"finish_reason":null}]}\n\n'
 
     def __init__(self, head: StreamHead, index: int = 0, prefix: str = "") -> None:
-        """Prepare; `prefix` is text before the model's own: the prompt, when it is echoed."""
+        """Prepare. The `prefix` is text before the model's own text, such as an echoed prompt."""
         self._prefix = prefix
         self.head = b'%b%b"choices":[{"index":%d,%b' % (head.opening, head.usage, index, _TEXT)
 
@@ -264,8 +264,8 @@ def _call(call: CallDelta) -> dict[str, object]:
 
 
 def error_event(body: bytes) -> bytes:
-    """Return the event that ends a failed stream; `body` is the error envelope as JSON.
+    """Return the event that ends a failed stream, with the error envelope `body` as JSON.
 
-    OpenAI's SDKs raise APIError for data with an `error` object; no `[DONE]` follows.
+    OpenAI's SDKs raise APIError for data with an `error` object. No `[DONE]` follows.
     """
     return b"data: " + body + b"\n\n"

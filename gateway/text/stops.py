@@ -1,4 +1,4 @@
-"""Finds stop strings; an answer's text ends before the first completed stop string. Pure."""
+"""Ends an answer's text before the first completed stop string. Pure."""
 
 from collections.abc import Sequence
 
@@ -6,17 +6,17 @@ from collections.abc import Sequence
 class StopMatcher:
     """Finds stop strings in a text that arrives in pieces, wherever the pieces are cut.
 
-    Text that may be the beginning of a stop string is held back until the following text decides.
+    Text that may be the beginning of a stop string is withheld until the following text decides.
 
     Attributes:
         is_matched: Whether a stop string was completed.
-        matched_stop: Matched stop string; empty: none yet.
+        matched_stop: Matched stop string, empty without a match.
     """
 
     __slots__ = ("_followers", "_held", "is_matched", "matched_stop")
 
     def __init__(self, stops: Sequence[str]) -> None:
-        """Prepare; `stops` holds at least one string, none of them empty."""
+        """Prepare. `stops` has at least one string, and no empty string."""
         assert stops, "without stop strings there is nothing to match"
         assert all(stops), "an empty stop string would end everything at once"
         self._followers = [_Follower(stop) for stop in stops]
@@ -25,10 +25,10 @@ class StopMatcher:
         self.matched_stop = ""
 
     def push(self, text: str) -> str:
-        """Add text; return the text that may be shown now, which ends before a match.
+        """Add text, and return the text that may be shown now, which ends before a match.
 
         The match that is completed first decides. If two matches are completed by one character,
-        the longer match decides. So the result does not depend on the cuts between pieces.
+        the longer match decides. So the result is independent of the cuts between pieces.
         """
         assert not self.is_matched, "the text has ended"
         ends = [(follower.push(text), follower) for follower in self._followers]
@@ -46,7 +46,7 @@ class StopMatcher:
         return text[: len(text) - keep]
 
     def flush(self) -> str:
-        """Return the held text, because the text has ended without a stop string."""
+        """Return the withheld text, because the text has ended without a stop string."""
         held, self._held = self._held, ""
         for follower in self._followers:
             follower.matched = 0
@@ -66,18 +66,19 @@ class _Follower:
     def __init__(self, stop: str) -> None:
         self.stop = stop
         self.matched = 0
-        self._borders: list[int] = []  # empty until the first mismatch: most texts have none
+        self._borders: list[int] = []  # empty until the first mismatch, since most texts have none
 
     def push(self, text: str) -> int:
-        """Add the next piece; return the index where a match ends, 0 without a match."""
+        """Add the next piece, and return the index where a match ends, or 0 without a match."""
         if not self.matched and self.stop[0] not in text:
-            return 0  # as with most pieces
+            return 0  # no match can begin, as with most pieces
         if len(text) < len(self.stop):
             return self._walk(text)
         at = (self.stop[: self.matched] + text).find(self.stop)
         if at >= 0:
             return at + len(self.stop) - self.matched
-        self.matched = 0  # a match that has begun, began in the piece
+        # A match that began before the piece has failed here, so any open match began in the piece.
+        self.matched = 0
         return self._walk(text[len(text) - len(self.stop) + 1 :])
 
     def _walk(self, text: str) -> int:
@@ -93,7 +94,7 @@ class _Follower:
         return at if matched == len(stop) else 0
 
     def _shorter(self, matched: int, character: str) -> int:
-        """Return the length of a shorter match that `character` continues; perhaps 0."""
+        """Return the length of a shorter match that `character` continues, possibly 0."""
         self._borders = self._borders or _borders(self.stop)
         while matched and self.stop[matched] != character:
             matched = self._borders[matched - 1]

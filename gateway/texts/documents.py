@@ -1,7 +1,7 @@
-"""A kept request and its answer, as redacted JSON of a bounded size. Pure.
+"""A retained request and its answer, as redacted JSON of a bounded size. Pure.
 
-The work is done in small steps, so that the caller can let other tasks run in between. Text that
-does not fit is cut within its string, so that the JSON stays valid.
+The work proceeds in small steps, so that the caller can run other tasks in between. Text beyond the
+bound is cut within its string, so that the JSON stays valid.
 """
 
 import json
@@ -72,10 +72,10 @@ class Document:
 def document(
     parts: Iterable[tuple[str, Iterable[object]]], rules: RedactionRules, most: int = CHARACTERS_MAX
 ) -> Generator[None, None, Document]:
-    """Make one redacted object of named lists, whose values may be generated lazily.
+    """Build one redacted object of named lists, whose values may be generated lazily.
 
     Args:
-        parts: Names, each with its values; strings, numbers, lists, objects, or `TextTokens`.
+        parts: Names, each with its values (strings, numbers, lists, objects, or `TextTokens`).
         rules: Rules of the redaction.
         most: Approximate bound of the characters.
     """
@@ -96,7 +96,10 @@ def document(
 
 @dataclass(frozen=True, slots=True)
 class TextTokens:
-    """Text as token ids; with `is_answer`, only its visible part."""
+    """Text as token ids.
+
+    With `is_answer`, reasoning and tool calls are shown besides the content.
+    """
 
     pipe: TextPipe
     ids: Sequence[int]
@@ -144,7 +147,7 @@ class _Writer:
         return (yield from self._list(value, depth))
 
     def _list(self, values: list[object], depth: int) -> Generator[None, None, list[object]]:
-        """Redact values; adjacent pieces of text are joined first, as in the model's prompt."""
+        """Redact values. Adjacent pieces of text are joined first, as in the model's prompt."""
         found: list[object] = []
         pieces, characters = list[str](), 0
         for value in chain(values, (_END,)):
@@ -201,7 +204,7 @@ class _Writer:
             inner = None
         if isinstance(inner, dict | list):
             return _dumped((yield from self.value(cast("object", inner), depth)))
-        # The JSON is incomplete or does not fit, so its decoded text is kept instead.
+        # The JSON is incomplete or too long, so its decoded text is written instead.
         enough = max(0, self._left) + OVERLAP
         begin = text[: _ESCAPED_CHARACTERS * enough]
         self.is_cut = self.is_cut or len(text) > len(begin)
@@ -275,7 +278,7 @@ def _decoded(tokens: TextTokens, most: int) -> Generator[None, None, object]:
     """Return the text of tokens, as far as it fits."""
     answer, pipe, characters = ChoiceText(), tokens.pipe, 0
     for start in range(0, len(tokens.ids), _TOKENS_AT_ONCE):
-        if pipe.is_stopped or characters > 2 * most:  # enough to see that the text is cut
+        if pipe.is_stopped or characters > 2 * most:  # enough to detect that the text is cut
             break
         delta = pipe.push(tokens.ids[start : start + _TOKENS_AT_ONCE])
         answer.add(delta)

@@ -1,11 +1,12 @@
 """The patterns of sensitive text, and checks of their matches. Pure.
 
-Each pattern is bounded, or begins only at one position of a run and never backtracks. Patterns of
+A pattern is bounded, or begins only at one position of a run and never backtracks. Patterns of
 numbers consume nothing (`(?P<it>...)` in a lookahead), so that each possible beginning is checked
 and a false match cannot hide a true match.
 
-Groups are not possessive (`(?:...)*+`; `x*+` is fine): Python before 3.11.5, which Debian 12 and
-Ubuntu 22.04 have, has a bug there. Here nothing that may fail follows such a group.
+Groups are not possessive (`(?:...)*+`, while `x*+` is fine). Python before 3.11.5, which Debian 12
+and Ubuntu 22.04 have, has a bug in possessive groups. Here no part that may fail follows a group,
+so the groups never backtrack.
 """
 
 import re
@@ -23,7 +24,7 @@ _NAME_CHARACTERS = 256  # characters of a field's name that are examined
 
 
 class Class(StrEnum):
-    """A class of personal or secret text; its name in brackets replaces a match."""
+    """A class of personal or secret text, whose name in brackets replaces a match."""
 
     EMAIL = "email"
     PHONE = "phone"
@@ -69,7 +70,8 @@ def is_iban(text: str) -> bool:
 
 def _cards(found: str) -> Iterator[Span]:
     """Yield the longest group or groups of digits from the beginning that are a card's number."""
-    # Sums of the digits so far, every second one doubled: all but the last, or the last as well.
+    # Two sums of the digits so far, each with every second digit doubled. One sum doubles the last
+    # digit.
     single = double = count = best = 0
     if int(found[0]) not in range(2, 7):
         return
@@ -144,14 +146,14 @@ _PREFIXED = (
     r"|xox[abeoprs]-[\w-]{10,}+|(?:AKIA|ASIA)[0-9A-Z]{16}|AIza[\w-]{30,}+|hf_\w{20,}+"
     r"|npm_\w{30,}+|ya29\.[\w-]{16,}+|SG\.[\w-]{16,}+(?:\.[\w-]++)?|eyJ[\w-]{14,}+(?:\.[\w-]*+){0,4})"
 )
-# Names of secrets; a prefix, as in `userPassword` or `x-api-key`, does not matter.
+# Names of secrets. A prefix, as in `userPassword` or `x-api-key`, is irrelevant.
 _PASSWORD = r"(?:passw(?:or)?d|passphrase|pwd)"  # noqa: S105 - a pattern
 _KEY = (
     r"(?:(?:api|access|secret|private|signing|encryption)[ _-]?keys?|secrets?|credentials?|token)"
     r"\d{0,3}+"
 )
-# Quoted, also as JSON within JSON: up to the same quote behind as many backslashes. Text without
-# such an end, or with a far one, goes on to the next space or quote.
+# A quoted value, also as JSON within JSON, ends at the same quote after as many backslashes. A
+# value without this end, or with a distant end, extends to the next space or quote.
 _QUOTED = (
     r"(?P<escape>\\{0,8}+)(?P<quote>[\"'])"
     r"(?:(?!(?<!\\)(?P=escape)(?P=quote))[\s\S]){1,512}[^\s\"']*+"
@@ -164,7 +166,7 @@ _NAMED = (
 )
 _INTERNATIONAL = r"(?:\+|00)\d(?:[ ().\u00a0\u202f/-]{0,3}+\d){6,20}"
 _AREA = r"(?:\(\d{3}\)[ .-]{0,2}|\(?\d{3}\)?[ .-]{1,2})"
-# Without any space between, only as numbers of North America begin: no time in seconds.
+# Without any space between, digits must begin like numbers of North America, unlike Unix times.
 _TEN_DIGITS = (
     rf"(?:(?:1[ .-]?)?{_AREA}\d{{3}}[ .-]?\d{{4}}"
     r"|1?[2-9]\d\d[2-9]\d{6})(?!\w)"
@@ -176,7 +178,7 @@ _PATTERNS: tuple[tuple[Class, str, Callable[[str], Iterable[Span]]], ...] = (
     (Class.SECRET, rf"(?<![A-Za-z0-9]){_PREFIXED}", _whole),
     (Class.SECRET, r"(?i:(?<!\w)(?:bearer|basic)\s{1,4}+[\w.~+/=-]{12,}+)", _whole),
     (Class.SECRET, rf"(?i:{_NAMED})", _whole),
-    # Not a port and a path with some @ in it.
+    # A password in a URL, but not a port and a path with an @ in it.
     (
         Class.SECRET,
         r"(?<=://)[^\s/:@]{0,128}+:(?!\d{1,5}[/?#])[^\s@]{1,256}+"
@@ -188,7 +190,7 @@ _PATTERNS: tuple[tuple[Class, str, Callable[[str], Iterable[Span]]], ...] = (
         r"(?<![\w.%+-])[\w.%+-]{1,200}+@(?:[\w-]{1,63}+\.){1,8}[^\W\d_]{2,24}+",
         _whole,
     ),
-    # One character, or digit, more than is allowed: where a group ends must be seen.
+    # The pattern includes one character or digit more than allowed, to detect where a group ends.
     (
         Class.IBAN,
         r"(?<![A-Za-z0-9])(?=(?P<it>[A-Za-z]{2}[0-9]{2}(?:[ \u00a0\u202f-]?[A-Za-z0-9]){11,31}))",
@@ -213,5 +215,5 @@ _SECRET_NAME = re.compile(rf"(?i:{_PASSWORD}|{_KEY}\W*+\Z)")
 
 
 def is_secret_name(name: str) -> bool:
-    """Return whether a field of this name holds a secret: `userPassword`, `x-api-key`, `token`."""
+    """Return whether a field of this name has a secret, like `userPassword` or `x-api-key`."""
     return _SECRET_NAME.search(name[-_NAME_CHARACTERS:]) is not None

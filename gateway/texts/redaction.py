@@ -1,8 +1,8 @@
 """Removes secrets and personal data from texts before they leave the gateway. Pure.
 
-Every text takes at most linear time: see `patterns`, whose matches are then checked (Luhn, modulo
-97, ranges). A text is searched in overlapping slices, with few matches at a time, so that the
-caller can let other tasks run in between. Slices do not change the matches.
+The time of a text is at most linear in its length, by the form of the `patterns`. Their matches are
+then checked (Luhn, modulo 97, ranges). A text is searched in overlapping slices, with few matches
+at a time, so that the caller can run other tasks in between. Slices do not change the matches.
 """
 
 import re
@@ -13,7 +13,7 @@ from typing import NamedTuple
 from gateway.texts.patterns import LOOKS, Class, Look, Span
 
 SLICE_CHARACTERS = 1024
-OVERLAP = 768  # characters by which slices overlap; no pattern needs more to match
+OVERLAP = 768  # Characters by which slices overlap, enough for every pattern.
 FINDS_AT_ONCE = 32
 _WORDS_AT_ONCE = 16
 
@@ -38,7 +38,7 @@ class RedactionRules:
 
 
 def rules_of(names: Iterable[str], words: Sequence[str]) -> RedactionRules:
-    """Return the rules of a policy; classes that only a newer control plane knows are left out."""
+    """Return the rules of a policy, without classes that only a newer control plane has."""
     known = {it.value: it for it in Class}
     classes = frozenset(known[name] for name in names if name in known)
     return RedactionRules(classes, tuple(lowered(word) for word in words if word))
@@ -46,7 +46,7 @@ def rules_of(names: Iterable[str], words: Sequence[str]) -> RedactionRules:
 
 def lowered(text: str) -> str:
     """Return a text in lower case, with the same length and positions."""
-    # U+0130 is the only character with a lower-case form of two characters; the sigma's form
+    # U+0130 is the only character with a lower-case form of two characters. The sigma's form
     # depends on its position.
     return text.replace("\u0130", "i").lower().replace("\u03c2", "\u03c3")
 
@@ -67,9 +67,9 @@ class Redacted:
 
 
 def redacted(text: str, rules: RedactionRules, most: int) -> Generator[None, None, Redacted]:
-    """Apply the rules, one small step at a time; text after `most` characters is cut.
+    """Apply the rules, one small step at a time. Text after `most` characters is cut.
 
-    A sensitive number that lies across the cut is removed, too.
+    A sensitive number across the cut is removed, too.
     """
     seen = text[: most + OVERLAP]
     scans = [Scan(seen, it) for it in LOOKS if it.kind in rules.classes | ALWAYS]
@@ -93,7 +93,7 @@ def redacted(text: str, rules: RedactionRules, most: int) -> Generator[None, Non
 def _some_at_once(
     places: Iterable["_Match | None"], found: list["_Match"]
 ) -> Generator[None, None, None]:
-    """Add matches in small steps; a None in `places` is a checked candidate that does not match."""
+    """Add matches in small steps. A None in `places` is a checked candidate without a match."""
     for number, place in enumerate(places):
         if place is not None:
             found.append(place)
@@ -119,7 +119,7 @@ class _Written:
         self._open: _Match | None = None
 
     def add(self, places: Iterable[_Match]) -> None:
-        """Add matches in order; overlapping matches are joined under the first match's class."""
+        """Add matches in order. Overlapping matches are joined under the first match's class."""
         for it in places:
             if self._open is not None and it.start < self._open.end:
                 self._open = self._open._replace(end=max(self._open.end, it.end))
@@ -167,7 +167,7 @@ class Scan:
 
 
 def _keys(text: str) -> Generator[None, None, list[Span]]:
-    """Return private keys in PEM form; a key without an end extends to the end of the text."""
+    """Return private keys in PEM form. A key without an end extends to the end of the text."""
     at, found = 0, list[Span]()
     for start in range(0, len(text), SLICE_CHARACTERS):
         end = start + SLICE_CHARACTERS
@@ -202,7 +202,7 @@ def _words(
 
 
 def _places(small: str, word: str, start: int) -> Iterator[_Match | None]:
-    """Yield the matches of a word that begin in a slice; overlapping matches are joined."""
+    """Yield the matches of a word that begin in a slice. Overlapping matches are joined."""
     until = SLICE_CHARACTERS + len(word) - 1
     at = small.find(word, 0, until)
     first = last = at

@@ -1,6 +1,6 @@
-"""Sends kept texts to the broker through a separate producer, which is created for the first text.
+"""Sends retained texts to the broker by a separate producer, created for the first text.
 
-Most workers never have a kept text, so they need no thread and no connection for it.
+Most workers never retain a text, so they need no thread and no connection for texts.
 """
 
 import asyncio
@@ -30,10 +30,10 @@ def is_over(payload: bytes) -> bool:
 
 
 class TextShipping:
-    """The producer of one worker's texts; `run` belongs into a TaskGroup, `close` ends it."""
+    """The producer of one worker's texts. `run` belongs into a TaskGroup, and `close` ends it."""
 
     def __init__(self, make: Callable[[], EventProducer], spool_directory: Path) -> None:
-        """Prepare; texts in the spool from an earlier run are reason enough to call `make`."""
+        """Prepare. `make` is also called if the spool has texts of an earlier run."""
         self._make = make
         self._spool_directory = spool_directory
         self._producer: EventProducer | None = None
@@ -52,7 +52,7 @@ class TextShipping:
         return self._producer.stats.spool_bytes if self._producer else 0
 
     def ship(self, event: TextEvent) -> None:
-        """Queue a text; never blocks."""
+        """Queue a text without blocking."""
         payload = event.SerializeToString()
         if self._producer is not None:
             self._producer.emit(payload)
@@ -76,7 +76,7 @@ class TextShipping:
             self._producer.emit(self._early.popleft())
 
     async def close(self, timeout_s: float) -> None:
-        """Flush, and put the remaining texts into the spool."""
+        """Flush, and write the remaining texts to the spool."""
         if self._producer is not None:
             await asyncio.to_thread(self._producer.close, timeout_s)
 
