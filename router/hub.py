@@ -1,9 +1,8 @@
 """Connects the router core with the gateway and replica connections.
 
-Events of the connections are passed to the core, and the core's actions are passed to the
-connections, with at most one tick per iteration of the event loop. All functions are synchronous
-and run on the event loop, except `send_last`, `flush` and `wait_idle`. The connections own the
-tasks.
+Events of the connections are passed to the core, and the core's actions to the connections. There
+is at most one tick per iteration of the event loop. All functions are synchronous and run on the
+event loop, except `send_last`, `flush` and `wait_idle`. The connections own the tasks.
 """
 
 import asyncio

@@ -155,7 +155,7 @@ Recorder = Callable[["Engine", StepRecord], None]
 
 
 class Engine:
-    """A simulated replica: its batch, its KV memory and its step loop.
+    """A simulated replica, with its batch, its KV memory and its step loop.
 
     Attributes:
         number: Index among the replicas.

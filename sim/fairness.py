@@ -2,8 +2,8 @@
 
 Generated or recorded overloads are simulated on replicas with little memory. The figures are the
 gap between tenants in 60-second windows, tokens per second, and the TTFT of the tenant with the
-fewest requests, as means over seeds. `sluice` is the real router core with the queue in the router.
-The other schedulers decide inside each engine (`sim.fair_schedulers`). The results are in
+fewest requests. They are means over seeds. `sluice` is the real router core with the queue in the
+router. The other schedulers decide inside each engine (`sim.fair_schedulers`). The results are in
 docs/fairness.md.
 """
 

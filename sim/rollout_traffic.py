@@ -67,8 +67,8 @@ class TrafficProfile:
     Attributes:
         rate: Requests per second, mean over the day.
         session_spread: Sigma of the logarithm of a session's median length.
-        counts_every_turn: Whether every request and every answer of a session is counted, instead
-            of the first request in a window and the first answer of the session.
+        counts_every_turn: Whether every request and answer of a session is counted. Otherwise, only
+            the first request in a window and the first answer of the session are counted.
     """
 
     rate: float = 60.0

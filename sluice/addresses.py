@@ -1,4 +1,7 @@
-"""Addresses of servers: `host:port` in settings, and the test for public addresses. Pure."""
+"""Addresses of servers, in the form `host:port` of settings, and a test for public addresses.
+
+Pure.
+"""
 
 import ipaddress
 import re

@@ -1,9 +1,9 @@
 """Block hashes of the prefix cache, computed in the same way by gateway, router and engine.
 
-The hashes form a chain, because the hash of each full block covers the block's token ids and is
-keyed by the hash of the preceding block. The first block is keyed by a root. The root covers all
-other inputs of the KV values, which are base, adapter and tenant salt. So two prompts share a
-cached block only if their roots and all tokens up to the end of the block are equal.
+The hashes form a chain. The hash of each full block covers the block's token ids, and is keyed by
+the hash of the preceding block. The first block is keyed by a root. The root covers all other
+inputs of the KV values, which are base, adapter and tenant salt. So two prompts share a cached
+block only if their roots and all tokens up to the end of the block are equal.
 """
 
 import hashlib

@@ -45,7 +45,7 @@ def rungs(blocks: int) -> list[int]:
 
 
 def marks_of(hashes: Sequence[int], cached: int = 0) -> list[int]:
-    """Return the marks of a computed prompt at its rungs, its end and the end of its cached part.
+    """Return the marks of a computed prompt at its `rungs`, its end and the end of its cached part.
 
     Args:
         hashes: First eight bytes of the hash of each block, as integers.

@@ -1,8 +1,8 @@
 """W3C Trace Context (level 1), with parsed and forwarded headers and derived span ids.
 
-The span id of a request is part of the request's unique id, and the ids of its child spans are
-computed from that span id. So every process that has a request can compute the ids of its spans.
-The gateway does so when it submits the request, and telemetry when it builds spans from an event.
+The span id of a request is part of the request's unique id. The ids of its child spans are computed
+from that span id. So every process that has a request can compute the ids of its spans. The gateway
+does so when it submits the request, and telemetry when it builds spans from an event.
 """
 
 import hashlib

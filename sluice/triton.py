@@ -17,7 +17,7 @@ _PACKAGE = "tritonclient.grpc"
 
 @contextmanager
 def _not_run(name: str) -> Generator[None]:
-    """Permit imports of a package's modules without the package's own code, unless that has run."""
+    """Permit imports of a package's modules without running the package's own code."""
     spec = None if name in sys.modules else find_spec(name)
     if spec is None:
         yield

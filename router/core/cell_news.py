@@ -55,7 +55,10 @@ class CellNews:
         may_recite: bool,
         is_draining: bool,
     ) -> None:
-        """Add the states of changed cells, at intervals of all cells, to gateways' batches."""
+        """Add the states of changed cells to gateways' batches.
+
+        At intervals, the states of all cells are added.
+        """
         everything = may_recite and now - self._recited_at >= _RECITAL_S
         if everything:
             self._recited_at = now

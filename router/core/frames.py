@@ -1,4 +1,7 @@
-"""Copies tokens from an engine's frames to the gateways' batches, the router's work per token."""
+"""Copies tokens from an engine's frames to the gateways' batches.
+
+This module does the router's work per token.
+"""
 
 from math import isfinite
 from typing import cast

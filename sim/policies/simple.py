@@ -57,7 +57,7 @@ class PowerOfTwo(ArrivalPolicy):
 
 
 class LeastTokens(ArrivalPolicy):
-    """Chooses the fewest prompt tokens in flight.
+    """Chooses the replica with the fewest prompt tokens in flight.
 
     The throughput of this policy defines load 1.0.
     """

@@ -12,7 +12,7 @@ _INTERFERENCE = 0.01
 # Most waiting requests in the cost of an unsplit request. With eight requests the cost is large
 # enough that no prefill replica stays idle while requests wait.
 _WAITING_MAX = 8
-# Priors: 320 KB of cache per token (a 70-billion-parameter base) over 100-gigabit Ethernet.
+# Priors for a cache of 320 KB per token (a 70-billion-parameter base) over 100-gigabit Ethernet.
 _TOKEN_S = 32e-6
 _SETUP_S = 0.01
 _PRIOR_TOKENS = 2000.0  # weight of the prior, as the size of one transfer in tokens

@@ -158,7 +158,7 @@ class Arrivals:
 
     def __init__(self) -> None:
         self._since: float | None = None  # time of the first arrival
-        # By priority: decaying counts of requests and tokens, and the time of the last update.
+        # Decaying counts of requests and tokens, and the time of the last update, by priority.
         self._tiers: dict[int, tuple[float, float, float]] = {}
 
     def aside(self) -> "Arrivals":

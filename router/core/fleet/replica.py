@@ -39,7 +39,7 @@ class ReplicaBook:
     )
 
     def __init__(self, replica_id: str, cell_id: str, tpot_s: float) -> None:
-        """Create a record, with the objective of the mean seconds per output token."""
+        """Create a record. `tpot_s` is the objective of the mean seconds per output token."""
         self.replica_id = replica_id
         self.cell_id = cell_id
         self.is_draining = False

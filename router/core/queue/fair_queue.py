@@ -1,10 +1,11 @@
 """The queue of one cell with all waiting requests, in the order of service.
 
-Tiers are served by priority, except that a waiting lower tier receives at least its reserved share
-of the service (`Tier.credit`), and every tier receives at least `SHARE_MIN`. So a tier's first
-request waits for at most cost(request) / share of the cell's service. Within a tier, virtual token
-counters, which cover all replicas of the cell, decide between tenants (`router.core.queue.tier`).
-Within a tenant, requests have the order of `router.core.queue.tenant_queue`.
+Tiers are served by priority, with one exception. A waiting lower tier receives at least its
+reserved share of the service (`Tier.credit`), and every tier at least `SHARE_MIN`. So a tier's
+first request waits for at most cost(request) / share of the cell's service. Within a tier, virtual
+token counters, which cover all replicas of the cell, decide between tenants
+(`router.core.queue.tier`). Within a tenant, requests have the order of
+`router.core.queue.tenant_queue`.
 
 A tenant is charged for uncached prompt tokens at the dispatch, and for output tokens as the engine
 reports them. At the request's end the charge is corrected to the tokens that the engine has
@@ -31,8 +32,8 @@ __all__ = ["FairQueue", "TenantQueue", "Tier"]
 class FairQueue:
     """The queue of a cell. The caller bounds it by `requests` and `tokens`.
 
-    After each `take` of a request the caller must call either `push_front` (to queue the request
-    again) or `settle` (when the request has ended), exactly once.
+    After each `take` of a request the caller must call, exactly once, either `push_front` to queue
+    the request again, or `settle` when the request has ended.
 
     Attributes:
         requests: Number of waiting requests.
