@@ -1,4 +1,4 @@
-"""Benchmarks of the platform; their processes share the secret of one test installation."""
+"""Benchmarks of the platform, whose processes share the secret of one test installation."""
 
 import os
 

@@ -1,12 +1,13 @@
-"""Speed of the drivers alone: no host, no Triton, no network.
+"""Measures the speed of the engines' drivers alone, without host, Triton or network.
 
-One operation: one new token of one sequence, out of `step()` of a driver in this process. `tok_s`
-is new tokens per second of wall-clock, from the first step to the end of the last sequence, prefill
-of the 64-token prompts included (all different, nothing cached). `openvino` serves the shipped base
-with its default options; best and median of the rounds, because the machine is shared. `ttft_ms` is
-one prompt of 1,024 tokens on an idle engine: nothing of it cached, then all but its last tokens.
-`sim` is the simulated engine in real time, with the CPU time of scheduling and token making per
-token. Not measured: frames, transport, tokenizing. Run: `python -m benchmarks.engine_alone`.
+One operation is one new token of one sequence, from `step()` of a driver in this process. `tok_s`
+is new tokens per second of wall-clock time, from the first step to the end of the last sequence.
+This includes the prefill of the 64-token prompts, which all differ, so nothing is cached.
+`openvino` serves the shipped base with its default options. Best and median of the rounds are
+reported, because the machine is shared. `ttft_ms` is for one prompt of 1,024 tokens on an idle
+engine, first with nothing cached, then with all but its last tokens cached. `sim` is the simulated
+engine in real time, with the CPU time of scheduling and token generation per token. Not measured:
+frames, transport, tokenizing. Run: `python -m benchmarks.engine_alone`.
 """
 
 import random
@@ -37,7 +38,7 @@ def prompt(tokens: int) -> list[int]:
 
 
 def run(driver: Driver, prompts: list[list[int]], new_tokens: int) -> tuple[float, float]:
-    """Run sequences to their end; return seconds until the first token and until the last end."""
+    """Run sequences to their end. Returns the seconds until the first token and until the end."""
     for key, tokens in enumerate(prompts):
         driver.add(SequenceRequest(key, tokens, new_tokens, ignore_eos=True))
     began_s = time.perf_counter()
@@ -49,9 +50,9 @@ def run(driver: Driver, prompts: list[list[int]], new_tokens: int) -> tuple[floa
 
 
 def closed_loop(driver: Driver, sequences: int, requests: int) -> float:
-    """Return new tokens per second: `sequences` at a time, each of 100 tokens at temperature 1.
+    """Return new tokens per second of 100-token answers at temperature 1, `sequences` at a time.
 
-    The load is like an HTTP load with OpenAI's defaults: prompts have 30 tokens, and a sequence
+    The load is like an HTTP load with OpenAI's defaults. Prompts have 30 tokens, and a sequence
     starts when another one ends.
     """
     waiting = [

@@ -1,4 +1,4 @@
-"""Texts of figures of docs/benchmarks.md that combine several values of a result file."""
+"""Texts of those figures of docs/benchmarks.md that combine several values of a result file."""
 
 from statistics import mean
 from typing import Any

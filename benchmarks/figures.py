@@ -18,8 +18,8 @@ class FigureRow:
     Attributes:
         measure: Text of the first column.
         file: Name of the result file, without suffix.
-        figure: Text of the figure, from the result.
-        target: The target that the figure misses, with its unit; empty if no target is missed.
+        figure: Function that returns the text of the figure from the result.
+        target: Target with its unit if the figure misses it, or else empty.
     """
 
     measure: str

@@ -1,4 +1,4 @@
-"""Tables of docs/benchmarks.md, made from the result files; `make docs` runs it.
+"""Makes the tables of docs/benchmarks.md from the result files, for `make docs`.
 
 A test compares the page with these tables.
 """

@@ -1,4 +1,4 @@
-"""Writes benchmark results: one JSON file each, with the commit and the machine."""
+"""Writes benchmark results, one JSON file each, with the commit and the machine."""
 
 import json
 import os

@@ -1,14 +1,15 @@
-"""Time until the node agent detects a fault of an engine, and until the replica serves again.
+"""Measures how fast the node agent detects a fault of an engine, and how fast the replica recovers.
 
-One operation: a fault in an idle replica that is ready, at a random moment between two probes.
-*Detected* is the first report to the control plane that says something other than ready, *ready*
-the first one after it that says ready (of a new engine; start and first canary included), both from
-the moment of the fault. `triton_killed` and `stub_killed` are SIGKILLs, `frozen` is a SIGSTOP of
-the stub: Triton goes on to call itself ready. `agent_killed` is a SIGKILL of the agent, which is
-started again at once while a client reads a stream from the engine: *ready* is the first report of
-the new agent, with the same engine; the client's longest wait between two tokens is given for that
-stream and for an undisturbed one. The back-off between restarts is set to its shortest, else
-rounds would wait for one another. Not measured: loading weights of a useful size, routers, clients.
+One operation is a fault in an idle replica that is ready, at a random moment between two probes.
+Both times count from the moment of the fault. *Detected* is the first report to the control plane
+with a state other than ready. *Ready* is the next report with the state ready, from a new engine,
+after its start and first canary. `triton_killed` and `stub_killed` are SIGKILLs. `frozen` is a
+SIGSTOP of the stub, during which Triton still reports ready. `agent_killed` is a SIGKILL of the
+agent, which is started again at once while a client reads a stream from the engine. Here *ready* is
+the first report of the new agent, with the same engine. The client's longest wait between two
+tokens is given for that stream and for an undisturbed stream. The back-off between restarts is set
+to its shortest, because rounds would otherwise wait for one another. Not measured: loading weights
+of a useful size, routers, clients.
 Run: `python -m benchmarks.load.agent_faults [sim] [openvino]`.
 """
 
@@ -50,7 +51,7 @@ _OPTIONS = {"sim": {"speed": "0.5"}, "openvino": {}}
 
 
 class ControlPlane(agent_pb2_grpc.AgentServiceServicer):
-    """A control plane that wants one replica, and records the times of the agent's reports."""
+    """A control plane that requests one replica, and records the times of the agent's reports."""
 
     def __init__(self, wish: agent.DesiredReplica) -> None:
         self._desired = agent.SyncResponse(version=1, replicas=[wish])
@@ -170,7 +171,7 @@ _FAULTS: dict[str, Callable[[agent.ObservedReplica], None]] = {
 
 
 async def _fault(node: FaultyNode, name: str, chance: random.Random) -> tuple[float, float]:
-    """Break the engine; return the times of detection and of repair."""
+    """Break the engine, and return the times of detection and of recovery."""
     _, seen = await node.plane.first(0.0, _is_ready)
     seen = node.plane.reports[-1][1]
     await asyncio.sleep(1.0 + chance.uniform(0, _PROBE_PERIOD_S))
@@ -212,7 +213,7 @@ async def _longest_wait_s(address: str, epoch: int) -> float:
 
 
 async def _restart(node: FaultyNode, epoch: int) -> tuple[float, float]:
-    """Kill the agent during a stream; return the new agent's first report and the longest wait."""
+    """Kill the agent during a stream. Returns the first report's time and the longest wait."""
     _, seen = await node.plane.first(0.0, _is_ready)
     seen = node.plane.reports[-1][1]
     loop = asyncio.get_running_loop()

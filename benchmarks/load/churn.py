@@ -1,9 +1,9 @@
-"""Chains of responses while servers are killed: no response reported as stored may be lost.
+"""Runs chains of responses while servers are killed, and counts lost responses.
 
-One operation: a turn of a chain of responses, over the gateway of a whole stack on the `sim`
-driver. Gateway, control plane, Valkey and PostgreSQL get a SIGKILL, one after the other. Each
-answer that is complete says whether it was stored. In the end every stored one is read. Not
-counted: turns that no answer came to.
+One operation is a turn of a chain of responses, over the gateway of a whole stack on the `sim`
+driver. Gateway, control plane, Valkey and PostgreSQL are killed by SIGKILL, one after the other.
+Each complete answer reports whether it was stored. In the end every response that was reported as
+stored is read, and none may be lost. Not measured: turns without an answer.
 Run: `python -m benchmarks.load.churn [--turns 200] [--seconds 600]`.
 """
 
@@ -36,7 +36,7 @@ _BODY: dict[str, Any] = {
 
 
 class ChurnLoad:
-    """Chains of turns at a rate, and their outcomes.
+    """A load of chains at a rate of turns, with their outcomes.
 
     Attributes:
         counts: Outcomes of turns, by name.
@@ -44,14 +44,14 @@ class ChurnLoad:
     """
 
     def __init__(self, http: aiohttp.ClientSession, url: str, *, turns_per_s: float) -> None:
-        """Prepare; `url` is that of responses."""
+        """Prepare the load for `url`, the URL of the responses API."""
         self._http, self._url = http, url
         self._every_s = 1 / turns_per_s
         self.counts: Counter[str] = Counter()
         self.stored: list[str] = []
 
     async def run(self, seconds: float) -> None:
-        """Begin a chain whenever the rate of turns permits; return when all chains have ended."""
+        """Begin chains at the rate of turns for some seconds, and wait until all have ended."""
         end_s = time.monotonic() + seconds
         next_s = time.monotonic()
         async with asyncio.TaskGroup() as tasks:
@@ -73,7 +73,7 @@ class ChurnLoad:
                 self.stored.append(response["id"])
 
     async def _turn(self, previous: str | None) -> dict[str, Any] | None:
-        """Return the answer of a turn; None without an answer, so that the turn is repeated."""
+        """Return the answer of a turn, or None without an answer, so that the turn is repeated."""
         body = _BODY if previous is None else _BODY | {"previous_response_id": previous}
         try:
             async with asyncio.timeout(_TURN_S), self._http.post(self._url, json=body) as answer:
@@ -109,7 +109,7 @@ class ChurnLoad:
                         if answer.status in {200, 404}:
                             return answer.status == 200
                 except (aiohttp.ClientError, ConnectionError):
-                    pass  # a server has not come back yet
+                    pass  # a server is still restarting
                 await asyncio.sleep(_PAUSE_S)
 
 
@@ -150,7 +150,7 @@ async def measured(stack: BenchmarkStack, *, turns_per_s: float, seconds: float)
 
 
 def main() -> None:
-    """Run the load; a whole one writes `benchmarks/results/churn.json`."""
+    """Run the load. With the default duration it writes `benchmarks/results/churn.json`."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--turns", type=float, default=200.0, help="Turns per second.")
     parser.add_argument("--seconds", type=float, default=600.0)

@@ -1,15 +1,15 @@
-"""The cost of the console's pages over 50 million requests, and of its live feed.
+"""Measures the cost of the console's pages over 50 million requests, and of its live feed.
 
-One operation of `pages` is what one page asks for, one request after another, of a real control
-plane: 10,000 tenants, 1,000 models, 200 replicas in PostgreSQL, 50 million requests of 2,000
-tenants in the last 30 days in the local trace store, with rollups of hours made by the service's
-own loop. Questions of pages reach the store through the telemetry service's own HTTP. `wall_ms` is
-the page's wait for all its answers; `cpu_ms` is the time that control plane, telemetry and store
-compute for it. Not measured: the browser, and telemetry's sink (nothing is written meanwhile).
+One operation of `pages` is all requests of one page, one after another, to a real control plane.
+PostgreSQL has 10,000 tenants, 1,000 models and 200 replicas. The local trace store has 50 million
+requests of 2,000 tenants in the last 30 days, with rollups of hours by the service's own loop.
+Queries of pages reach the store through the telemetry service's own HTTP. `wall_ms` is the page's
+wait for all its answers. `cpu_ms` is the CPU time of control plane, telemetry and store for it. Not
+measured: the browser, and telemetry's sink (nothing is written meanwhile).
 
-`live` is the control plane's CPU time with 20 viewers, less that without viewers, in percent of a
-core, while each look at the fleet finds another state. Goals: 3 requests and 100 ms per page, 1 %.
-Needs 4 GiB of disk. Run: `python -m benchmarks.load.console [--requests N]`.
+`live` is the control plane's additional CPU time with 20 viewers, in percent of a core, while each
+read of the fleet finds another state. Goals are 3 requests and 100 ms per page, and 1 % for the
+feed. It needs 4 GiB of disk. Run: `python -m benchmarks.load.console [--requests N]`.
 """
 
 import argparse
@@ -79,7 +79,7 @@ _ALIVE = (
     "UPDATE nodes SET seen_at = now(), is_lost = false",
     "UPDATE cells SET router_id = 'router', router_address = '127.0.0.1:1'",
 )
-# A router's report on each cell; each look finds other numbers.
+# A router's report on each cell, with other numbers at each read.
 _REPORT = """
 INSERT INTO cell_demands (cell_id, router_id, epoch, number, report, received_at)
 SELECT id, 'router', 1, $1::bigint, jsonb_build_object('running', $1::bigint % 900, 'ready', 5,
@@ -111,7 +111,7 @@ kv_bytes_per_token = 327_680
 
 
 def pages(request_id: str) -> dict[str, Sequence[str]]:
-    """Return the requests of each page; `console/pages` has the same paths."""
+    """Return the requests of each page, which must have the same paths as in `console/pages`."""
     data = "/console/data"
     return {
         "overview": [f"{data}/overview"],
@@ -145,7 +145,7 @@ def pages(request_id: str) -> dict[str, Sequence[str]]:
 
 @asynccontextmanager
 async def _telemetry(store: Store, home: Path) -> AsyncGenerator[str]:
-    """Serve telemetry's API over the store in this process; yield its URL."""
+    """Serve telemetry's API over the store in this process, and yield its URL."""
     metrics, progress = TelemetryMetrics(), IngestProgress()
     progress.until_ms = int(time.time() * 1000)
 
@@ -178,7 +178,7 @@ async def _telemetry(store: Store, home: Path) -> AsyncGenerator[str]:
 async def _control_plane(
     home: Path, telemetry_url: str
 ) -> AsyncGenerator[tuple[str, ChildProcess, asyncpg.Connection]]:
-    """Start PostgreSQL with objects, and a control plane; yield its address."""
+    """Start PostgreSQL with objects and a control plane, and yield its address."""
     async with AsyncExitStack() as stack:
         await postgres.prepare_postgres(home, fsync=False)
         spec = postgres.postgres_spec(home, 5432, log_file=home / "postgres.log", fsync=False)
@@ -336,7 +336,7 @@ async def _run(home: Path, requests: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure pages and feed; with 50 million requests, write `benchmarks/results/console.json`."""
+    """Measure pages and feed. Only 50 million requests write `benchmarks/results/console.json`."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--requests", type=int, default=_REQUESTS)
     requests = parser.parse_args().requests
@@ -346,7 +346,7 @@ def main() -> None:
         results = asyncio.run(_run(home, requests))
     finally:
         shutil.rmtree(home)
-    if requests != _REQUESTS:  # a trial: too few requests for the goal
+    if requests != _REQUESTS:  # a trial with too few requests for the goal
         print(json.dumps(results, indent=2))
         return
     assert __doc__ is not None

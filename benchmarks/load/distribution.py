@@ -1,11 +1,12 @@
-"""Distribution in simulation: how long an artifact takes to a fleet, and what planning costs.
+"""Simulates the distribution of artifacts to a fleet, and measures its time and the planning cost.
 
-One operation: an artifact from the store to every node, planned by the real planner over simulated
-links (see docs/distribution.md): a 100 MB adapter to 1,000 nodes and a 140 GB base to 200, also
-with 5 % of the nodes killed and two that spoil what they serve, and with the stores away. Figures:
-virtual seconds, copies by where they came from, the planner's processor time of a round and of a
-report. Not measured: agents, disks, hashing, the wire. Run:
-`python -m benchmarks.load.distribution`; about three minutes of one core.
+One operation is one artifact from the store to every node, planned by the real planner over
+simulated links (see docs/distribution.md). One case is a 100 MB adapter for 1,000 nodes, another a
+140 GB base for 200 nodes. Both also run with 5 % of the nodes killed and two nodes that serve
+corrupt chunks, and with the stores unreachable. Figures are virtual seconds, copies by their
+source, and the planner's CPU time of a round and of a report. Not measured: agents, disks, hashing,
+the wire. The run needs about three minutes of one core. Run: `python -m
+benchmarks.load.distribution`.
 """
 
 from benchmarks.results import write_result

@@ -1,12 +1,12 @@
-"""Speed of the embedding model through a real Triton.
+"""Measures the speed of the embedding model through a real Triton.
 
-One operation: one text as token ids over gRPC, to its vector of 384 numbers; the packaged MiniLM
-with its default options (one thread, float32). `one_at_a_time` is a client that waits for each
-answer, in ms; `at_once` keeps 64 texts in flight, in texts per second, with the mean number of
-texts that Triton gathered per call. Short texts have 9 tokens, mixed ones 4 to 64, long ones 256,
-special tokens included. `engine_cpu_ms` is the processor time of Triton and its stub per text: it
-hardly depends on what else the machine does. Not measured: tokenizing, HTTP. Run:
-`python -m benchmarks.load.embed`; it needs the package of requirements/embed.lock.
+One operation is one text as token ids over gRPC, to its vector of 384 numbers. The model is the
+packaged MiniLM with its default options (one thread, float32). `one_at_a_time` is a client that
+waits for each answer, in ms. `at_once` has 64 texts in flight, in texts per second, with the mean
+number of texts per batch of Triton. Short texts have 9 tokens, mixed texts 4 to 64, long texts 256,
+special tokens included. `engine_cpu_ms` is the CPU time of Triton and its stub per text, which
+hardly depends on other load of the machine. Not measured: tokenizing, HTTP. It needs the package of
+requirements/embed.lock. Run: `python -m benchmarks.load.embed`.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ Text = list[int]
 
 
 def texts(count: int, tokens_min: int, tokens_max: int) -> list[Text]:
-    """Return random texts in which [CLS] and [SEP] stand where they belong."""
+    """Return random texts that begin with [CLS] and end with [SEP]."""
     lengths = [_random.randint(tokens_min, tokens_max) for _ in range(count)]
     return [[101, *_random.choices(range(1996, 30_000), k=n - 2), 102] for n in lengths]
 

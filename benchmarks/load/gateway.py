@@ -1,10 +1,9 @@
-"""Measures the latency that gateway and router add, and the streams that a worker holds.
+"""Measures the latency that gateway and router add, and the memory of a worker's open streams.
 
-One operation: one request through gateway, router and the `sim` driver inside a real Triton, with
-keys, limits, tokenizing and events on. Not measured: a network, TLS, an engine that computes; the
-clients run on the same cores and take their part of them. Run:
-`python -m benchmarks.load.gateway ttft|jitter|prompts|unary|streams`; `soak` takes an hour, or
-`soak MINUTES`.
+One operation is one request through gateway, router and the `sim` driver inside a real Triton, with
+keys, limits, tokenizing and events on. Clients run on the same cores, which slows the servers. Not
+measured: a network, TLS, an engine that computes. `soak` runs for an hour, or for a number of
+minutes. Run: `python -m benchmarks.load.gateway ttft|jitter|prompts|unary|streams|soak [MINUTES]`.
 """
 
 import asyncio
@@ -39,14 +38,14 @@ from cli.stack.ports import read_ports
 from sluice.kserve import HostStream
 
 STEP_S = 0.02
-# Options of the `sim` engine with which a step takes as long with many tokens as with one.
+# Options of the `sim` engine that make a step with many tokens as short as with one token.
 FREE_TOKENS = {
     "cost_decode_row_s": "0",
     "cost_prefill_token_s": "0",
     "cost_context_token_s": "0",
 }
 _ROUNDS = 3
-_JITTER_STREAMS = (50, 200, 500)  # numbers of streams; 500 use about 60 % of two cores
+_JITTER_STREAMS = (50, 200, 500)  # numbers of streams, of which 500 use about 60 % of two cores
 _JITTER_FIGURES = ("requests", "errors", "problems", "tokens", "ttft_ms", "cpu_us_per_token")
 _PARKED = 10_000
 _SOAK_MIN = 60
@@ -73,7 +72,7 @@ def configure(stack: BenchmarkStack, **options: str) -> None:
 
 
 def _lengthen_context(stack: BenchmarkStack, tokens: int) -> None:
-    """Raise the context limit of the base; `sim` has no limit of its own."""
+    """Raise the context limit of the base, because `sim` itself has none."""
     headers = {"authorization": f"Bearer {stack.env['SLUICE_ADMIN_KEY']}"}
     with httpx.Client(base_url=stack.env["SLUICE_ADMIN_URL"], headers=headers, timeout=10) as admin:
         pool = next(it for it in admin.get("/v1/pools").json()["data"] if it["engine"] == "sim")
@@ -98,10 +97,11 @@ def groups_of(stack: BenchmarkStack) -> dict[str, list[int]]:
 
 
 def measure_ttft(stack: BenchmarkStack) -> dict[str, Any]:
-    """One request after the other on an engine whose steps take no time: all of it is overhead.
+    """Measure requests one after the other on an engine whose steps need no time.
 
-    `engine_ms` is the TTFT of a client attached directly to the same Triton, without gateway and
-    router, in turns with the requests; the difference is their share.
+    All of the TTFT is then overhead. `engine_ms` is the TTFT of a client that is attached directly
+    to the same Triton, in turns with the requests. The difference is the share of gateway and
+    router.
     """
     configure(stack, cost_step_s="0", **FREE_TOKENS)
     load = replace(stack.load(1, 250), max_tokens=4)
@@ -129,13 +129,14 @@ async def _engine_ttft(stack: BenchmarkStack, requests: int) -> dict[str, float]
 
 
 def measure_jitter(stack: BenchmarkStack) -> dict[str, Any]:
-    """Measure how much longer the gaps between tokens are than those of the engine (20 ms steps).
+    """Measure how much longer the gaps between tokens are than the engine's steps of 20 ms.
 
-    `through`: through gateway and router, by the time at which the client's kernel had a token.
-    `straight`: the same number of sequences attached directly to the same Triton, in turns with the
-    others: the share of the engine host, Triton and the machine. Gateway and router add
-    `added_p99_ms`, the median of the rounds' differences. Streams begin spread over the length of
-    an answer. The client shares the cores; `machine_busy` is their share in use, by all processes.
+    `through` has the gaps through gateway and router, by the kernel's arrival times at the client.
+    `straight` has the gaps of as many sequences attached directly to the same Triton, in turns with
+    the others. These are the share of the engine host, Triton and the machine. `added_p99_ms` is
+    the share of gateway and router, the median of the rounds' differences. The starts of streams
+    are spread over the length of an answer. The client shares the cores. `machine_busy` is the
+    share of the cores in use by all processes.
     """
     steps_file = stack.home / "steps"
     configure(stack, cost_step_s=str(STEP_S), **FREE_TOKENS, steps_file=str(steps_file))
@@ -184,13 +185,13 @@ def _busy(before: Any, after: Any) -> float:
 
 
 def measure_prompts(stack: BenchmarkStack) -> dict[str, Any]:
-    """TTFT of short requests alone, and beside two prompts of 220 KB per second.
+    """Measure the TTFT of short requests alone, and beside two prompts of 220 KB per second.
 
-    Eight streams as fast as they can: they leave little of the machine. The engine computes
-    prompts in no time and in one step. The long ones come from a process of their own, in turns:
-    `beside_gateway` is what is asked for; beside the others, work of that size comes in elsewhere
-    on the machine: see `benchmarks.load.long_prompts`. Rounds alternate; percentiles are of all
-    rounds together, `p99_of_rounds_ms` of each.
+    Eight clients repeat short requests without a pause, so the cores are nearly full. The engine
+    computes prompts in no time and in one step. The long prompts are sent by another process, in
+    turns. `beside_gateway` sends them through the gateway, which is the case of interest. The other
+    cases cause as much work elsewhere on the machine (see `benchmarks.load.long_prompts`). Rounds
+    alternate. Percentiles are of all rounds together, `p99_of_rounds_ms` of each round.
     """
     _lengthen_context(stack, 200_000)
     configure(
@@ -234,7 +235,7 @@ def _ttft(rounds: list[list[float]], long_ms: list[float]) -> dict[str, Any]:
 
 
 def measure_unary(stack: BenchmarkStack) -> dict[str, Any]:
-    """Whole answers of one token; CPU per request of gateway and router."""
+    """Measure unary answers of one token, with the CPU time of gateway and router per request."""
     configure(stack, cost_step_s="0.001", cost_decode_row_s="0", sequences_max="4000")
     groups = groups_of(stack)
     body = json.dumps(
@@ -287,7 +288,7 @@ def measure_unary(stack: BenchmarkStack) -> dict[str, Any]:
 async def measure_streams() -> dict[str, Any]:
     """Measure the memory of one worker per open stream, and after all streams have ended.
 
-    A gateway process, Valkey, a router with a script: see `benchmarks.load.parked`.
+    The worker runs with Valkey and a scripted router (see `benchmarks.load.parked`).
     """
     async with running_site() as site:
         await parked(site, 50)
@@ -308,8 +309,8 @@ async def measure_streams() -> dict[str, Any]:
 async def measure_soak(minutes: int) -> dict[str, Any]:
     """Measure the memory of one worker with 10,000 open streams, 50 of them replaced per second.
 
-    A gateway process, Valkey, a router with a script: see `benchmarks.load.parked`. There is no
-    broker: events go to the spool. Read whether `mib` still grows after the first minutes.
+    The worker runs with Valkey and a scripted router (see `benchmarks.load.parked`). There is no
+    broker, so events are spooled. `mib` should not grow after the first minutes.
     """
     async with running_site(_SOAK_STEP_S) as site:
         churn = await churned(site, _PARKED, _CHURN_PER_S, minutes)
@@ -333,7 +334,7 @@ _MEASURES = {
 
 
 def main() -> None:
-    """Run the named measurements, by default all but the soak; write one result file for each."""
+    """Run the named measurements, by default all but the soak, and write a result file for each."""
     named = sys.argv[1:] or [*_MEASURES, "streams"]
     minutes = int(named.pop()) if named[-2:-1] == ["soak"] else _SOAK_MIN
     for name in named:

@@ -1,11 +1,11 @@
-"""Measures the gateway's cost beside the replica that makes embeddings.
+"""Measures the gateway's cost for embeddings, compared with the replica that computes them.
 
-One operation: one request for the embedding of one short text (about 9 tokens) through the whole
-local stack: key, limits, tokenizing, event, answer as base64. `gateway_cpu_ms` is the processor
-time of the gateway per request; `p50_ms` and `p99_ms` are what a client that waits for each answer
-sees, and `direct_*` what it sees at the replica itself. Not measured: a network, TLS; client and
-servers share the machine. Run: `python -m benchmarks.load.gateway_embed`; it needs the package of
-requirements/embed.lock.
+One operation is one request for the embedding of one short text (about 9 tokens) through the whole
+local stack. It includes key, limits, tokenizing, event, and the answer as base64. `gateway_cpu_ms`
+is the CPU time of the gateway per request. `p50_ms` and `p99_ms` are the latencies of a client that
+waits for each answer. `direct_*` are the latencies of the same client at the replica itself. Client
+and servers share the machine. Not measured: a network, TLS. The benchmark needs the package of
+requirements/embed.lock. Run: `python -m benchmarks.load.gateway_embed`.
 """
 
 import asyncio

@@ -1,10 +1,10 @@
-"""CPU time of streams over a few HTTP/2 connections, compared with one HTTP/1.1 connection each.
+"""Measures the CPU time of streams over a few HTTP/2 connections, compared with HTTP/1.1.
 
-One operation: one streamed token of a chat through router and gateway, keys, limits and tokenizing
-on, from the `sim` driver (steps of 20 ms) inside a real Triton. `http1`: each stream has a
-connection of its own; `http2`: 500 streams share eight. Both run in turns, and ask for the same.
-Not counted: the engine, and the client, which only counts. Read the medians of the rounds.
-Run: `python -m benchmarks.load.http2`.
+One operation is one streamed token of a chat through router and gateway, with keys, limits and
+tokenizing on. The tokens are from the `sim` driver (steps of 20 ms) inside a real Triton. In
+`http1`, each stream has its own connection. In `http2`, 500 streams share eight connections. Both
+cases run in turns with the same requests. Not measured: the engine, and the client, which only
+counts. The medians of the rounds are the figures to read. Run: `python -m benchmarks.load.http2`.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ _BODY: dict[str, Any] = {
 }
 _PATH = "/v1/chat/completions"
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-_LARGE = 2**31 - 1  # flow-control window in bytes, so large that no stream ever waits for it
+_LARGE = 2**31 - 1  # flow-control window in bytes, large enough that no stream ever waits
 _WINDOW = b"\x00\x04" + _LARGE.to_bytes(4, "big")
 _DATA, _HEADERS, _SETTINGS, _WINDOW_UPDATE = 0, 1, 4, 8
 _END_STREAM, _END_HEADERS = 1, 4
@@ -128,7 +128,7 @@ async def _measured(stack: BenchmarkStack) -> dict[str, dict[str, float]]:
     connector = aiohttp.TCPConnector(limit=0)
     headers = {"authorization": f"Bearer {key}"}
     async with aiohttp.ClientSession(headers=headers, connector=connector) as http:
-        for number in range(_ROUNDS + 1):  # the first one warms up
+        for number in range(_ROUNDS + 1):  # the first round is a warm-up
             for name, run in (("http1", _http1), ("http2", _http2)):
                 before = cpu_seconds(groups)
                 async with asyncio.timeout(_LIMIT_S):

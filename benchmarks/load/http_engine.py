@@ -1,7 +1,7 @@
-"""An engine that speaks OpenAI's streams itself, for proxies that front such engines.
+"""Simulates an OpenAI-compatible engine with streams, for the proxies of `benchmarks.load.peers`.
 
-All open streams get a token together at each step, as from a batch; no token is computed. Bytes are
-framed once and written raw, so that the engine costs less than any proxy before it.
+At each step all open streams receive a token, as from a batch, but no token is computed. Bytes are
+framed once and written raw, so that the engine costs less CPU than any proxy before it.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ _left: dict["_Connection", int] = {}  # number of tokens still to be sent on eac
 
 
 class _Connection(asyncio.Protocol):
-    """One connection of a proxy."""
+    """A connection from a proxy."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport, self._received = cast("asyncio.Transport", transport), b""
@@ -84,7 +84,7 @@ def _run(port: int, step_s: float) -> None:
 
 @contextmanager
 def engine_running(port: int, step_s: float) -> Generator[None]:
-    """Serve on a port of this machine, in a process of its own."""
+    """Serve on a port of this machine, in another process."""
     process = multiprocessing.get_context("spawn").Process(target=_run, args=(port, step_s))
     process.start()
     try:

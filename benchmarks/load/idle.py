@@ -1,10 +1,11 @@
-"""Processor time of an unused stack: `python -m benchmarks.load.idle`.
+"""Measures the CPU time of an unused stack: `python -m benchmarks.load.idle`.
 
-One operation: a minute of a running `sluice up` that serves a chat and an embedding model on the
-CPU engine, without a request, after a minute in which it came to rest. Figures: processor time of
-each process and its children, in percent of one core, and how often its threads went to sleep of
-their own accord, per second. Not measured: memory, and what requests cost. Processor time counts,
-not wall time, so other work on the machine disturbs it little; it makes each wake-up dearer.
+One operation is a minute without requests of a running `sluice up`, which serves a chat and an
+embedding model on the CPU engine. The minute before is not measured, so that the stack is idle.
+Figures are the CPU time of each process and its children, in percent of one core, and the voluntary
+context switches of its threads per second. Not measured: memory, and the cost of requests. CPU time
+is less sensitive to other work on the machine than wall time, although such work makes each wake-up
+dearer.
 """
 
 import os
@@ -23,7 +24,7 @@ MEASURED_S = 60.0
 
 
 def sleeps(pid: int) -> int:
-    """Return the voluntary context switches of a process' threads; 0 if the process has ended."""
+    """Return the voluntary context switches of a process' threads, or 0 if it has ended."""
     count = 0
     try:
         for thread in Path(f"/proc/{pid}/task").iterdir():
@@ -68,7 +69,7 @@ def measure(home: Path, for_s: float) -> dict[str, dict[str, float]]:
 
 
 def main() -> None:
-    """Start a stack, let it rest, and measure."""
+    """Start a stack, wait until it is idle, and measure."""
     with started("openvino", "--embeddings") as stack:
         time.sleep(REST_S)
         figures = measure(stack.home, MEASURED_S)

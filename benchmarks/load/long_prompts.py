@@ -1,7 +1,7 @@
-"""Two prompts of 220 KB per second, from a process of their own, beside other work of equal cost.
+"""Sends two prompts of 220 KB per second from another process, or causes other work of equal cost.
 
-`gateway`: through the whole platform. `engine`: as many ids, directly to the same Triton, with no
-gateway or router on their way. `tokenizer`: tokenized in that process, and sent nowhere, as any
+`gateway` sends the prompts through the whole platform. `engine` sends as many ids directly to the
+same Triton, without gateway and router. `tokenizer` only tokenizes them in that process, like any
 other work of this size on shared cores.
 """
 
@@ -33,11 +33,11 @@ KINDS = ("gateway", "engine", "tokenizer")
 
 @contextmanager
 def sent(kind: str, load: StreamLoad, engine: tuple[str, str]) -> Generator[list[float]]:
-    """Send prompts while the block runs; the list has each prompt's milliseconds after its end.
+    """Send prompts while the block runs. The list receives each prompt's milliseconds at the end.
 
     Args:
         kind: One of `KINDS`.
-        load: Load of the other clients; its address is the gateway's.
+        load: Load of the other clients, whose address is the gateway's.
         engine: Address and model of the Triton.
 
     Raises:
@@ -73,7 +73,7 @@ def _run(
 
 
 def _texts() -> list[str]:
-    """Return texts that differ from their first word on, also from those of earlier processes."""
+    """Return texts whose first words differ, also from the texts of earlier processes."""
     first = time.time_ns() // 1_000_000
     return [
         f"{first + index} {_SENTENCE * (_BYTES // len(_SENTENCE))}" for index in range(_PROMPTS_MAX)
@@ -81,7 +81,7 @@ def _texts() -> list[str]:
 
 
 def _through_gateway(load: StreamLoad) -> Callable[[int], object]:
-    # All texts are generated before the first one is sent, because each takes a millisecond.
+    # All texts are generated before the first is sent, because each costs a millisecond.
     bodies = [
         json.dumps(
             {
@@ -105,7 +105,7 @@ def _tokenized(_load: StreamLoad) -> Callable[[int], object]:
 
 
 def _in_threads(work: Callable[[int], object], begun: Event, ended: Event) -> list[float]:
-    """Repeat the work for a time; return the seconds of each repetition."""
+    """Repeat the work until the end, and return the seconds of each repetition."""
     took_s: list[float] = []
 
     def one(index: int) -> None:

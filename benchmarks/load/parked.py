@@ -1,8 +1,8 @@
-"""Measures the gateway's cost of open streams: one worker, a scripted router, real sockets.
+"""Measures the gateway's cost of open streams, with one worker, a scripted router and real sockets.
 
-No engine is involved. Ten thousand sequences need very long steps, and an agent would treat an
-engine with very long steps as frozen. Also, a real router lets only 4,096 requests wait. The router
-here sends each request one token and then nothing more, so that the streams stay open.
+No engine is involved, because ten thousand sequences need very long steps, and an agent would treat
+such an engine as frozen. A real router also lets only 4,096 requests wait. The router here sends
+each request one token and then nothing more, so that the streams stay open.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ _SAMPLE_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class ParkedSite:
-    """A gateway process with its servers; `load` describes the requests to this gateway."""
+    """A gateway process with its servers. `load` describes the requests to this gateway."""
 
     load: StreamLoad
     process: psutil.Process
@@ -56,7 +56,7 @@ class ParkedSite:
 async def running_site(
     step_s: float = _STEP_S, plan: Plan = _PARKED_PLAN, program: Sequence[str] = _PROGRAM
 ) -> AsyncGenerator[ParkedSite]:
-    """Run a gateway with one worker, Valkey and a scripted router in a folder of their own.
+    """Run a gateway with one worker, Valkey and a scripted router in a temporary folder.
 
     Args:
         step_s: Seconds between two messages of the router.
@@ -195,10 +195,10 @@ class _Stream(asyncio.Protocol):
 
 
 async def parked(site: ParkedSite, streams: int) -> int:
-    """Open streams, never many at once; return the memory while all stand open, then leave.
+    """Open streams, a few at a time, return the memory in bytes with all open, and close them.
 
     Raises:
-        RuntimeError: A stream was refused; the message has the reason.
+        RuntimeError: A stream was refused, for the reason in the message.
         TimeoutError: The streams did not begin in time.
     """
     opened: deque[_Stream] = deque()
@@ -211,14 +211,14 @@ async def parked(site: ParkedSite, streams: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Churn:
-    """Results of a load of streams that come and go.
+    """Results of a load of streams that are regularly replaced.
 
     Attributes:
         begun: Number of requests.
-        refused: Number of refused requests; a busy machine may cause some, because a router that
-            is silent for 0.9 s counts as lost.
+        refused: Number of refused requests. A busy machine may cause some, because a router that is
+            silent for 0.9 s counts as lost.
         cut: Number of accepted requests that the gateway ended early.
-        seconds: Duration in seconds; longer than asked for where the machine could not keep up.
+        seconds: Duration in seconds, longer than requested if the machine was too slow.
         rss_bytes: Memory of the gateway after every minute.
     """
 
@@ -230,10 +230,10 @@ class Churn:
 
 
 async def churned(site: ParkedSite, streams: int, per_s: int, minutes: int) -> Churn:
-    """Hold streams open; each second, a number of new streams replace the oldest ones.
+    """Open streams, and replace a number of the oldest streams by new ones each second.
 
     Raises:
-        RuntimeError: One of the first streams was refused; the message has the reason.
+        RuntimeError: One of the first streams was refused, for the reason in the message.
         TimeoutError: Streams did not begin, or the gateway accepts no more connections.
     """
     opened: deque[_Stream] = deque()

@@ -1,11 +1,12 @@
-"""CPU of Sluice beside that of other proxies, in turns: the ratio holds on a noisy machine, too.
+"""Measures the CPU time of Sluice and of other proxies in turns, because ratios resist noise.
 
-Two operations: one streamed token, and one request with two of them, from engines whose steps take
-20 ms. Sluice's gateway and router have keys, limits, tokenizing and events on, and the `sim` driver
-in a real Triton behind them; the others pass on what `benchmarks.load.http_engine` streams, with
-nothing on. Not counted: the CPU of engines and client. Each peer needs an environment of its own
-(`pip install smg`, `sglang-router`, `vllm-router`); those are measured whose programs are named, or
-found on PATH. Run: `python -m benchmarks.load.peers [PATH/smg] [PATH/sglang-router] ...`.
+There are two operations, one streamed token, and one request with two tokens, from engines whose
+steps have 20 ms. Sluice's gateway and router have keys, limits, tokenizing and events on, before
+the `sim` driver in a real Triton. The peers forward the streams of `benchmarks.load.http_engine`,
+with no such function on. Not measured: the CPU of engines and client. Each peer needs its own
+environment (`pip install smg`, `sglang-router`, `vllm-router`). A peer is measured if its program
+is an argument or on PATH. Run: `python -m benchmarks.load.peers [PATH/smg] [PATH/sglang-router]
+...`.
 """
 
 import asyncio
@@ -46,7 +47,7 @@ def _rounds(loads: dict[str, StreamLoad], groups: dict[str, list[int]]) -> dict[
 
 
 def _loads(load: StreamLoad) -> dict[str, StreamLoad]:
-    """Return the requests to each proxy; answers have 100 tokens, or two."""
+    """Return the requests to each proxy, with answers of 100 tokens or of two."""
     return {
         "100_streams": replace(load, streams=100, requests=500),
         "500_streams": replace(load, streams=500, requests=2500),
@@ -56,7 +57,7 @@ def _loads(load: StreamLoad) -> dict[str, StreamLoad]:
 
 @contextmanager
 def _running(*command: str) -> Generator[int]:
-    """Run a process in the background; yield its pid."""
+    """Run a process in the background, and yield its pid."""
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         yield process.pid
@@ -71,7 +72,7 @@ def _running(*command: str) -> Generator[int]:
 
 @contextmanager
 def _peer(command: Sequence[str], engine_port: int) -> Generator[tuple[StreamLoad, int]]:
-    """Run a peer's proxy in front of the engine; yield its address and its pid."""
+    """Run a peer's proxy in front of the engine, and yield its address and its pid."""
     port, metrics_port = free_port(), free_port()
     options = {
         "--host": "127.0.0.1",
@@ -136,7 +137,7 @@ def measure(programs: Sequence[Path]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure Sluice and the peers that are named on the command line, or found on PATH."""
+    """Measure Sluice and the peers that are on the command line, or else on PATH."""
     found = [path for name in _PEERS if (path := shutil.which(name)) is not None]
     programs = [Path(it) for it in sys.argv[1:] or found]
     if unknown := [str(it) for it in programs if it.name not in _PEERS or not it.exists()]:

@@ -1,12 +1,12 @@
-"""From an adapter in a directory to its first token through the public API, on a local stack.
+"""Measures the time from an adapter in a directory to its first token, on a local stack.
 
-One operation: `sluice models publish` of a directory whose adapter no node has seen (upload,
-checks, release), then a streamed chat request to it, again until gateways know the name; from the
-start of the command to the first token of an answer that turns out to be in the adapter's style.
-`promoted`: a model serves it, so that it may be fetched and loaded before the request;
-`asked_for_first`: a request is the first to need the version, and waits for it.
-Not measured: a network, other nodes, large adapters (the shipped one has 0.1 MB). The command is a
-Python process of its own, whose start is part of it.
+One operation is `sluice models publish` of a directory with an adapter that is new to all nodes
+(upload, checks, release). Then a streamed chat request is repeated until a gateway accepts the
+name. The time ends at the first token of an answer that proves to be in the adapter's style. In
+`promoted`, a model serves the adapter, so nodes may load it before the request. In
+`asked_for_first`, a request is the first that needs the version, and waits for it. The command is a
+Python process, whose start is included. Not measured: a network, other nodes, large adapters (the
+shipped one has 0.1 MB).
 Run: `python -m benchmarks.load.publish`.
 """
 
@@ -31,7 +31,7 @@ from benchmarks.load.stack import BenchmarkStack, started
 from benchmarks.results import write_result
 
 ROUNDS = 5
-_MARK = "matey"  # in most answers of the shipped adapter `pirate`
+_MARK = "matey"  # a word in most answers of the shipped adapter `pirate`
 _QUESTION = "Who are you?"
 _PATIENCE_S = 60.0
 _ADAPTER = SHIPPED_BASE.parent / "adapters" / "pirate"
@@ -45,7 +45,7 @@ class Round:
         published_s: Seconds until the command has ended.
         known_s: Seconds until the first accepted request, when the gateway has the name.
         first_token_s: Seconds until the first token.
-        command_cpu_s: CPU time of the command alone, which a busy machine stretches.
+        command_cpu_s: CPU time of the command alone, which a busy machine lengthens.
     """
 
     published_s: float
@@ -65,7 +65,7 @@ def _sluice(stack: BenchmarkStack, *arguments: str) -> None:
 
 
 def _time_request(client: httpx.Client, model: str) -> tuple[float, float]:
-    """Return the times at which the answered request was sent and its first token came."""
+    """Return the times when the accepted request was sent and when its first token arrived."""
     body = {
         "model": model,
         "messages": [{"role": "user", "content": _QUESTION}],
@@ -95,7 +95,7 @@ def _time_request(client: httpx.Client, model: str) -> tuple[float, float]:
 
 def _content(line: str) -> str:
     data = line.removeprefix("data: ")
-    if data in {line, "[DONE]"}:  # without the prefix it is no event
+    if data in {line, "[DONE]"}:  # a line without the prefix is not an event
         return ""
     choices = json.loads(data)["choices"]
     return choices[0]["delta"].get("content") or "" if choices else ""

@@ -1,11 +1,11 @@
-"""Requests with tools of one tenant beside another tenant's oversized prompts.
+"""Measures one tenant's requests with tools beside another tenant's oversized prompts.
 
-One operation: one chat completion with one tool, of one token. Three connections of a tenant with
-three requests per minute send a prompt of 4 MB without a pause, from a process of their own; the
-gateway refuses every one. `plain_chat` names no tool; `tokenize` counts the tokens of a
-conversation with a call. Rounds alone and beside alternate. Not measured: a network, an engine that
-computes; both clients share the cores with the stack, and the steps of the `sim` driver are in the
-figures. Run: `python -m benchmarks.load.refused_prompts`.
+One operation is one chat completion of one token, with one tool. Three connections of a tenant with
+three requests per minute send prompts of 4 MB without a pause, from another process. The gateway
+refuses every prompt. `plain_chat` has no tool. `tokenize` counts the tokens of a conversation with
+a tool call. Rounds alone and rounds beside the other tenant alternate. Both clients share the cores
+with the stack, and the figures include the steps of the `sim` driver. Not measured: a network, an
+engine that computes. Run: `python -m benchmarks.load.refused_prompts`.
 """
 
 import http.client
@@ -90,7 +90,7 @@ def _attack(address: tuple[str, int], key: str, ended: Event, found: "SimpleQueu
 
 @contextmanager
 def _beside(address: tuple[str, int], key: str) -> Generator[Counter[str]]:
-    """Send oversized prompts while the block runs; the counter has the codes of the refusals."""
+    """Send oversized prompts while the block runs, and count the codes of the refusals."""
     spawning = multiprocessing.get_context("spawn")
     ended, found, codes = spawning.Event(), spawning.SimpleQueue(), Counter[str]()
     process = spawning.Process(target=_attack, args=(address, key, ended, found))

@@ -1,14 +1,14 @@
-"""Speed of a replica: its engine alone, behind Triton, with adapters, with its cache.
+"""Measures the speed of a replica: its engine alone, behind Triton, with adapters, with its cache.
 
-One operation: one new token of one sequence. *Alone* is `step()` of the driver in this process;
-*served* is the same engine inside a real Triton, its tokens counted as they come out of the frames
-of one attachment, client and server on the same cores. Both get the same prompts of 64 random
-tokens (nothing cached), 100 new tokens each, greedy; rounds alternate, the median of the per-round
-ratios is reported. `adapters`: 32 sequences, base alone against the shipped adapters and the base
-mixed in one batch. `hot_add`: from the submit of a sequence whose adapter only lies on disk to its
-first token. `ttft`: 1,024 tokens, nothing cached against 1,000 cached. `step`: time that a
-step spends outside the graph call. `sim`: 1,000 sequences on the simulated engine, whose steps then
-take no time. Not measured: routers, gateways, a network.
+One operation is one new token of one sequence. *Alone* is `step()` of the driver in this process.
+*Served* is the same engine inside a real Triton, whose tokens are counted in the frames of one
+attachment, client and server on the same cores. Both have the same prompts of 64 random tokens
+(nothing cached), 100 new tokens each, greedy. Rounds alternate, and the median of the per-round
+ratios is reported. `adapters` compares 32 sequences of the base alone with a batch that mixes the
+base and the shipped adapters. `hot_add` is the time from the submit of a sequence to its first
+token when its adapter is only on disk. `ttft` compares 1,024 tokens, nothing cached, with 1,000 of
+them cached. `step` is the time of a step outside the graph call. `sim` has 1,000 sequences on the
+simulated engine, whose steps then need no time. Not measured: routers, gateways, a network.
 Run: `python -m benchmarks.load.replica [served] [sim] [adapters] [step]`.
 """
 
@@ -50,7 +50,7 @@ _CREDIT_FRAMES = 64
 
 
 class Attached:
-    """One attachment to a served engine, like a router's."""
+    """An attachment to a served engine, like a router's."""
 
     def __init__(self, stream: HostStream) -> None:
         self._stream = stream
@@ -71,7 +71,7 @@ class Attached:
     async def generate(
         self, prompts: Sequence[list[int]], new_tokens: int, adapters: Sequence[str] = ("",)
     ) -> tuple[float, float]:
-        """Run one sequence per prompt; return seconds until the first token and until the end."""
+        """Run one sequence per prompt. Returns the seconds to the first token and to the end."""
         began_s = time.perf_counter()
         await self.submit(prompts, new_tokens, adapters)
         left, tokens, first_s = len(prompts), 0, 0.0
@@ -88,7 +88,7 @@ class Attached:
     async def submit(
         self, prompts: Sequence[list[int]], new_tokens: int, adapters: Sequence[str] = ("",)
     ) -> None:
-        """Send one sequence per prompt; their ids count up from 0."""
+        """Send one sequence per prompt, with ids that count up from 0."""
         first_id = self._sequences
         self._sequences += len(prompts)
         sequences = [
@@ -119,7 +119,7 @@ class Attached:
 async def served(
     engine: str, options: dict[str, str], others: Sequence[Path] = ()
 ) -> AsyncGenerator[tuple[Attached, list[str]]]:
-    """Start a Triton for the shipped base; yield an attachment and the digests of `others`."""
+    """Start a Triton for the shipped base. Yields an attachment and the digests of `others`."""
     with tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder:
         home = Path(folder)
         digest = import_directory(SHIPPED_BASE, home / "artifacts")
@@ -161,7 +161,7 @@ async def compare(
 
 
 async def measure_served() -> dict[str, Any]:
-    """Compare the CPU engine alone and behind Triton; TTFT with and without cache, served."""
+    """Compare the CPU engine alone and behind Triton, and served TTFT with and without cache."""
     driver = load_driver("openvino", SHIPPED_BASE, "benchmark", {})
     async with served("openvino", {}) as (attached, _):
         await attached.generate(prompts(8), 16)  # kernels are compiled at first use
@@ -195,7 +195,7 @@ async def measure_sim() -> dict[str, Any]:
 
 
 async def measure_adapters() -> dict[str, Any]:
-    """Compare a batch of one kind with a mixed one; time the hot add of an adapter."""
+    """Compare a batch of the base alone with a mixed batch, and time the hot add of an adapter."""
     adapters = sorted(
         path.parent for path in SHIPPED_BASE.parent.glob("adapters/*/adapter_config.json")
     )
@@ -221,7 +221,7 @@ async def measure_adapters() -> dict[str, Any]:
 
 
 async def _hot_add(attached: Attached, digest: str) -> float:
-    """Return the seconds from a submit to the first token of a never loaded adapter."""
+    """Return the seconds from a submit to the first token of an adapter that is not yet loaded."""
     first_s, _ = await attached.generate(prompts(1, 16), 1, [digest])
     return first_s
 

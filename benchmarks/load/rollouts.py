@@ -1,11 +1,11 @@
-"""Verdicts of simulated rollouts: the share of wrong ones, their time and their cost.
+"""Measures the verdicts of simulated rollouts: the share of wrong verdicts, their time and cost.
 
-One operation: a rollout of the default plan from its start to its end, through the real split and
-the real state machine, with made-up traffic (see docs/rollouts.md): a release that is identical, a
-better one, and bad ones of several kinds. Figures: rollouts sent back, by which gate and in which
-stage, virtual seconds to the end, requests that the release served. Not measured: processor time,
-gateways, the time from a verdict to the last gateway. Run: `python -m benchmarks.load.rollouts`;
-about nine minutes of one busy core.
+One operation is a rollout of the default plan from its start to its end. The traffic split and the
+state machine are the real ones, and the traffic is generated (see docs/rollouts.md). The release is
+identical, better, or bad in one of several kinds. Figures are the rollouts that were rolled back,
+by gate and stage, the virtual seconds to the end, and the requests that the release served. Not
+measured: CPU time, gateways, the time from a verdict to the last gateway. The run needs about nine
+minutes of one core. Run: `python -m benchmarks.load.rollouts`.
 """
 
 import os

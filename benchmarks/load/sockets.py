@@ -1,10 +1,10 @@
-"""CPU of streams over one WebSocket beside that of as many connections with server-sent events.
+"""Measures the CPU time of streams over one WebSocket, compared with server-sent events.
 
-One operation: one streamed token of a response through router and gateway, keys, limits and
-tokenizing on, from the `sim` driver inside a real Triton. `sse`: each stream has a connection of
-its own; `socket`: all are streams of one WebSocket. Both run in turns, with the same requests. Not
-counted: the engine, and the client. Read the medians of the rounds.
-Run: `python -m benchmarks.load.sockets`.
+One operation is one streamed token of a response through router and gateway, with keys, limits and
+tokenizing on. The tokens are from the `sim` driver inside a real Triton. In `sse`, each stream has
+its own connection. In `socket`, all are streams of one WebSocket. Both cases run in turns, with the
+same requests. Not measured: the engine, and the client. The medians of the rounds are the figures
+to read. Run: `python -m benchmarks.load.sockets`.
 """
 
 import asyncio
@@ -64,7 +64,7 @@ async def _measured(stack: BenchmarkStack) -> dict[str, dict[str, float]]:
     rounds: dict[str, list[dict[str, float]]] = {"sse": [], "socket": []}
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(headers=headers, connector=connector) as http:
-        for number in range(_ROUNDS + 1):  # the first one warms up
+        for number in range(_ROUNDS + 1):  # the first round is a warm-up
             for name, ways in (("sse", _sse), ("socket", _socket)):
                 before = cpu_seconds(groups)
                 async with asyncio.timeout(_LIMIT_S):

@@ -1,9 +1,9 @@
-"""Closed-loop load of streaming chat completions over raw sockets.
+"""A closed-loop client of streaming chat completions over raw sockets, with figures of its answers.
 
-One operation: one streamed completion, from the request's last byte to the stream's end. Not
-measured: DNS, TLS, connection set-up (connections are kept). Read TTFT as the time to the first
-event with content. CPU times are of the processes named by the caller, from /proc; on a noisy
-machine they are repeatable where wall time is not.
+One operation is one streamed completion, from the request's last byte to the stream's end. TTFT is
+the time to the first event with content. Connections are reused. CPU times are of the processes
+that the caller names, from /proc. They are repeatable even on a noisy machine, where wall time is
+not. Not measured: DNS, TLS, connection set-up.
 """
 
 import asyncio
@@ -17,16 +17,16 @@ from typing import Any
 
 import psutil
 
-_STAMPS = 35  # SO_TIMESTAMPNS: each read has the kernel's time of its last byte
+_STAMPS = 35  # SO_TIMESTAMPNS, with which each read has the kernel's time of its last byte
 
 
 @dataclass(frozen=True, slots=True)
 class StreamLoad:
-    """The load of a client: `streams` connections until `requests` are done.
+    """A load of `streams` concurrent connections that together send `requests` requests.
 
     Attributes:
-        ramp_s: Seconds over which connections begin evenly. Connections that begin at once also
-            end at once, and then the load measures a burst of requests.
+        ramp_s: Seconds over which connections begin evenly. Connections that begin at once also end
+            at once, and then the load measures a burst of requests.
         is_stamped: Whether arrival times are the kernel's. The client's own times are later,
             because it shares the cores and reads one connection after the other.
     """
@@ -64,7 +64,7 @@ class StreamLoad:
 
 @dataclass(slots=True)
 class StreamTally:
-    """Counts and times of the answers, in seconds.
+    """Counts of the answers, and their times in seconds.
 
     Attributes:
         arrivals_s: Arrival times of each answer's tokens, by the monotonic clock.
@@ -81,7 +81,7 @@ class StreamTally:
 
 
 class _Stream(asyncio.Protocol):
-    """One connection that sends one request after another."""
+    """A connection that sends one request after another."""
 
     def __init__(self, load: StreamLoad, tally: StreamTally, done: asyncio.Event) -> None:
         self._load, self._tally, self._done = load, tally, done
@@ -142,7 +142,7 @@ class _Stream(asyncio.Protocol):
 
 
 class _StampedTransport(asyncio.Transport):
-    """Reads a connection with `recvmsg`, to get the kernel's arrival times."""
+    """Reads a connection with `recvmsg`, which returns the kernel's arrival times."""
 
     def __init__(self, load: StreamLoad, stream: _Stream) -> None:
         super().__init__()
@@ -173,7 +173,7 @@ class _StampedTransport(asyncio.Transport):
 
 
 def percentile_ms(values: list[float], share: float) -> float | None:
-    """Return a percentile in ms; None if there are no values."""
+    """Return a percentile in ms, or None if there are no values."""
     if not values:
         return None
     ordered = sorted(values)
@@ -195,14 +195,14 @@ def cpu_seconds(pids: dict[str, list[int]]) -> dict[str, float]:
 
 
 async def run_load(load: StreamLoad, pids: dict[str, list[int]] | None = None) -> dict[str, Any]:
-    """Run the load and return the figures; `pids` names process groups whose CPU is counted."""
+    """Run the load and return the figures. The CPU time of the processes in `pids` is counted."""
     return (await tallied_load(load, pids))[0]
 
 
 async def tallied_load(
     load: StreamLoad, pids: dict[str, list[int]] | None = None
 ) -> tuple[dict[str, Any], StreamTally]:
-    """Run the load; return the figures, and the tally behind them."""
+    """Run the load and return the figures, and the tally of all answers."""
     tally, done, loop = StreamTally(), asyncio.Event(), asyncio.get_running_loop()
     groups = pids or {}
     cpu_before, started_at = cpu_seconds(groups), time.perf_counter()

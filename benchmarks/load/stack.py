@@ -1,10 +1,11 @@
-"""The whole platform on this machine: start-up, memory, CPU per token, throughput.
+"""Measures the whole platform on this machine: start-up, memory, CPU per token, throughput.
 
-One operation: of `start`, a `sluice up --detach` in an empty folder; of `proxy`, one streamed token
-through router and gateway on the `sim` driver; of `engine`, one streamed answer of 100 tokens on
-the `openvino` driver. Not measured: installation, TLS, a network. Client, servers and engine share
-the machine, so wall-clock figures are pessimistic; CPU per token is the sturdier figure.
-Run: `python -m benchmarks.load.stack [start] [proxy] [engine] [cancel]`.
+One operation of `start` is a `sluice up --detach` in an empty folder. One operation of `proxy` is
+one streamed token through router and gateway on the `sim` driver. One operation of `engine` is one
+streamed answer of 100 tokens on the `openvino` driver. Client, servers and engine share the
+machine, so wall-clock figures are pessimistic, and CPU per token is more reliable. Not measured:
+installation, TLS, a network. Run: `python -m benchmarks.load.stack [start] [proxy] [engine]
+[cancel]`.
 """
 
 import asyncio
@@ -59,15 +60,16 @@ class BenchmarkStack:
         return StreamLoad(host, int(port), self.env["OPENAI_API_KEY"], streams, requests, **options)
 
     def tenant_key(self, tenant: str, *options: str) -> str:
-        """Create a tenant with options of `sluice tenants create`; return a key of this tenant."""
+        """Create a tenant with options of `sluice tenants create`. Returns a key of this tenant."""
         _sluice(self.home, "tenants", "create", tenant, *options)
         shown = _sluice(self.home, "keys", "create", tenant, "--json", capture=True)
         return json.loads(shown.stdout)["key"]
 
     def limit(self) -> None:
-        """Give the tenant limits that it cannot reach, so that each request checks limits.
+        """Set limits that the tenant cannot reach, so that each request checks limits.
 
-        Its tier refuses none either, because the benchmark measures streams, not admission.
+        The tenant's tier refuses no request either, because the benchmark measures streams, not
+        admission.
         """
         headers = {"authorization": f"Bearer {self.env['SLUICE_ADMIN_KEY']}"}
         with httpx.Client(
@@ -128,7 +130,7 @@ def started(engine: str, *options: str) -> Generator[BenchmarkStack]:
 
 
 def measure_start() -> None:
-    """One operation: `sluice up --detach` in an empty folder, to the first token and to its end."""
+    """Measure `sluice up --detach` in an empty folder, to the first token and to its return."""
     with started("openvino") as stack:
         status = stack.status()
         processes = {p["name"]: p["memory_mib"] for p in status["processes"]}
@@ -142,12 +144,12 @@ def measure_start() -> None:
 
 
 def measure_proxy() -> None:
-    """One operation: one streamed token through router and gateway, keys, limits and tokenizing on.
+    """Measure one streamed token through router and gateway, with keys, limits and tokenizing on.
 
-    The engine is the `sim` driver inside a real Triton; its CPU and the client's are not counted.
-    Answers have 100 tokens, so that a hundredth of a request's own cost is in each; in
-    `500_long_streams` they have 1,000. In `*_short_streams` they have two: `cpu_us_per_request` is
-    the cost of a request with these.
+    The engine is the `sim` driver inside a real Triton. Its CPU and the client's are not counted.
+    Answers have 100 tokens, so each token's figure includes a hundredth of a request's own cost.
+    Answers of `500_long_streams` have 1,000 tokens, those of `*_short_streams` two. There,
+    `cpu_us_per_request` is the cost of a request with its two tokens.
     """
     with started("sim", "--no-embeddings") as stack:
         pids = {p["name"]: [p["pid"]] for p in stack.status()["processes"]}
@@ -178,11 +180,11 @@ def _per_request(figures: dict[str, Any]) -> dict[str, Any]:
 
 
 def measure_engine() -> None:
-    """One operation: one streamed answer of 100 tokens; 64 streams on the `openvino` driver.
+    """Measure streamed answers of 100 tokens, in 64 streams on the `openvino` driver.
 
-    Rounds through the platform alternate with rounds of the driver alone in this process, which
-    gets as many prompts of the same length, sampled at the same temperature, and nothing else to
-    do. Client, platform and engine share the cores; the driver alone has them to itself.
+    Rounds through the platform alternate with rounds of the driver alone in this process. The
+    driver has as many prompts of the same length, sampled at the same temperature. In the rounds of
+    the platform, client, platform and engine share the cores, which the driver alone has to itself.
     """
     driver = load_openvino(SHIPPED_BASE, "benchmark", {})
     closed_loop(driver, 64, 64)
@@ -205,9 +207,10 @@ def measure_engine() -> None:
 
 
 def measure_cancel() -> None:
-    """One operation: 16 clients hang up mid-stream; until the engine reports no KV block in use.
+    """Measure the time from the disconnect of 16 clients to an engine without a KV block in use.
 
-    Read from Triton's metrics, which the engine host refreshes every 0.25 s, polled every 5 ms.
+    The engine host updates the figure in Triton's metrics every 0.25 s, and it is polled every 5
+    ms.
     """
     with started("sim", "--no-embeddings") as stack:
         seconds = [round(asyncio.run(_hang_up(stack)), 3) for _ in range(10)]

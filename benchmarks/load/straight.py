@@ -1,8 +1,8 @@
-"""A closed loop that attaches directly to a Triton: an engine's speed without gateway and router.
+"""A closed loop attached directly to a Triton, for an engine's speed without gateway and router.
 
-One operation: one sequence. The same number of sequences as a load of `sse_client` has streams,
-begun over the same time; a new one is submitted when one ends. Tokens come when this process has
-read their frame.
+One operation is one sequence. There are as many concurrent sequences as a load of `sse_client` has
+streams, begun over the same time. A new sequence is submitted when another one ends. A token's
+arrival is the time when this process has read its frame.
 """
 
 import asyncio

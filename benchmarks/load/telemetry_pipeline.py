@@ -1,13 +1,13 @@
-"""Request events through producer, broker, sink and trace store: rate, loss, CPU, catching up.
+"""Measures events through producer, broker, sink and trace store, at a rate and in an outage.
 
-One operation is one filled event (about 490 bytes) from its serialisation in a process of its
-own to a row that is read back by its event id; the local broker, `python -m telemetry` and the
-local trace store are processes beside it, all on the same cores. `steady` keeps a rate up for a
-while and samples how many events are under way; `outage` spools as many events to disk as a rate
-makes in ten minutes, in less time, while the broker is killed, then starts it, goes on emitting at
-that rate, and takes the time until nothing is under way any more. Every event is looked for in the
-store at the end. Not measured: building an event from a request, a network, a Kafka that writes to
-disk. Read `lost` and `under_way_max`; CPU time per event of each process is the sturdy figure.
+One operation is one filled event (about 490 bytes), from its serialisation in a producer process to
+a row that is read by its event id. The local broker, `python -m telemetry` and the local trace
+store run beside it, all on the same cores. `steady` emits at a rate for some seconds, and samples
+how many events are under way. `outage` spools the events of ten minutes to disk, in less time,
+while the broker is killed. Then it starts the broker, continues to emit at the rate, and measures
+the time until no event is under way. At the end every event is read from the store. Not measured:
+building an event from a request, a network, a Kafka that writes to disk. The figures to read are
+`lost`, `under_way_max` and the CPU time per event of each process, which is insensitive to noise.
 Run: `python -m benchmarks.load.telemetry_pipeline [steady [RATE [SECONDS]]] [outage [RATE]]`.
 """
 
@@ -54,7 +54,7 @@ _DATABASE = "sluice"
 
 
 def _events(number: int) -> list[RequestEvent]:
-    """Return events of some hundred keys and models, to be given ids."""
+    """Return events of some hundred keys and models, whose ids are set later."""
     draw = random.Random(number)
     events: list[RequestEvent] = []
     for _ in range(500):
@@ -73,7 +73,7 @@ def _events(number: int) -> list[RequestEvent]:
 
 
 def _produce(address: str, spool: Path, number: int, burst: int, rate: float) -> None:
-    """Emit a burst, then at a rate until stdin ends, flush; prints its counters now and then."""
+    """Emit a burst, then at a rate until stdin ends, and flush. Counters are printed regularly."""
     configure_logs("producer")  # to stderr
     ending = threading.Event()
     threading.Thread(target=lambda: (sys.stdin.read(), ending.set()), daemon=True).start()
@@ -204,7 +204,7 @@ def _telemetry_spec(home: Path, broker_port: int, store_port: int, port: int) ->
 
 @asynccontextmanager
 async def running_site(home: Path) -> AsyncGenerator[PipelineSite]:
-    """Start broker, trace store and telemetry; stop them when the context ends."""
+    """Start broker, trace store and telemetry, and stop them when the context ends."""
     ports = free_port(), free_port(), free_port()
     environment = {"PATH": os.environ["PATH"]}
     specs = (
@@ -229,7 +229,7 @@ async def running_site(home: Path) -> AsyncGenerator[PipelineSite]:
         try:
             yield site
         finally:
-            await site.broker.stop()  # another one than at the start, after an outage
+            await site.broker.stop()  # after an outage, another broker than at the start
 
 
 @asynccontextmanager
@@ -280,7 +280,7 @@ async def _under_way(site: PipelineSite, producers: _Producers) -> float:
 
 
 async def _found(site: PipelineSite, producers: _Producers) -> dict[str, Any]:
-    """Look for every event; the sink may still have some of them."""
+    """Count the events in the store, after waiting for those that the sink still has."""
     emitted = int(producers.total("emitted"))
 
     async def is_all() -> bool:

@@ -1,13 +1,14 @@
 """Measures telemetry's share of the CPU time of gateway and router.
 
-One operation: one unary request of one token, through a gateway worker and a router in processes of
-their own with the `sim` driver behind; such a request has the least other work, so the share of
-longer answers is smaller. The denominator is their CPU time per request, from /proc. The numerator
-is the CPU time of the same functions on the same machine right before and after, in this process:
-`closing` and `event` (the router's part, and the event at the end), `emit`, `shipping` (the
-producer's thread and librdkafka's, a broker beside it), `metrics` (counters and histograms per
-request), `router` (keeping its account and counting its tokens). Not measured: spans, the bytes of
-the closing on the stream, scrapes. Read `share`. Run: `python -m benchmarks.load.telemetry_share`.
+One operation is one unary request of one token, through a gateway worker and a router in their own
+processes, with the `sim` driver behind. This request has the least other work, so the share is
+smaller for longer answers. The denominator is the CPU time of both processes per request, from
+/proc. The numerator is the CPU time of the same functions in this process, right before and after.
+`closing` and `event` are the router's part and the event at the end. `emit` and `shipping` are the
+call and the threads of producer and librdkafka, with a broker beside. `metrics` is the counters and
+histograms per request. `router` is its accounting and counting of tokens. Not measured: spans, the
+bytes of the closing on the stream, scrapes. The figure to read is `share`. Run: `python -m
+benchmarks.load.telemetry_share`.
 """
 
 import asyncio
@@ -117,7 +118,7 @@ def _parts() -> dict[str, float]:
 
 
 def main() -> None:
-    """Measure the parts, the requests, and the parts again; write the result."""
+    """Measure the parts, the requests, and the parts again, and write the result."""
     before = _parts()
     with started("sim", "--no-embeddings") as stack:
         unary = measure_unary(stack)

@@ -1,11 +1,11 @@
-"""The watch at scale: one control plane on a real PostgreSQL, hundreds of watchers, one change.
+"""Measures how one control plane on a real PostgreSQL serves hundreds of watchers.
 
-One operation is a change of one API key in the database, until the last of all watchers has the
-message about it. Also: a new watcher's first snapshot, read by the same code as a gateway's;
-the memory of the control plane with watchers, after a storm of changes, and while watchers that do
-not read hold their streams open; the first message to a watcher that comes back.
-Not measured: a network (all is on one machine, and watchers share its cores with what they watch),
-and the readers' work on a message: the watchers only note its arrival.
+One operation is a change of one API key in the database, until the last of all watchers has
+received its message. Other figures are a new watcher's first snapshot, read by the gateway's code,
+and the first message to a watcher that reconnects. The memory of the control plane is measured with
+watchers, after a storm of changes, and while watchers do not read their open streams. All processes
+share the cores of one machine. Not measured: a network, and the readers' work on a message, because
+watchers only record its arrival.
 Run: `python -m benchmarks.load.watch`.
 """
 
@@ -56,7 +56,7 @@ _FILL = (
 
 @dataclass(frozen=True, slots=True)
 class WatchSite:
-    """A control plane that has read a full database; `load_s` is how long that took."""
+    """A control plane that has read a full database, in `load_s` seconds."""
 
     address: str
     process: psutil.Process
@@ -73,7 +73,7 @@ class WatchSite:
         return times.user + times.system
 
     async def change(self, number: int) -> tuple[int, float]:
-        """Change a key; return the new version, and the time before the change."""
+        """Change a key. Returns the new version, and the time before the change."""
         began_s = time.monotonic()
         await self.database.execute(
             "UPDATE api_keys SET rpm = rpm + 1 WHERE id = $1", f"key-{number}"
@@ -158,7 +158,7 @@ async def _synced(watcher: ControlWatcher) -> None:
 
 
 async def _longest_gap_s() -> float:
-    """Return the longest CPU time between two turns of this task; ends when cancelled."""
+    """Return the longest CPU time between two turns of this task, when it is cancelled."""
     longest_s, last_s = 0.0, time.thread_time()
     try:
         while True:
@@ -207,7 +207,7 @@ async def _changes(site: WatchSite, watchers: Watchers, count: int) -> dict[str,
 
 
 async def _storm(site: WatchSite, watchers: Watchers, count: int) -> dict[str, Any]:
-    """Change rows as fast as possible; return the time until all watchers have them."""
+    """Change rows as fast as possible, and return the time until all watchers have the changes."""
     cpu_s, began_s = site.cpu_s(), time.monotonic()
     for number in range(count):
         await site.database.execute(

@@ -1,9 +1,9 @@
-"""Watchers that only note when messages arrive, many of them in processes of their own.
+"""Watchers that only record when messages arrive, many of them in each of several processes.
 
-Each process is started with ADDRESS COUNT KNOWN_VERSION IS_READING, opens COUNT streams, each over
-a connection of its own, and prints a line when all are open. A version on a line of its input is
-answered by the times at which each stream had it, in seconds on the monotonic clock of the
-machine.
+Each process is started with ADDRESS COUNT KNOWN_VERSION IS_READING. It opens COUNT streams, each
+over its own connection, and prints a line when all are open. Its input has a version per line. For
+each version it prints the times when the streams received it, in seconds on the machine's monotonic
+clock.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ _OPTIONS = (
 
 
 class Watchers:
-    """The processes, for a benchmark."""
+    """The processes with watchers, as one object for a benchmark."""
 
     def __init__(self, address: str, processes: list[asyncio.subprocess.Process]) -> None:
         self._address = address
@@ -46,7 +46,7 @@ class Watchers:
     async def running(
         cls, address: str, count: int, known_version: int, *, is_reading: bool = True
     ) -> "AsyncGenerator[Watchers]":
-        """Open `count` streams; streams that do not read receive no message at all."""
+        """Open `count` streams. Streams that do not read receive no message at all."""
         processes: list[asyncio.subprocess.Process] = []
         try:
             for share in range(_PROCESSES):
@@ -70,7 +70,7 @@ class Watchers:
                 await process.wait()
 
     async def arrivals(self, version: int) -> list[float]:
-        """Return the time at which each stream had a version, once all have it."""
+        """Return the time when each stream received a version, after all have received it."""
         for process in self._processes:
             assert process.stdin is not None
             process.stdin.write(f"{version}\n".encode())
@@ -101,7 +101,7 @@ class Watchers:
 
 
 class _SeenVersions:
-    """Times at which the streams of this process got versions."""
+    """Times when the streams of this process received versions."""
 
     def __init__(self, count: int) -> None:
         self._missing: dict[int, int] = {}
@@ -111,13 +111,13 @@ class _SeenVersions:
         self.heard = asyncio.Event()
 
     def note(self, number: int, version: int) -> None:
-        """Record a message; a version is dropped once its times were reported."""
+        """Record a message. A version is dropped after its times were reported."""
         self.versions[number] = version
         self.arrivals[number].append((version, time.monotonic()))
         self.heard.set()
 
     async def when(self, version: int) -> list[float]:
-        """Return the time at which each stream had this version or a newer one."""
+        """Return the time when each stream received this version or a newer one."""
         while min(self.versions) < version:
             self.heard.clear()
             await self.heard.wait()

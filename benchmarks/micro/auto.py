@@ -1,11 +1,11 @@
-"""CPU of a decision of `auto`: four models in pools of two cells, short and long conversations.
+"""Measures the CPU time of a decision of `auto` among four models in pools of two cells each.
 
-One operation is `AutoBoard.decide`: the features of the whole conversation, its prefixes in the
-caches, the state of the pools, and the choice. The conversations are a question of 60 characters,
-a talk of 20 messages and 8 kB, and a session of 400 messages and 400 kB; every one comes with a
-table of judged answers for all clusters. Each is a new one of its kind: nothing is remembered.
-Not measured: reading the body, tokenizing, asking Valkey, and the refusal where no model is left.
-Read it as process CPU time of one core; the goal is 0.5 ms.
+One operation is `AutoBoard.decide`: the features of the whole conversation, its cached prefixes,
+the state of the pools, and the choice. The conversations are a question of 60 characters, a talk of
+20 messages and 8 kB, and a session of 400 messages and 400 kB. Each has a table of judged answers
+for all clusters. Each conversation is new, so no earlier result is reused. The figure is CPU time
+of one core, and the goal is 0.5 ms. Not measured: reading the body, tokenizing, the request to
+Valkey, and the refusal if no model is left.
 Run: `python -m benchmarks.micro.auto`.
 """
 
@@ -45,7 +45,7 @@ _WORDS = (
 
 
 class _Request:
-    """A chat of this many messages of this many characters."""
+    """A chat with a number of messages, each with a number of characters."""
 
     model = "auto"
     session = ""
@@ -93,7 +93,7 @@ def _state() -> ControlState:
 
 
 async def _measured(messages: int, characters: int) -> float:
-    """Return microseconds of a decision, of the better of two passes."""
+    """Return the microseconds of a decision, from the better of two passes."""
     state = _state()
     directory = Directory(state, lambda _: True)
     principal = directory.authenticate("k", 0)

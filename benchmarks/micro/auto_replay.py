@@ -1,10 +1,11 @@
-"""Changes of models in replayed conversations, and their savings: `auto` on a changing fleet.
+"""Simulates how often `auto` changes the model of a conversation, and how much it saves.
 
-One operation is a turn: 40 conversations per seed grow by messages, a tenth of their turns brings
-them to code, and the waits of three pools are a random walk. The gateway gets the waits exactly,
-or a fifth off. A change saves the cost of staying less that of going, by the true waits and with
-the prefix computed anew. Not measured: engines, and quality other than the published figures.
-Read it as sums over 20 seeds, in the currency of the prices; `lost` are changes that cost more.
+One operation is a turn. 40 conversations per seed grow by messages, a tenth of their turns changes
+the subject to code, and the waits of three pools are a random walk. The gateway knows the waits
+exactly, or with an error of a fifth. The saving of a change is the cost of the old model minus that
+of the new one, by the true waits and with the prefix computed anew. Figures are sums over 20 seeds,
+in the currency of the prices. `lost` counts changes that cost more. Not measured: engines, and
+quality other than the published figures.
 Run: `python -m benchmarks.micro.auto_replay`.
 """
 
@@ -50,7 +51,7 @@ def replay(seed: int, error: float) -> tuple[list[float], int]:
         for _ in range(random.randint(2, 12)):
             for name, wait in waits.items():
                 waits[name] = min(20.0, max(0.0, wait + random.gauss(0, 1.0)))
-            code = 9.0 if random.random() < 0.1 else code  # the talk turns to code, and stays there
+            code = 9.0 if random.random() < 0.1 else code  # once about code, always about code
             features = PromptFeatures(tokens=tokens, code=code)
             turn = AutoTurn(features, current=current, cached=dict(cached))
             heard = {it.name: _pool(it.name, waits, random.gauss(1, error)) for it in MODELS}

@@ -1,10 +1,10 @@
-"""Time that the body of a request takes, good or hostile, and how long it holds up other requests.
+"""Measures the time to parse a request's body, good or hostile, and the stall of other requests.
 
-One operation: `parse_*` of one body, and for `good` also `sampling`. `us`: the best of the rounds,
-alone. `stall_ms`: of a large body, parsed in a thread as the gateway does it: the longest gap that
-the event loop of the same process sees between two of its turns; the median of the rounds. The
-interpreter lock is held through each call into C, so that a stall is the longest of them, or the
-interpreter's switch interval (5 ms), whichever is more. Not measured: the socket.
+One operation is `parse_*` of one body, and for `good` also `sampling`. `us` is the best of the
+rounds, alone. `stall_ms` is for a large body, parsed in a thread as in the gateway. It is the
+longest gap between two turns of the event loop in the same process, the median of the rounds. Each
+call into C holds the interpreter lock. So a stall is the longest of these calls, or the
+interpreter's switch interval (5 ms) if that is longer. Not measured: the socket.
 Run: `python -m benchmarks.micro.bodies`.
 """
 

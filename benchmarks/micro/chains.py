@@ -1,11 +1,12 @@
-"""CPU of the gateway for a turn of a long chain, from the stores to a prompt for the router.
+"""Measures the gateway's CPU time for a turn of a long chain, from the stores to the prompt.
 
-One operation: a turn of 1,200 new tokens behind stored turns. `read_us`: its chain is read from a
-real Valkey, and its items become messages; `encoded_us`: these are rendered, tokenized, hashed and
-packed. `turn_2` continues one turn, `turn_50` about forty-nine: twelve more or less. The worker has
-answered the turn before. `other_worker` has seen nothing of the chain, whose turns have stored
-their tokens; those of `other_worker_renders` have not. Not measured: limits, the router, the
-stream. Read the medians of the rounds.
+One operation is a turn of 1,200 new tokens behind stored turns. `read_us` is the time to read its
+chain from a real Valkey, and to convert the items into messages. `encoded_us` is the time to
+render, tokenize, hash and pack these. `turn_2` continues one turn, and `turn_50` about 49 turns,
+between 37 and 61. In both, the worker itself has answered the previous turn. `other_worker` is a
+worker without any part of the chain, whose turns have stored their tokens. In
+`other_worker_renders` they have not. The figures to read are the medians of the rounds. Not
+measured: limits, the router, the stream.
 Run: `python -m benchmarks.micro.chains`.
 """
 
@@ -48,7 +49,7 @@ _SEALS = ContentSeals(ControlState(), _SECRET)
 _MODEL: Any = SimpleNamespace(
     cache_root=b"r" * 16, tenant_id=_TENANT, context_tokens_max=0, warm_prompts=None
 )
-_GC_THRESHOLDS = (10_000, 20, 100)  # of `gateway.__main__`
+_GC_THRESHOLDS = (10_000, 20, 100)  # the thresholds of `gateway.__main__`
 _WORDS = " tell me of the river"
 
 
@@ -82,7 +83,7 @@ class _Site:
             await asyncio.sleep(0.01)  # poll, because writes to the store have no event
 
     async def keep(self, ancestors: list[str], text: str, record: bytes = b"") -> str:
-        """Store a turn, with what it has brought of its prompt; return its id."""
+        """Store a turn, with the part of the prompt that it added, and return its id."""
         response_id = new_response_id(_TENANT, _SECRET)
         said = MessageItem(role="user", content=text)
         part = {"type": "output_text", "text": f"answer {response_id}:" + _WORDS * _REPEATS}
@@ -120,9 +121,9 @@ class _Prepared(NamedTuple):
     """A turn whose prompt is ready.
 
     Attributes:
-        prompt_tokens: Tokens of the prompt.
-        read_us: Processor time to read its chain.
-        encoded_us: Processor time to make the prompt of it.
+        prompt_tokens: Number of tokens of the prompt.
+        read_us: CPU time to read its chain, in microseconds.
+        encoded_us: CPU time to encode the prompt, in microseconds.
         record: Part of the prompt that the turn stores.
     """
 
@@ -137,7 +138,7 @@ def _user_text(name: str) -> str:
 
 
 async def _measured(site: _Site, turns: int, per_chain: int) -> dict[str, float]:
-    """Return the figures of a turn: medians over `per_chain` turns around it in each chain."""
+    """Return the median figures of a turn, over `per_chain` turns around it in each chain."""
     found = list[_Prepared]()
     chain = list[str]()
     for number in range(_ROUNDS):
@@ -160,9 +161,9 @@ async def _measured(site: _Site, turns: int, per_chain: int) -> dict[str, float]
 
 
 async def _of_another_worker(site: _Site, turns: int, *, stores: bool) -> dict[str, float]:
-    """Return the figures of a turn in a worker that has seen nothing of the chain.
+    """Return the figures of a turn in a worker without any part of the chain.
 
-    `stores`: whether the turns before have stored their tokens.
+    With `stores`, the previous turns have stored their tokens.
     """
     chain, found, stored = list[str](), list[_Prepared](), list[int]()
     for number in range(turns - 1):

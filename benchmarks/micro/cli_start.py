@@ -1,10 +1,10 @@
-"""Processor time of commands that do little: helps, refusals, reads of local files.
+"""Measures the CPU time of short commands: helps, refusals, reads of local files.
 
-One operation: one process of `python -m cli COMMAND`, from its start to its end. `ms`: user and
-system time, the least of the rounds; commands take turns, so that all see the same machine. `bare`
-is an interpreter that does nothing. A command of the admin REST runs without an installation:
-it finds none, and imports no client. Not measured: the time of a client and
-its answer.
+One operation is one process of `python -m cli COMMAND`, from its start to its end. `ms` is user and
+system time, the least of the rounds. The commands run in turns, so that all have the same machine.
+`bare` is an interpreter without a program. A command of the admin REST runs without an
+installation, so it stops before it imports a client. Not measured: the time of a client and its
+answer.
 Run: `python -m benchmarks.micro.cli_start`.
 """
 
@@ -41,7 +41,7 @@ def _cpu_ms(arguments: tuple[str, ...], home: str) -> float:
 
 
 def main() -> None:
-    """Measure, print and keep."""
+    """Measure, print and write the result."""
     cases = {"bare": ("-c", "pass")} | {
         name: ("-m", "cli", *words) for name, words in _COMMANDS.items()
     }

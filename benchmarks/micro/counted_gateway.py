@@ -1,7 +1,7 @@
-"""A gateway that counts its calls by layer; `benchmarks.micro.request_calls` runs it.
+"""A gateway that counts its calls by layer, as the program of `benchmarks.micro.request_calls`.
 
-It counts from the first SIGUSR2 on, and writes what it has counted at the second. Nothing that
-brings gRPC may be imported here: the gateway decides first how that polls.
+The first SIGUSR2 starts the count, and the second writes it to a file. This module must not import
+gRPC, even indirectly, because the gateway first sets how gRPC polls.
 """
 
 import gc
@@ -18,17 +18,17 @@ KINDS = ("python", "c", "objects")
 
 
 class CallCounts:
-    """Counts while it is the interpreter's profile function."""
+    """Counts calls and objects while it is the interpreter's profile function."""
 
     def __init__(self) -> None:
-        """Start at nothing."""
+        """Start with all counts at zero."""
         self.calls: Counter[tuple[str, str]] = Counter()
         self._layers: dict[CodeType, str] = {}
         self._layer, self._objects = "libraries", 0
 
     def __call__(self, frame: FrameType, event: str, _: object) -> None:
-        """Note one event of the interpreter."""
-        made = gc.get_count()[0] - self._objects - (event == "call")  # its frame is one itself
+        """Count one event of the interpreter."""
+        made = gc.get_count()[0] - self._objects - (event == "call")  # the frame itself
         if made > 0:
             self.calls[self._layer, "objects"] += made
         self._layer = self._layer_of(frame)
@@ -55,7 +55,7 @@ class CallCounts:
 
 
 def _layer_in(file: str) -> str:
-    """Return the layer of a file; empty for a library, and for the counting program."""
+    """Return the layer of a file, empty for a library and for the counting program."""
     path = Path(file)
     if not path.is_relative_to(_ROOT) or ".venv" in path.parts:
         return ""
@@ -66,7 +66,7 @@ def _layer_in(file: str) -> str:
 
 
 def main() -> None:
-    """Run the gateway; the argument is the file that is written."""
+    """Run the gateway. The argument is the file for the counts."""
     target = Path(sys.argv.pop())
     counts = CallCounts()
 

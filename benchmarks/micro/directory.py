@@ -1,10 +1,10 @@
-"""CPU of identity at the gateway: the caller, its key's rights, the target of a model's name.
+"""Measures the gateway's CPU time for identity: the caller, its key's rights, a model's target.
 
-One operation: one call of `Directory` with 200,000 keys of 50,000 tenants, 10,000 models of which
-100 are shared, an alias and a release; the caller's key has a scope and a list of models.
-"kept" is the cost of a caller's second request, "first" of the first one after a change of the
-state. Not measured: taking a change from the control plane, and HTTP around it.
-Read it as process CPU time of one core, best of five rounds.
+One operation is one call of `Directory` with 200,000 keys of 50,000 tenants, 10,000 models of which
+100 are shared, an alias and a release. The caller's key has a scope and a list of models. "first"
+is the cost of a caller's first request after a change of the state, "kept" that of its second. The
+figure is CPU time of one core, best of five rounds. Not measured: applying a change from the
+control plane, and HTTP.
 Run: `python -m benchmarks.micro.directory`.
 """
 
@@ -28,7 +28,7 @@ _ROUNDS, _CALLS = 5, 5_000
 
 
 def large_state() -> ControlState:
-    """Return a control plane's state of the size that the platform is made for."""
+    """Return a control plane's state of the largest intended size."""
     state = ControlState()
     objects = wire.Objects(
         tiers=[wire.Tier(id="gold", model_limits={"m1": wire.Limits(context_tokens_max=4096)})],
@@ -66,7 +66,7 @@ def large_state() -> ControlState:
 
 
 def cost_us(call: Callable[[], object]) -> float:
-    """Return the CPU of one call."""
+    """Return the CPU time of one call in µs, best of the rounds."""
     rounds = timeit.repeat(call, timer=time.process_time, number=_CALLS, repeat=_ROUNDS)
     return round(min(rounds) / _CALLS * 1e6, 2)
 

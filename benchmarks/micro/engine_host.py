@@ -1,11 +1,12 @@
-"""The engine host over the simulated engine, in this process: CPU of frames per token.
+"""Measures the CPU time of frames per token, for the engine host over the simulated engine.
 
-One operation: one new token of one of 1,000 sequences of one attachment, from the driver's step
-into the bytes of a frame. `driver` is the simulated engine alone with steps of no duration, `host`
-the same behind `EngineHost`, whose step loop and sender share the process. CPU time of the process
-per token; the difference is the host, and the reader's parsing of its frames. `tok_s` is wall-clock
-through the host: its ceiling. Best of the rounds, because the machine is shared. Not measured:
-Triton, gRPC. Run: `python -m benchmarks.micro.engine_host`.
+One operation is one new token of one of 1,000 sequences of one attachment, from the driver's step
+into the bytes of a frame. `driver` is the simulated engine alone, with steps of no duration. `host`
+is the same behind `EngineHost`, whose step loop and sender share the process. Figures are CPU time
+of the process per token. Their difference is the host, and the reader's parsing of its frames.
+`tok_s` is tokens per second of wall-clock time through the host, its upper bound. The best round
+counts, because the machine is shared. Not measured: Triton, gRPC. Run: `python -m
+benchmarks.micro.engine_host`.
 """
 
 import threading
@@ -50,12 +51,12 @@ class FrameReader:
 
 
 def engine() -> Driver:
-    """Return a simulated engine whose steps take no time."""
+    """Return a simulated engine whose steps have no duration."""
     return load_sim(None, "benchmark", {"speed": 1e9})
 
 
 def prompt(number: int) -> list[int]:
-    """Return a prompt without a common prefix with the others."""
+    """Return a prompt that shares no prefix with the others."""
     return [number + position for position in range(_PROMPT_TOKENS)]
 
 

@@ -1,10 +1,11 @@
-"""Memory of the OpenVINO engine over thousands of steps of ever new shapes.
+"""Measures the memory of the OpenVINO engine over thousands of steps with ever new input shapes.
 
-One operation: one engine step of the shipped base with default options (KV pool included), up to 48
-sequences at a time, prompts of 5 to 300 tokens, answers of 5 to 80, two thirds of the sequences
-with one of 12 random adapters of rank 8 in 8 slots. `rss_mb` is the resident memory of the process
-after each 1/20 of the steps: it must reach a plateau, because the plugin's cache of kernels per
-input shape is bounded. Not measured: host, Triton. Run: `python -m benchmarks.micro.engine_memory`.
+One operation is one engine step of the shipped base with default options (KV pool included), with
+up to 48 concurrent sequences. Prompts have 5 to 300 tokens, answers 5 to 80. Two thirds of the
+sequences use one of 12 random adapters of rank 8 in 8 slots. `rss_mb` is the resident memory of the
+process after each twentieth of the steps. It must reach a plateau, because the plugin's cache of
+kernels per input shape is bounded. Not measured: host, Triton. Run: `python -m
+benchmarks.micro.engine_memory`.
 """
 
 import gc
@@ -32,13 +33,13 @@ _random = random.Random(0)
 
 
 def rss_mb() -> int:
-    """Return the resident memory of this process."""
+    """Return the resident memory of this process in MiB."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") // (1 << 20)
 
 
 def put_adapters(driver: Driver, directory: Path) -> list[str]:
-    """Write adapters to disk and load them into the engine; return the adapters' digests."""
+    """Write adapters to disk and load them into the engine. Returns the adapters' digests."""
     digests = [f"adapter-{index}" for index in range(_ADAPTERS)]
     for index, digest in enumerate(digests):
         write_random_adapter(directory / digest, SHIPPED_BASE, index, rank=_RANK)

@@ -1,15 +1,15 @@
-"""CPU of a request's event: made and emitted on the request's path, and in the whole process.
+"""Measures the CPU time of a request's event, on the request's path and in the whole process.
 
-One operation: the cost of the event of one streamed request with one answer. `closing` is its part
-for the router (`Exchange.prepare_closings`), `event` its end (`Exchange.event`, with limits and a
-placement), `emit` is `EventProducer.emit`, and `sum` the three. CPU time of the calling thread, a
-hundred requests of a hundred callers open at a time. Callers repeat and the control plane changes
-nothing, so the shared part of events exists already. `closing_first` also makes that part, as after
-each change of keys, tenants, tiers, or models. `process` is the CPU time of
-the whole process from `emit` until every event is at the broker (or, with the broker away, on
-disk): the shipping thread and librdkafka's besides the caller's. Not measured: the broker (a
-process of its own), the sink, the bytes of the closing on their way. Events are emitted in bursts
-of 100 with pauses, as a busy gateway would; read the medians of the rounds, in microseconds.
+One operation is the event of one streamed request with one answer. `closing` is its part for the
+router (`Exchange.prepare_closings`). `event` is its end (`Exchange.event`, with limits and a
+placement), `emit` is `EventProducer.emit`, and `sum` is all three. These are CPU times of the
+calling thread, with a hundred open requests of a hundred callers. Callers repeat and the control
+plane sends no change, so the shared part of events exists already. `closing_first` also computes
+that part, as after each change of keys, tenants, tiers or models. `process` is the CPU time of the
+whole process from `emit` until every event is at the broker, or on disk if the broker is away. It
+includes the shipping thread and librdkafka's. Events are emitted in bursts of 100 with pauses, like
+in a busy gateway. Figures are medians of the rounds, in microseconds. Not measured: the broker
+(another process), the sink, the bytes of the closing on their way.
 Run: `python -m benchmarks.micro.event_emit`.
 """
 
@@ -156,13 +156,13 @@ def tally() -> Tally:
 
 
 def _close(exchange: HttpExchange) -> None:
-    """Note the tally of a request, as its router does."""
+    """Set the outcome of a request, as at its end."""
     exchange.first_sent_at_s = 1.063
     exchange.outcome, exchange.status = "stop", 200
 
 
 def closings_ns(requests: Sequence[HttpExchange]) -> int:
-    """Return the CPU time of their closings."""
+    """Return the CPU time to prepare the requests' closings."""
     generations = [[generation()] for _ in requests]
     started = time.thread_time_ns()
     for exchange, its in zip(requests, generations, strict=True):
@@ -171,7 +171,7 @@ def closings_ns(requests: Sequence[HttpExchange]) -> int:
 
 
 def events_ns(requests: Sequence[HttpExchange]) -> int:
-    """Return the CPU time of their events."""
+    """Return the CPU time to build the requests' events."""
     for exchange in requests:
         _close(exchange)
     come_to = tally()
@@ -202,7 +202,7 @@ def making() -> dict[str, float]:
 
 
 def one_round(address: str, spool: Path, *, is_away: bool) -> tuple[float, float, int]:
-    """Emit `_EVENTS` events; return microseconds per event of `emit` and of the process, drops."""
+    """Emit `_EVENTS` events. Returns µs per event of `emit`, of the process, and the drops."""
     payload = filled_event().SerializeToString()
     producer = EventProducer(
         address, REQUESTS_TOPIC, spool_directory=spool, broker_wait_s=0.5 if is_away else 30.0
@@ -229,7 +229,7 @@ def one_round(address: str, spool: Path, *, is_away: bool) -> tuple[float, float
 
 
 def measure(address: str, *, is_away: bool) -> dict[str, float]:
-    """Return the medians of several rounds."""
+    """Return the medians of several rounds, in microseconds per event."""
     with tempfile.TemporaryDirectory() as folder:
         rounds = [
             one_round(address, Path(folder) / str(number), is_away=is_away)

@@ -1,11 +1,12 @@
-"""CPU of the gateway's own work: per streamed token and per request.
+"""Measures the CPU time of the gateway's own work, per streamed token and per request.
 
-Two operations, both without the socket of the client. `token`: one token of a step frame for 500
-open streams, from the router's message as bytes to the chunk handed to a transport that drops it;
-not measured: the `send()` that follows in production (5 to 10 us). `prompt`: a short chat body
-parsed, validated, rendered with a ChatML template and tokenized; repeated text of a conversation is
-tokenized once, so `prompt_us` has a new text each time and `repeated_prompt_us` the same. Limits
-are in `limiter`. Read the medians of the rounds, in microseconds.
+Two operations are measured, both without the socket of the client. `token` is one token of a step
+frame for 500 open streams, from the router's message as bytes to the chunk for a transport that
+drops it. `prompt` is a short chat body, parsed, validated, rendered with a ChatML template and
+tokenized. Repeated text of a conversation is tokenized only once. So `prompt_us` has a new text
+each time, and `repeated_prompt_us` the same text. `benchmarks.micro.limiter` measures limits.
+Figures are medians of the rounds, in microseconds. Not measured: the `send()` that follows in
+production (5 to 10 us).
 Run: `python -m benchmarks.micro.gateway_paths`.
 """
 
@@ -89,7 +90,7 @@ def _median_us(operations: int, run: Callable[[], None]) -> float:
 
 
 def token_us(assets: BaseAssets) -> float:
-    """Return the cost of one token of a step frame for `_STREAMS` streams."""
+    """Return the µs of one token of a step frame for `_STREAMS` streams."""
     pace = AttemptPace(NeverLags())
     link = RouterLink("nobody:1", "g", lambda: None, pace)
     itl = FastHistogram("x", "x", (0.01, 0.02, 0.05, 0.1, 0.5, 1.0))
@@ -118,7 +119,7 @@ def token_us(assets: BaseAssets) -> float:
 
 
 async def prompt_us(assets: BaseAssets, *, is_new: bool) -> float:
-    """Return the cost of making token ids of a body, whose text is new each time or the same."""
+    """Return the µs to encode a body as token ids, with a new text each time or the same text."""
     found: list[float] = []
     for turn in range(_ROUNDS):
         bodies = [

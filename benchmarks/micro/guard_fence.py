@@ -1,10 +1,10 @@
-"""Delay that a release fence adds: the wait of a sentence for the classifier that ships.
+"""Measures the delay of a release fence, whose sentences wait for the shipped classifier.
 
-One operation is one segment of an answer: from the token that ends it until its text leaves. The
-repository's documents, as tokens of the default model, go to 100 answers at once, one token each
-20 ms, through the judges of a gateway worker, in one process. "delay" is that wait; without it the
-fence itself (the tokens of a sentence) would be all. "cpu" is processor time per token, with the
-automaton and the classifier. Not measured: the gateway around it.
+One operation is one segment of an answer, from the token that ends it until its text is released.
+The repository's documents, as tokens of the default model, are 100 concurrent answers, with one
+token each every 20 ms. They pass through the judges of a gateway worker, in one process. "delay" is
+the wait for the classifier, without the time until a sentence's tokens are complete. "cpu" is CPU
+time per token, with the automaton and the classifier. Not measured: the rest of the gateway.
 Run: `python -m benchmarks.micro.guard_fence`.
 """
 
@@ -33,7 +33,7 @@ _TOKENIZER = Path("model_repo/default/tokenizer.json")
 
 
 def _plan(fence: str) -> GuardPlan:
-    # A score that no text reaches: all text is judged, and none is blocked.
+    # No text reaches this score, so all text is judged and none is blocked.
     rule = wire.GuardRule(
         id="r", action="block", classifier="shipped", threshold=1.0, targets=["answer"]
     )
@@ -43,7 +43,7 @@ def _plan(fence: str) -> GuardPlan:
 
 
 class _Stream:
-    """Notes the arrival of an answer's characters, and their wait after the end of a segment."""
+    """Records the arrival of an answer's characters, and their wait after the end of a segment."""
 
     def __init__(self, plan: GuardPlan, judges: Judges, delays_s: list[float]) -> None:
         self._asked_at_s = deque[float]()
@@ -86,7 +86,7 @@ async def _measured(fence: str, texts: list[list[str]]) -> dict[str, float]:
 
 
 def main() -> None:
-    """Measure and write."""
+    """Measure and write the result."""
     tokenizer = Tokenizer.from_file(str(_TOKENIZER))
     text = "\n".join([it.read_text() for it in sorted(Path("docs").glob("*.md"))])
     ids = tokenizer.encode(text[:400_000]).ids

@@ -1,9 +1,10 @@
-"""Random rules x random texts x random cuttings: no leak, and no difference to the whole text.
+"""Tests random rules on random texts in random pieces against an oracle, for leaks and differences.
 
-One operation is one triple: a set of rules, a text, and a cutting of it into pieces. Its output is
-compared with an oracle of another kind (`tests/support/guard_oracle.py`: every pair of begin and
-end, by Python's own expressions), and with the output of the text in one piece. Sets rewrite,
-block, or do both. The same seed gives the same triples. Not measured: time; "cpu_s" is of a search.
+One operation is one triple of a set of rules, a text, and its cutting into pieces. Its output is
+compared with the oracle `tests/support/guard_oracle.py`, which tries every pair of begin and end
+with Python's own expressions. It is also compared with the output for the text in one piece. Sets
+rewrite, block, or do both. The same seed generates the same triples. "cpu_s" is the CPU time of a
+search. Not measured: time per operation.
 Run: `python -m benchmarks.micro.guard_triples 1000000`.
 """
 
@@ -21,11 +22,11 @@ from sluice.guard.rules import GuardAction, GuardRule, GuardRuleError, check, ru
 from tests.support.guard_oracle import matches_of, rewritten
 
 SEED = 20261126
-TEXTS, CUTTINGS = 20, 5  # of each set, and of each text
+TEXTS, CUTTINGS = 20, 5  # number of texts per set, and of cuttings per text
 CHARACTERS_MAX = 14
 _LETTERS = "aab b--é你😀"
 _ATOMS = ["a", "b", "-", " ", ".", "é", "你", r"\w", "[ab]", "[^a]", r"\b", r"\B", "^", "$"]
-# The oracle backtracks: a repeat without end within another one would take it for ever.
+# The oracle backtracks, so an unbounded repeat within another repeat would never end.
 _REPEATS, _SHORT_REPEATS = ("*", "+", "?", "{2}", "{1,3}"), ("?", "{2}", "{1,3}")
 _MODES = (*["rewrite"] * 6, *["block"] * 3, "mixed")
 
@@ -59,7 +60,7 @@ def _random_set(chance: random.Random) -> tuple[GuardRule, ...]:
         rules = rules_from([_rule(chance, it) for it in range(chance.randint(1, 3))])
         try:
             check(rules)
-        except GuardRuleError:  # for instance one that could match the empty text
+        except GuardRuleError:  # e.g. a rule that could match the empty text
             continue
         return rules
 
@@ -89,7 +90,7 @@ def _is_right(rules: Sequence[GuardRule], text: str, shown: str, *, ended: bool)
         return False
     if not ends:
         return shown == rewritten(rules, text)
-    if not all(blocks):  # a rewritten text has other characters: compared with the whole
+    if not all(blocks):  # a rewritten text has other characters, and is compared with the whole
         return True
     first = min(ends)
     return text.startswith(shown) and len(shown) <= min(s for s, end, _ in matches if end == first)
@@ -106,7 +107,7 @@ def _with_mode(rules: tuple[GuardRule, ...], chance: random.Random) -> tuple[Gua
 
 
 def run(count: int, seed: int = SEED) -> Counter[str]:
-    """Check this many triples; return their number, and the number of wrong ones."""
+    """Check `count` triples. Returns their number, and the number of wrong ones."""
     chance, found = random.Random(seed), Counter[str](wrong=0, different=0)
     while found["triples"] < count:
         rules = _with_mode(_random_set(chance), chance)
@@ -130,7 +131,7 @@ def run(count: int, seed: int = SEED) -> Counter[str]:
 
 
 def main() -> None:
-    """Run and write."""
+    """Check the triples and write the result."""
     count = int(sys.argv[1]) if len(sys.argv) > 1 else 1_000_000
     began_s = time.process_time()
     found = run(count)

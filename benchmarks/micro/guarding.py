@@ -1,12 +1,11 @@
-"""CPU of rules on answers as they stream: 200 expressions and 20,000 words, 500 streams.
+"""Measures the CPU time of rules on streamed answers: 200 expressions, 20,000 words, 500 streams.
 
 One operation is one token on its way through the rules of its answer. The repository's documents,
-as tokens of the default model, go to 500 texts in turn, as the steps of engines bring them. "first"
-is the automaton's first 20,000 tokens, "last" the ninth 20,000 or so, of other documents; "known"
-is the first 20,000 once more, best of two. "named" is the sets that come with the platform alone,
-"words" the dictionary alone.
-Not measured: the gateway around it, which sends the released text.
-Read it as process CPU time of one core.
+as tokens of the default model, are sent to 500 texts in turn, in the order of engine steps. "first"
+is the automaton's first 20,000 tokens. "last" is its ninth 20,000 or so, from other documents.
+"known" is the first 20,000 once more, best of two. "named" has only the sets of rules that the
+platform ships, "words" only the dictionary. Figures are CPU time of one core. Not measured: the
+rest of the gateway, which sends the released text.
 Run: `python -m benchmarks.micro.guarding`.
 """
 
@@ -98,7 +97,7 @@ def _us_per_token(matcher: RuleMatcher, columns: list[list[str]]) -> float:
 
 
 def measure(documents: list[dict[str, object]], texts: list[list[str]]) -> dict[str, float]:
-    """Return the cost of a set of rules."""
+    """Return the cost of a set of rules, in µs per token and in seconds to compile it."""
     rules: tuple[GuardRule, ...] = rules_from(documents)
     began_s = time.process_time()
     check(rules)
@@ -119,7 +118,7 @@ def measure(documents: list[dict[str, object]], texts: list[list[str]]) -> dict[
 
 
 def main() -> None:
-    """Measure and write."""
+    """Measure and write the result."""
     chance, texts = random.Random(7), _texts()
     words, expressions, named = _dictionary(chance), _expressions(chance), _named()
     cases = {"named": named, "words": words, "expressions": expressions}

@@ -1,16 +1,17 @@
-"""CPU of the limiter, here and in Valkey, per reservation.
+"""Measures the CPU time of the limiter per reservation, in this process and in Valkey.
 
-One operation: one `Limiter.reserve` (two scopes: account and key; a hundred tenants in turn) on a
-real Valkey over loopback, from the call to its result in the caller's task: packing, socket,
-parsing, future and the switches of the task included. `closed` has this many tasks, each of which
-calls again at once, so that as many calls leave together. `open` starts 5,000 tasks
-a second at random times, in steps of a millisecond, and subtracts the cost of as many tasks that do
-nothing. `settled` adds the settlement, `headers` the dictionary of the answer's headers.
-`open_wait` calls no limiter: the tasks wait for a timer of 2 ms that starts with the first of them,
-as a check has to wait for something. The collector is set as in a gateway. CPU time of the process,
-kernel included, in microseconds; `server_us` is that of Valkey. Least of the rounds, because the
-machine is shared. Not measured: the task and its creation, which the request has anyway; a network
-with distance. Run: `python -m benchmarks.micro.limiter`.
+One operation is one `Limiter.reserve` on a real Valkey over loopback, with two scopes, account and
+key, and a hundred tenants in turn. It lasts from the call to its result in the caller's task.
+Packing, socket, parsing, future and the switches of the task are included. `closed` has a number of
+tasks, each of which calls again at once, so that as many calls leave together. `open` starts 5,000
+tasks a second at random times, in steps of a millisecond. It subtracts the cost of as many idle
+tasks. `settled` adds the settlement, and `headers` the dictionary of the answer's headers.
+`open_wait` calls no limiter. Its tasks wait for a timer of 2 ms that starts with the first of them,
+like a check that waits for its answer. The garbage collector is set as in a gateway. Figures are
+CPU time of the process, kernel included, in microseconds. `server_us` is the CPU time of Valkey.
+The least of the rounds counts, because the machine is shared. Not measured: the task and its
+creation, which the request needs anyway, and a distant network. Run: `python -m
+benchmarks.micro.limiter`.
 """
 
 import asyncio
@@ -39,10 +40,10 @@ _TOGETHER = (1, 16, 64, 256)
 _CHECKS = 20_000
 _CHECKS_ALONE = 2_000
 _RATE = 5_000
-# Rounds, and seconds per round; the figures are of the round with the least CPU time.
+# Number of rounds, and seconds per round. The round with the least CPU time counts.
 _OPEN_ROUNDS, _OPEN_S = 24, 0.5
 _WAIT_S = 0.002
-_GC_THRESHOLDS = (10_000, 20, 100)  # of `gateway.__main__`
+_GC_THRESHOLDS = (10_000, 20, 100)  # the thresholds of `gateway.__main__`
 _TENANTS = 100
 _RPM, _TPM = 1_000_000_000, 2_000_000_000
 
@@ -92,7 +93,7 @@ async def closed(check: Check, together: int, checks: int) -> None:
 
 
 async def open_loop(check: Check, who: Iterator[Principal], rng: random.Random) -> int:
-    """Start `_RATE` tasks a second; return their number."""
+    """Start `_RATE` tasks a second for `_OPEN_S` seconds, and return their number."""
     loop = asyncio.get_running_loop()
     started, next_s = 0, loop.time()
     end_s = next_s + _OPEN_S
@@ -108,7 +109,7 @@ async def open_loop(check: Check, who: Iterator[Principal], rng: random.Random) 
 
 @asynccontextmanager
 async def running_limiter(home: Path) -> AsyncGenerator[tuple[Limiter, ChildProcess]]:
-    """Yield a limiter on a server of its own."""
+    """Yield a limiter with its own Valkey server."""
     port = free_port()
     server = await ChildProcess.start(valkey_spec(port, home / "valkey", home / "log", {}))
     client = ValkeyClient(valkey_url(port), deadline_s=5.0)
@@ -148,7 +149,7 @@ def checks_of(limiter: Limiter) -> dict[str, Check]:
 
 
 async def nothing(_who: Principal) -> None:
-    """Do nothing: its cost is subtracted from all others."""
+    """Do nothing. The cost of this task is subtracted from all others."""
 
 
 def shared_wait() -> Check:
@@ -171,13 +172,13 @@ def shared_wait() -> Check:
 
 
 def least(found: list[tuple[float, float]]) -> dict[str, float]:
-    """Return the least of both columns."""
+    """Return the least client time and the least server time."""
     here, there = zip(*found, strict=True)
     return {"client_us": round(min(here), 2), "server_us": round(min(there), 2)}
 
 
 async def measure(limiter: Limiter, server: ChildProcess) -> dict[str, Any]:
-    """Return all figures."""
+    """Return all figures, by check and load."""
     cpu, figures, checks_by_name = Cpu(server), dict[str, Any](), checks_of(limiter)
     for name, check in checks_by_name.items():
         for together in _TOGETHER:
@@ -193,7 +194,7 @@ async def measure(limiter: Limiter, server: ChildProcess) -> dict[str, Any]:
 
 
 async def measure_open(checks: dict[str, Check], cpu: Cpu) -> dict[str, Any]:
-    """Return the figures at a rate, all in turns."""
+    """Return the figures at a rate, with all checks in turns."""
     who, rng, turns = callers(), random.Random(5), {**checks, "nothing": nothing}
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in turns}
     for _ in range(_OPEN_ROUNDS):

@@ -1,10 +1,11 @@
-"""CPU of the streams in which routers report served tenants to one another.
+"""Measures the CPU time of the streams in which routers report served tenants to one another.
 
-One operation, "tell": a report of a cell whose tenants were all served since the last one, and its
-message. One operation, "hear": parse a message and count it in one cell. One operation, "carry":
-one message over the gRPC stream of the real service, both ends in this process. "per_second" is
-the time of a router with this many routers of one pool, a cell and all tenants each: reports every
-0.1 s or more rarely, as `PoolReports` has it. Not measured: a network, and cells that wait for CPU.
+One operation of "tell" is a cell's report and its message, after all its tenants were served since
+the last report. One operation of "hear" parses a message and counts it in one cell. One operation
+of "carry" is one message over the gRPC stream of the real service, with both ends in this process.
+"per_second" is the time of a router per second if one pool has as many routers as here, each with
+one cell and all tenants. Reports are sent every 0.1 s or more rarely, by the rule of `PoolReports`.
+Not measured: a network, and cells that wait for CPU.
 Run: `python -m benchmarks.micro.pool_service`.
 """
 
@@ -66,7 +67,7 @@ class BenchCell:
         return packed(self.name, [report])
 
     def hear(self, message: bytes) -> None:
-        """Count a message."""
+        """Count a message's reports in the queue."""
         for report in unpacked(wire.FollowServiceResponse.FromString(message)):
             self.queue.hear(report, self.now)
 
@@ -79,7 +80,7 @@ def spent_us(action: Callable[[], object]) -> float:
 
 
 def report_costs() -> tuple[float, float, bytes]:
-    """Return the mean CPU time of "tell" and "hear", and one message."""
+    """Return the mean CPU time of "tell" and "hear" in microseconds, and one message."""
     ours, theirs = BenchCell("ours"), BenchCell("theirs")
     told_us: list[float] = []
     heard_us: list[float] = []
@@ -93,7 +94,7 @@ def report_costs() -> tuple[float, float, bytes]:
 
 
 async def carried_us(message: bytes) -> float:
-    """Return the CPU time of one message over a stream, both ends."""
+    """Return the CPU time of one message over a stream, both ends, in microseconds."""
 
     async def follow(_request: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
         for _ in range(MESSAGES):
@@ -122,11 +123,11 @@ async def carried_us(message: bytes) -> float:
 
 
 def main() -> None:
-    """Measure, print and record."""
+    """Measure, print and write the result."""
     tell_us, hear_us, message = report_costs()
     carry_us = asyncio.run(carried_us(message))
     readers = ROUTERS - 1
-    rounds = 1 / INTERVAL_S  # 5 ms for each of 7 readers are less
+    rounds = 1 / INTERVAL_S  # the interval of 5 ms for each of 7 readers is shorter
     per_second_us = rounds * (tell_us + readers * (carry_us + hear_us))
     figures = {
         "routers": ROUTERS,

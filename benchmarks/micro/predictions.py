@@ -1,12 +1,13 @@
-"""Predicted answers on the OpenVINO engine alone: steps, processor time and latency.
+"""Measures predicted answers on the OpenVINO engine alone: steps, CPU time and latency.
 
-One operation: the answers of the shipped base to 1 or 8 prompts at once, each of 64 random tokens,
-256 greedy tokens each. `none`: no prediction; `good`: the answer itself; `edited`: the answer with
-every 40th token replaced; `wrong`: random tokens. `tokens_per_step` is what one engine step brings
-one sequence, prefill steps left out. `cpu_us_per_token` and `wall_ms` (from the first step to the
-end of the last answer) are medians of the rounds, in which the cases take turns; `ratio` is to
-`none`. `equal`: answers that are the same as without a prediction, with `f32` weights and pool.
-Not measured: frames, transport, tokenizing. Run: `python -m benchmarks.micro.predictions`.
+One operation is the answers of the shipped base to 1 or 8 concurrent prompts of 64 random tokens,
+with 256 greedy tokens each. `none` has no prediction. `good` predicts the answer itself, `edited`
+the answer with every 40th token replaced, and `wrong` random tokens. `tokens_per_step` is the
+number of tokens per sequence and engine step, without prefill steps. `cpu_us_per_token` and
+`wall_ms` (from the first step to the end of the last answer) are medians of the rounds, in which
+the cases run in turns. `ratio` compares with `none`. `equal` counts answers that are equal to those
+without a prediction, with `f32` weights and pool. Not measured: frames, transport, tokenizing. Run:
+`python -m benchmarks.micro.predictions`.
 """
 
 import random
@@ -28,7 +29,7 @@ _random = random.Random(0)
 
 
 class PredictionRun(NamedTuple):
-    """One round of one case."""
+    """The figures of one case in one round."""
 
     answers: list[list[int]]
     tokens_per_step: float
@@ -44,7 +45,7 @@ def ids(count: int) -> list[int]:
 
 
 def run(driver: Driver, prompts: list[list[int]], predictions: list[list[int]]) -> PredictionRun:
-    """Answer all prompts at once."""
+    """Answer all prompts concurrently, with their predictions."""
     before = driver.load()
     answers: list[list[int]] = [[] for _ in prompts]
     for key, (prompt, prediction) in enumerate(zip(prompts, predictions, strict=True)):

@@ -1,11 +1,12 @@
-"""Counts a request's calls and collected objects in the gateway, by layer.
+"""Counts a request's calls and objects in the gateway, by layer.
 
-One operation: one streamed chat completion of two tokens, of a caller without limits, from a router
-with a script; one worker, real sockets and Valkey. `python`: calls of functions in Python; `c`: of
-functions in C by them; `objects`: containers made (tuples, lists, instances), a lower bound, since
-what is made and dropped between two calls is not seen. Libraries count for the layer that called
-them; `libraries` is what no layer called (the loop's own). `cpu_us`: CPU time of the process per
-request, 100 streams at once, steps of 20 ms, nothing counted meanwhile; read the median. Not
+One operation is one streamed chat completion of two tokens, for a caller without limits, from a
+scripted router. The gateway has one worker, real sockets and Valkey. `python` counts calls of
+Python functions, and `c` their calls of C functions. `objects` counts created containers (tuples,
+lists, instances). It is a lower bound, because a container that is created and dropped between two
+calls is not counted. Libraries count for the layer that called them. `libraries` is the rest, like
+the event loop's own work. `cpu_us` is CPU time of the process per request, with 100 concurrent
+streams and steps of 20 ms, while nothing is counted. Its median is the figure to read. Not
 measured: the router.
 Run: `python -m benchmarks.micro.request_calls`.
 """
@@ -51,7 +52,7 @@ async def _counted() -> dict[str, Any]:
 
 
 def _per_request(counted: dict[str, dict[str, int]]) -> dict[str, dict[str, float]]:
-    """Return the counts by layer, and in all."""
+    """Return the counts per request, by layer and in total."""
     counted["all"] = {kind: sum(it[kind] for it in counted.values()) for kind in KINDS}
     return {
         layer: {kind: round(count / _COUNTED, 1) for kind, count in found.items()}
@@ -69,7 +70,7 @@ async def _count_calls(site: ParkedSite, load: StreamLoad) -> float:
 
 
 async def cpu_us(rounds: int = _ROUNDS) -> list[float]:
-    """Return what a request costs the process, of this many rounds."""
+    """Return the CPU time of a request in µs, one figure for each of `rounds` rounds."""
     async with running_site(_STEP_S, _PLAN) as site:
         load = replace(site.load, streams=_STREAMS, requests=_REQUESTS, max_tokens=2)
         await _count_calls(site, replace(load, requests=_REQUESTS // 4))

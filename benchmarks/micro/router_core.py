@@ -1,14 +1,15 @@
-"""CPU of the router's core: per request (admission, queue, placement) and per token (frames).
+"""Measures the CPU time of the router's core, per request and per token.
 
-One operation, "request": conversion of a parsed message with a 1,000-token prompt and its block
-hashes, `submit`, `tick`, and the conversion of the dispatch into the engine's message; three of
-four prompts repeat an earlier one. "idle": all engines do nothing; "half": each decodes half of the
-sequences that it has places for. One operation, "long": the same for a prompt of 55,000 tokens (220
-KB of text), beside the gateway's time to hash its blocks once. "tick_*": the part of "request"
-that places: the queue's choice, the replica's, and their books. One operation, "token": parse a
-HostFrame, `on_frame`, `tick`, build and serialize the gateways' messages, divided by the frame's
-tokens; frames of 64 replicas in turn. Not measured: gRPC, sockets, the parsing of submits. Read
-both as process CPU time of one core. Run: `python -m benchmarks.micro.router_core`.
+One operation of "request" has a parsed message with a 1,000-token prompt and its block hashes. It
+covers the message's conversion, `submit`, `tick`, and the conversion of the dispatch into the
+engine's message. Three of four prompts repeat an earlier prompt. In "idle" all engines are idle. In
+"half" each decodes half as many sequences as it can. "long" is the same operation for a prompt of
+55,000 tokens (220 KB of text), beside the gateway's time to hash its blocks once. "tick_*" is the
+placing part of "request", with the choices of request and replica, and their accounting. One
+operation of "token" parses a HostFrame, calls `on_frame` and `tick`, and builds and serializes the
+gateways' messages. Its time is divided by the frame's tokens, and 64 replicas send frames in turn.
+Both figures are CPU time of one core. Not measured: gRPC, sockets, the parsing of submits. Run:
+`python -m benchmarks.micro.router_core`.
 """
 
 import gc
@@ -57,7 +58,7 @@ class CoreBench:
             self.core.on_attached(name, 1, limits, self.now)
 
     def message(self, tokens: int = PROMPT_TOKENS) -> wire.Submit:
-        """Return the next request as it comes from a gateway."""
+        """Return the next request, in the form that gateways send."""
         self.handles += 1
         start = self.handles - self.handles % 4  # the first of four fills the cache
         prompt = [start % 30_000, *range(1, tokens)]
@@ -74,7 +75,7 @@ class CoreBench:
         )
 
     def submit(self, message: wire.Submit) -> tuple[float, float]:
-        """Admit, place and convert one request; return the CPU seconds, and those of `tick`."""
+        """Admit, place and convert one request. Returns the CPU seconds, of all and of `tick`."""
         started_s = time.process_time()
         self.core.submit(message.handle % GATEWAYS, convert.request(message), self.now)
         admitted_s = time.process_time()
@@ -117,7 +118,7 @@ class CoreBench:
         return frames
 
     def frame(self, name: str, data: bytes) -> float:
-        """Handle one frame from bytes to bytes; return the CPU seconds."""
+        """Handle one frame from bytes to bytes, and return the CPU seconds."""
         self.now += STEP_S / len(self.dispatches)
         started_s = time.process_time()
         self.core.on_frame(name, 1, engine.HostFrame.FromString(data).step, self.now)
@@ -129,13 +130,13 @@ class CoreBench:
         return spent_s
 
     def step(self, *, kept: int) -> None:
-        """Do one step of all engines."""
+        """Run one step of all engines."""
         for name, data in self.frames(kept=kept):
             self.frame(name, data)
 
 
 def per_request_us(replicas: int, decoding: int) -> dict[str, Any]:
-    """Return the CPU of admission, placement and conversion, `decoding` sequences a replica."""
+    """Return the CPU time of admission, placement and conversion with busy replicas, in µs."""
     bench = CoreBench(replicas)
     for _ in range(decoding):
         for _ in range(replicas):
@@ -160,7 +161,7 @@ def per_request_us(replicas: int, decoding: int) -> dict[str, Any]:
 
 
 def long_prompt_us() -> dict[str, Any]:
-    """Return the CPU of a long prompt, and of hashing it."""
+    """Return the CPU time of a long prompt in the core, and to hash it, in µs."""
     bench = CoreBench(64)
     router: list[float] = []
     hashing: list[float] = []
@@ -183,7 +184,7 @@ def long_prompt_us() -> dict[str, Any]:
 
 
 def per_token_us(sequences: int, tokens: int) -> dict[str, Any]:
-    """Return the CPU of frames with `sequences` rows of `tokens` tokens."""
+    """Return the CPU time per token of frames with `sequences` rows of `tokens` tokens, in µs."""
     bench = CoreBench(64, replace(LIMITS, sequences_max=sequences))  # full engines
     for _ in range(sequences):
         for _ in bench.dispatches:
@@ -204,7 +205,7 @@ def per_token_us(sequences: int, tokens: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure, print and record."""
+    """Measure, print and write the result."""
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
     half = LIMITS.sequences_max // 2

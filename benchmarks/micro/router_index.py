@@ -1,12 +1,12 @@
-"""CPU and memory of the router's prefix index, full: 64 replicas with 33,000 blocks each.
+"""Measures CPU and memory of the router's full prefix index, with 64 replicas of 33,000 blocks.
 
-One operation, "matches": find the blocks of one prompt on each replica, from the bytes of its
-hashes; all replicas hold its system prompt, and one ("known") or none ("unknown") the rest.
-One operation, "dispatched": note that a prompt goes to a replica, which has ("again") or has not
-("fresh") its blocks after the system prompt; for each fresh one another is evicted. One operation,
-"event": one block that an engine reports as stored or as removed. Read all as process CPU time of
-one core; `dispatched_longest_ms` is the slowest single call, which holds up everything else in a
-router. "bytes" is the growth of the process, per pair of a replica and a block. Not measured:
+One operation of "matches" looks up the blocks of one prompt on each replica, from the bytes of its
+hashes. All replicas have its system prompt. The rest is on one replica ("known") or on none
+("unknown"). One operation of "dispatched" records that a prompt was sent to a replica. The replica
+has its blocks after the system prompt ("again") or not ("fresh"). Each fresh block evicts another
+one. One operation of "event" is one block that an engine reports as stored or removed. Figures are
+CPU time of one core. `dispatched_longest_ms` is the slowest single call, which delays everything
+else in a router. "bytes" is the growth of the process per pair of replica and block. Not measured:
 hashing the prompts, parsing messages. Run: `python -m benchmarks.micro.router_index`.
 """
 
@@ -56,7 +56,7 @@ class IndexBench:
         return self.system + self.random.randbytes((blocks - SYSTEM_BLOCKS) * HASH_BYTES)
 
     def dispatch(self, data: bytes, name: str = "") -> float:
-        """Dispatch a prompt to a replica; return the CPU seconds."""
+        """Record a prompt for a replica, and return the CPU seconds."""
         self.now += 0.01
         name = name or self.random.choice(self.names)
         started_s = time.process_time()
@@ -65,14 +65,14 @@ class IndexBench:
         return self.times[-1]
 
     def match(self, data: bytes) -> float:
-        """Find the cached blocks of a prompt; return the CPU seconds."""
+        """Look up the cached blocks of a prompt, and return the CPU seconds."""
         started_s = time.process_time()
         self.index.matches(BlockHashes(data))
         return time.process_time() - started_s
 
 
 def resident_bytes() -> int:
-    """Return the resident memory of this process."""
+    """Return the resident memory of this process in bytes."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
 
@@ -83,7 +83,7 @@ def mean_us(samples: list[float]) -> float:
 
 
 def per_prompt(bench: IndexBench, tokens: int) -> dict[str, Any]:
-    """Return the CPU of lookups and dispatches for prompts of one size."""
+    """Return the CPU time of lookups and dispatches for prompts of one size, in µs."""
     prompts = [bench.prompt(tokens // BLOCK_TOKENS) for _ in range(ROUNDS)]
     unknown = [bench.match(data) for data in prompts]
     fresh: list[float] = []
@@ -105,7 +105,7 @@ def per_prompt(bench: IndexBench, tokens: int) -> dict[str, Any]:
 
 
 def per_event_us(bench: IndexBench) -> dict[str, float]:
-    """Return the CPU per reported block, in reports of 64: as engines send them."""
+    """Return the CPU time per reported block in µs, in reports of 64 blocks as engines send them."""
     prompts = [bench.random.randbytes(64 * HASH_BYTES) for _ in range(2 * ROUNDS)]
     for number, data in enumerate(prompts[:ROUNDS]):
         bench.dispatch(data, bench.names[number % REPLICAS])
@@ -130,7 +130,7 @@ def per_event_us(bench: IndexBench) -> dict[str, float]:
 
 
 def main() -> None:
-    """Measure, print and record."""
+    """Measure, print and write the result."""
     gc.disable()
     bench = IndexBench()
     entries = len(bench.index)

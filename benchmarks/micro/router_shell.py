@@ -1,13 +1,14 @@
-"""CPU of the router's shell and core per frame of an engine, with its tick.
+"""Measures the CPU time of the router's shell and core per engine frame, with its tick.
 
-One operation: a Triton response with one step frame (one token per row) from bytes through
-`read_response`, the hub and the core, one tick of the loop, and the gateway's bytes. One replica,
-one gateway; `waiting`: the prompts that wait in the engine meanwhile, as after a burst. Frames come
-faster here than from any engine, so neither ticks nor messages to the gateway wait for each other.
-`steps`: a frame of eight rows from each of many replicas, one after the other within a millisecond,
-with the ticks that follow and the one message to the gateway; `us_per_step`: of all of them. Not
-measured: gRPC and sockets. The figure is that of the best of 30 parts of the run, which a busy
-machine disturbs least; CPU time of one core.
+One operation is a Triton response with one step frame (one token per row). It covers the way from
+bytes through `read_response`, the hub and the core, one tick of the loop, and the gateway's bytes.
+There are one replica and one gateway. `waiting` is the number of prompts that wait in the engine
+meanwhile, like after a burst. Frames arrive faster here than from any engine, so neither ticks nor
+messages to the gateway wait for each other. `steps` has a frame of eight rows from each of many
+replicas, one after the other within a millisecond, with their ticks and the one message to the
+gateway. `us_per_step` is the time of all of these. The figure is that of the best of 30 parts of
+the run, which a busy machine disturbs least, in CPU time of one core. Not measured: gRPC and
+sockets.
 Run: `python -m benchmarks.micro.router_shell`.
 """
 
@@ -41,7 +42,7 @@ _PAUSE_S = outgoing.PAUSE_S
 
 
 async def dispatched(hub: Hub, outbox: HostOutbox, rows: int) -> list[int]:
-    """Submit requests; return their sequences once all are dispatched."""
+    """Submit requests, wait until all are dispatched, and return their sequences."""
     sequences: list[int] = []
     for _ in range(100 * rows):
         hub.tick()
@@ -55,7 +56,7 @@ async def dispatched(hub: Hub, outbox: HostOutbox, rows: int) -> list[int]:
 
 
 def response(sequences: list[int], waiting: int, step: int) -> bytes:
-    """Return Triton's response for a step while this many prompts wait."""
+    """Return Triton's response for a step, during which `waiting` prompts wait."""
     rows = len(sequences)
     frame = engine.StepFrame(
         step=step,
@@ -77,7 +78,7 @@ def response(sequences: list[int], waiting: int, step: int) -> bytes:
 
 
 async def per_frame(rows: int, waiting: int) -> dict[str, Any]:
-    """Return the CPU of a frame with this many rows, while this many prompts wait."""
+    """Return the CPU time of a frame with `rows` rows, while `waiting` prompts wait."""
     hub = Hub(RouterCore(CoreConfig()), RouterMetrics())
     hub.plan([CELL], [ReplicaPlan(REPLICA, CELL)])
     link = hub.connect("gateway")
@@ -112,7 +113,7 @@ async def per_frame(rows: int, waiting: int) -> dict[str, Any]:
 
 
 async def per_step(replicas: int, rows: int = 8) -> dict[str, Any]:
-    """Return the CPU of a step of this many replicas, whose frames come one by one."""
+    """Return the CPU time of a step of several replicas, whose frames arrive one by one."""
     hub = Hub(RouterCore(CoreConfig()), RouterMetrics())
     outboxes = {f"replica-{it}": HostOutbox(it + 1) for it in range(replicas)}
     hub.plan([CELL], [ReplicaPlan(name, CELL) for name in outboxes])
@@ -143,7 +144,7 @@ async def per_step(replicas: int, rows: int = 8) -> dict[str, Any]:
                 hub.frame(name, outbox.epoch, _frame(running, step))
                 await asyncio.sleep(0)  # each frame arrives on a socket of its own
             await asyncio.sleep(2 * _PAUSE_S)
-            while link.take() is None:  # noqa: ASYNC110 - it tells nobody
+            while link.take() is None:  # noqa: ASYNC110 - the link has no event
                 await asyncio.sleep(_PAUSE_S)  # a busy machine is late
         best_s = min(best_s, (time.process_time() - started_s) / STEPS)
     hub.close()
@@ -159,7 +160,7 @@ def _frame(sequences: list[int], step: int) -> engine.StepFrame:
 
 
 def main() -> None:
-    """Measure, print and record."""
+    """Measure, print and write the result."""
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
     steps = [uvloop.run(per_step(replicas)) for replicas in (1, 4, 16)]

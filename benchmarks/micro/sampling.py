@@ -1,13 +1,13 @@
-"""CPU of choosing tokens, per row: the cost of a step outside the graph for each kind of sampling.
+"""Measures the CPU time of sampling per row, the cost of a step outside the graph.
 
-One operation: `prepare` and `sample` of one step, divided by its rows; all rows want the same. The
-sequences have 200 prompt tokens and 50 emitted ones. Masks are filled by one thread. Logits are
-normal with a standard deviation of 2.5, flatter than a trained model's: top_p keeps hundreds of
-tokens, and costs less where it keeps few. "grammar" alternates between two sequences of states, so
-that no mask is a remembered one; its vocabulary of 128k is an invented tokenizer. Not measured: the
-graph, compiling a grammar (its own figures: `compile_ms`, of new texts).
-Read it as process CPU time of one core, median and best of the steps; on a busy machine, memory and
-the other half of a core are shared, and the best is nearer to what an idle one gives.
+One operation is `prepare` and `sample` of one step, divided by its rows. All rows have the same
+kind of sampling. The sequences have 200 prompt tokens and 50 emitted ones. Masks are filled by one
+thread. Logits are normal with a standard deviation of 2.5, flatter than a trained model's. With
+these, top_p keeps hundreds of tokens, and it costs less if it keeps few. "grammar" alternates
+between two sequences of states, so that no mask is a cached one. Its vocabulary of 128k is an
+invented tokenizer. `compile_ms` is the time to compile a new grammar. Figures are CPU time of one
+core, median and best of the steps. On a busy machine, memory and the other half of a core are
+shared, so the best is nearer to an idle machine's figure. Not measured: the graph.
 Run: `python -m benchmarks.micro.sampling`.
 """
 
@@ -71,7 +71,7 @@ def write_tokenizer(path: Path, vocabulary: int) -> None:
 
 
 def sequences(rows: int, vocabulary: int, sampling: Sampling) -> list[ScheduledSequence]:
-    """Return decoding sequences, each with a seed of its own."""
+    """Return decoding sequences, each with another seed."""
     rng = random.Random(1)
     batch: list[ScheduledSequence] = []
     for key in range(rows):
@@ -86,7 +86,7 @@ def sequences(rows: int, vocabulary: int, sampling: Sampling) -> list[ScheduledS
 
 
 def per_row_us(compiler: GrammarCompiler, rows: int, kind: str) -> dict[str, Any]:
-    """Return the CPU of one row of one kind."""
+    """Return the CPU time of one row with one kind of sampling, in µs."""
     vocabulary, sampling = compiler.vocabulary, KINDS[kind]
     rng = np.random.default_rng(0)
     logits = rng.normal(0, 2.5, (rows, vocabulary)).astype(np.float32)
@@ -96,7 +96,7 @@ def per_row_us(compiler: GrammarCompiler, rows: int, kind: str) -> dict[str, Any
     for step in range(STEPS[vocabulary]):
         if step % 20 == 0:
             plan = StepPlan(sequences(rows, vocabulary, sampling), [])
-            sampler.prepare(plan)  # makes the sequences' state; a step in hundreds does
+            sampler.prepare(plan)  # creates the sequences' state, which is rare
         started_s = time.process_time()
         sampler.prepare(plan)
         output = sampler.sample(logits, plan)
@@ -125,7 +125,7 @@ def compile_ms(compiler: GrammarCompiler) -> float:
 
 
 def main() -> None:
-    """Measure, print and record."""
+    """Measure, print and write the result."""
     per_row: list[dict[str, Any]] = []
     compiling: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as directory:

@@ -1,8 +1,8 @@
-"""Processor time of a scaling plan of 200 pools.
+"""Measures the CPU time of a scaling plan of 200 pools.
 
-One operation: one `plan` of 200 pools that have half an hour of buckets, eight days of quarters and
-the boot times of 16 replicas each; `within`: under a budget that cuts half of them. Milliseconds of
-processor time. Not measured: the database.
+One operation is one `plan` of 200 pools, each with half an hour of buckets, eight days of
+quarter-hours and the boot times of 16 replicas. `within` is the same under a budget that cuts half
+of the pools. Figures are milliseconds of CPU time. Not measured: the database.
 Run: `python -m benchmarks.micro.scaling_plan`.
 """
 

@@ -1,11 +1,11 @@
-"""CPU of an engine for the scores of a rollout, beside the answer that they judge.
+"""Measures an engine's CPU time for the scores of a rollout, beside the answer that they judge.
 
-One operation: one answer of an adapter, or its two scores: by the adapter, which finds the prompt
-in its cache, and by the base, which does not. The engine is `openvino` with the shipped base and
-its default options, alone in this process, one sequence at a time. Times are CPU time of the whole
-process; medians of the rounds, of which each has a prompt of its own. An engine that decodes many
-sequences in one batch spends less on an answer, and the same on a score.
-Not measured: gateway, router, frames. Run: `python -m benchmarks.micro.scores`.
+One operation is one answer of an adapter, or its two scores. The adapter's own score uses the
+cached prompt, while the base's score has no cache. The engine is `openvino` with the shipped base
+and its default options, alone in this process, with one sequence at a time. Figures are CPU time of
+the whole process, medians of the rounds, each with another prompt. An engine that decodes many
+sequences in one batch spends less on an answer, and as much on a score. Not measured: gateway,
+router, frames. Run: `python -m benchmarks.micro.scores`.
 """
 
 import random

@@ -1,18 +1,19 @@
-"""Time of the trace store for a tenant's month among 50 million requests.
+"""Measures the trace store's queries of a tenant's month among 50 million requests.
 
-One operation is one query through the service's own client, on the local trace store, with 50
-million requests of 2,000 tenants in the last 30 days: the largest has 8 % of them, the median one
-0.01 %; 1 % were written twice. Asked are a month's usage by day and by hour, before there are
-rollups (everything from events) and with them (the last ten minutes from events, as always); a
-rollout with half of the requests of the last hour; the fleet's costs of a day, which rollups
-do not have. The rows are made inside the store, half a day at a time, in `fill_s`; rollups of hours
-by the service's own loop, in `rollup_s`. Rollups of minutes are left out but for the last ones: a
-month's usage reads no others.
+One operation is one query through the service's own client, on the local trace store. The store has
+50 million requests of 2,000 tenants in the last 30 days. The largest tenant has 8 % of them, the
+median tenant 0.01 %, and 1 % were written twice. Queries are a month's usage by day and by hour,
+before there are rollups and with them. Without rollups all is computed from events, and with them
+only the last ten minutes. Other queries are a rollout with half of the requests of the last hour,
+and the fleet's costs of a day, which have no rollups. The rows are generated inside the store, half
+a day at a time, in `fill_s`. Rollups of hours are made by the service's own loop, in `rollup_s`. Of
+the rollups of minutes only the last ones exist, because a month's usage reads no others.
 
-Not measured: HTTP of the service, a store that is written to, a cold page cache, merges (they are
-waited for, a minute at most). Read p50 and p99, in milliseconds, on a machine that does nothing
-else, and `store_cpu_ms`, the CPU time of the store per query, on any; `refused` counts queries that
-hit the service's limit of 25 s, which no month with rollups may. Needs 4 GiB of disk.
+Not measured: HTTP of the service, a store that is written to, a cold page cache, merges (for which
+the benchmark waits, a minute at most). p50 and p99, in milliseconds, are valid on an otherwise idle
+machine. `store_cpu_ms`, the CPU time of the store per query, is valid on any. `refused` counts
+queries that reach the service's limit of 25 s, which must be none for a month with rollups. The
+benchmark needs 4 GiB of disk.
 Run: `python -m benchmarks.micro.trace_month [--requests N]`.
 """
 
@@ -45,7 +46,7 @@ _TENANTS = 2_000
 _ROUNDS = 100
 _WINDOW_MS = 10_000
 _MERGES_S = 60
-_ROWS_AT_ONCE = 300_000  # rows per insert, which takes seconds even on a busy machine
+_ROWS_AT_ONCE = 300_000  # rows per insert, which then lasts only seconds
 MARKS_VIEW = "rollup_marks_of_requests"
 # A tenant's number is the cube of a random number, so that few tenants have most requests.
 FILL = """
@@ -103,7 +104,7 @@ FROM system.parts WHERE active AND database = currentDatabase()
 
 
 async def fill_month(store: Store, requests: int, to_ms: int, statement: str = FILL) -> None:
-    """Write 30 days in slices, then some of the first ones again; the last hour comes alone."""
+    """Write 30 days in slices, the last hour alone, then some of the first rows again."""
     hours = _DAYS * 24
     length_ms = hours * HOUR_MS
     edges = [requests * hour // hours for hour in [*range(0, hours - 1, 12), hours - 1, hours]]
@@ -135,7 +136,7 @@ async def roll_month(store: Store, to_ms: int) -> None:
     await store.write(_BEGIN, {"now_ms": now_ms})
     rollups = Rollups(store, TelemetryMetrics(), settle_ms=1)
     until_ms = 0
-    while until_ms < now_ms:  # a step ends after some minutes, done or not
+    while until_ms < now_ms:  # a step ends after some minutes, complete or not
         try:
             await rollups.step()
             [row] = await store.query(_UNTIL, {})
@@ -154,7 +155,7 @@ async def _timed(
         started = time.perf_counter()
         try:
             await ask(number)
-        except STORE_ERRORS:  # 25 s were not enough, for a caller as well
+        except STORE_ERRORS:  # the limit of 25 s, as for a caller
             refused += 1
         spent_ms.append((time.perf_counter() - started) * 1e3)
     store_cpu_s = cpu_s([pid]) - cpu_before_s
@@ -219,7 +220,7 @@ async def _measure(store: Store, pid: int, requests: int) -> dict[str, object]:
     await roll_month(store, to_ms)
     rolled_s, rolled_cpu_s = time.perf_counter() - started, cpu_s([pid]) - spent_s
     print(f"rolled up in {rolled_s:.0f} s, {rolled_cpu_s:.0f} s of CPU", flush=True)
-    # New events since then: requests of the last ten minutes, sent again.
+    # New events since the rollups, which are requests of the last ten minutes, sent again.
     first = requests - requests * 10 // (_DAYS * 24 * 60)
     fresh = {"from_ms": to_ms - _DAYS * DAY_MS, "length_ms": _DAYS * DAY_MS, "requests": requests}
     fresh |= {"tenants": _TENANTS, "is_last": True, "first": first, "count": requests - first}
@@ -256,13 +257,13 @@ async def _run(home: Path, requests: int) -> dict[str, object]:
 
 
 def main() -> None:
-    """Run all cases; `benchmarks/results/trace_month.json` keeps figures of 50 million."""
+    """Run all cases, and write `benchmarks/results/trace_month.json` for 50 million requests."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--requests", type=int, default=_REQUESTS)
     requests = parser.parse_args().requests
     with tempfile.TemporaryDirectory() as folder:
         results = asyncio.run(_run(Path(folder), requests))
-    if requests != _REQUESTS:  # a trial: too few requests for the goal
+    if requests != _REQUESTS:  # a trial with too few requests for the goal
         print(json.dumps(results, indent=2))
         return
     parameters = {"requests": requests, "tenants": _TENANTS, "days": _DAYS, "rounds": _ROUNDS}

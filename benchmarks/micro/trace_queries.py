@@ -1,11 +1,12 @@
-"""Time of the trace store for the queries of rollouts and of the ledger.
+"""Measures the trace store's queries for rollouts and for the ledger.
 
-One operation is one query through the service's own client, on the local trace store, with 300,000
-requests of the last month in it, written in the order of their time: a rollout that has half of the
-last hour's 100,000 requests, ten of its windows and an hour of them; a tenant of a hundred, a day
-by the hour and a month by the day. Not measured: HTTP of the service, a store that is written to.
-Read p50 and p99, in milliseconds, on a machine that does nothing else; `store_cpu_ms`, the CPU time
-of the store per query, on any. Run: `python -m benchmarks.micro.trace_queries`.
+One operation is one query through the service's own client, on the local trace store. The store has
+300,000 requests of the last month, written in the order of their time. A rollout has half of the
+last hour's 100,000 requests, of which ten windows and one hour are queried. For one of a hundred
+tenants, a day is queried by the hour and a month by the day. p50 and p99, in milliseconds, are
+valid on an otherwise idle machine. `store_cpu_ms`, the CPU time of the store per query, is valid on
+any. Not measured: HTTP of the service, a store that is written to. Run: `python -m
+benchmarks.micro.trace_queries`.
 """
 
 import asyncio
