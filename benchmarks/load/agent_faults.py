@@ -2,14 +2,14 @@
 
 One operation is a fault in an idle replica that is ready, at a random moment between two probes.
 Both times count from the moment of the fault. *Detected* is the first report to the control plane
-with a state other than ready. *Ready* is the next report with the state ready, from a new engine,
-after its start and first canary. `triton_killed` and `stub_killed` are SIGKILLs. `frozen` is a
-SIGSTOP of the stub, during which Triton still reports ready. `agent_killed` is a SIGKILL of the
-agent, which is started again at once while a client reads a stream from the engine. Here *ready* is
-the first report of the new agent, with the same engine. The client's longest wait between two
-tokens is given for that stream and for an undisturbed stream. The back-off between restarts is set
-to its shortest, because rounds would otherwise wait for one another. Not measured: loading weights
-of a useful size, routers, clients.
+with a state other than ready. *Ready* is the next report with the state ready, from a new engine
+after its first canary. `triton_killed` and `stub_killed` are SIGKILLs. `frozen` is a SIGSTOP of the
+stub, during which Triton still reports ready. `agent_killed` is a SIGKILL of the agent, which is
+started again at once while a client reads a stream from the engine. Here *ready* is the first
+report of the new agent, with the same engine. The client's longest wait between two tokens is given
+for that stream and for an undisturbed stream. The back-off between restarts is set to its shortest,
+because rounds would otherwise wait for one another. Not measured: loading weights of a useful size,
+routers, clients.
 Run: `python -m benchmarks.load.agent_faults [sim] [openvino]`.
 """
 

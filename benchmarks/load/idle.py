@@ -2,10 +2,10 @@
 
 One operation is a minute without requests of a running `sluice up`, which serves a chat and an
 embedding model on the CPU engine. The minute before is not measured, so that the stack is idle.
-Figures are the CPU time of each process and its children, in percent of one core, and the voluntary
-context switches of its threads per second. Not measured: memory, and the cost of requests. CPU time
-is less sensitive to other work on the machine than wall time, although such work makes each wake-up
-dearer.
+Figures are the CPU time of each process and its children, in percent of one core. Another figure is
+the voluntary context switches of its threads per second. Not measured: memory, and the cost of
+requests. CPU time is less sensitive to other work on the machine than wall time, although such work
+makes each wake-up dearer.
 """
 
 import os

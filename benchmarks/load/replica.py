@@ -1,8 +1,8 @@
 """Measures the speed of a replica: its engine alone, behind Triton, with adapters, with its cache.
 
 One operation is one new token of one sequence. *Alone* is `step()` of the driver in this process.
-*Served* is the same engine inside a real Triton, whose tokens are counted in the frames of one
-attachment, client and server on the same cores. Both have the same prompts of 64 random tokens
+*Served* is the same engine inside a real Triton, with client and server on the same cores. Its
+tokens are counted in the frames of one attachment. Both have the same prompts of 64 random tokens
 (nothing cached), 100 new tokens each, greedy. Rounds alternate, and the median of the per-round
 ratios is reported. `adapters` compares 32 sequences of the base alone with a batch that mixes the
 base and the shipped adapters. `hot_add` is the time from the submit of a sequence to its first

@@ -1,13 +1,14 @@
 """Measures events through producer, broker, sink and trace store, at a rate and in an outage.
 
-One operation is one filled event (about 490 bytes), from its serialisation in a producer process to
-a row that is read by its event id. The local broker, `python -m telemetry` and the local trace
-store run beside it, all on the same cores. `steady` emits at a rate for some seconds, and samples
-how many events are under way. `outage` spools the events of ten minutes to disk, in less time,
-while the broker is killed. Then it starts the broker, continues to emit at the rate, and measures
-the time until no event is under way. At the end every event is read from the store. Not measured:
-building an event from a request, a network, a Kafka that writes to disk. The figures to read are
-`lost`, `under_way_max` and the CPU time per event of each process, which is insensitive to noise.
+One operation is one filled event (about 490 bytes). It lasts from its serialisation in a producer
+process to a row that is read by its event id. The local broker, `python -m telemetry` and the local
+trace store run beside it, all on the same cores. `steady` emits at a rate for some seconds, and
+samples how many events are under way. `outage` spools the events of ten minutes to disk, in less
+time, while the broker is killed. Then it starts the broker, continues to emit at the rate, and
+measures the time until no event is under way. At the end every event is read from the store. Not
+measured: building an event from a request, a network, a Kafka that writes to disk. The figures to
+read are `lost`, `under_way_max` and the CPU time per event of each process, which is insensitive to
+noise.
 Run: `python -m benchmarks.load.telemetry_pipeline [steady [RATE [SECONDS]]] [outage [RATE]]`.
 """
 

@@ -1,11 +1,11 @@
 """Simulates how often `auto` changes the model of a conversation, and how much it saves.
 
-One operation is a turn. 40 conversations per seed grow by messages, a tenth of their turns changes
-the subject to code, and the waits of three pools are a random walk. The gateway knows the waits
-exactly, or with an error of a fifth. The saving of a change is the cost of the old model minus that
-of the new one, by the true waits and with the prefix computed anew. Figures are sums over 20 seeds,
-in the currency of the prices. `lost` counts changes that cost more. Not measured: engines, and
-quality other than the published figures.
+One operation is a turn. Each seed has 40 conversations that grow by messages, and a tenth of their
+turns changes the subject to code. The waits of three pools are a random walk. The gateway knows the
+waits exactly, or with an error of a fifth. The saving of a change is the cost of the old model
+minus that of the new one. Both use the true waits, and the new one computes the prefix anew.
+Figures are sums over 20 seeds, in the currency of the prices. `lost` counts changes that cost more.
+Not measured: engines, and quality other than the published figures.
 Run: `python -m benchmarks.micro.auto_replay`.
 """
 

@@ -6,10 +6,10 @@ placement), `emit` is `EventProducer.emit`, and `sum` is all three. These are CP
 calling thread, with a hundred open requests of a hundred callers. Callers repeat and the control
 plane sends no change, so the shared part of events exists already. `closing_first` also computes
 that part, as after each change of keys, tenants, tiers or models. `process` is the CPU time of the
-whole process from `emit` until every event is at the broker, or on disk if the broker is away. It
-includes the shipping thread and librdkafka's. Events are emitted in bursts of 100 with pauses, like
-in a busy gateway. Figures are medians of the rounds, in microseconds. Not measured: the broker
-(another process), the sink, the bytes of the closing on their way.
+whole process from `emit` until every event is at the broker. If the broker is away, it ends when
+they are on disk. It includes the shipping thread and librdkafka's. Events are emitted in bursts of
+100 with pauses, like in a busy gateway. Figures are medians of the rounds, in microseconds. Not
+measured: the broker (another process), the sink, the bytes of the closing on their way.
 Run: `python -m benchmarks.micro.event_emit`.
 """
 

@@ -3,11 +3,11 @@
 One operation is the answers of the shipped base to 1 or 8 concurrent prompts of 64 random tokens,
 with 256 greedy tokens each. `none` has no prediction. `good` predicts the answer itself, `edited`
 the answer with every 40th token replaced, and `wrong` random tokens. `tokens_per_step` is the
-number of tokens per sequence and engine step, without prefill steps. `cpu_us_per_token` and
-`wall_ms` (from the first step to the end of the last answer) are medians of the rounds, in which
-the cases run in turns. `ratio` compares with `none`. `equal` counts answers that are equal to those
-without a prediction, with `f32` weights and pool. Not measured: frames, transport, tokenizing. Run:
-`python -m benchmarks.micro.predictions`.
+number of tokens per sequence and engine step, without prefill steps. `wall_ms` is the time from the
+first step to the end of the last answer. It and `cpu_us_per_token` are medians of the rounds, in
+which the cases run in turns. `ratio` compares with `none`. `equal` counts answers that are equal to
+those without a prediction, with `f32` weights and pool. Not measured: frames, transport,
+tokenizing. Run: `python -m benchmarks.micro.predictions`.
 """
 
 import random

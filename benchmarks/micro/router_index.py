@@ -105,7 +105,7 @@ def per_prompt(bench: IndexBench, tokens: int) -> dict[str, Any]:
 
 
 def per_event_us(bench: IndexBench) -> dict[str, float]:
-    """Return the CPU time per reported block in µs, in reports of 64 blocks as engines send them."""
+    """Return the CPU time in µs per reported block, in reports of 64 blocks as engines send."""
     prompts = [bench.random.randbytes(64 * HASH_BYTES) for _ in range(2 * ROUNDS)]
     for number, data in enumerate(prompts[:ROUNDS]):
         bench.dispatch(data, bench.names[number % REPLICAS])

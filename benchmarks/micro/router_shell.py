@@ -5,9 +5,9 @@ bytes through `read_response`, the hub and the core, one tick of the loop, and t
 There are one replica and one gateway. `waiting` is the number of prompts that wait in the engine
 meanwhile, like after a burst. Frames arrive faster here than from any engine, so neither ticks nor
 messages to the gateway wait for each other. `steps` has a frame of eight rows from each of many
-replicas, one after the other within a millisecond, with their ticks and the one message to the
-gateway. `us_per_step` is the time of all of these. The figure is that of the best of 30 parts of
-the run, which a busy machine disturbs least, in CPU time of one core. Not measured: gRPC and
+replicas, one after the other within a millisecond. It includes their ticks and the one message to
+the gateway. `us_per_step` is the time of all of these. The figure is that of the best of 30 parts
+of the run, which a busy machine disturbs least, in CPU time of one core. Not measured: gRPC and
 sockets.
 Run: `python -m benchmarks.micro.router_shell`.
 """

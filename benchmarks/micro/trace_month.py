@@ -10,10 +10,10 @@ a day at a time, in `fill_s`. Rollups of hours are made by the service's own loo
 the rollups of minutes only the last ones exist, because a month's usage reads no others.
 
 Not measured: HTTP of the service, a store that is written to, a cold page cache, merges (for which
-the benchmark waits, a minute at most). p50 and p99, in milliseconds, are valid on an otherwise idle
-machine. `store_cpu_ms`, the CPU time of the store per query, is valid on any. `refused` counts
-queries that reach the service's limit of 25 s, which must be none for a month with rollups. The
-benchmark needs 4 GiB of disk.
+the benchmark waits, a minute at most). The figures p50 and p99, in milliseconds, are valid on an
+otherwise idle machine. `store_cpu_ms`, the CPU time of the store per query, is valid on any.
+`refused` counts queries that reach the service's limit of 25 s, which must be none for a month with
+rollups. The benchmark needs 4 GiB of disk.
 Run: `python -m benchmarks.micro.trace_month [--requests N]`.
 """
 

@@ -3,10 +3,10 @@
 One operation is one query through the service's own client, on the local trace store. The store has
 300,000 requests of the last month, written in the order of their time. A rollout has half of the
 last hour's 100,000 requests, of which ten windows and one hour are queried. For one of a hundred
-tenants, a day is queried by the hour and a month by the day. p50 and p99, in milliseconds, are
-valid on an otherwise idle machine. `store_cpu_ms`, the CPU time of the store per query, is valid on
-any. Not measured: HTTP of the service, a store that is written to. Run: `python -m
-benchmarks.micro.trace_queries`.
+tenants, a day is queried by the hour and a month by the day. The figures p50 and p99, in
+milliseconds, are valid on an otherwise idle machine. `store_cpu_ms`, the CPU time of the store per
+query, is valid on any. Not measured: HTTP of the service, a store that is written to. Run: `python
+-m benchmarks.micro.trace_queries`.
 """
 
 import asyncio
