@@ -31,7 +31,8 @@ async def begin(
         write: Write of the request. The caller records the change in the audit log.
         model_id: Id of a model that the caller may write.
         release: Name of one of the model's releases.
-        plan: Plan of the rollout; None: the plan of the model, or else the default plan.
+        plan: Plan of the rollout. If it is None, the model's stored plan applies, or else the
+            default plan.
         is_started: Whether the rollout starts at once.
 
     Raises:
@@ -74,7 +75,7 @@ async def locked_model(write: Write, model_id: str) -> Values:
     """Return a model that the caller may write, locked until the transaction ends.
 
     Raises:
-        PlatformError: 404 if the caller may not read the model or it does not exist, 403 if the
+        PlatformError: 404 if the model does not exist or the caller may not read it, 403 if the
             caller may not write the model.
     """
     await write.connection.execute(lock_id(MODELS.path, model_id))

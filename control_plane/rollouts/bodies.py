@@ -23,15 +23,16 @@ class PlanChange(Plan):
 
     @property
     def wanted(self) -> Plan:
-        """The given plan."""
+        """The plan itself, whichever of the two forms the body has."""
         return self.plan or Plan.model_validate(self.model_dump(exclude={"plan"}))
 
 
 class RolloutBody(AdminBody):
     """A release that shall take over a model's traffic.
 
-    `release` is its name, without the model's. Without a plan, the model's plan holds. Without
-    `is_started` the rollout waits for an operator's start, and meanwhile measures control.
+    `release` is the name of the release without the name of the model. Without a plan, the model's
+    stored plan applies. If `is_started` is false, the rollout waits until an operator starts it,
+    and meanwhile measures control.
     """
 
     model_id: Id
@@ -41,6 +42,6 @@ class RolloutBody(AdminBody):
 
 
 class PromoteBody(AdminBody):
-    """The stage to end, as the caller saw it, so that no other stage is ended by mistake."""
+    """The stage to end. Another stage is never ended, for example after a stale reading."""
 
     stage: Annotated[int, Field(ge=0, le=100)]

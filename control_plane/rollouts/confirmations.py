@@ -4,7 +4,7 @@ from control_plane.database import Database
 from control_plane.rollouts import repository
 from control_plane.rollouts.facts import Confirmation
 
-_DEADLINE_S = 2.0  # deadline; a failure does no harm, because gateways repeat their confirmations
+_DEADLINE_S = 2.0  # Seconds. A failure does no harm, because gateways repeat confirmations.
 
 
 class Confirmations:
@@ -16,7 +16,7 @@ class Confirmations:
     async def confirm(
         self, gateway_id: str, version: int, oldest_open_ms: int, missing_bases: frozenset[str]
     ) -> None:
-        """Store a gateway's confirmation, see `Confirmation`.
+        """Store a gateway's confirmation.
 
         Raises:
             DatabaseDownError: The confirmation was not stored.

@@ -1,4 +1,4 @@
-"""Writes the changes of a rollout's step in one transaction: rollout, event, split and model.
+"""Writes a rollout's step in one transaction, with its event, its split and its model.
 
 The loop and the admin REST step rollouts only through this module, under a lock on the rollout's
 row.
@@ -22,7 +22,10 @@ from sluice.errors import ErrorCode, PlatformError
 
 
 class Preparation(Protocol):
-    """The fleet's operations for rollouts; `control_plane.fleet.preparation` implements them."""
+    """The operations that a rollout requests from the fleet.
+
+    The implementation is `control_plane.fleet.preparation`.
+    """
 
     def prepare(
         self,
@@ -71,7 +74,7 @@ class News:
 
     @property
     def is_incident(self) -> bool:
-        """Whether the platform itself, not an operator, sent all requests back to control."""
+        """Whether the platform, and not an operator, sent all requests back to control."""
         return self.kept.state.phase is Phase.HALTED and self.was is not Phase.HALTED
 
 
@@ -89,7 +92,7 @@ async def apply(
         kept: Stored rollout.
         told: Events for the rollout, in order.
         now_ms: Unix time.
-        actor: Id of the caller's admin key; empty: the step was not requested by a caller.
+        actor: Id of the caller's admin key. It is empty if no caller requested the step.
 
     Raises:
         PlatformError: `CONFLICT` if the operator's command is not possible in the rollout's phase.
@@ -155,13 +158,13 @@ async def both_releases(
 async def _releases(
     connection: AsyncConnection, kept: KeptRollout
 ) -> tuple[PreparedRelease | None, PreparedRelease | None]:
-    """Return the releases control and canary, None for a release that does not exist."""
+    """Return the releases control and canary. A deleted release is None."""
     control = await repository.release_of(connection, kept.model_id, kept.control)
     return control, await repository.release_of(connection, kept.model_id, kept.canary)
 
 
 async def _finish(connection: AsyncConnection, kept: KeptRollout) -> None:
-    """Point the model at the canary release, as a promotion does."""
+    """Point the model at the canary release, because the rollout has ended well."""
     _, canary = await both_releases(connection, kept)
     values = {
         "base_digest": canary.base_digest,

@@ -17,8 +17,8 @@ from sluice.buckets import BUCKETS
 from sluice.errors import ErrorCode, ErrorEvidence
 
 _TAIL = 0.05  # largest share of control's values beyond a threshold
-# With fewer control requests than the minimum a quantile is too rough. Above the maximum all counts
-# are halved, so that an unusual period of control (for example while engines load weights) soon
+# With fewer control requests than the minimum, a quantile is too rough. Above the maximum, all
+# counts are halved. So an unusual period of control, for example while engines load weights, soon
 # loses its weight.
 _BASELINE_MIN = 200
 _BASELINE_MAX = 1_000
@@ -43,9 +43,9 @@ class Metric(StrEnum):
     GOLDEN = "golden"
 
 
-# Minimum for properties of answers. Incidents do not make answers longer or empty, so windows may
-# be pooled until control has this many answers. A window with one answer of canary and two of
-# control has hardly any evidence.
+# Number of control's answers up to which windows are pooled, for properties of answers. A window
+# with one answer of canary and two of control has hardly any evidence. Pooling is safe for these
+# properties, because incidents do not make answers longer or empty.
 CONTENT_REFERENCE_MIN = 32
 CONTENT = frozenset(
     {
@@ -64,10 +64,10 @@ CONTENT = frozenset(
 
 
 def reference_min(metric: Metric) -> int:
-    """Return the number of control's observations up to which windows are pooled; 0: no pooling.
+    """Return the number of control's observations up to which windows are pooled.
 
-    Replicas answer golden prompts one after the other, so a short window may contain only answers
-    of canary.
+    Zero means that windows are not pooled. Replicas answer golden prompts one after the other, so a
+    short window may contain only answers of canary.
     """
     if metric is Metric.GOLDEN:
         return 1
@@ -92,11 +92,11 @@ class Histogram:
         return sum(self.counts)
 
     def above(self, bucket: int) -> Count:
-        """Return the number of values in buckets above the given bucket, of all values."""
+        """Return the count of values above a bucket, with the total of the histogram."""
         return Count(sum(self.counts[bucket + 1 :]), self.total)
 
     def below(self, bucket: int) -> Count:
-        """Return the number of values in buckets below the given bucket, of all values."""
+        """Return the count of values below a bucket, with the total of the histogram."""
         return Count(sum(self.counts[:bucket]), self.total)
 
 
@@ -113,8 +113,8 @@ class ScoreEvidence:
             generated them.
         surprisal_mnats: Histogram of the negative mean log probability of an answer under the base,
             in thousandths of a nat.
-        entropy_mnats: Histogram of the mean entropy of the distributions from which an answer's
-            tokens were sampled, in thousandths of a nat.
+        entropy_mnats: Histogram of an answer's mean entropy over the distributions of its tokens,
+            in thousandths of a nat.
     """
 
     answers: int = 0
@@ -124,7 +124,7 @@ class ScoreEvidence:
 
     @property
     def base_likes(self) -> Count:
-        """Scored answers that are as likely under the base as under the adapter, of all scored."""
+        """The count of answers as likely under the base as under the adapter, of all scored."""
         return Count(self.base_like, self.answers)
 
 
@@ -132,23 +132,23 @@ class ScoreEvidence:
 class Arm:
     """Outcomes of one release's requests that arrived in a window.
 
-    The requests are counted when all of them have ended or timed out, because at the end of the
-    window only the fast requests have ended. Requests of pinned tenants are left out, since their
-    release was not chosen at random. Only the first request of a session in the window counts.
-    Properties of answers count once per session, because the turns of a session are similar and
-    must not be treated as independent.
+    The count is made when all requests have ended or timed out, since at the window's end only fast
+    requests have ended. Requests of pinned tenants are left out, since their release was not chosen
+    at random. Only the first request of a session in the window counts. Properties of answers count
+    once per session, because the turns of a session are similar and must not be treated as
+    independent.
 
     Attributes:
         requests: Number of requests.
         errors: Requests that ended with an error, by code.
-        first_answers: Number of answers that are the first of their session or have no session;
-            refusals, flaws and lengths are counted only on these answers. None: an older telemetry
-            service counted them on all answers.
+        first_answers: Number of answers that are the first of their session or have no session.
+            Refusals, flaws and lengths are counted only on these answers. None means that an older
+            telemetry service counted them on all answers.
         refusals: Number of answers in which the model declined the request.
         empty_answers: Number of answers without content.
         repetitive_answers: Number of answers that repeat themselves.
         cut_answers: Number of answers that were truncated at their length limit.
-        ttft_ms: TTFT in milliseconds, of the requests that got a first token.
+        ttft_ms: TTFT in milliseconds, of the requests with a first token.
         tpot_us: Mean time between the tokens of an answer, one value per answer, because the single
             gaps (ITL) of an answer are not independent observations.
         output_tokens: Output tokens of complete first answers.
@@ -188,11 +188,12 @@ class Arm:
 
     @property
     def faults(self) -> Count:
-        """Failures that the release may have caused, of the requests that it had to answer.
+        """The count of failures that the release may have caused, of its requests.
 
         Client errors (4xx, disconnects) and rejections by policy (429, 503 for limits, overload,
         drain) are left out, because they depend on callers and capacity and not on the release.
-        They come in bursts, so a single misbehaving client could otherwise cause a rollback.
+        Such errors arrive in bursts, so a single misbehaving client could otherwise cause a
+        rollback.
         """
         bad = sum(
             count for code, count in self.errors.items() if _is_evidence(code, ErrorEvidence.FAULT)
@@ -214,8 +215,8 @@ class Window:
     Attributes:
         start_ms: Start of the range of arrival times, inclusive, in Unix milliseconds.
         end_ms: End of the range, exclusive, in Unix milliseconds.
-        canary: Outcomes of the new release. In a shadow stage these are copies of requests, whose
-            answers are not sent to clients.
+        canary: Outcomes of the new release. In a shadow stage, canary answers copies of requests,
+            and clients never receive these answers.
         control: Outcomes of the old release.
     """
 
@@ -252,7 +253,10 @@ class Baseline:
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """Buckets beyond which at most 5 % of control's values lie; None: unknown."""
+    """Buckets beyond which at most 5 % of control's values lie.
+
+    A threshold without enough data is None.
+    """
 
     ttft_ms_high: int | None = None
     tpot_us_high: int | None = None

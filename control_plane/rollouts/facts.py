@@ -21,17 +21,18 @@ from control_plane.rollouts.state import (
     Tick,
 )
 
-# Seconds without a confirmation after which a gateway is considered gone.
+# Seconds without a confirmation after which a gateway counts as stopped.
 GATEWAY_LIVE_S = 15.0
-# Maximum age of open requests for which evidence waits. Older open requests are counted as they
-# are.
+# Maximum age of open requests for which evidence waits, in milliseconds. Older open requests are
+# counted without their outcome.
 OPEN_MAX_MS = 60_000
-# A confirmation describes a moment before it was sent, measured by another clock. The margin covers
-# both differences.
+# A confirmation describes a moment before it was sent, measured by another clock. The margin, in
+# milliseconds, covers both differences.
 _CLOCK_MARGIN_MS = 1_000
-# Longest time range of evidence that is read at once after an absence.
+# Longest time range of evidence that one step reads, in milliseconds, for example after an outage
+# of the control plane.
 _CATCH_UP_MS = 300_000
-# Interval at which a rollout is stored if only the time of its last step has changed.
+# Milliseconds between two writes of a rollout if only the time of its last step has changed.
 _STORE_INTERVAL_MS = 5_000
 
 
@@ -42,7 +43,7 @@ class GatewayFacts:
     Attributes:
         version: Version of the state whose splits the worker follows.
         oldest_open_ms: Arrival time of the oldest open request that was assigned by a split, in
-            Unix milliseconds; 0: there is none.
+            Unix milliseconds. Zero means that no such request is open.
         seen_ms: Time of the confirmation, in Unix milliseconds.
         missing_bases: Digests of bases in rollouts that the worker cannot serve yet.
     """
@@ -55,7 +56,7 @@ class GatewayFacts:
 
 @dataclass(frozen=True, slots=True)
 class Confirmation:
-    """A new confirmation of a gateway's worker process; for the fields see `GatewayFacts`."""
+    """A new confirmation of a gateway's worker process, with the fields of `GatewayFacts`."""
 
     gateway_id: str
     version: int
@@ -69,12 +70,13 @@ class Facts:
 
     Attributes:
         is_taken_over: Whether another process stepped the rollout before.
-        not_ready: Stages that the fleet cannot serve.
-        ready: Stages that the fleet can serve.
+        not_ready: Numbers of the stages that the fleet cannot serve.
+        ready: Numbers of the stages that the fleet can serve.
         windows: Evidence since the last window that was applied.
         is_confirmed: Whether all gateways follow the split as it was before this step.
-        gone: Reason why the rollout cannot continue; None: it can continue.
-        has_prompts: Whether the model has golden prompts with an expected answer; None: unknown.
+        gone: Reason why the rollout cannot continue, or None if it can.
+        has_prompts: Whether the model has golden prompts with an expected answer. None means
+            unknown.
     """
 
     is_taken_over: bool = False
@@ -94,7 +96,7 @@ def live(gateways: Sequence[GatewayFacts], now_ms: int) -> list[GatewayFacts]:
 def is_confirmed(
     gateways: Sequence[GatewayFacts], version: int, changed_ms: int, now_ms: int
 ) -> bool:
-    """Return whether no gateway assigns requests by an older split any more.
+    """Return whether every live gateway assigns requests by the present split.
 
     Args:
         gateways: All gateways with a confirmation.
@@ -111,11 +113,11 @@ def is_confirmed(
 def held_stages(
     rollout: Rollout, gateways: Sequence[GatewayFacts], base_digest: str, now_ms: int
 ) -> frozenset[int]:
-    """Return the stages that must not begin, or end the rollout, before all gateways have the base.
+    """Return the stages that have to wait until all gateways have loaded canary's base.
 
-    A gateway without the base sends canary's requests to control. While the share is unchanged this
-    does no harm, so the present stage is not held. The next stage is held, and so is the end of the
-    rollout, after which control would no longer exist.
+    A gateway without the base sends canary's requests to control. This does no harm while the share
+    is unchanged, so the present stage continues. The next stage waits. The last stage cannot end
+    either, because control would no longer exist after the rollout.
     """
     if all(base_digest not in one.missing_bases for one in live(gateways, now_ms)):
         return frozenset()
@@ -124,21 +126,22 @@ def held_stages(
 
 
 def is_on_trial(rollout: Rollout, adapter_digest: str, codes: frozenset[str]) -> bool:
-    """Return whether no stage may start because no node has loaded canary's adapter yet.
+    """Return whether the first stage must wait until a node has loaded canary's adapter.
 
     Args:
         rollout: Present state of the rollout.
-        adapter_digest: Adapter of canary; empty: canary is the base alone, which ready replicas
-            have loaded.
-        codes: Result codes of the nodes, see `control_plane.rollouts.trials`.
+        adapter_digest: Adapter of canary. It is empty if canary is the base alone, which ready
+            replicas have loaded.
+        codes: Result codes of the nodes, as `control_plane.rollouts.trials` returns them.
     """
     return rollout.stage == NO_STAGE and bool(adapter_digest) and not codes
 
 
 def fault(rollout: Rollout, codes: frozenset[str]) -> Reason | None:
-    """Return the reason to end a rollout before its first stage: a node could not load the adapter.
+    """Return the reason to end a rollout before its first stage.
 
-    After the first stage has begun, the gates decide, so that a single broken node ends no rollout.
+    A rollout ends there if any node could not load the adapter. After the first stage has begun,
+    the gates decide, so that a single broken node ends no rollout.
     """
     is_faulty = rollout.stage == NO_STAGE and any(codes)
     return Reason.NOT_LOADED if is_faulty else None
@@ -152,7 +155,7 @@ def evidence_until(gateways: Sequence[GatewayFacts], now_ms: int) -> int:
 
 
 def evidence_span(rollout: Rollout, created_ms: int, until_ms: int) -> tuple[int, int] | None:
-    """Return the time range (Unix ms) of possible new evidence; None: no evidence is needed."""
+    """Return the time range (Unix ms) of possible new evidence, or None if none is needed."""
     after_ms = max(rollout.window_end_ms, created_ms)
     if rollout.phase in ENDED or rollout.phase is Phase.HALTED or until_ms <= after_ms:
         return None
@@ -169,8 +172,8 @@ def stages_in_question(rollout: Rollout) -> frozenset[int]:
 def events(rollout: Rollout, facts: Facts) -> tuple[Event, ...]:
     """Return the events for the state machine, in the order of their application.
 
-    Evidence precedes events that raise the share, because the evidence belongs to the present
-    stage. Expectations precede evidence, because evidence may end a stage.
+    `Evidence` precedes events that raise the share, because it belongs to the present stage.
+    `Expectations` precede `Evidence`, because evidence may end a stage.
     """
     if facts.gone is not None and rollout.phase is not Phase.HALTED:
         return (Gone(facts.gone),)
@@ -201,10 +204,10 @@ def must_store(before: Rollout, after: Rollout) -> bool:
 
 
 def wanted_split(rollout: Rollout, *, is_live: bool) -> tuple[int, int] | None:
-    """Return the share and the mirrored share of the wanted split; None: no split is wanted.
+    """Return the share and the mirrored share of the split, or None for no split.
 
-    An aborted rollout keeps its split, with an empty canary, until the gateways have confirmed the
-    empty split. A planned rollout also has a split, so that control is measured before the start.
+    An aborted rollout keeps its split with an empty canary until the gateways have confirmed it. A
+    planned rollout also has a split, so that control is measured before the start.
     """
     if not is_live or rollout.phase in {Phase.ROLLED_BACK, Phase.DONE}:
         return None
@@ -212,8 +215,8 @@ def wanted_split(rollout: Rollout, *, is_live: bool) -> tuple[int, int] | None:
 
 
 def may_settle(rollout: Rollout, *, is_confirmed: bool) -> bool:
-    """Return whether the preparations for the rollout can be ended.
+    """Return whether the fleet can end its preparations for the rollout.
 
-    A rolled back rollout needs no further confirmation, because its phase already implies it.
+    A rolled back rollout needs no further confirmation, because its phase implies one.
     """
     return rollout.phase is Phase.ROLLED_BACK or (rollout.phase in ENDED and is_confirmed)

@@ -31,14 +31,14 @@ class EvidenceFeed(Protocol):
     async def windows(self, rollout_id: str, after_ms: int, until_ms: int) -> tuple[Window, ...]:
         """Return complete windows, in order and without gaps, without counts of golden prompts.
 
-        Not all windows may be returned at once. Call the method again for the rest.
+        The result may be incomplete. Another call returns the remaining windows.
 
         Args:
             rollout_id: Id of the rollout that assigned the requests.
             after_ms: Unix time in milliseconds. The first window begins at this time, rounded up to
                 a multiple of the window length.
-            until_ms: Unix time in milliseconds. Requests received before it have ended by now, or
-                are counted as they are.
+            until_ms: Unix time in milliseconds. Requests that were received earlier have ended, or
+                count as open.
 
         Raises:
             FeedDownError: The service is down or slow, or its answer is invalid.
@@ -64,7 +64,7 @@ async def open_feed(
     """Open a feed. The telemetry service need not run yet.
 
     Args:
-        telemetry_url: URL of the telemetry service; empty: there is no service.
+        telemetry_url: URL of the telemetry service, or empty if there is no service.
         telemetry_key: Admin key for the service.
         window_ms: Length of a window in milliseconds.
     """
@@ -141,11 +141,11 @@ class TelemetryFeed:
 
 
 class Settling:
-    """The time up to which the requests of a rollout are completely counted. Pure.
+    """Computes the time up to which all requests of a rollout are counted. Pure.
 
-    After a request has ended, its event may still be in transit to the trace store. So a statement
-    that all requests before `until_ms` have ended becomes effective only when the store has
-    ingested all events up to the time of the statement.
+    After a request has ended, its event may still be in transit to the trace store. The loop states
+    at `now_ms` that all requests before `until_ms` have ended. The statement becomes effective when
+    the store has ingested all events up to `now_ms`.
     """
 
     def __init__(self) -> None:
@@ -155,7 +155,7 @@ class Settling:
     def asked(self, now_ms: int, until_ms: int) -> None:
         """Record the statement, made at `now_ms`, that all requests before `until_ms` have ended.
 
-        Both times are in Unix milliseconds. When many statements are waiting, newer ones are
+        Both times are in Unix milliseconds. If 1,000 statements are waiting, a newer statement is
         dropped.
         """
         newest_ms = self._spans[-1][1] if self._spans else self._settled_ms
@@ -163,7 +163,12 @@ class Settling:
             self._spans.append((now_ms, until_ms))
 
     def settled(self, ingested_ms: int) -> int:
-        """Return the time before which all requests are counted, given the store's progress."""
+        """Return the time before which all requests are counted.
+
+        Args:
+            ingested_ms: Time up to which the trace store has ingested all events, in Unix
+                milliseconds.
+        """
         while self._spans and self._spans[0][0] <= ingested_ms:
             self._settled_ms = self._spans.popleft()[1]
         return self._settled_ms

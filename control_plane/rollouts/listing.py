@@ -1,7 +1,8 @@
-"""Rollouts for lists. PostgreSQL reads a few values from each state, which may have any size.
+"""Reads rollouts for lists. PostgreSQL extracts a few values from each stored state.
 
-A rollout whose state was written by another version of the control plane, and cannot be read, hides
-no other rollout. It is listed with its other fields and a `problem`.
+A state may have any size, so a list does not transfer whole states. If another version of the
+control plane wrote a state that this version cannot read, the rollout is still listed. Its entry
+has the other fields and a `problem`.
 """
 
 import json
@@ -48,7 +49,7 @@ def summary(row: Values, unread: Mapping[str, str]) -> Values:
 
     Args:
         row: Row of the query `listed`.
-        unread: Ids of rollouts that this control plane cannot step, with the reasons.
+        unread: Reasons why this control plane cannot step a rollout, by the rollout's id.
     """
     times = {name: row[name].isoformat() if row[name] else "" for name in _TIMES}
     owner = row["owner_tenant_id"] or ""
@@ -82,7 +83,7 @@ def _lacking() -> tuple[ColumnElement[Any], ...]:
 
 
 def _trials() -> ColumnElement[Any]:
-    """Return the results of canary's trials, as a JSON list."""
+    """Return the results of the trial loads of canary's adapter, as a JSON list."""
     t = rollout_trials.c
     pairs = [part for name in ("node_id", "code", "message") for part in (name, t[name])]
     one = aggregate_order_by(func.jsonb_build_object(*pairs), t.node_id)
@@ -91,7 +92,7 @@ def _trials() -> ColumnElement[Any]:
 
 
 def why(error: ValidationError) -> str:
-    """Return the message about a state that cannot be read."""
+    """Return the message for operators about a state that cannot be read."""
     first = error.errors()[0]
     place = ".".join(str(part) for part in first["loc"]) or "state"
     return (
@@ -102,7 +103,7 @@ def why(error: ValidationError) -> str:
 
 
 def _standing() -> ColumnElement[Any]:
-    """Return the column of a JSON document with the listed values; missing values are null."""
+    """Return the column with a JSON document of the listed values. A missing value is null."""
     state = rollouts.c.state
     stages = state["plan"]["stages"]
     is_list = func.jsonb_typeof(stages) == "array"

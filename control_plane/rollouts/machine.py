@@ -1,10 +1,9 @@
-"""The state machine of a rollout: (state, event, now) -> (state, actions). Pure.
+"""The state machine of a rollout, a pure function (state, event, now) -> (state, actions).
 
-The share grows only when the previous stage has ended and the fleet is ready for the next stage of
-the plan; no stage is skipped. A gate breach sends all requests back to control in the step that
-found the breach, in every phase in which canary has traffic. A new process can continue at any
-time, because the state is complete, repeated evidence is ignored, and unwatched time does not
-count.
+The share grows only when the previous stage has ended and the fleet is ready for the next stage.
+Every stage of the plan is run. A gate breach sends all requests back to control in the same step,
+in every phase in which canary has traffic. A new process can continue at any time, because the
+state is complete. Repeated evidence is ignored, and unwatched time does not count.
 """
 
 from dataclasses import dataclass, replace
@@ -50,12 +49,12 @@ from control_plane.rollouts.state import (
 )
 from sluice.errors import ErrorCode, PlatformError
 
-# Milliseconds between two steps above which evidence was missed, since steps follow each other
+# Milliseconds between two steps above which evidence was missed. Steps normally follow each other
 # every few seconds.
 STEP_GAP_MAX_MS = 30_000
 _NOTHING = Count(0, 0)
-# Prior for golden prompts: control is assumed to have given the expected answer this many times.
-# Without a prior, control would need 50 runs before canary's answers could be tested.
+# Prior for golden prompts, which assumes 50 expected answers of control. Without a prior, control
+# would need 50 runs before canary's answers could be tested.
 _EXPECTED = Count(0, 50)
 _GOING = frozenset({Phase.SHADOW, Phase.RUNNING})
 _WAITS_FOR_FLEET = (Phase.PAUSED, Reason.NOT_READY)
@@ -68,8 +67,8 @@ class Step:
 
     Attributes:
         rollout: Rollout after the step, to be stored.
-        actions: Complete list of actions in effect from now on, see `due`; empty if nothing
-            changes. The actions are stored in the same transaction as the rollout.
+        actions: Complete list of actions in effect from now on, as `due` returns them. The list is
+            empty if nothing changes. The actions are stored in the same transaction as the rollout.
     """
 
     rollout: Rollout
@@ -81,9 +80,9 @@ def step(rollout: Rollout, event: Event, now_ms: int) -> Step:
 
     Args:
         rollout: Stored rollout.
-        event: Event; `Tick` if only time has passed.
-        now_ms: Unix time in milliseconds. After a clock was set back, time does not advance until
-            the clock has caught up.
+        event: Event, which is `Tick` if only time has passed.
+        now_ms: Unix time in milliseconds. If the clock was set back, the time of the last step is
+            used instead.
 
     Raises:
         PlatformError: `CONFLICT` if the operator's command is not possible in the rollout's phase.
@@ -117,12 +116,13 @@ def due(rollout: Rollout) -> tuple[Action, ...]:
 
 
 def _standing(rollout: Rollout) -> tuple[Phase, Reason | None, int, int, bool]:
-    """Return the fields that determine `due`; the shares follow from phase and stage."""
+    """Return the fields that determine `due`. The shares follow from phase and stage."""
     return rollout.phase, rollout.reason, rollout.stage, rollout.wanted, rollout.is_ready
 
 
 def _watching_anew(rollout: Rollout, now_ms: int) -> Rollout:
-    """Return the rollout as watched from now on, because earlier time was not observed."""
+    """Return the rollout as watched from now on, because evidence of earlier time may be missing.
+    """
     return replace(rollout, watching_ms=now_ms, heard_ms=now_ms, asked_ms=now_ms)
 
 
@@ -163,7 +163,7 @@ def _after_end(rollout: Rollout, event: SentBack | Gone) -> Rollout:
 # Operators' commands, with the phases in which each command is permitted.
 _COMMANDS: dict[type, frozenset[Phase]] = {
     Start: frozenset({Phase.PLANNED}),
-    # a rollout paused for another reason, which may resume by itself, can be paused by hand as well
+    # a rollout that the platform paused, and that may resume without an operator, can be paused
     Pause: frozenset({Phase.PAUSED}) | _GOING,
     Resume: frozenset({Phase.PAUSED}),
     Abort: frozenset({Phase.PLANNED, Phase.PAUSED}) | _GOING,
@@ -232,7 +232,7 @@ def _sent_back(rollout: Rollout, reason: Reason, verdict: Verdict | None = None)
 
 
 def _wanting(rollout: Rollout, stage: int, now_ms: int) -> Rollout:
-    """Return the rollout waiting for the fleet.
+    """Return the rollout as it waits until the fleet is ready for a stage.
 
     The present stage continues and is still watched.
     """
@@ -305,8 +305,9 @@ def _after_window(rollout: Rollout, window: Window, now_ms: int) -> Rollout:
 def _rescaled(rollout: Rollout) -> Rollout:
     """Return the rollout with thresholds from control's most recent past.
 
-    With fixed thresholds a slow release would stay undetected for the whole stage if control was
-    slow when the stage opened, for example because engines on the same nodes loaded weights.
+    Control may be slow when a stage opens, for example because engines on the same nodes load
+    weights. With thresholds fixed at that time, a slow release would stay undetected for the whole
+    stage.
     """
     thresholds = scale(rollout.baseline)
     if thresholds == rollout.thresholds:
@@ -333,8 +334,8 @@ def _judged(rollout: Rollout, window: Window, now_ms: int) -> Rollout:
     is_watched = (
         rollout.phase in _GOING and rollout.is_ready and window.start_ms >= rollout.watching_ms
     )
-    # Until control's rate is known the tests bet nothing. A window in this period must not count
-    # for the sample that lets the share grow.
+    # While control's rate is unknown, the tests bet nothing. A window of this period must not count
+    # for the sample that permits a larger share.
     is_judged = not rollout.current.is_compared or any(
         test.bets > rollout.tests[metric].bets for metric, test in tests.items()
     )
@@ -369,7 +370,7 @@ def _verdict(rollout: Rollout, gate: Gate, now_ms: int) -> Verdict:
 
 
 def _after_time(rollout: Rollout, now_ms: int) -> Rollout:
-    """Return the rollout after time has passed. The first applicable rule decides."""
+    """Return the rollout after time has passed. The first rule that applies decides."""
     plan = rollout.plan
     if rollout.phase is Phase.PAUSED and now_ms - rollout.paused_ms > plan.pause_max_s * 1000:
         return _sent_back(rollout, Reason.PAUSED_TOO_LONG)
@@ -398,8 +399,8 @@ def _after_stage(rollout: Rollout, now_ms: int) -> Rollout:
 def _after_short_stage(rollout: Rollout, now_ms: int) -> Rollout:
     """Return the rollout after a stage that reached its longest duration with too little evidence.
 
-    A release that was never compared does not pass under any plan, because more traffic would not
-    change that. An operator has to decide.
+    If golden answers are missing, no plan ends the stage as passed, because the release was never
+    compared. More traffic would not change that, so an operator has to decide.
     """
     _, unasked = rollout.golden_sample
     reason = Reason.UNASKED if unasked else Reason.TOO_LITTLE_TRAFFIC

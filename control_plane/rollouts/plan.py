@@ -1,4 +1,4 @@
-"""The plan of a rollout: stages, gates, and the reaction to too little traffic. Pure."""
+"""The plan of a rollout, with its stages, its gates and its rule for too little traffic. Pure."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
@@ -27,10 +27,10 @@ class Stage(AdminBody):
     """A share of the traffic, and its duration.
 
     A stage ends when it was watched for `duration_min_s` *and* `sample_min` requests were counted
-    of canary, and of control where that has traffic. With less traffic it goes on up to
-    `duration_max_s`; then `sample_light` requests are enough (None: `sample_min`), and with fewer
-    `Plan.when_short` decides. A shadow stage sends canary copies of a share of requests; no client
-    gets their answers.
+    of canary, and of control where that has traffic. With less traffic the stage continues up to
+    `duration_max_s`. At that time `sample_light` requests are enough, or `sample_min` if
+    `sample_light` is None. With still fewer requests, `Plan.when_short` decides. A shadow stage
+    sends canary copies of a share of requests, and clients never receive the answers.
     """
 
     model_config = ConfigDict(json_schema_extra=SHARE.describe)
@@ -64,9 +64,9 @@ class Stage(AdminBody):
 class Gate(AdminBody):
     """A comparison that canary must not lose.
 
-    `tolerated` is the tolerated excess, as a share of the requests that are good in control: 0.005
-    lets the error rate rise from 1 % to 1.495 %. A stage also waits for `sample_min` observations
-    of the gate, for instance of golden prompts, which are few.
+    `tolerated` is the tolerated excess, as a share of the requests that are good in control. For
+    example, 0.005 permits a rise of the error rate from 1 % to 1.495 %. A stage also waits for
+    `sample_min` observations of the gate. This matters for golden prompts, which are rare.
     """
 
     model_config = ConfigDict(json_schema_extra=TOLERATED.describe)
@@ -81,11 +81,12 @@ class Gate(AdminBody):
         return TOLERATED.parsed(data, info)
 
 
-# With 1,000 requests at the default gates, an error rate of 5 % instead of 1 % is detected within
-# 660 requests in 19 of 20 cases, and later at night, when both releases have fewer errors. Stages
-# with a larger share last longer, because late effects (a cache that fills, the traffic of the next
-# hour) cost more there. The longest durations add up to less than a day. At one request per second,
-# 1 % of the traffic is 288 requests in 8 hours.
+# With the default gates, an error rate of 5 % instead of 1 % is detected within 660 requests in 19
+# of 20 cases. The number is larger at night, when both releases have fewer errors. So the first
+# stage requires 1,000 requests. Stages with a larger share last longer, because late effects cost
+# more there. Examples are a cache that fills, and the traffic of the next hour. The longest
+# durations add up to less than a day. At one request per second, 1 % of the traffic is 288 requests
+# in 8 hours.
 DEFAULT_STAGES = (
     Stage(
         share=100,
@@ -122,8 +123,8 @@ DEFAULT_GATES = (
     Gate(metric=Metric.REPETITIVE_ANSWERS, tolerated=0.02),
     Gate(metric=Metric.CUT_ANSWERS, tolerated=0.05),
     Gate(metric=Metric.BASE_LIKE_ANSWERS, tolerated=0.05),
-    # A release that learned more differs a little more from its base; a garbage release differs in
-    # all answers.
+    # A well trained release differs a little from its base. A garbage release differs in all
+    # answers.
     Gate(metric=Metric.UNLIKELY_ANSWERS, tolerated=0.2),
     Gate(metric=Metric.UNSURE_ANSWERS, tolerated=0.2),
     Gate(metric=Metric.GOLDEN, tolerated=0.05),
@@ -134,18 +135,18 @@ class Plan(AdminBody):
     """The stages and gates of a rollout.
 
     Attributes:
-        stages: Stages in their order; only the first may be a shadow stage, the last one has all
-            traffic.
+        stages: Stages in their order, of which only the first may be a shadow stage, and the last
+            stage has all traffic.
         gates: Gates, one for each metric that counts.
-        alpha: False-alarm rate of the whole rollout: the highest probability that any gate rolls
-            back, in any stage and however long it lasts, a release that is not worse than
-            tolerated. Divided evenly among the gates and the stages that are compared.
-        when_short: Reaction when a stage's longest duration brings too little traffic: wait for an
-            operator, go on with the present sample, or roll back.
-        ready_max_s: Seconds that the fleet may take to get ready for a stage; then the rollout
-            pauses until it is.
-        quiet_max_s: Seconds without any evidence after which it pauses until there is some.
-        pause_max_s: Seconds of a pause after which it is rolled back.
+        alpha: False-alarm rate of the whole rollout, as a probability. It is the highest
+            probability that any gate, in any stage, rolls back a release that is not worse than
+            tolerated. It does not depend on the duration, and is divided evenly among the gates and
+            the compared stages.
+        when_short: Reaction if a stage has too little traffic up to its longest duration. The
+            rollout waits for an operator, continues with the present sample, or is rolled back.
+        ready_max_s: Seconds after which a rollout pauses if the fleet is not ready for a stage.
+        quiet_max_s: Seconds without any evidence after which the rollout pauses.
+        pause_max_s: Seconds of a pause after which the rollout is rolled back.
     """
 
     stages: Annotated[tuple[Stage, ...], Field(min_length=1, max_length=20)] = DEFAULT_STAGES

@@ -28,9 +28,9 @@ _KIND = "rollout-plans"
 
 
 class PlanRoutes:
-    """The handlers of plans.
+    """The request handlers of plans.
 
-    Their routes precede those of models, whose names may contain slashes.
+    Their routes precede the routes of models, because names of models may contain slashes.
     """
 
     def __init__(self, database: Database) -> None:

@@ -27,10 +27,11 @@ from control_plane.tables import changes, models, releases, splits, tenants
 from sluice.errors import ErrorCode, PlatformError
 from sluice.ids import new_id
 
-# Silence after which a process loses its claims on rollouts; much longer than a round of the loop.
+# Silence after which a process loses its claims on rollouts. It is much longer than a round of the
+# loop.
 _LEASE = timedelta(seconds=15)
 _RENEW = timedelta(seconds=1)
-_EVENTS_MAX = 1_000  # largest number of events per rollout; the oldest events are deleted
+_EVENTS_MAX = 1_000  # Largest number of events per rollout. The oldest events are deleted.
 _GATEWAYS_KEPT = timedelta(hours=1)
 _IS_LIVE = rollouts.c.is_live
 _LIVE_PHASES = select(rollouts.c.phase, func.count()).where(_IS_LIVE).group_by(rollouts.c.phase)
@@ -45,11 +46,11 @@ class KeptRollout:
         model_id: Model of the release.
         control: Name of the release that the model points at.
         canary: Name of the new release.
-        owner: Tenant; None: public.
+        owner: Id of the tenant that owns the model, or None for a public model.
         salt: Salt of the rollout's split.
         state: State of the rollout's state machine.
         version: Version of the row, incremented by every stored step.
-        is_live: Whether gateways or the fleet still have state of the rollout.
+        is_live: Whether gateways or the fleet still use the rollout.
         created_ms: Unix time in milliseconds.
         split_ms: Time of the last change of the split, in Unix milliseconds.
     """
@@ -68,7 +69,7 @@ class KeptRollout:
 
 
 class UnreadableError(PlatformError):
-    """The state of a rollout cannot be read, because another version of the control plane wrote it.
+    """The state of a rollout cannot be read. Another version of the control plane wrote it.
 
     Attributes:
         problem: Description of the problem in one line, for operators.
@@ -88,8 +89,8 @@ class Taken:
     Attributes:
         own: Rollouts that this process steps.
         others: Ids of rollouts in `own` that another process stepped before.
-        unreadable: Ids of unclaimed rollouts whose state was written by another version of the
-            control plane and cannot be read here, with the errors.
+        unreadable: Errors of rollouts whose state this version of the control plane cannot read, by
+            id. These rollouts are not claimed.
     """
 
     own: list[KeptRollout]
@@ -111,9 +112,9 @@ def rollout_of(row: Any) -> KeptRollout:
 
 
 def without_state(row: Any, now_ms: int) -> KeptRollout:
-    """Return a rollout with an unreadable state as an ended rollout, with an empty canary.
+    """Return a rollout with an unreadable state as an ended rollout without canary traffic.
 
-    If the stored phase is one of the end phases, it is kept; otherwise the rollout is aborted.
+    If the stored phase is an end phase, the result has this phase. Otherwise the phase is aborted.
     """
     ended = {phase.value: phase for phase in ENDED}
     phase = ended.get(row["phase"], Phase.ABORTED)
@@ -174,7 +175,7 @@ async def _renew(connection: AsyncConnection, ids: Sequence[str], process: str) 
 
 
 async def lock(connection: AsyncConnection, rollout_id: str) -> RowMapping | None:
-    """Return the row of a rollout, locked until the transaction ends; None if it does not exist."""
+    """Return the row of a rollout, locked until the transaction ends, or None without a row."""
     query = select(rollouts).where(rollouts.c.id == rollout_id).with_for_update(key_share=True)
     return (await connection.execute(query)).mappings().first()
 
@@ -198,7 +199,7 @@ async def lock_own(
 
 
 async def live_of(connection: AsyncConnection, model_id: str) -> str | None:
-    """Return the id of a model's live rollout; None if there is no live rollout."""
+    """Return the id of a model's live rollout, or None if there is no live rollout."""
     t = rollouts.c
     return await connection.scalar(select(t.id).where(t.is_live, t.model_id == model_id))
 
@@ -279,9 +280,12 @@ async def record(
 async def write_split(
     connection: AsyncConnection, kept: KeptRollout, wanted: tuple[int, int] | None
 ) -> bool:
-    """Set or delete the split of a model, with share and mirrored share.
+    """Set or delete the split of a model, and return whether the split changed.
 
-    Return whether it changed.
+    Args:
+        connection: Connection in the transaction of the step.
+        kept: Stored rollout.
+        wanted: Share and mirrored share in basis points, or None to delete the split.
     """
     t = splits.c
     query = select(t.rollout_id, t.share, t.mirrored).where(t.id == kept.model_id)
@@ -308,7 +312,7 @@ async def write_split(
 
 
 async def split_version(connection: AsyncConnection, model_id: str) -> int:
-    """Return the version of the state that contains the model's present split; 0: very old."""
+    """Return the version of the state with the model's present split, or 0 for a pruned version."""
     t = changes.c
     newest = select(func.max(t.version)).where(t.kind == "splits", t.object_id == model_id)
     return int(await connection.scalar(newest) or 0)
@@ -348,7 +352,7 @@ async def prune_gateways(connection: AsyncConnection) -> None:
 async def release_of(
     connection: AsyncConnection, model_id: str, name: str
 ) -> PreparedRelease | None:
-    """Return a release of a model; None if it does not exist."""
+    """Return a release of a model, or None if the release does not exist."""
     t = releases.c
     query = select(t.base_digest, t.adapter_digest, t.pool_id)
     row = (await connection.execute(query.where(t.id == release_id(model_id, name)))).first()
@@ -356,7 +360,7 @@ async def release_of(
 
 
 async def gone(connection: AsyncConnection, kept: KeptRollout) -> Reason | None:
-    """Return why an unfinished rollout cannot continue; None: model and releases still exist."""
+    """Return why an unfinished rollout cannot continue, or None if it can."""
     arms = [release_id(kept.model_id, name) for name in (kept.control, kept.canary)]
     there = select(func.count()).where(releases.c.id.in_(arms)).scalar_subquery()
     query = select(models.c.release, there, func.coalesce(tenants.c.is_disabled, False))
@@ -386,7 +390,7 @@ async def plan_of(connection: AsyncConnection, model_id: str) -> Plan:
 
 
 async def stored_plan(connection: AsyncConnection, model_id: str) -> dict[str, Any] | None:
-    """Return the stored plan of a model; None if the model has no plan of its own."""
+    """Return the stored plan of a model, or None if the default plan applies."""
     query = select(rollout_plans.c.plan).where(rollout_plans.c.id == model_id)
     return await connection.scalar(query)
 

@@ -1,4 +1,4 @@
-"""REST of rollbacks: points a model at its previous release."""
+"""REST of rollbacks, which point a model at its previous release."""
 
 from typing import Annotated, Any
 
@@ -29,13 +29,19 @@ _KIND = "models"
 
 
 class RollbackBody(AdminBody):
-    """The release to go back to; without one, the present rollout ends, else the previous holds."""
+    """The release to serve again.
+
+    Without a release, a live rollout is aborted. If there is none, the previous release is served.
+    """
 
     release: Annotated[ReleaseName, Field(max_length=64)] = ""
 
 
 class RollbackRoutes:
-    """The rollback handler. Its route precedes those of models, whose names may contain slashes."""
+    """The request handler of rollbacks.
+
+    The route precedes the routes of models, because names of models may contain slashes.
+    """
 
     def __init__(self, database: Database) -> None:
         """Create the handler."""
@@ -53,7 +59,7 @@ class RollbackRoutes:
         return [AdminRoute("POST", path, self.roll_back, Action.WRITE_ROLLOUTS, _KIND, told)]
 
     async def roll_back(self, request: web.Request) -> web.Response:
-        """Roll a model back to a given or its previous release."""
+        """Roll a model back to the given release, or to its previous release."""
         model_id = path_id(request, "model_id")
         wanted = (await read_body(request, RollbackBody)).release
 
@@ -75,7 +81,8 @@ class RollbackRoutes:
 
 
 async def _abort(write: Write, model_id: str) -> str:
-    """Abort the live rollout of a model, and return its id; empty if there is none."""
+    """Abort the live rollout of a model, and return its id, which is empty without a live rollout.
+    """
     t = rollouts.c
     query = select(t.id).where(t.model_id == model_id, t.is_live).order_by(t.id.desc())
     rollout_id = await write.connection.scalar(query.limit(1))
@@ -95,7 +102,7 @@ async def _abort(write: Write, model_id: str) -> str:
 
 
 async def _stand_for(write: Write, model: Values, wanted: str) -> Values:
-    """Point a model at a release immediately, and return the model's row.
+    """Point a model at a release without stages, and return the model's new row.
 
     Raises:
         PlatformError: The release does not exist, or no pool serves it.

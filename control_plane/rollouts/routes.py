@@ -1,6 +1,6 @@
-"""REST of rollouts: creation, reading, and operators' commands.
+"""REST of rollouts, which creates them, reads them and executes operators' commands.
 
-Plans have a module of their own.
+The REST of plans is `control_plane.rollouts.plan_routes`.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -48,8 +48,8 @@ class RolloutRoutes:
         Args:
             database: Database of rollouts.
             wake: Wakes the loop that steps rollouts.
-            unread: Live rollouts that the loop cannot read, with the reasons. The loop keeps the
-                mapping current.
+            unread: Reasons why the loop cannot read a live rollout, by id. The loop updates the
+                mapping.
         """
         self._database = database
         self._writes = Writes(database)
@@ -174,7 +174,7 @@ class RolloutRoutes:
         return rows[0]
 
     def _show(self, row: Values) -> Values:
-        """Return all fields of a row; if its state is unreadable, only the other fields."""
+        """Return all fields of a row. If its state is unreadable, only the columns are returned."""
         try:
             state = rollout_of(row).state
         except UnreadableError as error:
@@ -246,7 +246,7 @@ _SCHEMAS: Values = {
 
 
 def _described(fields: tuple[str, ...]) -> Values:
-    """Return the JSON schema of a rollout with the given fields."""
+    """Return the JSON schema of a rollout's answer with the given fields."""
     found = describe.shown(fields)
     found["properties"] |= {name: _SCHEMAS[name] for name in fields if name in _SCHEMAS}
     return found

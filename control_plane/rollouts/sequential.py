@@ -1,52 +1,53 @@
-"""Tests at any time whether canary's rate is worse than control's by more than is tolerated. Pure.
+"""Tests at any time whether canary's failure rate exceeds control's by more than the margin. Pure.
 
 Null hypothesis, in every window: p1 <= p0 + margin * (1 - p0), whatever p0 is in that window.
 
 - E-value of a window: the two-sample e-variable for 2x2 tables (Turner, Ly, Gruenwald, "Generic
   E-variables for exact sequential k-sample tests that allow for optional stopping", Journal of
-  Statistical Planning and Inference 230, 2024): the likelihood of (canary at theta1, control at
-  theta0) over that of both at the mean (n1 theta1 + n0 theta0) / (n1 + n0). Its expectation is at
-  most 1 when p1 = p0 (inequality of means), hence when p1 < p0, because each canary failure raises
-  it and each control failure lowers it.
-- Margin: each good control request is counted as a failure with weight `margin` (its expectation,
-  without a random draw). Control then fails at p0 + margin * (1 - p0), so the null is the one
-  above. An average of e-values is an e-value.
+  Statistical Planning and Inference 230, 2024). It is the likelihood of (canary at theta1, control
+  at theta0) over that of both at their mean (n1 theta1 + n0 theta0) / (n1 + n0). Its expectation is
+  at most 1 when p1 = p0, by the inequality of means. The same holds when p1 < p0, because each
+  canary failure raises the e-value and each control failure lowers it.
+- Margin: each good control request counts as a failure with weight `margin`. Control then fails at
+  p0 + margin * (1 - p0), which gives the null hypothesis above. The weight replaces a random draw
+  by its expectation, which is valid because an average of e-values is an e-value.
 - theta0 is estimated from earlier windows only. theta1 follows from theta0 and one of
   `_ODDS_RATIOS`. If theta0 is wrong (because the base rate moved), the test loses power and stays
   valid.
-- Mixture over alternatives and over the window in which the release turns bad: a part of the stake
-  is kept back, and some of that part is bet in each window (a prior over change points). So a long
-  good period does not hide a bad end.
+- The stake is a mixture over alternatives and over the window in which the release turns bad. A
+  part of the stake is reserved, and some of this reserve is bet in each window (a prior over change
+  points). So a long good period does not hide a bad end.
 - Products and mixtures of such e-values are non-negative supermartingales with mean 1 at most. So
-  by Ville's inequality (1939) P(e >= 1 / alpha at any time) <= alpha, however often the e-value is
-  inspected, however traffic is split, and however the split depends on earlier observations.
+  by Ville's inequality (1939) P(e >= 1 / alpha at any time) <= alpha. The bound does not depend on
+  the number of inspections or on the split of traffic. The split may depend on earlier
+  observations.
 
-- Windows may be pooled before anything is bet on them, as long as the end of the pooling does not
-  depend on the number of bad requests. Here it depends on the number of control requests and on
-  time.
+- Windows may be pooled before a bet, if the end of the pooling does not depend on the number of bad
+  requests. Here the end depends on the number of control requests and on time.
 
 Assumption: given the window and the release, requests fail independently of each other. Requests of
-one session are similar; docs/rollouts.md describes the remedy and its cost.
+one session are similar, so docs/rollouts.md describes a remedy and its cost.
 """
 
 from dataclasses import dataclass, replace
 from math import exp, log, log1p, sqrt
 
 # Odds of a canary failure relative to control's, one per alternative. For a control rate of 1 % the
-# canary rates are 1.5, 2.5, 5, 11 and 29 %; for 10 % they are 14, 22, 36, 57 and 82 %.
+# canary rates are 1.5, 2.5, 5, 11 and 29 %. For 10 % the canary rates are 14, 22, 36, 57 and 82 %.
 _ODDS_RATIOS = (1.5, 2.5, 5.0, 12.0, 40.0)
-# Half of the stake is bet in the first window. In window t after the first, the share 1 / (t + 64)
-# of the rest is bet. So half of the rest is bet in the first 64 windows, and the rest never runs
-# out.
+# Half of the stake is bet in the first window. In each later window t, the share 1 / (t + 64) of
+# the remaining stake is bet. So half of the remaining stake is bet in 64 windows, and some stake
+# always remains.
 _FIRST_BET = 0.5
 _PATIENCE_WINDOWS = 64
-# theta0 is control's rate in about its last 2,000 requests. A rate of 1 % is then known to within a
-# quarter of its value, and changes over the day are followed. Below 50 requests nothing is bet.
+# theta0 is control's rate in about its last 2,000 requests. A rate of 1 % is then estimated to
+# within a quarter of its value, and the estimate follows changes over the day. Below 50 requests,
+# nothing is bet.
 _MEMORY_REQUESTS_MAX = 2_000
 _MEMORY_REQUESTS_MIN = 50
 _WAITING_WINDOWS_MAX = 30  # largest number of pooled windows: 5 minutes of windows of 10 s
 _ONE_SIDED_95 = 1.645  # standard deviations of the one-sided 95 % quantile
-_LOG_NOTHING = -1e9  # logarithm of an empty stake; finite, because JSON has no infinity
+_LOG_NOTHING = -1e9  # Logarithm of an empty stake. It is finite, because JSON has no infinity.
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,7 @@ class Count:
 
     @property
     def ratio(self) -> float:
-        """Share of the bad requests; 0 if there are no requests."""
+        """Share of the bad requests, which is 0 without requests."""
         return self.bad / self.total if self.total else 0.0
 
 
@@ -73,9 +74,11 @@ class SequentialTest:
     """The state of a sequential test after some windows, which has constant size.
 
     Attributes:
-        margin: Tolerated difference of the rates, from 0 to below 1; see the module.
-        reference_min: Number of control requests up to which windows are pooled; 0: no pooling.
-        bets: Number of windows with a bet: both arms had requests, and control's rate was known.
+        margin: Tolerated difference of the rates, from 0 to below 1, as the module defines it.
+        reference_min: Number of control requests up to which windows are pooled. Zero means no
+            pooling.
+        bets: Number of windows with a bet, in which both arms had requests and control's rate was
+            estimated.
         log_kept: Natural logarithm of the part of the stake that is not bet yet.
         log_bet: Natural logarithm of each alternative's stake, in the order of the alternatives.
         memory_bad: Bad control requests in memory, where older requests weigh less.
@@ -126,7 +129,7 @@ def observe(test: SequentialTest, canary: Count, control: Count) -> SequentialTe
 
 
 def _bet(test: SequentialTest, canary: Count, control: Count) -> SequentialTest:
-    """Return the test after a bet on the given counts, without pooled windows."""
+    """Return the test after a bet on the given counts. Its pool of windows is empty."""
     nothing = Count(0, 0)
     memory_bad, memory_total = _remembered(test.memory_bad, test.memory_total, control)
     if not (canary.total and control.total and test.memory_total >= _MEMORY_REQUESTS_MIN):
@@ -153,10 +156,10 @@ def _bet(test: SequentialTest, canary: Count, control: Count) -> SequentialTest:
 
 
 def rescaled(test: SequentialTest, past: Count) -> SequentialTest:
-    """Return the test for windows in which other requests count as bad (new thresholds).
+    """Return the test for windows in which new thresholds decide which requests are bad.
 
     Args:
-        test: The test, whose stake and counts are kept.
+        test: Test, whose stake and counts are kept.
         past: Control's past counts under the new thresholds.
     """
     test = _bet(test, test.waiting_canary, test.waiting_control)
@@ -170,11 +173,11 @@ def detectable_rate(test: SequentialTest, alpha: float) -> float | None:
     This is an estimate for display. It treats all windows as one window with the whole first bet.
 
     Args:
-        test: Test with the counts so far; control's rate is the rate in memory.
+        test: Test with the counts so far. Control's rate is estimated from its memory.
         alpha: False-alarm rate of the test.
 
     Returns:
-        A rate in steps of 0.5 %; None: there are too few requests for any rate.
+        A share in steps of 0.5 %, or None if there are too few requests for any rate.
     """
     canary, control = test.canary.total, test.control.total
     if not canary or not control:

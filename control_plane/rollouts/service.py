@@ -1,9 +1,9 @@
-"""The loop that steps rollouts: reads facts, steps the state machine, writes the results.
+"""The loop that steps rollouts. A step reads facts, runs the state machine, and writes the results.
 
-Every control plane runs the loop. Each live rollout is claimed by one control plane, and after some
+Every control plane runs the loop. Each live rollout is claimed by one control plane, and after 15
 seconds of silence by another. A step reads, decides and writes in one transaction under a lock on
-the rollout's row. So two control planes never step from the same state, and a killed process has
-completed a step or done nothing. The database has the only state.
+the rollout's row. So two control planes never step from the same state. A killed process has
+completed a step or changed nothing. The database has the only state.
 """
 
 import asyncio
@@ -32,16 +32,16 @@ from sluice.ids import new_id
 log = structlog.get_logger(__name__)
 
 _TICK_S = 1.0
-_IDLE_S = 2.0  # seconds between rounds without a live rollout; `wake` ends the pause
-_STEPS_AT_ONCE = 4  # concurrent steps; each uses one of the database's eight connections
+_IDLE_S = 2.0  # Seconds between rounds without a live rollout. `wake` ends the pause.
+_STEPS_AT_ONCE = 4  # Concurrent steps. Each uses one of the database's eight connections.
 _FEEDS_AT_ONCE = 8
-_FEED_TIMEOUT_S = 2.0  # seconds per rollout; evidence that arrives later is left to the next step
+_FEED_TIMEOUT_S = 2.0  # Seconds per rollout. Evidence that arrives later is left to the next step.
 _STEP_TIMEOUT_S = 4.0
 _PRUNE_INTERVAL_S = 600.0
 
 
 class GoldenRecords(Protocol):
-    """Golden prompts and their results; implemented by `control_plane.quality.repository`."""
+    """Golden prompts and their results, which `control_plane.quality.repository` reads."""
 
     def golden_counts(
         self,
@@ -75,13 +75,14 @@ class Rollouts:
 
         Args:
             database: Database of rollouts.
-            evidence: Source of the outcomes of requests; while the source is down, rollouts pause.
+            evidence: Source of the outcomes of requests. While the source is down, rollouts pause.
             fleet: Prepares the fleet for stages.
             golden: Golden prompts and their results.
-            show: Receives figures for metrics: the number of live rollouts by phase, or
-                `UNREADABLE`, and the largest age in seconds of any rollout's newest evidence.
-            count_rollback: Called for every rolled back rollout with the breached gate, or else the
-                reason.
+            show: Receives two figures for metrics. The first is the number of live rollouts by
+                phase, with unreadable rollouts under `UNREADABLE`. The second is the largest age in
+                seconds of any rollout's newest evidence.
+            count_rollback: Called for every rolled back rollout with the breached gate. Without a
+                breached gate, the argument is the reason.
         """
         self._database = database
         self._evidence = evidence
@@ -91,9 +92,9 @@ class Rollouts:
         self._count_rollback = count_rollback
         self._process = new_id("stepper")
         self._wake = asyncio.Event()
-        # live rollouts that this version cannot read, with the reasons
+        # reasons why this version cannot read a live rollout, by the rollout's id
         self.unreadable: dict[str, str] = {}
-        self._own: dict[str, KeptRollout] = {}  # claimed rollouts, as they were last read
+        self._own: dict[str, KeptRollout] = {}  # claimed rollouts as of their last reading
         self._under_way: set[str] = set()
         # ids of rollouts claimed from another process and not stepped since
         self._taken_over: set[str] = set()
@@ -101,7 +102,7 @@ class Rollouts:
         self._feeds = asyncio.Semaphore(_FEEDS_AT_ONCE)
         self._steps = asyncio.Semaphore(_STEPS_AT_ONCE)
         self._pruned_at = float("-inf")
-        self._has_live = True  # whether the last full round found a live rollout
+        self._has_live = True  # whether the last full round read any live rollout
 
     def wake(self) -> None:
         """Start the next round immediately."""
@@ -123,7 +124,7 @@ class Rollouts:
                     pass
 
     async def _begin_steps(self, tasks: asyncio.TaskGroup) -> None:
-        """Step all claimed rollouts concurrently, except those whose last step still runs."""
+        """Step all claimed rollouts concurrently, except rollouts whose last step still runs."""
         is_idle = not self._has_live and time.monotonic() - self._pruned_at <= _PRUNE_INTERVAL_S
         if is_idle and not await self._database.run_singly(repository.live_phases):
             return
@@ -182,7 +183,7 @@ class Rollouts:
         self.unreadable.update(found)
 
     async def _windows(self, kept: KeptRollout, until_ms: int) -> tuple[Window, ...]:
-        """Return the new evidence for a rollout; empty if the evidence is not available now."""
+        """Return the new evidence for a rollout, which is empty while the feed fails."""
         span = facts.evidence_span(kept.state, kept.created_ms, until_ms)
         if span is None:
             return ()
@@ -237,7 +238,8 @@ class Rollouts:
     async def _work(
         self, connection: AsyncConnection, rollout_id: str, seen: Facts
     ) -> list[News] | None:
-        """Step a rollout in one transaction; None if another process has locked or claimed it."""
+        """Step a rollout in one transaction. None means that another process locked or claimed it.
+        """
         kept = await repository.lock_own(connection, rollout_id, self._process)
         if kept is None:
             return None
@@ -263,7 +265,7 @@ class Rollouts:
     ) -> bool:
         """Return whether all gateways follow the present split.
 
-        Queried only when a rollout ends.
+        Only the end of a rollout depends on the answer, so PostgreSQL is queried only there.
         """
         if kept.state.phase is not Phase.HALTED and kept.state.phase not in ENDED:
             return False
@@ -332,6 +334,6 @@ def _names(kept: KeptRollout) -> dict[str, str]:
 
 
 def _evidence_age_s(own: Iterable[KeptRollout], now_ms: int) -> float:
-    """Return the largest age, over the open rollouts, of a rollout's newest evidence."""
+    """Return the age of the newest evidence of the open rollout with the oldest such evidence."""
     ends = [kept.state.window_end_ms or kept.state.open_ms for kept in own if kept.state.is_open]
     return (now_ms - min(ends)) / 1000 if ends else 0.0

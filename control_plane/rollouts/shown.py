@@ -56,7 +56,7 @@ _WHY = {
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """The progress of a rollout: the fields of its state that lists show.
+    """The progress of a rollout, with the fields of its state that lists show.
 
     Attributes:
         stages: Number of stages in its plan.
@@ -87,7 +87,7 @@ class Standing:
 
 
 def explanation(standing: Standing) -> str:
-    """Return the reason of a rollout's phase in one line; empty if the phase needs no reason."""
+    """Return the reason of a rollout's phase in one line, which is empty for a normal phase."""
     if standing.verdict is not None:
         return explain(standing.verdict)
     if standing.reason is not None:
@@ -112,12 +112,12 @@ def progress(standing: Standing) -> Json:
 
 
 def unknown_progress(phase: str, share: int, mirrored: int, problem: str) -> Json:
-    """Return the list entry of a rollout whose state cannot be read, from its other columns.
+    """Return the list entry of a rollout whose state cannot be read.
 
     Args:
         phase: Phase at the last write, possibly an unknown phase.
-        share: Share that gateways send to the canary.
-        mirrored: Share that gateways copy to the canary.
+        share: Share that gateways send to canary, in basis points.
+        mirrored: Share that gateways copy to canary, in basis points.
         problem: Reason why the state cannot be read.
     """
     return {
@@ -149,11 +149,11 @@ def unknown_details() -> Json:
 
 
 def waiting_for(state: Rollout, base_digest: str | None, lacking: Sequence[str]) -> str:
-    """Return the unmet conditions of the next stage in one line; empty if there are none.
+    """Return the unmet conditions of the next stage in one line, or an empty text.
 
     Args:
         state: State of the rollout.
-        base_digest: Base of canary; None: canary's release no longer exists.
+        base_digest: Base of canary, or None if canary's release no longer exists.
         lacking: Ids of the gateways that cannot serve the base yet.
     """
     if not state.is_held:
@@ -174,7 +174,7 @@ def waiting_for(state: Rollout, base_digest: str | None, lacking: Sequence[str])
 def stage_left_s(state: Rollout) -> float | None:
     """Return the seconds until a stage can end, if requests arrive at the rate of this stage.
 
-    None: the stage is not under way, or has too few requests for an estimate.
+    The result is None before and after the stage, and with too few requests for an estimate.
     """
     if not _is_watching(state):
         return None
@@ -195,14 +195,14 @@ def _is_watching(state: Rollout) -> bool:
 
 
 def _sampled(state: Rollout) -> tuple[int, int]:
-    """Return the counted requests of the stage, and the number that is still missing."""
+    """Return the counted requests of the stage, and the number of missing requests."""
     is_compared = state.current.is_compared
     counted = min(state.sample, state.control_sample) if is_compared else state.sample
     return counted, max(0, state.current.sample_min - counted)
 
 
 def _evidence_wanted(state: Rollout) -> str:
-    """Return the evidence that a stage still waits for; empty: none, or it is not under way."""
+    """Return the missing evidence of the present stage in one line, or an empty text."""
     if not _is_watching(state):
         return ""
     left_s = state.current.duration_min_s - state.watched_ms / 1000
@@ -219,7 +219,7 @@ def _evidence_wanted(state: Rollout) -> str:
 
 
 def details(state: Rollout, base_digest: str | None = None, lacking: Sequence[str] = ()) -> Json:
-    """Return the details of the stage, with the conditions of its end; see `waiting_for`."""
+    """Return the details of the present stage, with the unmet conditions of its end."""
     stage = None if state.stage == NO_STAGE else state.current
     return {
         "wanted_stage": state.wanted,

@@ -24,7 +24,7 @@ class Phase(StrEnum):
     SHADOW = "shadow"
     RUNNING = "running"
     PAUSED = "paused"
-    # all traffic is sent back to control, and the gateways have not confirmed it yet
+    # all traffic is sent back to control, and some gateway has not confirmed this change yet
     HALTED = "halted"
     ROLLED_BACK = "rolled_back"
     ABORTED = "aborted"
@@ -32,15 +32,14 @@ class Phase(StrEnum):
 
 
 ENDED = frozenset({Phase.ROLLED_BACK, Phase.ABORTED, Phase.DONE})
-UNREADABLE = "unreadable"  # not a phase; marks a rollout that this version cannot step
+UNREADABLE = "unreadable"  # Not a phase. It marks a rollout that this version cannot step.
 
 
 class Reason(StrEnum):
     """The reason why the platform paused, rolled back or aborted a rollout.
 
-    A pause ends by itself when there is evidence again, or when the fleet is ready. The last four
-    reasons abort the rollout, because its model or release is gone, or no engine can load the
-    release.
+    A pause for `NO_EVIDENCE` ends when evidence arrives, and a pause for `NOT_READY` when the fleet
+    is ready. The last four reasons abort the rollout.
     """
 
     WORSE = "worse"
@@ -58,14 +57,14 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The finding that canary is worse, with the evidence.
+    """The statistical verdict that canary is worse, with the evidence.
 
     Attributes:
         metric: Metric of the breached gate.
         stage: Number of the stage.
-        suspect: Counts in the stage of the arm with the higher rate: canary, except for
+        suspect: Counts of the arm with the higher rate in the stage. This arm is canary, except for
             `FEWER_REFUSALS`.
-        reference: Counts in the stage of the other arm.
+        reference: Counts of the other arm in the stage.
         tolerated: Difference of the rates that the gate tolerates.
         log_e: Natural logarithm of the e-value.
         log_needed: Threshold of `log_e` for a verdict.
@@ -110,7 +109,8 @@ class GateEvidence:
         canary: Requests of canary, and how many of them were bad.
         control: Requests of control, and how many of them were bad.
         log_e: Natural logarithm of the e-value.
-        detectable_rate: Lowest share of bad requests that the gate would have detected; None: none.
+        detectable_rate: Lowest share of bad requests that the gate would have detected. None means
+            that the requests were too few for any share.
     """
 
     metric: Metric
@@ -122,7 +122,7 @@ class GateEvidence:
 
 @dataclass(frozen=True, slots=True)
 class StageEvidence:
-    """The evidence of one stage; for the fields see `Rollout`."""
+    """The evidence of one stage, with the fields of `Rollout`."""
 
     stage: int
     share: int
@@ -140,26 +140,26 @@ class Rollout:
     Attributes:
         plan: Plan of the rollout, which never changes.
         phase: Phase of the rollout.
-        stage: Number of the stage whose share is in effect; `NO_STAGE` before the first.
-        wanted: Stage that the fleet is prepared for; equal to `stage` if there is no next stage
-            yet.
+        stage: Number of the stage whose share is in effect, or `NO_STAGE` before the first.
+        wanted: Number of the stage that the fleet is prepared for, equal to `stage` if no next
+            stage is prepared.
         share: Share of the clients' traffic that goes to canary, in basis points.
         mirrored: Share of the traffic that is copied to canary, in basis points.
         is_ready: Whether the fleet can serve `share` from canary.
-        open_ms: Time at which `stage` began; earlier windows are no evidence for the stage.
-        watching_ms: Time since which the evidence is complete; earlier time does not count for the
+        open_ms: Time at which `stage` began. Earlier windows are no evidence for the stage.
+        watching_ms: Time since which the evidence is complete. Earlier time does not count for the
             stage.
         heard_ms: Time of the last evidence, or of the start of watching.
         asked_ms: Time since which the rollout waits for the fleet.
         paused_ms: Time at which the pause began.
-        stepped_ms: Time of the last step; this time never decreases.
+        stepped_ms: Time of the last step, which never decreases.
         window_end_ms: End of the last window that was applied.
         watched_ms: Milliseconds for which the stage was watched.
-        short_ms: Value of `watched_ms` when an operator last resumed the rollout; the longest
-            duration is counted from there.
-        sample: Requests of the stage that canary had to answer, see `Arm.faults`. In stages with a
-            comparison, only windows with a comparison count.
-        control_sample: Requests of the stage that control had to answer.
+        short_ms: Value of `watched_ms` when an operator last resumed the rollout. The longest
+            duration counts from this value.
+        sample: Number of canary's requests in the stage, by the definition of `Arm.faults`. In
+            stages with a comparison, only compared windows count.
+        control_sample: Number of control's requests in the stage, by the same definition.
         tests: Sequential tests of this stage, one per gate.
         thresholds: Thresholds of this stage.
         baseline: Control's recent past.
@@ -219,10 +219,9 @@ class Rollout:
 
     @property
     def golden_sample(self) -> tuple[int, int]:
-        """Compared golden prompts per release, and the number that the stage still lacks.
+        """Compared golden prompts per release, and the number that is still missing in the stage.
 
-        A stage requires golden prompts if the model has any and the plan has the gate for golden
-        prompts.
+        A stage requires golden prompts if the model has any and the plan has the gate `GOLDEN`.
         """
         test = self.tests.get(Metric.GOLDEN)
         if test is None or not self.has_prompts:
@@ -256,7 +255,7 @@ class Rollout:
 
     @property
     def is_open(self) -> bool:
-        """Whether canary gets requests, from clients or as copies."""
+        """Whether canary receives requests, either from clients or as copies."""
         return self.stage != NO_STAGE and self.phase in _OPEN
 
     @property
@@ -294,7 +293,10 @@ class NotReady:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """An operator pauses the rollout. The share stays, and a worse release is still rolled back."""
+    """An operator pauses the rollout.
+
+    The share does not change, and a worse release is still rolled back.
+    """
 
     kind: Literal["pause"] = "pause"
 
@@ -315,7 +317,12 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class Promote:
-    """An operator ends a stage early. `stage` is the stage that the operator saw."""
+    """An operator ends a stage early.
+
+    Attributes:
+        stage: Number of the stage that the operator read. Another present stage does not end.
+        kind: Discriminator of the union `Event`.
+    """
 
     stage: int
     kind: Literal["promote"] = "promote"
@@ -339,7 +346,7 @@ class Expectations:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time has passed. This event is sent every few seconds."""
+    """Time has passed. The loop sends this event every few seconds."""
 
     kind: Literal["tick"] = "tick"
 
@@ -353,7 +360,7 @@ class Restarted:
 
 @dataclass(frozen=True, slots=True)
 class SentBack:
-    """Every gateway has confirmed that canary gets no requests."""
+    """Every gateway has confirmed that canary receives no requests."""
 
     kind: Literal["sent_back"] = "sent_back"
 
@@ -385,7 +392,10 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class SetShare:
-    """Action: gateways send canary a share of the traffic and of copies, in basis points."""
+    """The action by which gateways send canary shares of the traffic and of copies.
+
+    Both shares are in basis points.
+    """
 
     share: int
     mirrored: int
@@ -393,7 +403,10 @@ class SetShare:
 
 @dataclass(frozen=True, slots=True)
 class Prepare:
-    """Action: the fleet prepares for a stage; `Ready` reports that the stage can begin."""
+    """The action by which the fleet prepares for a stage.
+
+    The event `Ready` reports that the stage can begin.
+    """
 
     stage: int
     share: int
@@ -401,14 +414,17 @@ class Prepare:
 
 @dataclass(frozen=True, slots=True)
 class RollBack:
-    """Action: gateways stop sending requests to canary; `SentBack` reports their confirmation."""
+    """The action by which gateways stop sending requests to canary.
+
+    The event `SentBack` reports that all gateways confirmed the stop.
+    """
 
     reason: Reason
 
 
 @dataclass(frozen=True, slots=True)
 class FinishRollout:
-    """Action: the model points at the new release from now on."""
+    """The action by which the model points at the new release from now on."""
 
 
 Action = SetShare | Prepare | RollBack | FinishRollout

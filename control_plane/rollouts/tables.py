@@ -82,7 +82,7 @@ rollout_events = Table(
     Index("ix_rollout_events_rollout_id", "rollout_id", "id"),
 )
 
-# Results of trial loads of canary's adapter. An empty code: an engine loaded the adapter and
+# Results of trial loads of canary's adapter. The code is empty if an engine loaded the adapter and
 # generated a token.
 rollout_trials = Table(
     "rollout_trials",

@@ -1,9 +1,7 @@
-"""Trial loads of canaries' adapters.
+"""Trial loads of canaries' adapters on nodes.
 
-Agents are ordered to run trials, and their results are stored.
-
-A release without an adapter needs no trial, because without its base its replicas would not be
-ready.
+The module selects the trials of a node for its agent, and stores the results. A release without an
+adapter needs no trial, because its replicas are ready only with the base.
 """
 
 from collections.abc import Collection
@@ -22,7 +20,7 @@ _MESSAGE_MAX = 500
 
 
 def trials_of(state: ControlState, pool_ids: Collection[str]) -> list[wire.Trial]:
-    """Return the trials for a node that has replicas of the given pools. Pure."""
+    """Return the trial loads for a node that has replicas of the given pools. Pure."""
     found: list[wire.Trial] = []
     for split in sorted(state.splits.values(), key=lambda split: split.id):
         release = state.releases.get(release_id(split.id, split.canary))
@@ -59,6 +57,6 @@ async def write_trials(connection: AsyncConnection, message: wire.SyncRequest) -
 
 
 async def codes_of(connection: AsyncConnection, rollout_id: str) -> frozenset[str]:
-    """Return the result codes of all nodes. An empty code: the adapter generated a token."""
+    """Return the result codes of all nodes. An empty code means that the trial succeeded."""
     query = select(rollout_trials.c.code).where(rollout_trials.c.rollout_id == rollout_id)
     return frozenset((await connection.scalars(query)).all())
