@@ -153,7 +153,7 @@ class Arm:
             gaps (ITL) of an answer are not independent observations.
         output_tokens: Output tokens of complete first answers.
         scores: Likelihoods of scored answers.
-        golden_runs: Number of golden prompts that were run; `requests` does not include them.
+        golden_runs: Number of golden prompts that were run, not included in `requests`.
         golden_mismatches: Number of golden prompts whose answer differed from the expected answer.
     """
 
@@ -191,8 +191,8 @@ class Arm:
         """The count of failures that the release may have caused, of its requests.
 
         Client errors (4xx, disconnects) and rejections by policy (429, 503 for limits, overload,
-        drain) are left out, because they depend on callers and capacity and not on the release.
-        Such errors arrive in bursts, so a single misbehaving client could otherwise cause a
+        drain) are left out. They depend on callers and capacity, and not on the release.
+        Client errors arrive in bursts, so a single misbehaving client could otherwise cause a
         rollback.
         """
         bad = sum(

@@ -24,7 +24,7 @@ from control_plane.rollouts.state import (
 # Seconds without a confirmation after which a gateway counts as stopped.
 GATEWAY_LIVE_S = 15.0
 # Maximum age of open requests for which evidence waits, in milliseconds. Older open requests are
-# counted without their outcome.
+# not waited for.
 OPEN_MAX_MS = 60_000
 # A confirmation describes a moment before it was sent, measured by another clock. The margin, in
 # milliseconds, covers both differences.

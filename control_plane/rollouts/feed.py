@@ -38,7 +38,7 @@ class EvidenceFeed(Protocol):
             after_ms: Unix time in milliseconds. The first window begins at this time, rounded up to
                 a multiple of the window length.
             until_ms: Unix time in milliseconds. Requests that were received earlier have ended, or
-                count as open.
+                are older than the age limit.
 
         Raises:
             FeedDownError: The service is down or slow, or its answer is invalid.
