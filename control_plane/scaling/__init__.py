@@ -1,1 +1,1 @@
-"""Scaling: decides the number of replicas of each pool, with its reasons, and applies it."""
+"""Scaling decides the number of replicas of each pool, with its reasons, and applies the number."""

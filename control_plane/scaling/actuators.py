@@ -22,16 +22,18 @@ class Actuator(BaseModel):
     """A system that adds and removes nodes.
 
     Attributes:
-        name: Name by which pools choose it.
-        kind: `kubernetes` scales a StatefulSet whose pods are nodes; `webhook` gets signed HTTP
+        name: Name by which pools choose the actuator.
+        kind: `kubernetes` scales a StatefulSet whose pods are nodes. `webhook` receives signed HTTP
             requests.
-        nodes: Prefix of its nodes' ids, before a `-`; in Kubernetes the name of the StatefulSet.
+        nodes: Prefix of its nodes' ids, before a `-`. In Kubernetes the prefix is the name of the
+            StatefulSet.
         nodes_min: Least number of nodes.
         nodes_max: Greatest number of nodes.
-        namespace: Namespace of the StatefulSet; empty: the namespace of our own pod.
+        namespace: Namespace of the StatefulSet. If it is empty, the namespace of the control
+            plane's pod is used.
         url: URL of the webhook, or of an API server of Kubernetes outside this cluster.
-        token_file: File of the token for the API server; read for each call, because kubelets
-            renew it.
+        token_file: File of the token for the API server. The file is read for each call, because
+            kubelets renew the token.
         ca_file: File of the CA certificates that verify the API server.
         secret: Key that signs the bodies of a webhook.
         is_internal: Whether a webhook may have an address inside this network.
@@ -95,7 +97,7 @@ class ActuatorsError(ValueError):
 
 
 def read_actuators(file: Path | None) -> dict[str, Actuator]:
-    """Return the actuators of a JSON file by name; empty if no file is configured.
+    """Return the actuators of a JSON file by name. Without a configured file there are none.
 
     Raises:
         ActuatorsError: The file is unreadable, or is no list of actuators with unique names.

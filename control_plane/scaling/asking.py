@@ -43,7 +43,7 @@ class NodeAsking:
         count: Callable[[str, str], None],
         show: Callable[[Mapping[str, NodesAsk]], None],
     ) -> None:
-        """Prepare the tasks; `run` must be started in a TaskGroup.
+        """Prepare the tasks. `run` must be started in a TaskGroup.
 
         Args:
             actuators: All actuators by name.
@@ -58,7 +58,7 @@ class NodeAsking:
     async def look(
         self, connection: AsyncConnection, boots_s: Mapping[str, float]
     ) -> dict[str, NodesAsk]:
-        """Return the requests for nodes; store the surplus nodes and the state of the requests.
+        """Return the requests for nodes, and store the surplus nodes and the state of the requests.
 
         Args:
             connection: Connection of the transaction that has written the pools' numbers.
@@ -79,7 +79,7 @@ class NodeAsking:
     def offer(self, asks: Mapping[str, NodesAsk]) -> None:
         """Replace the requests of all actuators.
 
-        An actuator that is missing in `asks` gets no request.
+        An actuator that is missing in `asks` receives no request.
         """
         self._show(asks)
         for name, asker in self._tasks.items():
@@ -101,7 +101,7 @@ class _Asker:
         self._ask: NodesAsk | None = None
         self._is_offered = asyncio.Event()
         self._failures = 0
-        self._set: int | None = None  # number of nodes that this task set last
+        self._set: int | None = None  # number of nodes in the last request
         self._last: tuple[NodesAsk, float] | None = None
         self.outcome: AskOutcome | None = None
 
@@ -127,7 +127,7 @@ class _Asker:
             except SendError as error:
                 outcome = AskOutcome("failed", error.reason)
                 again_s = max(error.after_ms / 1000, self._again_s())
-            except Exception as error:  # the requests to other actuators go on, and so does serving
+            except Exception as error:  # only this request has failed
                 log.exception("node_request_failed", actuator=self._actuator.name)
                 outcome = AskOutcome("failed", f"{type(error).__name__}: see the log")
                 again_s = self._again_s()
@@ -179,7 +179,7 @@ class _Asker:
 
 
 def body_of(actuator: Actuator, ask: NodesAsk) -> dict[str, Any]:
-    """Return the body for a webhook: the number of nodes, and the nodes that may be removed."""
+    """Return the JSON body of a webhook, which the documentation of actuators describes."""
     return {
         "version": "1",
         "actuator": actuator.name,

@@ -13,17 +13,17 @@ _Replicas = Annotated[int, Field(ge=0, le=REPLICAS_MAX)]
 class ScalingBody(AdminBody):
     """Bounds within which a pool is scaled.
 
-    With `is_on` false the number is only planned and shown. `minute_worth` are the minutes that the
-    pool at its maximum may run for one violated minute less. A replica stays for `hold_s` after
-    demand has last asked for it. With `replicas_min` 0 the pool goes to none after `idle_s` without
-    a request. `price` is the money of a replica and hour, for the budget.
+    If `is_on` is false, the number of replicas is only planned and shown. `minute_worth` is the
+    worth of one avoided violated minute, in minutes of the pool at its maximum. A replica is kept
+    for `hold_s` after demand last needed it. With `replicas_min` 0, the pool is scaled to zero
+    after `idle_s` without a request. `price` is money per replica and hour, for the budget.
 
-    Replicas that sleep serve within seconds: `sleepers_share` per replica of the busiest quarter of
-    an hour of the day, and at least `sleepers_min`. The share is 0.05 where nothing is said and the
-    engine can sleep; for others anything but 0 is refused.
+    Sleeping replicas serve within seconds. `sleepers_share` is their number per replica of the
+    busiest quarter-hour of the day, and `sleepers_min` is their least number. The default share is
+    0.05 if the engine can sleep. For other engines, every share except 0 is refused.
 
-    `actuator` names who brings nodes for the pool, of which each takes `replicas_per_node`; empty:
-    replicas go to the nodes that there are.
+    `actuator` names the system that adds nodes for the pool. Each node runs `replicas_per_node`
+    replicas. If the name is empty, replicas run on the existing nodes.
     """
 
     is_on: bool = True
@@ -48,17 +48,20 @@ class ScalingBody(AdminBody):
 
 
 class ScalingPinBody(AdminBody):
-    """A number that stands until it is lifted, or for `for_s` seconds; 0: until it is lifted."""
+    """A number of replicas set by hand.
+
+    The number is in effect for `for_s` seconds, or until an operator removes it if `for_s` is 0.
+    """
 
     replicas: _Replicas
     for_s: Annotated[float, Field(ge=0, le=31_536_000)] = 0.0
 
 
 class ScalingBudgetBody(AdminBody):
-    """Bounds over all pools together; null: any.
+    """Bounds over all pools together. A bound of null is no bound.
 
-    `accelerators` counts what pools have whose number is set by hand, too; `price` is money per
-    hour of the pools that are scaled.
+    `accelerators` also counts the replicas of pools whose number is set by hand. `price` is money
+    per hour of the scaled pools.
     """
 
     accelerators: Annotated[int, Field(ge=0, le=10_000_000)] | None = None

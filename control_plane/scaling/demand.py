@@ -1,4 +1,4 @@
-"""Stores a pool's demand, and forecasts the demand at the time when a new replica is ready. Pure.
+"""Stores a pool's demand, and forecasts it for the time at which a new replica is ready. Pure.
 
 Demand is measured in work-seconds per second. A work-second is the work that one ready replica does
 in one second.
@@ -16,24 +16,24 @@ _NOW = 2  # buckets (30 s) whose mean is the present demand
 _BASE = 40  # buckets (10 minutes) whose median is the base, the demand without its noise
 _NOISE_SAMPLES = 240  # buckets (one hour) from which the noise is estimated
 _NOISE_LEAST = 0.03
-# largest squared logarithm of one sample, since a first bucket of almost nothing has a huge ratio
+# Largest squared logarithm of one sample. A first bucket with almost no demand has a huge ratio.
 _NOISE_SAMPLE_MAX = 1.0
-# Until a pool's own noise is measured, the noise of the public conversation trace is assumed. This
+# Until a pool's own noise is measured, the noise of the public conversation trace is assumed. The
 # prior weighs as much as five minutes of buckets.
 _NOISE_PRIOR, _NOISE_PRIOR_SAMPLES = 0.08, 20
 # Demand that exceeds the base by this many standard deviations is a surge. The threshold is at
 # least 1.25 times the base.
 _SURGE_SIGMAS, _SURGE_LEAST = 3.5, 1.25
-# A surge has ended when demand has been back near the base for this many buckets.
+# A surge has ended when demand has been near the base for this many buckets.
 _SURGE_OVER = 8
-# Until a pool's own surges are known, one surge in four hours is assumed, with one of these peaks
-# (as multiples of the base), all equally likely. This prior weighs as much as eight hours of
-# observation.
+# Until a pool's own surges are known, one surge in four hours is assumed, with one of five peaks. A
+# peak is a multiple of the base, and all five are equally likely. The prior weighs as much as eight
+# hours of observation.
 _PRIOR_SURGES, _PRIOR_HOURS = 2.0, 8.0
 _PRIOR_PEAKS = (1.5, 1.75, 2.0, 2.25, 2.5)
 _PEAKS_KEPT = 32
 _SLOTS = 96  # quarter-hours in a day
-_DAYS = 8  # days of quarter-hours that are kept, so that the same time last week is included
+_DAYS = 8  # Days of stored quarter-hours, which include the same time of last week.
 _SLOT_S = 900.0
 # Largest factor by which a rise between two quarter-hours of an earlier day raises the forecast,
 # because that day may include an outage.
@@ -47,12 +47,12 @@ class WorkForecast:
     Attributes:
         now: Mean demand of the last half minute, in work-seconds per second.
         base: Median demand of the last ten minutes, in work-seconds per second.
-        expected: Demand to provide for, in work-seconds per second: the base with its growth or, in
-            a surge, the projected peak.
+        expected: Demand to provide for, in work-seconds per second. It is the base with its growth
+            or, in a surge, the projected peak.
         noise: Standard deviation of the logarithm of a bucket's demand over the base.
         is_surge: Whether the present demand is higher than noise explains.
         surges_per_hour: Rate at which surges begin.
-        peaks: Peaks of past surges as multiples of the base before the surge; all are equally
+        peaks: Peaks of past surges as multiples of the base before the surge. All peaks are equally
             likely.
     """
 
@@ -71,7 +71,7 @@ def _floats(length: int) -> "deque[float]":
 
 @dataclass(slots=True)
 class DemandHistory:
-    """The demand of one pool in buckets of 15 s, and the noise and surges learned from that demand.
+    """The demand of one pool in buckets of 15 s, and the noise and surges estimated from it.
 
     Attributes:
         buckets: Mean demand of each bucket of the last half hour, the newest last.
@@ -87,7 +87,7 @@ class DemandHistory:
     _hours: float = 0.0
     _surges: int = 0
     _quarter: list[float] = field(default_factory=list[float])
-    _before: float = 0.0  # base before the surge that is under way; 0: there is no surge
+    _before: float = 0.0  # base before the present surge, or 0 without a surge
     _peak: float = 0.0
     _calm: int = 0  # buckets since demand last exceeded the threshold of the surge
     bucket_s: float = BUCKET_S
@@ -104,8 +104,8 @@ class DemandHistory:
             self._quarter.clear()
         if base > 0 and len(self._usual) >= _BASE // 4:
             self._follow_surge(base)
-            # A fall is no more noise than a surge is. Until the base has followed the fall, noise
-            # samples of vanished demand would add replicas.
+            # A fall of demand is no noise, as a surge is no noise. Until the base has followed the
+            # fall, noise samples of the vanished demand would add replicas.
             if not self._before and demand > 0 and self.now > base / self._limit():
                 # The difference of two logarithms, because the ratio may be too small for a float.
                 self._noise.append(min(_NOISE_SAMPLE_MAX, (log(demand) - log(base)) ** 2))
@@ -115,7 +115,8 @@ class DemandHistory:
     def fill(self, demand: float, seconds: float) -> None:
         """Append a period that was not observed, with an assumed mean demand.
 
-        The days stay aligned with the clock. At most as many buckets are appended as are kept.
+        The stored quarter-hours stay aligned with the clock. Buckets beyond the stored half hour
+        are not appended.
         """
         count = max(1, round(seconds / self.bucket_s))
         kept = min(count, self.buckets.maxlen or 1)
@@ -162,8 +163,8 @@ class DemandHistory:
         """Standard deviation of the logarithm of a bucket's demand over the base."""
         known = len(self._noise)
         prior = _NOISE_PRIOR_SAMPLES * _NOISE_PRIOR**2
-        # The largest samples are dropped, so that a spike that was no surge does not raise the
-        # noise for an hour.
+        # The largest samples are dropped. Otherwise a short spike would raise the noise for an
+        # hour.
         kept = sorted(self._noise)[: known - known // 50]
         return max(_NOISE_LEAST, sqrt((sum(kept) + prior) / (len(kept) + _NOISE_PRIOR_SAMPLES)))
 
@@ -230,7 +231,7 @@ class DemandHistory:
         return self.now + rise / _NOW * min(lasting, 4)
 
     def _growth(self, horizon_s: float) -> float:
-        """Return the base's growth up to the horizon, as seen on earlier days; 1: unknown."""
+        """Return the base's growth up to the horizon as on earlier days, or 1 without such days."""
         ahead = max(1, round(horizon_s / _SLOT_S))
         known = list(self.days)
         ratios: list[float] = []
@@ -240,7 +241,7 @@ class DemandHistory:
                 ratios.append(known[at + ahead] / known[at])
         if not ratios:
             return 1.0
-        # If two days agree, their growth is used; otherwise the smaller change of the two is used.
+        # If the growth of two days differs, the smaller change is used.
         ratio = min(ratios, key=lambda it: abs(log(it)))
         return min(_GROWTH_MAX, max(1.0, ratio))
 

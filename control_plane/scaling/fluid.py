@@ -2,8 +2,9 @@
 
 Work is a divisible quantity (a fluid model), without single requests.
 
-One ready replica does one work-second per second. A booting replica is paid for. The TTFT is 0.15
-s, plus the backlog per ready replica, plus up to 0.3 s when utilisation is above 90 %.
+One ready replica does one work-second per second. A booting replica costs as much as a ready one.
+The TTFT is 0.15 s, plus the backlog per ready replica, plus up to 0.3 s when utilisation is above
+90 %.
 """
 
 import random
@@ -19,7 +20,7 @@ _TTFT_IDLE_S = 0.15
 _BUSY, _BUSY_S = 0.9, 3.0
 _MINUTE_S = 60
 _VIOLATED_SHARE = 0.01  # a minute is violated if its 99th percentile of TTFT misses the objective
-# initial number of replicas: the utilisation that they have under the first demand
+# utilisation under the first demand, which gives the initial number of replicas
 FIRST_UTILISATION = 0.7
 _FIRST_S = 300
 
@@ -29,15 +30,15 @@ class Terms:
     """Parameters of a simulation run.
 
     Attributes:
-        boot_s: Least and greatest seconds that a replica takes to boot; times between are equally
+        boot_s: Least and greatest boot time of a replica in seconds. Times between are equally
             likely.
         replicas_min: Least number of replicas that a policy may choose.
         replicas_max: Greatest number of replicas that a policy may choose.
         objective_s: TTFT objective in seconds.
         sleepers_share: Sleeping replicas per replica that served in the busiest minute so far.
-        sleepers_min: Least number of sleeping replicas; a run begins with this number.
-        wake_s: Least and greatest seconds that a sleeping replica takes to wake.
-        tiers: Shares of the demand by tier, the highest tier first; the sum is 1.
+        sleepers_min: Least number of sleeping replicas. A run begins with this number.
+        wake_s: Least and greatest wake time of a sleeping replica in seconds.
+        tiers: Shares of the demand by tier, the highest tier first. The sum is 1.
         batch_deadline_s: Seconds that work of the lowest tier may wait, if there are several tiers.
     """
 
@@ -58,7 +59,7 @@ class Sight:
 
     Attributes:
         demand: Work-seconds that arrived in each second so far.
-        ttft_s: TTFT of each second.
+        ttft_s: TTFT in each second, in seconds.
         utilisation: Share of the ready replicas' time that was used in each second.
         backlog_s: Work-seconds waiting per ready replica at the end of each second.
         ready: Replicas that serve.
@@ -100,7 +101,7 @@ class ScalingRule(Protocol):
 class SleepingRule(ScalingRule, Protocol):
     """A policy that also decides the number of sleeping replicas.
 
-    For other policies `Terms` decides it.
+    For other policies `Terms` decides this number.
 
     Attributes:
         sleepers: Number of replicas that should sleep.
@@ -120,13 +121,13 @@ class ScalingOutcome:
     Attributes:
         violation_minutes: Minutes whose 99th percentile of TTFT misses the objective.
         violated_work_share: Share of the work that arrived while TTFT missed the objective.
-        gpu_hours: Replica hours that were paid for.
+        gpu_hours: Hours of all replicas, including booting replicas.
         changes: Number of times that the policy changed the number of replicas.
-        ttft_max_s: Longest TTFT.
+        ttft_max_s: Longest TTFT in seconds.
         batch_late_share: Share of the batch tier's work that waited beyond its deadline.
-        provisioned: Number of replicas that were paid for, one value per minute.
+        provisioned: Number of all replicas, including booting replicas, one value per minute.
         ready: Number of replicas that served, one value per minute.
-        ttft_s: Greatest TTFT, one value per minute.
+        ttft_s: Greatest TTFT in seconds, one value per minute.
         tier_minutes: Violation minutes of each tier except batch, the highest tier first.
     """
 
@@ -145,7 +146,7 @@ class ScalingOutcome:
 class _Queues:
     """Waiting work by tier.
 
-    The highest tier is served first; the lowest of several tiers is batch.
+    The highest tier is served first. The lowest of several tiers is batch.
     """
 
     def __init__(self, terms: Terms) -> None:
@@ -284,15 +285,15 @@ def _decide(
     pool: _Pool,
     most_ready: int,
 ) -> bool:
-    """Let the policy decide if its interval has passed.
+    """Call the policy if its interval has passed.
 
     Return whether the number of replicas changed.
 
     Args:
         t: Second of the run.
         rule: The scaling policy.
-        sleeping: The same policy if it also decides about sleeping replicas, checked once because
-            an instance check of a protocol is expensive.
+        sleeping: The same policy if it also decides about sleeping replicas. The caller checks this
+            once, because an instance check of a protocol is slow.
         sight: Observations of the pool for the policy.
         pool: The simulated pool.
         most_ready: Greatest number of replicas that were ready in a minute so far.

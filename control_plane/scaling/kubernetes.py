@@ -30,7 +30,7 @@ class _Scale:
 
 
 async def set_scale(actuator: Actuator, ask: NodesAsk) -> tuple[int, int]:
-    """Set the requested number of pods. Return the number found before, and the number set.
+    """Set the requested number of pods, and return the numbers before and after the write.
 
     Raises:
         SendError: The API server refused, or did not answer.
@@ -100,7 +100,7 @@ async def _text(answer: aiohttp.ClientResponse) -> str:
 
 
 def _message(text: str) -> str:
-    """Return the message of an API server's Status object; any other text is returned unchanged."""
+    """Return the message of an API server's Status object, or any other text unchanged."""
     try:
         found = json.loads(text)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Keeps the scaling loop's record of a pool between two rounds, and updates the record. Pure.
+"""Updates the scaling loop's record of a pool, which one round passes to the next. Pure.
 
 Times are seconds of PostgreSQL's clock, so differences between the clocks of control planes do not
 matter.
@@ -14,7 +14,7 @@ from control_plane.scaling.work import CellWork, PoolSpeed, Seen, Sums, news
 
 _ABSENT_LOOKS = 4.0  # intervals without a round after which past decisions count as unknown
 _OBSERVE_LOOKS = 2  # rounds after a start in which the numbers of replicas are not changed
-# multiple of the longest boot time after which missing replicas make an actuator late
+# multiple of the longest boot time after which replicas of an actuator's pool count as late
 EFFECT_FACTOR = 1.5
 
 
@@ -29,13 +29,14 @@ class Memory:
     Attributes:
         history: Demand of the pool.
         seen: Reported sums that the history includes; None before the first round.
-        asks: Replicas that demand needed in earlier rounds, see `PoolState`.
-        boots_s: Boot times in seconds, see `PoolState`.
+        asks: Replicas that demand needed in earlier rounds, in the form of `PoolState.asks`.
+        boots_s: Measured boot times of the pool's last replicas, in seconds.
         known_since: Start of the rounds without a gap.
         demand_at: Time of the last round with demand.
-        looked_at: Time of the last round; 0: there was none.
+        looked_at: Time of the last round, or 0 before the first round.
         observes_until: End of the time in which the number of replicas is not changed.
-        missing_since: Time since which fewer replicas are ready than wanted; 0: none is missing.
+        missing_since: Time since which fewer replicas are ready than wanted, or 0 if none is
+            missing.
         came: Demand that arrived between the last two rounds, by tier.
         came_s: Seconds between the last two rounds.
     """
@@ -66,7 +67,7 @@ class Memory:
 
     @classmethod
     def from_json(cls, kept: Mapping[str, Any], bucket_s: float) -> "Memory":
-        """Return a stored record. An empty document gives a new record."""
+        """Return a stored record. An empty document is read as a new record."""
         found = cls(DemandHistory.from_json(kept.get("history", {}), bucket_s))
         if (seen := kept.get("seen")) is not None:
             found.seen = {key: (epoch, _sums(rows)) for key, (epoch, rows) in seen.items()}
@@ -103,13 +104,14 @@ class PoolSight:
         ready: Number of serving replicas.
         booting: Number of starting replicas.
         booted_s: Boot times of the replicas that became ready since the last round.
-        planned: Number of replicas in the last plan; None: there is no plan yet.
+        planned: Number of replicas in the last plan, or None before the first plan.
         unplaced: Number of replicas without a node.
         unplaced_s: Seconds for which there have been replicas without a node.
         objective_s: TTFT objectives in seconds, by priority of the tier.
         asleep: Number of replicas that sleep as planned.
-        sleepers: Number of sleeping replicas in the last plan; None: there is no plan yet.
-        deferrable_s: Seconds that work of a preemptible tier may wait, by its priority.
+        sleepers: Number of sleeping replicas in the last plan, or None before the first plan.
+        deferrable_s: Permitted wait of work of a preemptible tier in seconds, by the tier's
+            priority.
     """
 
     reports: Sequence[CellWork]
@@ -137,10 +139,10 @@ def look(
     """Update the record by the observations of a round, and return the input of `plan`.
 
     Args:
-        memory: Record of the pool; it is changed.
+        memory: Record of the pool, which this function changes.
         sight: Observations of this round.
         settings: Settings of the pool.
-        speed: Speed of the pool's replicas; None: not measured yet.
+        speed: Speed of the pool's replicas, or None before the first measurement.
         now: Time of the round.
     """
     interval_s = memory.history.bucket_s
@@ -175,7 +177,7 @@ def look(
     for boot_s in sight.booted_s:
         state.booted(boot_s)
     if sight.booted_s and memory.missing_since:
-        memory.missing_since = now  # replicas still become ready
+        memory.missing_since = now  # further replicas have become ready
     memory.looked_at = now
     return state
 
@@ -218,7 +220,7 @@ def _facts(
 
 
 def _share(memory: Memory, tiers: Collection[int], speed: PoolSpeed | None) -> float:
-    """Return the share of the given tiers in the work between the last two rounds."""
+    """Return the share of the given tiers in the work that arrived between the last two rounds."""
     if speed is None:
         return 0.0
     work = {it: speed.work_s(sums[1], sums[2]) for it, sums in memory.came.items()}
@@ -242,7 +244,7 @@ def _unknown(memory: Memory, sight: PoolSight, speed: PoolSpeed | None, now: flo
 
 
 def without_effect_s(memory: Memory, state: PoolState, wanted: int, now: float) -> float:
-    """Return the seconds for which an actuator has been late with replicas; 0 if it is not late."""
+    """Return the seconds for which an actuator has been late, or 0 if it is not late."""
     if state.facts.ready >= wanted:
         memory.missing_since = 0.0
         return 0.0

@@ -1,12 +1,11 @@
-"""Records of scaling: a pool's settings, its observed facts, and the plan for it."""
+"""The data of scaling, which are a pool's settings, its observed facts, and the plan for it."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from control_plane.scaling.demand import DemandHistory
 
-# Boot times in seconds that are assumed until a pool has measured its own; published times are 85
-# to 300.
+# Assumed boot times in seconds, until a pool has measured its own. Published times are 85 to 300.
 BOOT_PRIOR_S = (180.0, 300.0)
 _BOOTS_KEPT = 32
 SLEEPING_ENGINES = frozenset({"openvino", "sim"})  # engines that can release their KV memory
@@ -52,19 +51,18 @@ class ScalingSettings:
     """The operators' settings for one pool.
 
     Attributes:
-        replicas_min: Least number of replicas; with 0 an idle pool is scaled to zero.
+        replicas_min: Least number of replicas. With 0, an idle pool is scaled to zero.
         replicas_max: Greatest number of replicas.
         minute_worth: Minutes of the pool at its maximum that one avoided violated minute is worth.
         idle_s: Seconds without demand after which a pool whose minimum is 0 is scaled to zero.
         accelerators: Accelerators of one replica.
         price: Money per replica and hour.
-        pin: Number of replicas that an operator set by hand; None: there is none.
+        pin: Number of replicas that an operator set by hand, or None without such a number.
         hold_s: Seconds for which a replica is kept after demand last needed it.
-        pin_until: End of the pin on the clock of `plan`; infinite: until an operator removes the
-            pin.
+        pin_until: End of the pin on the clock of `plan`. The end is infinite if only an operator
+            removes the pin.
         is_paused: Whether the number of replicas is left unchanged.
-        sleepers_share: Sleeping replicas per replica that the busiest quarter-hour of the day
-            needs.
+        sleepers_share: Number of sleeping replicas per replica of the day's busiest quarter-hour.
         sleepers_min: Least number of sleeping replicas while demand does not need them.
     """
 
@@ -104,14 +102,15 @@ class PoolFacts:
         booting: Replicas that have been requested and do not serve yet.
         backlog_work_s: Work-seconds that wait, without deferrable work.
         objective_s: TTFT objective of the strictest tier with demand.
-        single_s: TTFT of a median request on an idle replica, in seconds; 0: unknown.
+        single_s: TTFT of a median request on an idle replica, in seconds. Zero means unknown.
         unplaced: Wanted replicas for which no node has room.
         unplaced_s: Seconds for which there have been wanted replicas without a node.
-        planned: Number of replicas in the last plan; None: there was no plan.
-        unknown: Reason why the present demand is unknown, in words; empty: the demand is known.
+        planned: Number of replicas in the last plan, or None before the first plan.
+        unknown: Reason why the present demand is unknown, in words. It is empty if the demand is
+            known.
         asleep: Number of sleeping replicas, which serve a few seconds after they are woken.
-        sleepers: Number of sleeping replicas in the last plan; None: there was no plan.
-        deferrable_share: Share of the demand that may wait longer than a replica takes to boot.
+        sleepers: Number of sleeping replicas in the last plan, or None before the first plan.
+        deferrable_share: Share of the demand that may wait longer than the boot time of a replica.
         deferrable_s: Seconds that the deferrable work may wait.
         deferred_work_s: Work-seconds of deferrable work that wait.
     """
@@ -146,12 +145,12 @@ class PoolState:
         settings: Operators' settings.
         facts: Observed facts.
         history: The pool's recorded demand.
-        asks: Times of earlier plans, with the replicas that demand needed, the oldest first.
+        asks: Pairs (time, replicas that demand needed) of earlier plans, the oldest first.
         boots_s: Measured boot times of the pool's last replicas, in seconds.
         known_since: Start of the history, on the clock of `plan`.
-        demand_at: Time at which there was last demand or backlog.
-        others: Other pools that serve a model of this pool, the cheapest first, each with the
-            work-seconds that it needs for one work-second of this pool.
+        demand_at: Time of the last round with demand or backlog.
+        others: Other pools that serve a model of this pool, the cheapest first. Each id is paired
+            with the pool's work-seconds for one work-second of this pool.
     """
 
     settings: ScalingSettings
@@ -169,7 +168,7 @@ class PoolState:
         del self.boots_s[:-_BOOTS_KEPT]
 
     def boot_s(self, share: float) -> float:
-        """Return the seconds within which the given share of replicas has booted."""
+        """Return the boot time in seconds that the given share of replicas does not exceed."""
         known = sorted((*BOOT_PRIOR_S, *self.boots_s) if len(self.boots_s) < 8 else self.boots_s)
         return known[min(len(known) - 1, int(share * len(known)))]
 
@@ -180,8 +179,8 @@ class PoolPlan:
 
     Attributes:
         wanted: Number of replicas to have.
-        ask: Replicas that demand needs, before hysteresis, bounds and budget; not rounded.
-        reasons: The steps to `wanted`, in order; the last step decided.
+        ask: Replicas that demand needs, before rounding, hysteresis, bounds and budget.
+        reasons: The steps to `wanted` in order, of which the last step decided.
         warnings: Warnings for operators, in words.
         asleep: Number of sleeping replicas to have in addition.
     """
@@ -200,7 +199,7 @@ class Shown:
     Attributes:
         wanted: Number of replicas that the pool should have.
         demand: Demand in work-seconds per second.
-        late_s: Seconds for which the pool's actuator has been late with replicas.
+        late_s: Seconds for which the replicas of the pool's actuator have been late.
     """
 
     wanted: int

@@ -1,8 +1,8 @@
-"""Decides the number of nodes to request from an actuator, and the nodes to give back. Pure.
+"""Decides the number of nodes to request from an actuator, and the nodes to release. Pure.
 
-Agents start replicas on existing nodes. An actuator adds and removes nodes. Each request carries
-the absolute number of nodes, never a difference, so that a repeated request does no harm. A node is
-given back only when no replica is left on it.
+Agents start replicas on existing nodes. An actuator adds and removes nodes. Each request has the
+absolute number of nodes, so that a repeated request does no harm. A node is released only when no
+replica is left on it.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from math import ceil
 
 NODES_MAX = 10_000  # largest number of nodes per actuator
-_EPSILON = 1e-9  # rounding error that is ignored, so that three thirds of a node make one node
+# Tolerated rounding error. Without it, three thirds of a node might be rounded up to two nodes.
+_EPSILON = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,9 +20,9 @@ class GroupNode:
 
     Attributes:
         replicas: Number of replicas on the node, in any state.
-        foreign: Number of replicas on the node of pools that the actuator does not serve.
+        foreign: Number of the node's replicas of pools that the actuator does not serve.
         is_lost: Whether the node's agent is silent.
-        is_surplus: Whether an earlier round chose the node to be given back.
+        is_surplus: Whether an earlier round chose the node to be released.
     """
 
     id: str
@@ -37,12 +38,12 @@ class NodeGroup:
 
     Attributes:
         nodes: Known nodes.
-        replicas: By pool: the number of wanted replicas including sleeping replicas, and the number
-            of replicas that fit on one node.
+        replicas: Two numbers by pool. The first is the number of wanted replicas, including
+            sleeping replicas. The second is the number of replicas that fit on one node.
         nodes_min: Least number of nodes.
         nodes_max: Greatest number of nodes.
-        is_ordered: Whether nodes are numbered from 0 and the highest numbers are removed first (a
-            StatefulSet); otherwise the request names the nodes that may be removed.
+        is_ordered: Whether nodes are numbered from 0 and the highest numbers are removed first, as
+            in a StatefulSet. If false, a request names the nodes that may be removed.
     """
 
     nodes: Sequence[GroupNode]
@@ -58,10 +59,10 @@ class NodesAsk:
 
     Attributes:
         wanted: Number of nodes to have.
-        held: Number of nodes to keep until replicas have left the surplus nodes.
+        held: Number of nodes that must remain until replicas have left the surplus nodes.
         present: Number of nodes with a live agent.
-        surplus: Nodes that get no new replicas, and whose replicas are moved.
-        empty: Surplus nodes without replicas.
+        surplus: Ids of nodes without new replicas, from which present replicas are moved.
+        empty: Ids of surplus nodes without replicas.
     """
 
     wanted: int
@@ -71,7 +72,10 @@ class NodesAsk:
     empty: tuple[str, ...] = ()
 
     def step(self, found: int) -> int:
-        """Return the next number of nodes: up at once, down only as surplus nodes become empty."""
+        """Return the next number of nodes.
+
+        An increase is immediate. A decrease waits until surplus nodes are empty.
+        """
         if found <= self.wanted:
             return self.wanted
         return min(found, max(self.wanted, self.held))
@@ -88,7 +92,7 @@ class AskOutcome:
 
     Attributes:
         result: `kept` if nothing had to change, `changed`, or `failed`.
-        text: The error, or a remark that another client wrote the number; empty: neither.
+        text: The error, or a remark that another client wrote the number. Otherwise it is empty.
     """
 
     result: str
@@ -96,7 +100,7 @@ class AskOutcome:
 
 
 def ask_warning(name: str, ask: NodesAsk, outcome: AskOutcome, late_s: float) -> str:
-    """Return the warning about an actuator; empty: none.
+    """Return the warning about an actuator, or an empty text.
 
     Args:
         name: Name of the actuator.
@@ -129,9 +133,9 @@ def ordinal_of(node_id: str) -> int:
 
 
 def _ordered(group: NodeGroup, needed: int) -> NodesAsk:
-    """Give back the highest-numbered nodes.
+    """Return the request that releases the highest-numbered nodes.
 
-    A foreign replica keeps its node and all lower nodes.
+    A foreign replica keeps its node and all nodes with lower numbers.
     """
     wanted = max(needed, _end(node for node in group.nodes if node.foreign))
     surplus = sorted(
@@ -148,12 +152,15 @@ def _ordered(group: NodeGroup, needed: int) -> NodesAsk:
 
 
 def _end(nodes: Iterable[GroupNode]) -> int:
-    """Return the number after the highest ordinal of the nodes; 0 if there are no nodes."""
+    """Return the number after the highest ordinal of the nodes, or 0 without nodes."""
     return max((ordinal_of(node.id) + 1 for node in nodes), default=0)
 
 
 def _named(group: NodeGroup, needed: int) -> NodesAsk:
-    """Give back the emptiest nodes without foreign replicas; nodes chosen earlier stay chosen."""
+    """Return the request that releases the emptiest nodes without foreign replicas.
+
+    Nodes that an earlier round chose are released first.
+    """
     present = [node for node in group.nodes if not node.is_lost]
     wanted = max(needed, sum(node.foreign > 0 for node in present))
     free = sorted(

@@ -1,4 +1,4 @@
-"""Reads and writes the rows of actuators: their nodes and pools, surplus nodes and requests."""
+"""Reads and writes the rows of actuators, with their nodes, their pools and their requests."""
 
 from collections import Counter
 from collections.abc import Collection, Mapping
@@ -21,8 +21,7 @@ async def groups(
 ) -> dict[str, NodeGroup]:
     """Return the nodes and pools of each actuator that a scaled pool has chosen.
 
-    The number of replicas is the number that the fleet wants, since a rollout may need more than
-    scaling.
+    The number of replicas includes the needs of rollouts, which may exceed the number of scaling.
     """
     p, s = tables.pools.c, pool_scalings.c
     count = func.greatest(p.scaled_replicas, func.coalesce(p.rollout_replicas, 0))
@@ -63,7 +62,7 @@ async def groups(
 async def write_surplus(connection: AsyncConnection, node_ids: Collection[str]) -> None:
     """Cordon exactly the given nodes as surplus, and delete surplus nodes that have ended.
 
-    A cordon by an operator stays, with its reason.
+    A cordon by an operator is not removed.
     """
     n, r = tables.nodes.c, tables.replicas.c
     for is_surplus in (True, False):
@@ -96,7 +95,7 @@ async def write_asks(
     since = func.extract("epoch", func.now() - t.short_since)
     short_s = dict((await connection.execute(select(t.name, since))).tuples().all())
     for name in sorted(chosen):
-        # An actuator whose pools are all switched off gets no request and shows no state.
+        # An actuator whose pools are all switched off receives no request and has no state.
         ask = asks.get(name, NodesAsk(0, 0, 0))
         outcome = outcomes.get(name, _UNNAMED) if name in asks or name not in outcomes else _QUIET
         late_s = float(short_s.get(name) or 0.0) - late_after_s.get(name, 0.0)

@@ -1,13 +1,13 @@
 """Decides the number of replicas of each pool, with its reasons. Pure.
 
 Capacity covers the demand expected within the boot time of a replica. Spare replicas are added as
-long as the violated minutes that they avoid are worth more than the replicas cost. A backlog adds
-further replicas, which are removed as soon as the backlog is gone. A pool shrinks only when no
-round of the last minutes needed the replica, so the hysteresis is one of time.
+long as the avoided violated minutes are worth more than the replicas. A backlog adds further
+replicas, which are removed as soon as the backlog is gone. A replica is removed only when no round
+of the last minutes needed it, so the hysteresis is one of time.
 
-Deferrable work (its permitted wait is longer than a boot) needs no spare capacity, since it can
-wait until noise and surges have passed. Sleeping replicas count as spare capacity against surges,
-because they serve within seconds.
+Deferrable work is work whose permitted wait is longer than a boot. It needs no spare capacity,
+since it can wait until noise and surges have passed. Sleeping replicas count as spare capacity
+against surges, because they serve within seconds.
 """
 
 from collections.abc import Mapping
@@ -28,15 +28,15 @@ from control_plane.scaling.sharing import shared
 
 _UTILISATION = 0.97  # share of a replica's time that can be used before a queue forms
 _NOISE_SIGMAS = 2.0  # standard deviations of a bucket's demand that are served without a queue
-# standard deviations of the demand in a surge; fewer, because its projection is already high
+# standard deviations of the demand in a surge, fewer because its projection is already high
 _SURGE_SIGMAS = 1.3
 _PEAK_SIGMAS = 1.0  # standard deviations of the demand at a surge's peak
-# minutes that a surge violates when there is no spare capacity: one boot and the backlog
+# Minutes that a surge violates without spare capacity, for one boot and the backlog
 _SURGE_MINUTES = 5.0
 _BACKLOG_S = 0.5  # work-seconds per ready replica that do not count as a queue yet
 _DRAIN_S = 20.0  # seconds in which new replicas should clear a backlog
-_DEFERRED_PART = 0.5  # share of the permitted wait within which deferred work should be done
-_DAY_SLOTS = 96  # quarter-hours (one day); the busiest decides the number of sleeping replicas
+_DEFERRED_PART = 0.5  # share of the permitted wait within which deferred work should be finished
+_DAY_SLOTS = 96  # Quarter-hours of one day. The busiest decides the number of sleeping replicas.
 _UNPLACED_S = 600.0  # seconds after which replicas without a node stop using budget
 
 
@@ -58,7 +58,7 @@ def urgent(state: PoolState, now: float) -> int:
     """Return the number of sleeping replicas to wake at once, between two rounds.
 
     Args:
-        state: The pool at present; its history may end with the last round.
+        state: The pool at present, with a history that may end with the last round.
         now: Time on the clock of `plan`.
     """
     settings, facts = state.settings, state.facts
@@ -71,7 +71,7 @@ def urgent(state: PoolState, now: float) -> int:
 
 
 def remember(state: PoolState, decided: PoolPlan, now: float) -> None:
-    """Record the demand of a plan, so that later plans keep its replicas for a while."""
+    """Record the demand of a plan, so that later plans keep its replicas for `hold_s`."""
     state.asks.append((now, decided.ask))
     while state.asks and state.asks[0][0] <= now - state.settings.hold_s:
         del state.asks[0]
@@ -136,7 +136,7 @@ def _demand_reasons(state: PoolState) -> tuple[list[ScalingReason], float]:
 
 
 def _need(forecast: WorkForecast, facts: PoolFacts) -> float:
-    """Return the capacity for the demand: urgent work at once, deferrable work on average."""
+    """Return the capacity that serves urgent work at once, and deferrable work on average."""
     sigmas = _SURGE_SIGMAS if forecast.is_surge else _NOISE_SIGMAS
     at_once = forecast.expected * (1 - facts.deferrable_share)
     need = at_once * (1 + sigmas * forecast.noise)
@@ -155,8 +155,8 @@ def _wait_s(state: PoolState) -> float:
 def _spare(forecast: WorkForecast, need: float, state: PoolState) -> float:
     """Return the capacity with the least sum of replica cost and expected violated minutes.
 
-    One candidate capacity covers the demand only. Each other candidate also covers one peak of past
-    surges, together with the sleeping replicas.
+    The first candidate covers the demand only. Each other candidate, together with the sleeping
+    replicas, also covers one peak of past surges.
     """
     settings, facts = state.settings, state.facts
     base = forecast.base * (1 - facts.deferrable_share)
@@ -175,7 +175,7 @@ def _spare(forecast: WorkForecast, need: float, state: PoolState) -> float:
 
 
 def _held(state: PoolState, now: float, wanted: int, reasons: list[ScalingReason]) -> int:
-    """Return the number of replicas to keep although demand needs fewer."""
+    """Return the number of replicas to keep although the present demand needs fewer."""
     facts, hold_s = state.facts, state.settings.hold_s
     have = facts.have
     if now - state.known_since < hold_s:
@@ -232,9 +232,9 @@ def _within(
 ) -> dict[str, PoolPlan]:
     """Reduce the plans so that all pools together stay within the budget.
 
-    Wanted replicas that already serve are granted first. Then the pools are granted further
-    replicas in turn, the least served pool first. Replicas that have long been without a node use
-    no budget.
+    Wanted replicas that already serve are granted first. Then pools receive further replicas one by
+    one, the least served pool first. Replicas that have been without a node for ten minutes use no
+    budget.
     """
     asked = {key: _placeable(pools[key], decided) for key, decided in plans.items()}
     if _fits(budget, pools, asked):
@@ -271,8 +271,8 @@ def _with_sleepers(
 ) -> dict[str, PoolPlan]:
     """Add sleeping replicas within the rest of the budget.
 
-    In a pool that needs capacity no replica boots only to sleep, but replicas that are no longer
-    needed may be put to sleep.
+    In a pool that needs capacity, no replica boots only to sleep. Replicas that are no longer
+    needed may still be put to sleep.
     """
     accelerators = sum(pools[key].settings.accelerators * it.wanted for key, it in plans.items())
     price = sum(pools[key].settings.price * it.wanted for key, it in plans.items())
@@ -321,7 +321,7 @@ def _fits(budget: FleetBudget, pools: Mapping[str, PoolState], asked: Mapping[st
 
 
 def _turn(key: str, granted: int, state: PoolState, asked: int) -> tuple[tuple[bool, float], str]:
-    """Return the sort key of a pool for grants: unmet minimums first, then the least served."""
+    """Return the sort key of a pool for grants. Pools below their minimum precede all others."""
     return (granted >= state.settings.replicas_min, granted / max(asked, 1)), key
 
 

@@ -1,6 +1,6 @@
-"""Replays a pool's past demand through `plan` with other settings, in the fluid simulation.
+"""Replays a pool's past demand through `plan` with other settings. Pure.
 
-Pure.
+The replay runs in the fluid simulation of `control_plane.scaling.fluid`.
 """
 
 import random
@@ -70,7 +70,7 @@ class Replay:
     """The result of a replay of a pool's own demand with other settings.
 
     Attributes:
-        violation_minutes: Minutes whose TTFT misses the objective.
+        violation_minutes: Minutes whose 99th percentile of TTFT misses the objective.
         violated_work_share: Share of the work that arrives while TTFT misses the objective.
         replica_hours: Hours of all replicas, including booting and sleeping replicas.
         accelerator_hours: Hours of the accelerators of these replicas.
@@ -92,7 +92,7 @@ def kept_curve(history: DemandHistory, hours: int) -> list[float]:
     """Return the demand of the last hours in work-seconds per second, one number per second.
 
     The history stores a mean per quarter-hour and the size of the noise. Noise of this size is
-    added to each bucket, the same noise in every replay. Surges shorter than a quarter-hour are
+    added to each bucket, and is the same in every replay. Surges shorter than a quarter-hour are
     flattened.
     """
     noise = random.Random(0)  # noqa: S311 -- no secrets
@@ -110,7 +110,7 @@ def replay(curve: Sequence[float], state: PoolState, settings: ScalingSettings) 
     Args:
         curve: Work-seconds per second, one number per second.
         state: The pool, which provides the boot times and the objective.
-        settings: Settings to try; a number set by hand and a pause are ignored.
+        settings: Settings to try. A number set by hand and a pause are ignored.
     """
     terms = Terms(
         boot_s=(state.boot_s(0.0), state.boot_s(1.0)),

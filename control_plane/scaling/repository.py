@@ -1,4 +1,4 @@
-"""Reads and writes the rows of scaling: reports, observations of pools, and decisions."""
+"""Reads and writes the rows of scaling, which are reports, observations of pools, and decisions."""
 
 import hashlib
 import json
@@ -39,16 +39,16 @@ class ScaledPool:
     """A pool that has bounds for scaling.
 
     Attributes:
-        settings: Operators' settings; minimum and maximum are raised to the replicas that rollouts
+        settings: Operators' settings. Minimum and maximum are raised to the replicas that rollouts
             need.
         is_on: Whether decisions are carried out.
-        memory: Stored record of the pool, see `Memory`.
+        memory: Stored record of the pool, which `Memory.from_json` reads.
         speed_key: Base, hardware and configuration of the pool's replicas.
         hand: Number of replicas set by operators, used while the pool is not scaled.
-        scaled: Number of replicas of the last plan in effect; None: there is none.
+        scaled: Number of replicas of the last plan in effect, or None without a plan.
         sight: Present observations of the pool.
         sleepers: Number of sleeping replicas of the last plan.
-        ask_warning: Warning about the pool's actuator; empty: none.
+        ask_warning: Warning about the pool's actuator, or an empty text.
     """
 
     id: str
@@ -67,11 +67,14 @@ class ScaledPool:
 
 
 async def write_demands(connection: AsyncConnection, router_id: str, rows: Sequence[Any]) -> None:
-    """Store a router's reports (cell, epoch, number, report).
+    """Store a router's reports on its cells.
 
-    A report older than the stored is ignored.
+    A report is ignored if a newer report is stored, or if its cell no longer exists.
 
-    Reports on deleted cells are ignored.
+    Args:
+        connection: Connection for the write.
+        router_id: Id of the router.
+        rows: Tuples (cell, epoch, number, report).
     """
     known = set(
         await connection.scalars(
@@ -88,7 +91,7 @@ async def write_demands(connection: AsyncConnection, router_id: str, rows: Seque
     await connection.execute(_newer_demands(), values)
 
 
-# runs at each report, and building and compiling the statement costs more than its execution
+# Cached, because building and compiling the statement costs more than its execution for a report.
 @cache
 def _newer_demands() -> Insert:
     """Return the statement that inserts reports of routers, or replaces older reports."""
@@ -111,7 +114,7 @@ async def forget_demands(connection: AsyncConnection) -> None:
     await connection.execute(delete(scaling_changes).where(older))
 
 
-# --- what is seen ------------------------------------------------------------------------------
+# --- observations ------------------------------------------------------------------------------
 
 
 async def clock_s(connection: AsyncConnection) -> float:
@@ -127,7 +130,7 @@ async def scaled_pools(
     Args:
         connection: Connection for the reads.
         fresh_s: Greatest age in seconds of a report that describes the present.
-        pool_ids: Ids of the pools; None: all.
+        pool_ids: Ids of the pools, or None for all pools.
     """
     p, s, kept, said = (
         tables.pools.c,
@@ -211,7 +214,7 @@ def _scaled_pool(row: Mapping[Any, Any], seen: "_PoolRows") -> ScaledPool:
 
 @dataclass(frozen=True, slots=True)
 class _PoolRows:
-    """The rows about some pools, grouped by pool."""
+    """The rows of several tables about some pools, grouped by pool."""
 
     reports: dict[str, list[Any]]
     fresh: frozenset[str]
@@ -226,7 +229,7 @@ class _PoolRows:
     async def read(
         cls, connection: AsyncConnection, ids: Sequence[str], fresh_s: float
     ) -> "_PoolRows":
-        """Read the rows of the given pools."""
+        """Read the rows of the given pools, in which a fresh report is at most `fresh_s` old."""
         reports, fresh, unheard = await _reports(connection, ids, fresh_s)
         return cls(
             reports,
@@ -345,7 +348,7 @@ async def _hardware(connection: AsyncConnection, ids: Sequence[str]) -> dict[str
 
 
 async def _objectives(connection: AsyncConnection) -> tuple[dict[int, float], dict[int, float]]:
-    """Return the TTFT objectives of all tiers by priority, and those of preemptible tiers alone."""
+    """Return the TTFT objectives of all tiers, and of preemptible tiers, in seconds by priority."""
     t = tables.tiers.c
     found: tuple[dict[int, float], dict[int, float]] = ({}, {})
     query = select(t.priority, t.ttft_deadline_ms, t.is_preemptible).where(t.ttft_deadline_ms > 0)
@@ -356,7 +359,7 @@ async def _objectives(connection: AsyncConnection) -> tuple[dict[int, float], di
 
 
 async def budget(connection: AsyncConnection, besides: Iterable[str]) -> FleetBudget:
-    """Return the budget for the scaled pools, after deduction of pools with numbers set by hand.
+    """Return the budget that remains for the scaled pools, without the other pools' accelerators.
 
     Args:
         connection: Connection for the reads.

@@ -1,4 +1,4 @@
-"""Serves the admin REST of scaling: the bounds of pools, numbers set by hand, and decisions."""
+"""Serves the admin REST of scaling, for bounds of pools, numbers set by hand, and decisions."""
 
 import asyncio
 import re
@@ -59,7 +59,7 @@ _DECISION: dict[str, Any] = {
     "cause": describe.TEXT,
     "reasons": {"type": "array", "items": describe.OBJECT},
     "warnings": describe.TEXTS,
-    "speed": describe.OBJECT,  # empty: the speed was not measured yet
+    "speed": describe.OBJECT,  # empty before the first measurement
     "tiers": describe.OBJECT,
     "decided_at": describe.nullable(describe.TEXT),
 }
@@ -194,7 +194,7 @@ class ScalingRoutes:
         return shown(request, _settings(rows[0]))
 
     async def plan(self, request: web.Request) -> web.Response:
-        """Return the decision that a round would make now, without applying the decision."""
+        """Return the decision of a round that ran now, without applying the decision."""
         key, asked = path_id(request), _bounds_of(request)
 
         async def work(connection: AsyncConnection) -> Values:
@@ -214,10 +214,7 @@ class ScalingRoutes:
         return shown(request, await self._database.run(work))
 
     async def replay(self, request: web.Request) -> web.Response:
-        """Replay past demand with the present bounds and with other bounds.
-
-        A replay runs for seconds.
-        """
+        """Replay past demand with the present bounds and with the query's bounds, for seconds."""
         key, asked, hours = path_id(request), _bounds_of(request), _hours(request)
 
         async def work(connection: AsyncConnection) -> Looked:
@@ -242,7 +239,7 @@ class ScalingRoutes:
         return shown(request, {"pool_id": key, "hours": len(curve) / 3600, **results})
 
     async def changes(self, request: web.Request) -> web.Response:
-        """Return a page of changes. `?after=` with the last id of a page returns the next page."""
+        """Return a page of changes. `?after=` with the last id of a page requests the next page."""
         key, t = path_id(request), scaling_changes.c
         limit, after = page_of(request)
         query = select(scaling_changes).where(t.pool_id == key)
@@ -266,7 +263,7 @@ class ScalingRoutes:
     async def put(self, request: web.Request) -> web.Response:
         """Create or replace the bounds of a pool.
 
-        A pool whose scaling is switched off keeps its replicas.
+        If scaling is switched off, the pool's number of replicas does not change.
         """
         body = await read_body(request, ScalingBody)
         values = body.model_dump()
@@ -376,7 +373,7 @@ class ScalingRoutes:
 
 
 async def _locked(write: Write, key: str) -> Values | None:
-    """Return the bounds of a pool and lock the rows of both; None if the pool has no bounds."""
+    """Return the bounds of a pool, with both rows locked, or None if the pool has no bounds."""
     held = select(pools.c.id).where(pools.c.id == key).with_for_update()
     if await first(write.connection, held) is None:
         raise PlatformError(ErrorCode.NOT_FOUND, f"there is no pools/{key}")
@@ -385,7 +382,7 @@ async def _locked(write: Write, key: str) -> Values | None:
 
 
 async def _why_awake(write: Write, key: str) -> str:
-    """Return the reason why the replicas of a pool cannot sleep; empty if they can."""
+    """Return the reason why the replicas of a pool cannot sleep, or an empty text."""
     query: Any = select(pools.c.engine, pools.c.roles).where(pools.c.id == key)
     row = await first(write.connection, query)
     assert row is not None, "the pool's row is locked"
@@ -436,7 +433,7 @@ def _budget(row: Values | None) -> Values:
 
 
 def _bounds_of(request: web.Request) -> dict[str, Any]:
-    """Return the bounds in a query; bounds missing in the query keep their present values."""
+    """Return the bounds in a query. The result has no value for a bound that the query lacks."""
     found: dict[str, Any] = {}
     for name in _PLAN_FIELDS:
         text = request.query.get(name)

@@ -1,9 +1,9 @@
-"""The scaling loop: reads the pools with bounds, plans, and writes their numbers of replicas.
+"""The scaling loop, which reads the pools with bounds, plans, and writes their numbers of replicas.
 
-Every control plane runs the loop. One control plane holds the lease and leads; when the leader is
-silent, another acquires the lease. A step reads, decides and writes in one transaction that locks
-the row of the lease, so two control planes never decide from the same state. The process keeps only
-figures for metrics in memory.
+Every control plane runs the loop. The control plane with the lease leads. If the leader does not
+renew the lease, another control plane acquires it. A step reads, decides and writes in one
+transaction that locks the row of the lease. So two control planes never decide from the same state.
+The process keeps only figures for metrics in memory.
 """
 
 import asyncio
@@ -48,7 +48,7 @@ _REPORTS = 3  # reports that a router sends per interval
 _FRESH_INTERVALS = 2.0  # intervals after which a report no longer describes the present
 _DEADLINE_S = 10.0
 _PRUNE_LOOKS = 40
-# seconds between two checks for waiting work while replicas sleep; routers report as often
+# seconds between two checks for waiting work while replicas sleep, equal to the routers' interval
 _WAKE_LOOK_S = 0.5
 
 
@@ -57,9 +57,9 @@ class Looked:
     """A pool with the result of a scaling round.
 
     Attributes:
-        speed: Speed of the pool's replicas; None: not measured.
+        speed: Speed of the pool's replicas, or None before the first measurement.
         is_measured: Whether the speed was measured recently.
-        late_s: Seconds for which the pool's actuator has been late with replicas.
+        late_s: Seconds for which the replicas of the pool's actuator have been late.
     """
 
     pool: ScaledPool
@@ -82,7 +82,7 @@ class Scaling:
         count_late: Callable[[str], None],
         asking: NodeAsking,
     ) -> None:
-        """Prepare the loop; `run` must be started in a TaskGroup.
+        """Prepare the loop. `run` must be started in a TaskGroup.
 
         Args:
             database: Database of scaling.
@@ -116,7 +116,7 @@ class Scaling:
             except (DatabaseDownError, DBAPIError) as error:
                 log.warning("scaling_step_failed", error=str(getattr(error, "reason", error)))
                 self._rest()
-            except Exception:  # the numbers of replicas stay as they are, and serving goes on
+            except Exception:  # the numbers of replicas do not change, and serving continues
                 log.exception("scaling_step_broken")
                 self._rest()
             until_s = time.monotonic() + self._interval_s
@@ -177,7 +177,7 @@ class Scaling:
         self._log_changes(looked)
 
     async def report(self, message: wire.ReportDemandRequest) -> int:
-        """Store a router's report. Return the milliseconds until the router's next report.
+        """Store a router's report, and return the milliseconds until its next report.
 
         Raises:
             ValueError: The report is not valid.
@@ -212,7 +212,8 @@ class Scaling:
             await repository.write_decision(connection, one.pool, one.memory.as_json(), decision)
             if one.pool.is_on:
                 await repository.write_number(connection, one.pool, one.decided)
-        # Done in the same transaction; otherwise the fleet would drain replicas on nodes that stay.
+        # In the same transaction, because the fleet would otherwise drain replicas on nodes that
+        # stay.
         boots_s = {it.pool.id: it.state.boot_s(1.0) for it in looked}
         return looked, await self._asking.look(connection, boots_s)
 
@@ -245,7 +246,7 @@ async def look_at(
     Args:
         connection: Connection for the reads.
         interval_s: Seconds between two rounds.
-        pools: Pools with observed or hypothetical settings; None: the pools are read from the
+        pools: Pools with observed or hypothetical settings. If None, the pools are read from the
             database.
     """
     if pools is None:
@@ -292,8 +293,8 @@ def _ratio(
 ) -> float | None:
     """Return the work-seconds of another pool that replace one work-second of a pool.
 
-    None: the other pool is not scaled. A speed that is not measured yet is assumed to be equal; the
-    first replica of the pool measures it.
+    The result is None if the other pool is not scaled. Before a pool's first replica has measured
+    its speed, the two speeds count as equal.
     """
     if key not in pools or other not in pools or not pools[other].is_on:
         return None

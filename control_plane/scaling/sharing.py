@@ -1,8 +1,8 @@
 """Moves the demand of a full pool to other pools that serve the same model. Pure.
 
-Each pool counts the requests that gateways sent to it, so that work which several pools could do is
+Each pool counts only the requests that gateways sent to it, so work that several pools could do is
 counted once. Gateways prefer a pool with a shorter wait, and so never choose a pool without
-replicas. The transfer of demand in this module gives such an empty pool its first replicas.
+replicas. The transfer of demand in this module starts the first replicas of an empty pool.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -25,7 +25,7 @@ def shared(
 
     Args:
         pools: All pools that are scaled, by their ids.
-        plans: Plan of each pool on its own.
+        plans: Plan of each pool without regard to other pools.
         capacity: Returns the number of replicas of a plan that a pool can have.
     """
     found = dict(plans)
@@ -47,7 +47,8 @@ def others_of(
 
     Args:
         lists: The pools of each model, with their prices.
-        ratio: Returns the work-seconds of the second pool for one of the first; None: unknown.
+        ratio: Returns the work-seconds of the second pool for one of the first pool, or None if
+            unknown.
     """
     prices: dict[str, dict[str, float]] = {}
     for pools in lists:

@@ -1,4 +1,4 @@
-"""Rows of scaling: operators' settings, routers' reports, records of pools, and decisions."""
+"""Rows of scaling, for operators' settings, routers' reports, records of pools, and decisions."""
 
 from sqlalchemy import (
     BigInteger,
@@ -17,7 +17,7 @@ from sqlalchemy import (
 
 from control_plane.tables import count_column, flag_column, metadata, object_column, words_column
 
-# Bounds of a pool, and the number that an operator set by hand. No row: the pool is not scaled.
+# Bounds of a pool, and the number that an operator set by hand. A pool without a row is not scaled.
 pool_scalings = Table(
     "pool_scalings",
     metadata,
@@ -31,7 +31,7 @@ pool_scalings = Table(
     Column("price", Double, nullable=False, server_default="0"),
     Column("sleepers_share", Double, nullable=False, server_default="0"),
     count_column("sleepers_min"),
-    words_column("actuator"),  # empty: replicas run on the existing nodes
+    words_column("actuator"),  # empty if replicas run on the existing nodes
     Column(
         "replicas_per_node",
         Integer,
@@ -41,7 +41,7 @@ pool_scalings = Table(
     ),
     flag_column("is_paused"),
     Column("pin", Integer, CheckConstraint("pin >= 0", name="pin")),
-    Column("pin_until", DateTime(timezone=True)),  # NULL: until an operator removes the pin
+    Column("pin_until", DateTime(timezone=True)),  # NULL if only an operator removes the pin
     words_column("pinned_by"),
 )
 
@@ -67,7 +67,7 @@ cell_demands = Table(
     Column("received_at", DateTime(timezone=True), nullable=False, server_default=func.now()),
 )
 
-# The speed of a fully loaded replica; pools of the same kind share the measurements.
+# The speed of a fully loaded replica. Pools of the same kind share the measurements.
 engine_speeds = Table(
     "engine_speeds",
     metadata,
@@ -94,12 +94,12 @@ scaling_changes = Table(
 )
 Index("ix_scaling_changes_pool_id", scaling_changes.c.pool_id, scaling_changes.c.id)
 
-# Bounds over all pools together; at most one row.
+# Bounds over all pools together, in at most one row.
 scaling_budgets = Table(
     "scaling_budgets",
     metadata,
     Column("id", Text, primary_key=True),
-    Column("accelerators", Integer),  # NULL: no bound
+    Column("accelerators", Integer),  # NULL for no bound
     Column("price", Double),
 )
 
@@ -113,5 +113,5 @@ actuator_asks = Table(
     words_column("result"),
     words_column("warning"),
     Column("asked_at", DateTime(timezone=True), nullable=False, server_default=func.now()),
-    Column("short_since", DateTime(timezone=True)),  # NULL: no node is missing
+    Column("short_since", DateTime(timezone=True)),  # NULL if no node is missing
 )

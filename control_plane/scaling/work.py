@@ -58,12 +58,12 @@ class CellWork:
 
     Attributes:
         key: Id of the cell and of the router.
-        epoch: Epoch of the router's record; the sums of a later epoch begin at 0.
+        epoch: Epoch of the router's record. The sums of a later epoch begin at 0.
         sums: Sums by priority of the tier.
         queued: Waiting requests and their prompt tokens, by priority of the tier.
         running: Number of sequences that run on replicas.
-        speed: Speed of the cell's replicas; None: not measured.
-        first_token_s: TTFT of a usual request on an idle replica; 0: unknown.
+        speed: Speed of the cell's replicas, or None before the first measurement.
+        first_token_s: TTFT in seconds of a usual request on an idle replica. Zero means unknown.
     """
 
     key: str
@@ -75,16 +75,16 @@ class CellWork:
     first_token_s: float
 
 
-# by cell and router: the epoch, and the sums counted so far
+# by cell and router, the epoch and the sums counted so far
 Seen = dict[str, tuple[int, dict[int, Sums]]]
 
 
 def news(reports: Iterable[CellWork], seen: Seen | None) -> tuple[dict[int, Sums], Seen]:
-    """Return the increase of the sums since the last round, by tier, and the sums of this round.
+    """Return the increase of the sums since the last round by tier, and the sums of this round.
 
     Args:
         reports: Last reports of all present and past owners of the pool's cells.
-        seen: Sums of the last round; None: this is the first round, which has no increase.
+        seen: Sums of the last round, or None in the first round, which has no increase.
     """
     came: dict[int, Sums] = {}
     now_seen: Seen = {}
@@ -128,7 +128,7 @@ def checked(cell: wire.CellDemand) -> dict[str, Any]:
 
 
 def restored(key: str, epoch: int, kept: Mapping[str, Any]) -> CellWork:
-    """Return a report from its stored form, see `checked`."""
+    """Return a report from the stored form that `checked` returns."""
     tiers = {int(priority): row for priority, row in kept["tiers"].items()}
     return CellWork(
         key,
@@ -142,7 +142,7 @@ def restored(key: str, epoch: int, kept: Mapping[str, Any]) -> CellWork:
 
 
 def told_speed(reports: Iterable[CellWork]) -> PoolSpeed | None:
-    """Return the mean of the speeds measured by cells; None if no cell has measured its speed."""
+    """Return the mean of the speeds measured by cells, or None without a measurement."""
     found = [report.speed for report in reports if report.speed is not None]
     if not found:
         return None
