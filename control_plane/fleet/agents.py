@@ -1,6 +1,6 @@
-"""Sync over gRPC: agents report the replicas of their nodes, and receive the desired replicas.
+"""Sync over gRPC, in which agents report their replicas and receive the desired replicas.
 
-The desired replicas come from the copy of the state in memory, so that agents get answers while
+The desired replicas come from the copy of the state in memory, so that agents receive answers while
 PostgreSQL is down. Reports are then lost, but the next heartbeat repeats them completely.
 """
 
@@ -49,11 +49,12 @@ class Golden(Protocol):
         ...
 
     def accused_at_unix_ms(self, replica_id: str) -> int:
-        """Return when a router ejected a replica for wrong answers (Unix ms); 0: never."""
+        """Return the Unix time (ms) at which a router ejected a replica for wrong answers, else 0.
+        """
         ...
 
     def suspected_at_unix_ms(self, replica_id: str) -> int:
-        """Return when a replica answered wrongly but was not drained (Unix ms); 0: not recently."""
+        """Return the Unix time (ms) of a recent wrong answer without a drain, or 0 without one."""
         ...
 
     def take(self, message: wire.SyncRequest) -> None:
@@ -62,10 +63,10 @@ class Golden(Protocol):
 
 
 class Trials(Protocol):
-    """Trial loads of a canary's adapter on nodes, before canary gets its first request."""
+    """Trial loads of a canary's adapter on nodes, before the first request of canary."""
 
     def trials_of(self, state: ControlState, pool_ids: Collection[str]) -> list[wire.Trial]:
-        """Return the trials for a node that has replicas of the given pools."""
+        """Return the trial loads for a node that has replicas of the given pools."""
         ...
 
     def write_trials(
@@ -80,11 +81,11 @@ class _Stream:
     """The stream of a connected agent.
 
     Attributes:
-        lifted: Ids of cordons that operators have lifted and the agent still reports.
+        lifted: Ids of cordons that operators have lifted, but that the agent still reports.
         changed: Set when the agent's desired state may have changed.
-        keeps_golden: Whether the agent keeps its golden prompts when a message marks them as
+        keeps_golden: Whether the agent accepts messages that only mark its golden prompts as
             unchanged.
-        golden: Golden prompts that the agent received last; None: it has received none yet.
+        golden: Golden prompts of the last message to the agent, or None before the first message.
     """
 
     node_id: str
@@ -169,10 +170,10 @@ class AgentService(AgentServiceServicer):
                 stream.changed.set()
 
     async def _send_desired(self, stream: _Stream, context: Context) -> None:
-        """Send the desired state to an agent when it changes, and at least every few seconds.
+        """Send the desired state to an agent after each change, and at least every few seconds.
 
-        A change of the golden prompts triggers no message at once, because golden prompts change
-        for all nodes at the same time and may be large.
+        A change of the golden prompts waits for the next message, because it concerns all nodes at
+        the same time and may be large.
         """
         clock = asyncio.get_running_loop().time
         last, repeat_at = wire.SyncResponse(), clock()
@@ -244,7 +245,10 @@ class AgentService(AgentServiceServicer):
 
 
 def repeat_at_s(node_id: str, now_s: float) -> float:
-    """Return when a node gets its desired state again; nodes are spread over the interval."""
+    """Return the time of a node's next repeated message.
+
+    The nodes are spread over the interval, so that their messages are not sent at the same time.
+    """
     phase_s = crc32(node_id.encode()) / 2**32 * _REFRESH_S
     return now_s + _REFRESH_S - (now_s - phase_s) % _REFRESH_S
 
@@ -263,7 +267,7 @@ def _observed(report: Mapping[str, wire.ObservedReplica]) -> dict[str, model.Obs
 
 
 def _state(number: int) -> model.ReplicaState:
-    """Return the replica state of a number.
+    """Return the replica state with a number of control.proto.
 
     A state that only a newer agent knows counts as starting.
     """

@@ -21,9 +21,10 @@ def _no_roles() -> dict[Role, Share]:
 
 
 class NeedsBody(AdminBody):
-    """The resources that one replica needs of its node; 0: no requirement.
+    """The resources that one replica needs of its node. Zero is no requirement.
 
-    A dedicated replica shares its accelerators with no other; the others share their memory.
+    A dedicated replica has its accelerators for itself. Other replicas may share accelerators, and
+    reserve parts of their memory.
     """
 
     memory_bytes: Annotated[int, Field(ge=0, le=2**53)] = 0
@@ -46,10 +47,11 @@ class NeedsBody(AdminBody):
 class PoolBody(AdminBody):
     """Replicas with one base, hardware and configuration.
 
-    The pool is split into cells of at most `cell_replicas_max` replicas, each with a router of its
-    own; 0 is one cell for all. `roles` gives the numbers of replicas that only prefill and that
-    only decode; the others do both. `needs` are those of one replica: it is placed where they fit,
-    and keeps its accelerators; without needs it goes to the least loaded node.
+    The pool is split into cells of at most `cell_replicas_max` replicas, each owned by one router.
+    If the limit is 0, one cell has all replicas. `roles` has the numbers of replicas that only
+    prefill and that only decode. The remaining replicas do both. `needs` are the resources of one
+    replica, which runs on a node with enough room and keeps its accelerators. Without needs, a
+    replica runs on the least loaded node.
     """
 
     base_digest: Digest
@@ -71,10 +73,10 @@ class PoolBody(AdminBody):
 
 
 class NodeOrders(AdminBody):
-    """Operators' orders for a node: no new replicas, or drain.
+    """Operators' orders for a node.
 
-    An unschedulable node gets no new replicas; a draining one is emptied as well, and is always
-    unschedulable.
+    An unschedulable node receives no new replicas. A draining node also loses its present replicas,
+    and is always unschedulable.
     """
 
     is_unschedulable: bool = False

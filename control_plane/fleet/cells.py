@@ -1,8 +1,8 @@
 """Splits pools into cells, and assigns cells to routers. Pure decisions over records.
 
 One router owns each cell, and has exact records of its replicas. Replicas move between cells only
-if they must: running requests stay with the old cell's router, but its queue then has fewer
-replicas.
+if necessary, because the queue of the old cell then has fewer replicas. Running requests stay with
+the old cell's router.
 """
 
 from collections import Counter, defaultdict
@@ -12,28 +12,27 @@ from math import ceil
 
 from control_plane.fleet.model import Cell, Pool, Replica, ReplicaState, Router, worth
 
-# Time for which a router keeps its cells after its watch has closed, if its address still answers,
-# because it may reconnect. A router that announced its end, or whose address refuses connections,
-# loses its cells at once.
+# Seconds for which a router keeps its cells after its watch has closed, because it may reconnect. A
+# router that announced its end, or whose address refuses connections, loses its cells at once.
 ROUTER_GRACE_S = 1.0
-# Seconds for which requests that wait in a cell to be removed may still be served there.
+# Seconds for which waiting requests may still be served in a cell that will be removed.
 CELL_DRAIN_S = 5.0
-# A surplus cell is kept if the other cells would be fuller than this share without it. So a pool
-# whose number of replicas varies around a limit does not create and drain a cell each time.
+# A surplus cell is kept if the other cells would be fuller than this share without it. So a varying
+# number of replicas does not create and drain a cell again and again.
 _FULL_SHARE = 0.75
-# Rebalancing moves one cell at a time, a minute after the last change of cells or routers, and only
-# from a router whose load is a third larger than another router's load.
+# Rebalancing moves one cell at a time, a minute after the last change of cells or routers. The old
+# router's load must be a third larger than the new router's load.
 REBALANCE_PAUSE_S = 60.0
 _UNEVEN_FACTOR = 4 / 3
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """The changes that split the pools into the cells that they should have.
+    """The changes after which every pool has its cells, and every replica its cell.
 
     Attributes:
         create: New cells.
-        drain: Cells to be removed, which get no new requests from now on.
+        drain: Cells to be removed, which receive no new requests from now on.
         revive: Draining cells that are needed again.
         move: Replicas that change their cell, as replica id -> cell id.
         remove: Cells that have drained and have no replicas left.
@@ -75,7 +74,7 @@ def cell_count(pool: Pool, existing: int) -> int:
 def spread_pools(
     pools: Iterable[Pool], cells: Iterable[Cell], replicas: Iterable[Replica]
 ) -> Spread:
-    """Return the changes that give every pool its cells, and no cell too many replicas.
+    """Return the changes after which every pool has its cells, none with too many replicas.
 
     The cells of pool `p` are named `p-0`, `p-1` and so on, and the last cells are removed first. A
     running replica stays in its cell unless the cell has drained or has too many replicas. New
@@ -145,18 +144,18 @@ def assign_cells(
     *,
     may_take: bool,
 ) -> list[Cell]:
-    """Return the cells that get another owner, or whose owner has a new address.
+    """Return the cells with another owner, or with a new address of their owner.
 
     A cell keeps its owner until the owner is known to have ended, or has been absent for
     `ROUTER_GRACE_S`. Then the live router with the fewest replicas becomes the owner. If no router
-    is live, the cell keeps its owner, because gateways check themselves whether a router answers,
-    and because this process may be the one that is disconnected.
+    is live, the cell keeps its owner, because this process may itself be disconnected. Gateways
+    also check whether a router answers.
 
     Args:
         cells: All cells.
         routers: Routers by id. Routers that were never seen or have long been absent may be
             missing.
-        replicas_of: Number of replicas by cell; a missing cell has none.
+        replicas_of: Number of replicas by cell. A missing cell has none.
         may_take: Whether owners may be replaced. False while it is unknown which routers are live,
             for example shortly after this process started.
     """
@@ -191,13 +190,13 @@ def even_out(
     *,
     quiet_s: float,
 ) -> Cell | None:
-    """Return one cell to move so that the loads of routers become more even; None in most cases.
+    """Return a cell to move so that the routers' loads become more even, or None in most cases.
 
-    A new router does not get a cell at once, because it may soon disconnect again, and because a
-    move makes the requests in the cell's queue wait again. After a quiet minute it gets one cell,
-    and one more each minute as long as the move makes two loads more even. So the loads recover
-    after a rolling restart or a crash at night without an operator, and a router that crashes
-    repeatedly gets no cells.
+    A new router receives no cell at once, because it may soon disconnect again. A move also makes
+    the requests in the cell's queue wait again. After a quiet minute the router receives one cell,
+    and one more each minute as long as a move makes two loads more even. So loads recover after a
+    rolling restart or a crash without an operator. A router that crashes repeatedly receives no
+    cells.
 
     Args:
         cells: All cells.
@@ -235,7 +234,7 @@ def _loads(cells: Iterable[Cell], replicas_of: Mapping[str, int]) -> Counter[str
 
 
 def _weight(cell: Cell, replicas_of: Mapping[str, int]) -> int:
-    """Return a cell's weight in the load of its router: its number of replicas, at least 1."""
+    """Return a cell's weight in its router's load, which is its number of replicas, at least 1."""
     return max(1, replicas_of.get(cell.id, 0))
 
 

@@ -22,7 +22,7 @@ class DesiredIndex:
         self.restart(state)
 
     def restart(self, state: ControlState) -> None:
-        """Rebuild the index from a state, after changes that are not known one by one."""
+        """Rebuild the index from a state, because the single changes are not available."""
         self._pools = dict(state.pools)
         self._replicas, self._of_node = {}, {}
         for replica in state.replicas.values():
@@ -58,7 +58,7 @@ class DesiredIndex:
         return response
 
     def nodes_of(self, pool_ids: Collection[str]) -> set[str]:
-        """Return the nodes that have replicas of the given pools."""
+        """Return the ids of the nodes that have replicas of the given pools."""
         if not pool_ids:
             return set()
         return {r.node_id for r in self._replicas.values() if r.pool_id in pool_ids} - {""}
@@ -83,7 +83,7 @@ class DesiredIndex:
         return replica.node_id
 
     def _drop(self, replica_id: str) -> str:
-        """Remove a replica, and return its node; empty if the replica is unknown."""
+        """Remove a replica, and return its node, which is empty for an unknown replica."""
         before = self._replicas.pop(replica_id, None)
         if before is None or not before.node_id:
             return ""

@@ -49,10 +49,10 @@ class Edges:
     """The starts (+) and ends (-) of the intervals of a group within one bucket of time.
 
     Attributes:
-        name: Name of the group: a pool or a node.
+        name: Name of the group, which is a pool or a node.
         bucket_us: Start of the bucket, in Unix microseconds.
         change: Difference of the number of replicas between the bucket's start and end.
-        inside: Sum, over all changes, of the time from the change to the bucket's end.
+        inside: Sum over all changes of the microseconds from the change to the bucket's end.
     """
 
     name: str
@@ -94,7 +94,7 @@ def _hours(microseconds: int) -> float:
 
 
 def buckets(span_us: tuple[int, int], *, are_hours: bool) -> list[tuple[int, int]]:
-    """Return the buckets of a time range with their parts of it: UTC hours, or one bucket."""
+    """Return pairs (start, end) of the time range, split at full UTC hours if `are_hours`."""
     begin, end = span_us
     if not are_hours:
         return [span_us]
@@ -106,7 +106,7 @@ def rows(edges: Iterable[Edges], parts: Iterable[tuple[int, int]]) -> list[Hours
     """Return the time of each group in each bucket, in chronological order, without empty rows.
 
     Args:
-        edges: Edges, at most one per group and bucket. Its `bucket_us` is the start of the bucket's
+        edges: Edges, at most one per group and bucket. `bucket_us` is the start of the bucket's
             part of the time range.
         parts: Parts from `buckets`, in order.
     """
@@ -131,10 +131,7 @@ class Clock:
     """Adds up replica-seconds while this control plane leads, for the metric only."""
 
     def __init__(self, count: Callable[[str, str, float], None]) -> None:
-        """Create the clock.
-
-        `count` is called with the pool, `running` or `reserved`, and replica-seconds.
-        """
+        """Create the clock, which calls `count` with pool, `running` or `reserved`, and seconds."""
         self._count = count
         self._last_s: float | None = None
 
@@ -151,5 +148,5 @@ class Clock:
             self._count(pool_id, state, replicas_count * since_s)
 
     def stop(self) -> None:
-        """Add no time until the next tick, because this control plane does not lead."""
+        """Ignore the time until the next tick, because this control plane does not lead."""
         self._last_s = None

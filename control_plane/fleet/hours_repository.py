@@ -8,9 +8,9 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from control_plane.fleet.hours import Edges, ReplicaCounts
 from control_plane.fleet.hours_tables import replica_intervals
 
-_PRUNED_MAX = 10_000  # rows per deletion, which takes some 100 ms
-# Times are integer microseconds, so the parts of an interval add up exactly. `t`: Unix time of an
-# edge.
+_PRUNED_MAX = 10_000  # rows per deletion, which lasts some 100 ms
+# Times are integer microseconds, so the parts of an interval add up exactly. `t` is the Unix time
+# of an edge.
 _COUNTS = {
     "running": "CASE WHEN is_running THEN 1 ELSE 0 END",
     "reserved": "CASE WHEN is_running THEN 0 ELSE 1 END",
@@ -53,7 +53,7 @@ async def edges(
         connection: Connection of a transaction.
         group: Column to group by, `pool_id` or `node_id`.
         span_us: Start and end of the time range, in Unix microseconds.
-        width_us: Width of a bucket in microseconds. Buckets begin at multiples of the width; the
+        width_us: Width of a bucket in microseconds. Buckets begin at multiples of the width. The
             first bucket begins with the time range.
     """
     assert group in ("pool_id", "node_id")

@@ -20,7 +20,8 @@ PAGE_MAX = 10_000
 _DEFAULT = timedelta(days=1)
 _DAYS_MAX = {"pool": 400, "node": 400, "hour": 100}
 _GROUPS = {"pool": "pool_id", "node": "node_id", "hour": "pool_id"}
-_ONE_BUCKET_US = 10**16  # width of a bucket that covers all times; it ends after the year 2200
+# Width of a bucket that covers all times. The bucket ends after the year 2200.
+_ONE_BUCKET_US = 10**16
 _FIELDS = (
     *("id", "start", "name", "replica_hours", "running_hours", "reserved_hours"),
     *("accelerator_hours", "unassigned_hours"),
@@ -56,7 +57,7 @@ class HoursRoutes:
     async def list(self, request: web.Request) -> web.Response:
         """Return a page of rows.
 
-        `?after=` with a page's last id and the same `from` returns the next page.
+        `?after=` with a page's last id and the same `from` requests the next page.
         """
         asked = _query(request, datetime.now(UTC))
         are_hours = asked.by == "hour"

@@ -1,4 +1,4 @@
-"""The intervals in which replicas occupied nodes, written by triggers on `replicas` (0013).
+"""The intervals in which replicas occupied nodes. Triggers on `replicas` (0013) write them.
 
 So an interval is written in the transaction of every change, and the replicas of a deleted pool are
 recorded as well. The table has no foreign keys, because paid time must outlive pools and nodes.
@@ -19,8 +19,9 @@ from sqlalchemy import (
 
 from control_plane.tables import metadata
 
-# A replica that is starting or has failed occupies its node and its accelerators as well;
-# `is_running` distinguishes both cases. An open interval lasts until its node was last seen.
+# A replica that is starting or has failed occupies its node and its accelerators as well.
+# `is_running` separates these two cases from a replica that serves. An open interval lasts until
+# its node was last seen.
 replica_intervals = Table(
     "replica_intervals",
     metadata,
@@ -30,7 +31,8 @@ replica_intervals = Table(
         for name in ("replica_id", "pool_id", "node_id", "cell_id", "region")
     ),
     Column("is_running", Boolean, nullable=False),
-    # accelerators assigned to the replica; 0: it may use all of the node
+    # number of accelerators assigned to the replica, or 0 if it may use all accelerators of the
+    # node
     Column("accelerators", Integer, nullable=False),
     Column("began_at", DateTime(timezone=True), nullable=False),
     Column("ended_at", DateTime(timezone=True), index=True),

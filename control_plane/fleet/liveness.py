@@ -1,4 +1,4 @@
-"""Checks whether routers with an open watch answer, as a frozen router keeps connections open.
+"""Checks whether routers with an open watch answer, since a frozen router keeps connections open.
 
 Each router is pinged at the address that gateways dial. Silence is counted in rounds of this
 process, so that a pause of this process is not mistaken for silence of all routers.
@@ -23,10 +23,11 @@ log = structlog.get_logger(__name__)
 
 NAP_S = 0.1
 _PING_NAPS = 2  # rounds between an answer and the next ping
-# Rounds without an answer after which a router is silent. This is the time for which gateways wait
-# too; with a shorter time a router would lose its cells in cases that interrupt no client's stream.
+# Rounds without an answer after which a router is silent. Gateways wait for the same time. With a
+# shorter time, a router would lose its cells in cases that interrupt no client's stream.
 SILENT_NAPS_MAX = 9
-# deadline of a ping; only one ping is pending, and a router that thaws answers it or the next ping
+# Deadline of a ping in seconds. Only one ping is pending. A router that continues after a pause
+# answers this ping or the next one.
 _PING_TIMEOUT_S = 2.0
 # Statuses that count as silence, because the call was not accepted or timed out. Any other status
 # is an answer.
@@ -84,7 +85,8 @@ class _PingedLink:
 
     Attributes:
         is_silent: Whether the router has answered before, and no longer answers. A router that
-            never answered may only be unreachable for this process, and still serve.
+            never answered is not silent, because it may serve and be unreachable only for this
+            process.
     """
 
     def __init__(self, address: str) -> None:

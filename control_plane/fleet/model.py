@@ -1,9 +1,8 @@
-"""Records of the fleet, and decisions over them: roles, states and lost nodes. Pure.
+"""Records of the fleet, and decisions about the roles, the sleep and the states of replicas. Pure.
 
-This module decides the roles of replicas and the effects of an agent's report.
-`control_plane.fleet.planner` decides on creation, drain and removal of replicas,
-`control_plane.fleet.cells` on cells. Each function is idempotent: applied to its own result, it
-changes nothing.
+`control_plane.fleet.planner` decides the creation, drain and removal of replicas, and
+`control_plane.fleet.cells` decides about cells. Each function is idempotent, so that a second
+application to its own result changes nothing.
 """
 
 from collections import Counter, deque
@@ -11,7 +10,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import IntEnum
 
-# Silence after which a node is lost: three heartbeats, which agents send every 5 s.
+# Seconds of silence after which a node is lost. They are three heartbeats, which agents send every
+# 5 s.
 NODE_LOST_AFTER_S = 15.0
 REPLICAS_MAX = 10_000  # largest number of replicas per pool
 
@@ -33,7 +33,7 @@ class Router:
     """A router that is connected or was connected before.
 
     Attributes:
-        absent_s: Seconds since the router's watch ended; 0 while the watch is open.
+        absent_s: Seconds since the router's watch ended, or 0 while the watch is open.
         is_gone: Whether the router announced its end, or its address refuses connections.
         here_s: Seconds since the router connected.
     """
@@ -70,7 +70,7 @@ class Needs:
     Attributes:
         memory_bytes: Main memory of the machine, in bytes.
         accelerators: Number of accelerators.
-        accelerator_memory_bytes: Memory on each accelerator, in bytes; 0: any amount.
+        accelerator_memory_bytes: Memory on each accelerator in bytes, or 0 for any amount.
         is_dedicated: Whether no other replica may use the replica's accelerators.
     """
 
@@ -82,12 +82,12 @@ class Needs:
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """The settings of a pool that decide about its replicas.
+    """The settings of a pool that determine its replicas.
 
     Attributes:
         replicas_wanted: Number of replicas that operators or the scaling loop want, or the number
             that rollouts need if that is larger. Sleeping replicas are included.
-        cell_replicas_max: Largest number of replicas per cell; 0: one cell for all replicas.
+        cell_replicas_max: Largest number of replicas per cell, or 0 for one cell with all replicas.
         prefill: Number of replicas that only prefill.
         decode: Number of replicas that only decode. The remaining replicas do both.
         sleepers: Number of wanted replicas that should sleep.
@@ -120,11 +120,11 @@ class Node:
         is_cordoned: Whether the node's agent found a broken accelerator.
         is_unschedulable: Whether operators want no new replicas on the node.
         is_draining: Whether operators want all replicas moved off the node.
-        is_distrusted: Whether the node gets no new replicas because too many of its replicas
+        is_distrusted: Whether the node receives no new replicas because too many of its replicas
             answered wrongly.
-        memory_bytes: Main memory of the machine, in bytes; None: unknown.
-        accelerators: All accelerators of the node; None: unknown.
-        rack: Rack of the node; empty: unknown.
+        memory_bytes: Main memory of the machine in bytes, or None if unknown.
+        accelerators: All accelerators of the node, or None if unknown.
+        rack: Rack of the node, or empty if unknown.
     """
 
     id: str
@@ -151,7 +151,7 @@ class Holdback:
 
     Attributes:
         pools: Number of wanted replicas that are not created at present, by pool.
-        nodes: Nodes that get no new replicas.
+        nodes: Ids of nodes that receive no new replicas.
     """
 
     pools: Mapping[str, int]
@@ -160,10 +160,11 @@ class Holdback:
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """A replica: its desired state, and its agent's last report.
+    """A replica, with its desired state and its agent's last report.
 
     Attributes:
-        accelerators: Indices of the replica's accelerators on its node; empty: it may use all.
+        accelerators: Indices of the replica's accelerators on its node. If empty, the replica may
+            use all accelerators.
         reserved: Resources that the replica's pool needed when the replica was created.
         sleeps: Whether the replica should sleep.
     """
@@ -194,8 +195,8 @@ def assign_roles(pools: Iterable[Pool], replicas: Iterable[Replica]) -> dict[str
 
     In a complete pool the first `prefill` replicas by id only prefill, and the next `decode`
     replicas only decode, spread evenly over the cells. A replica keeps its role as long as the pool
-    has this role, and later replicas fill vacant roles. While replicas are missing, both roles get
-    fewer replicas, and at least one replica is left for the other half of the work.
+    has this role, and later replicas fill vacant roles. While replicas are missing, both roles have
+    fewer replicas, and at least one replica remains for the other half of the work.
     """
     counted: dict[str, list[Replica]] = {}
     for replica in sorted(replicas, key=lambda replica: replica.id):
@@ -241,7 +242,7 @@ def _role_targets(pool: Pool, there: int) -> tuple[int, int]:
 
 
 def assign_sleep(pools: Iterable[Pool], replicas: Iterable[Replica]) -> dict[str, bool]:
-    """Return the replicas that should change between sleep and service, with the new value.
+    """Return the replicas that should fall asleep (True) or wake (False), by id.
 
     Sleeping replicas stay asleep if possible, and the longest sleepers are woken first. A serving
     replica is put to sleep only when enough other replicas are ready. A starting replica may be
@@ -274,7 +275,10 @@ def assign_sleep(pools: Iterable[Pool], replicas: Iterable[Replica]) -> dict[str
 
 
 def worth(replica: Replica) -> int:
-    """Return a grade for keeping a replica: first ready ones, then those that may become ready."""
+    """Return a grade for keeping a replica. A ready replica has the highest grade.
+
+    The next grades belong to replicas that may become ready, the soonest first.
+    """
     grades = {
         ReplicaState.READY: 4,
         ReplicaState.SLEEPING: 3,
@@ -292,8 +296,8 @@ def has_ended(replica: Replica) -> bool:
 def observe(replicas: Iterable[Replica], report: Mapping[str, Observed]) -> list[Replica]:
     """Return the node's replicas that change by the report of the node's agent.
 
-    The report is complete, so a replica that is missing in the report does not run on the node. A
-    missing draining replica has ended; any other missing replica is about to be started (again).
+    The report is complete, so a replica that is missing in the report does not run on the node. If
+    a draining replica is missing, it has ended. Any other missing replica is about to be started.
     Reports on unwanted replicas change nothing, because the agent is ordered to stop them.
     """
     changed: list[Replica] = []

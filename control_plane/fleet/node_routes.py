@@ -1,6 +1,6 @@
-"""REST of nodes: reports of agents, orders of operators, and lifted cordons.
+"""REST of nodes, for reports of agents, orders of operators, and lifted cordons.
 
-The orders are a resource of their own, `/v1/nodes/{id}/desired`, so that their ETag does not change
+The orders have the separate resource `/v1/nodes/{id}/desired`, so that their ETag does not change
 with every heartbeat.
 """
 
@@ -126,7 +126,8 @@ class NodeRoutes:
         return await self._writes.run(request, work)
 
     async def forget(self, request: web.Request) -> web.Response:
-        """Delete a node that no longer exists (204); 409 if it is alive or has replicas."""
+        """Delete a node that no longer exists (204). A live node, or one with replicas, is a 409.
+        """
         key = path_id(request)
 
         async def work(write: Write) -> WriteReply:

@@ -2,9 +2,9 @@
 
 Pools declare the needs of a replica, and nodes report their resources. A pool's replicas are first
 spread over racks and then over nodes, so that one failure affects few replicas. Among equal nodes
-the fullest node with room is chosen (best fit), so that large replicas find unshared accelerators
-elsewhere. A replica keeps its accelerators for its lifetime: no dedicated accelerator is assigned
-twice, and no replica moves. A replica of a pool without needs is placed on the least loaded node.
+the fullest node with room is chosen (best fit), so that free accelerators remain for large
+replicas. A replica keeps its accelerators for its lifetime and never moves. No dedicated
+accelerator is assigned twice. A replica of a pool without needs is placed on the least loaded node.
 Resources that a node does not report are not checked.
 """
 
@@ -22,7 +22,7 @@ _GIB = 1 << 30
 class ReplicaPlace:
     """The place of a replica.
 
-    An empty tuple of accelerators: the replica may use all of the node's.
+    Without listed accelerators, the replica may use all accelerators of the node.
     """
 
     node_id: str
@@ -51,8 +51,8 @@ class NodeRoom:
         """Assign the resources that a replica needs."""
         if self._memory_bytes is not None:
             self._memory_bytes -= needs.memory_bytes
-        # A replica created before its node reported its hardware may use all accelerators of the
-        # node.
+        # A replica that was created before its node reported its hardware may use all accelerators
+        # of the node.
         all_of_them = tuple(self._free or ()) if needs.accelerators else ()
         for index in accelerators or all_of_them:
             self._used.add(index)
@@ -62,13 +62,13 @@ class NodeRoom:
                 self._free[index] -= needs.accelerator_memory_bytes
 
     def has_memory(self, needs: Needs) -> bool:
-        """Return whether enough main memory is free; true if the node's memory is unknown."""
+        """Return whether enough main memory is free. An unknown memory counts as enough."""
         return self._memory_bytes is None or needs.memory_bytes <= self._memory_bytes
 
     def accelerators_for(self, needs: Needs) -> tuple[int, ...] | None:
-        """Return the fullest accelerators with room for a replica; None if there are not enough.
+        """Return the fullest accelerators with room for a replica, or None if too few have room.
 
-        If the node's accelerators are unknown, an empty tuple is returned: the replica may use all.
+        If the node's accelerators are unknown, the result is empty, and the replica may use all.
         """
         if self._free is None or not needs.accelerators:
             return ()
@@ -83,7 +83,7 @@ class NodeRoom:
         return tuple(sorted(index for _, index in fitting[: needs.accelerators]))
 
     def left_after(self, needs: Needs, accelerators: Sequence[int]) -> tuple[int, int]:
-        """Return the bytes left on the accelerators and in memory after a replica; 0 if unknown."""
+        """Return the free accelerator and main memory after a replica, in bytes, 0 if unknown."""
         free = self._free or {}
         on_them = sum(free.get(index, 0) - needs.accelerator_memory_bytes for index in accelerators)
         memory_bytes = self._memory_bytes
@@ -91,7 +91,7 @@ class NodeRoom:
 
 
 class Placement:
-    """Finds places for new replicas, one after the other. Each place reduces the free resources."""
+    """Finds places for new replicas one by one. Each place reduces the free resources."""
 
     def __init__(self, nodes: Iterable[Node], replicas: Iterable[Replica]) -> None:
         """Start from the present state.
@@ -99,8 +99,8 @@ class Placement:
         Draining replicas occupy their resources until they have ended.
         """
         self._rooms = {node.id: NodeRoom(node) for node in nodes}
-        self._open: dict[str, list[NodeRoom]] = {}  # nodes that may get more replicas, by engine
-        # heap of (load, node), by engine; the loads may be outdated
+        self._open: dict[str, list[NodeRoom]] = {}  # nodes that may run more replicas, by engine
+        # heap of (load, node) by engine, in which loads may be outdated
         self._by_load: dict[str, list[tuple[int, str]]] = {}
         self._in_rack: Counter[tuple[str, str]] = Counter()  # number of replicas by pool and rack
         self._on_node: Counter[tuple[str, str]] = Counter()  # number of replicas by pool and node
@@ -129,7 +129,7 @@ class Placement:
         return self._given(pool, chosen, accelerators)
 
     def _open_to(self, engine: str) -> list[NodeRoom]:
-        """Return the nodes that run an engine and may get more replicas."""
+        """Return the nodes that run an engine and accept more replicas."""
         if engine not in self._open:
             self._open[engine] = [
                 room
@@ -139,7 +139,7 @@ class Placement:
         return self._open[engine]
 
     def _least_loaded(self, engine: str) -> NodeRoom:
-        """Return the node with the fewest replicas of those that may get more; one must exist."""
+        """Return the node with the fewest replicas, of the nodes that `_open_to` returns."""
         if engine not in self._by_load:
             found = [(room.load, room.node.id) for room in self._open_to(engine)]
             heapify(found)
@@ -150,7 +150,7 @@ class Placement:
             room = self._rooms[node_id]
             if load == room.load:
                 return room
-            # the node's load has grown since its entry was made
+            # the node's load has grown since its entry was pushed
             heapreplace(heap, (room.load, node_id))
 
     def _order(
@@ -180,7 +180,7 @@ class Placement:
 
 
 def in_order(pools: Iterable[Pool]) -> list[Pool]:
-    """Return the pools in the order of placement: pools that are hardest to place come first."""
+    """Return the pools in the order of placement, the hardest to place first."""
 
     def size(needs: Needs) -> tuple[bool, int, int, int]:
         on_each = needs.accelerator_memory_bytes

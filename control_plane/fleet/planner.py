@@ -1,6 +1,7 @@
-"""Plans which replicas to create, drain and delete, and reports replicas without a place. Pure.
+"""Plans which replicas to create, drain and delete, with reasons for missing replicas. Pure.
 
-A plan that is applied to its own result changes nothing, unless a bound cut it; then it continues.
+A second plan, after the first is applied, changes nothing. If a bound limited the first plan, the
+second plan continues it.
 """
 
 from collections import Counter, defaultdict
@@ -48,11 +49,11 @@ def _no_notes() -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class FleetChanges:
-    """The changes that bring the replicas to the desired state.
+    """The changes after which the replicas are in the desired state.
 
     Attributes:
-        conditions: Reason for replicas without a place, by pool. Reports only, so they do not
-            affect the equality of plans.
+        conditions: Reason for replicas without a place, by pool. Reasons are reports, so they do
+            not affect the equality of plans.
         notes: Progress of each draining node, as text.
     """
 
@@ -63,7 +64,7 @@ class FleetChanges:
     notes: Mapping[str, str] = field(default_factory=_no_notes, compare=False)
 
     def applied(self, replicas: Iterable[Replica]) -> list[Replica]:
-        """Return the replicas as they are after these changes."""
+        """Return the replicas after these changes."""
         drain, forget = set(self.drain), set(self.forget)
         kept = (replica for replica in replicas if replica.id not in forget)
         return [
@@ -79,8 +80,8 @@ class _Members:
     Attributes:
         going: Number of draining replicas on draining nodes.
         stranded: Replicas that can never serve again on their nodes.
-        staying: Other replicas that count, on nodes that are not draining.
-        leaving: Replicas that count, on draining nodes.
+        staying: Other counted replicas, on nodes that are not draining.
+        leaving: Counted replicas on draining nodes.
     """
 
     going: int
@@ -101,17 +102,17 @@ def plan_replicas(
 
     A replica counts unless it is draining, is lost with its node, or has ended on a cordoned node.
     A replica that does not count is deleted only when enough other replicas are ready, so that a
-    node that soon returns finds its replicas still wanted. A cordoned, unschedulable or draining
-    node gets no new replicas. Replicas of a draining node are replaced elsewhere first, and drain
+    node that soon returns still has its replicas. A cordoned, unschedulable or draining node
+    receives no new replicas. Replicas of a draining node are replaced elsewhere first, and drain
     when the replacements are ready. If there is no room for a replacement, the pool runs with one
     replica less than wanted.
 
     Args:
         pools: All pools.
-        cells: Cells for new replicas, by pool; the smallest cell gets the next replica.
+        cells: Cells for new replicas, by pool. The next replica is added to the smallest cell.
         nodes: All nodes.
         replicas: All replicas.
-        new_id: Returns a new id; ids sort by time.
+        new_id: Returns a new id. Ids sort by time.
         holdback: Replicas that are not replaced at present, because replicas answered wrongly.
     """
     known = [replace(node, is_distrusted=node.id in holdback.nodes) for node in nodes]
@@ -251,9 +252,10 @@ def _notes(
 
 
 def _most_useful_first(replicas: Iterable[Replica], homes: Sequence[str]) -> list[Replica]:
-    """Return a pool's replicas sorted for keeping: serving, in cells that stay, oldest first.
+    """Return a pool's replicas sorted for keeping, with serving replicas first.
 
-    Replicas are chosen from the cells in turn, so that the cells shrink evenly.
+    Replicas in cells that stay precede replicas in other cells, and older replicas precede newer
+    ones. Replicas are chosen from the cells in turn, so that the cells shrink evenly.
     """
     ordered = sorted(replicas, key=lambda r: (-worth(r), r.id))
     seen: Counter[str] = Counter()

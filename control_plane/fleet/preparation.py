@@ -1,13 +1,13 @@
 """Prepares pools for rollouts, in the caller's transaction. Every function can be repeated.
 
-A new adapter is served by the present replicas, as soon as their nodes have the adapter. Another
-base gets a pool of its own. During the rollout this pool has the replicas for its share of the
-traffic plus one, and the old pool keeps all of its replicas until the end. Each rollout has its own
-demand in the pool (`pool_demands`), so that it overwrites neither another rollout's demand nor the
-operators' number. The sum of all demands and of the replicas for other models is the pool's
-`rollout_replicas`. The pool gets the larger of `rollout_replicas` and `replicas_wanted`. After a
-rollout the fleet's leader retires the pool of the replaced release (`retire_pools`), after a short
-delay and not before the pool's last user is gone. The demand itself ends in any case.
+The present replicas serve a new adapter as soon as their nodes have the adapter. Another base has a
+separate pool. During the rollout this pool has the replicas for its share of the traffic plus one.
+The old pool keeps all of its replicas until the end. Each rollout has its own demand in the pool
+(`pool_demands`), so that it overwrites neither another rollout's demand nor the operators' number.
+The sum of all demands and of the replicas for other models is the pool's `rollout_replicas`. The
+pool has the larger of `rollout_replicas` and `replicas_wanted`. After a rollout the fleet's leader
+retires the pool of the replaced release (`retire_pools`), after a short delay and not before the
+pool's last user is gone. The demand ends even if the pool is not retired.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -51,22 +51,23 @@ from sluice.split import SHARE_MAX
 
 # extra replicas beyond the need of a share, so that one replica may fail while the others serve
 SURGE = 1
-# Delay before a pool is retired. A gateway that is silent for longer counts as gone when a split
-# ends, too.
+# Delay in seconds before a pool is retired. A gateway that is silent for longer also counts as
+# stopped at the end of a split.
 RETIRE_AFTER_S = 15.0
 _USERS_MAX = 3  # largest number of a pool's users named in messages
 _RETIREMENTS_MAX = 20  # largest number of retired pools per step
 
-# A pool's wanted number of replicas: the scaling loop's, or without one the operators'.
+# A pool's wanted number of replicas. It is the scaling loop's number, or otherwise the operators'
+# number.
 _WANTED = func.coalesce(pools.c.scaled_replicas, pools.c.replicas_wanted)
-# Columns of a table that belongs to the scaling domain, which imports the fleet; named here to
-# avoid an import cycle.
+# Columns of a table of the scaling domain, which imports the fleet. They are named here to avoid an
+# import cycle.
 _scalings = table(
     "pool_scalings",
     *map(column, ("pool_id", "is_on", "pin", "pin_until", "pinned_by")),
 )
 # Columns of a table with artifacts by node. The table belongs to the distribution domain, whose
-# imports lead to rollouts and back to this module; named here to avoid an import cycle.
+# imports lead to rollouts and back to this module. They are named here to avoid an import cycle.
 _artifacts = table("node_artifacts", column("node_id"), column("digest"))
 
 
@@ -74,10 +75,10 @@ _artifacts = table("node_artifacts", column("node_id"), column("digest"))
 class PreparedRelease:
     """A model's present or next release.
 
-    Digests are in hex; an empty adapter digest means the base alone.
+    Digests are in hex. An empty adapter digest means the base alone.
 
     Attributes:
-        pool_id: Pool that serves the release; empty: there is none.
+        pool_id: Pool that serves the release, or empty without a pool.
     """
 
     model_id: str
@@ -93,7 +94,7 @@ class PoolDemand:
 
     Attributes:
         wanted: Number of replicas that operators or the scaling loop want.
-        rollout: Number of replicas that this rollout needs; None: it has no demand.
+        rollout: Number of replicas that this rollout needs, or None if it has no demand.
         is_ending: Whether the rollout's demand is about to be deleted.
     """
 
@@ -108,10 +109,10 @@ def serving(wanted: int, share: int) -> int:
 
 
 def together(steady: int, demands: Iterable[int]) -> int | None:
-    """Return the replicas that a pool needs because of rollouts; None if no rollout has a demand.
+    """Return the number of replicas that a pool needs for rollouts, or None without rollouts.
 
     Args:
-        steady: Replicas for models without a rollout to this pool; 0 if there are no such models.
+        steady: Number of replicas for models without a rollout to this pool.
         demands: Demands of the rollouts, as numbers of replicas.
     """
     found = list(demands)
@@ -122,14 +123,14 @@ def replicas_after(kept: PoolDemand, dropped: PoolDemand) -> int:
     """Return the wanted number of replicas of the pool that replaces another pool.
 
     The number is the demand of the rollout's last stage, or the operators' number if that is
-    larger. With the sum of both, repeated changes of a model between two pools would let both pools
-    grow without bound.
+    larger. With the sum of both numbers, repeated changes of a model between two pools would
+    enlarge both pools without bound.
     """
     return min(REPLICAS_MAX, max(kept.wanted, serving(dropped.wanted, SHARE_MAX)))
 
 
 def is_settled(kept: PoolDemand, dropped: PoolDemand) -> bool:
-    """Return whether an ended rollout has no demand left; true as well if it never had a demand."""
+    """Return whether an ended rollout has no demand left, or never had a demand."""
     return kept.rollout is None and (dropped.rollout is None or dropped.is_ending)
 
 
@@ -153,7 +154,7 @@ async def prepare(
 async def is_ready(
     connection: AsyncConnection, control: PreparedRelease, canary: PreparedRelease, share: int
 ) -> bool:
-    """Return whether ready replicas of canary's pool can serve the share, with canary's adapter."""
+    """Return whether ready replicas in canary's pool, with its adapter, can serve the share."""
     needed = 1
     if _has_own_pool(control, canary):
         known = await _locked(connection, canary.model_id, control.pool_id, canary.pool_id)
@@ -170,7 +171,10 @@ async def is_ready(
 async def settle(
     connection: AsyncConnection, kept: PreparedRelease, dropped: PreparedRelease
 ) -> None:
-    """End the request of `prepare`: `kept` serves alone, and the pool of `dropped` is retired."""
+    """End the request of `prepare`, after which `kept` serves alone.
+
+    The pool of `dropped` is retired.
+    """
     if not _has_own_pool(kept, dropped):
         return
     known = await _locked(connection, kept.model_id, kept.pool_id, dropped.pool_id)
@@ -195,7 +199,7 @@ async def abandon(connection: AsyncConnection, model_id: str) -> None:
     """End the demands of `prepare` for a model whose release no longer exists.
 
     The pool that serves the model keeps the replicas of the last stage. Any other pool returns to
-    the operators' number, because it is unknown which pool would have been retired.
+    the operators' number, because the pool to be retired is unknown.
     """
     t, d = pools.c, pool_demands.c
     held = select(t.id, _WANTED, d.replicas, t.id == models.c.pool_id)
@@ -216,7 +220,7 @@ async def abandon(connection: AsyncConnection, model_id: str) -> None:
 
 
 async def retire_pools(connection: AsyncConnection) -> list[str]:
-    """Set the pools to be retired to 0 replicas, a few per step. Return their ids.
+    """Set the pools to be retired to 0 replicas, a few per step, and return their ids.
 
     Demands of ended rollouts are deleted as well. A pool that a model or a rollout uses again is
     checked later.
@@ -274,7 +278,7 @@ async def users(
     Args:
         connection: Connection to read with.
         pool_id: Id of the pool.
-        besides: Models that are ignored, together with their releases.
+        besides: Ids of models that are ignored, together with their releases.
     """
     others = sorted(besides)
     release = and_(releases.c.pool_id == pool_id, releases.c.model_id.not_in(others))
@@ -315,7 +319,7 @@ def _own(release: PreparedRelease) -> ColumnElement[bool]:
 async def _locked(
     connection: AsyncConnection, model_id: str, *ids: str
 ) -> Mapping[str, PoolDemand]:
-    """Return the demands in the given pools, with the rollout's for a model, and lock the rows."""
+    """Lock the given pools, and return their demands with the demand of one model's rollout."""
     t, d = pools.c, pool_demands.c
     held = select(t.id, _WANTED).where(t.id.in_(sorted(ids))).order_by(t.id)
     rows = await connection.execute(held.with_for_update(key_share=True))
@@ -328,7 +332,7 @@ async def _locked(
 
 
 async def _demand(connection: AsyncConnection, canary: PreparedRelease, demand: int) -> None:
-    """Store the replicas that a rollout needs. Only a larger demand gets a new time."""
+    """Store the replicas that a rollout needs. Only a larger demand has a new time."""
     key = {"pool_id": canary.pool_id, "model_id": canary.model_id}
     made = insert(pool_demands).values(**key, replicas=demand, asked_at=func.clock_timestamp())
     t, coming = pool_demands.c, made.excluded
@@ -355,7 +359,7 @@ async def _renew(connection: AsyncConnection, pool_id: str) -> int | None:
 
 
 async def _steady(connection: AsyncConnection, pool_id: str, besides: Collection[str]) -> int:
-    """Return the replicas for models without a rollout to the pool; 0: no such models."""
+    """Return the number of replicas for models without a rollout to the pool."""
     if not await users(connection, pool_id, besides):
         return 0
     query = select(_WANTED).where(pools.c.id == pool_id)
@@ -365,7 +369,7 @@ async def _steady(connection: AsyncConnection, pool_id: str, besides: Collection
 async def _needed_besides(connection: AsyncConnection, canary: PreparedRelease, wanted: int) -> int:
     """Return the replicas of canary's pool that everything except this rollout needs.
 
-    Only earlier demands of other rollouts are included, so that a later rollout waits and delays no
+    Only earlier demands of other rollouts are included. So a later rollout waits, and delays no
     other. Surplus replicas are not required.
     """
     t = pool_demands.c
@@ -382,7 +386,7 @@ async def _needed_besides(connection: AsyncConnection, canary: PreparedRelease, 
 async def _follow(
     connection: AsyncConnection, kept: PreparedRelease, dropped: PreparedRelease
 ) -> None:
-    """Move the model's other releases in the dropped pool to the kept pool of the same base.
+    """Move the model's other releases with the same base from the dropped pool to the kept pool.
 
     During the rollout each release was served in its own pool (`control_plane.models.routes`).
     """
@@ -408,7 +412,7 @@ async def _serving_nodes(connection: AsyncConnection, pool_id: str) -> list[str]
 
 
 async def _hold(connection: AsyncConnection, nodes: set[str], digest: str) -> bool:
-    """Return whether all nodes have an artifact; also true if no node reports its artifacts."""
+    """Return whether all nodes have an artifact, also true if no node reports its artifacts."""
     t = _artifacts.c
     query = select(t.node_id, func.bool_or(t.digest == digest)).where(t.node_id.in_(sorted(nodes)))
     held = dict((await connection.execute(query.group_by(t.node_id))).all())

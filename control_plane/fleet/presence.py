@@ -16,15 +16,15 @@ class Presence:
     Attributes:
         on_change: Called when a router connects, changes its address or leaves.
         departed: Routers whose departure is not stored yet, with the last address.
-        gone: Departed routers that announced their end, are known to have ended, or became silent.
+        gone: Departed routers that announced their end, were observed to have ended, or became
+            silent.
     """
 
     on_change: Callable[[], None]
     departed: dict[str, str] = field(default_factory=dict[str, str])
     gone: set[str] = field(default_factory=set[str])
     _watches: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
-    # Routers whose watch is still open, but which announced their end (first set) or do not answer
-    # (second set).
+    # Routers with an open watch that announced their end (first set) or do not answer (second set).
     _leaving: set[str] = field(default_factory=set[str])
     _silent: set[str] = field(default_factory=set[str])
 
@@ -50,7 +50,7 @@ class Presence:
             self.on_change()
 
     def answered(self, router_id: str) -> None:
-        """Record that a router answers; a silent router counts as present again."""
+        """Record that a router answers. A silent router counts as present again."""
         if router_id in self._silent:
             log.info("router_reconnected", router=router_id)
             self._silent.discard(router_id)

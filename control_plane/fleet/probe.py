@@ -8,11 +8,11 @@ _TIMEOUT_S = 0.3
 
 
 async def refuses(address: str) -> bool:
-    """Return whether the machine at `host:port` refuses the connection because no process listens.
+    """Return whether `host:port` refuses the connection because no process listens.
 
     A refusal shows that the process has ended. Any other result (an answer, silence, no route)
-    proves nothing, because the kernel accepts connections for a frozen process, and because the
-    network may have failed.
+    proves nothing. The kernel accepts connections for a frozen process, and the network may have
+    failed.
     """
     try:
         async with asyncio.timeout(_TIMEOUT_S):

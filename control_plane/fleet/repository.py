@@ -28,12 +28,11 @@ from sluice.profiles import Profile
 from sluice.wire.agent.v1 import agent_pb2 as wire
 
 _LOCK = 7310520303  # advisory lock of the one control plane that decides about the fleet at present
-# Seconds of silence after which a router counts as absent. A control plane that dies cannot report
-# that its routers have left.
+# Seconds of silence after which a router counts as absent. A control plane that is killed cannot
+# report that its routers have left.
 _ROUTER_SILENCE_S = 6.0
 _CHANGES_KEPT = timedelta(hours=1)
-# Number of replicas that operators or the scaling loop want, or the need of rollouts if it is
-# larger.
+# The wanted number of operators or of the scaling loop, or the larger need of rollouts.
 _WANTED = func.greatest(
     func.coalesce(tables.pools.c.scaled_replicas, tables.pools.c.replicas_wanted),
     func.coalesce(tables.pools.c.rollout_replicas, 0),
@@ -45,9 +44,10 @@ async def try_lead(connection: AsyncConnection) -> bool:
     return bool(await connection.scalar(select(func.pg_try_advisory_xact_lock(_LOCK))))
 
 
-@cache  # runs every second, and building and compiling the statement costs more than its execution
+# cached, because building and compiling the statement every second costs more than its execution
+@cache
 def _seen_routers() -> Insert:
-    """Return the statement that inserts routers, or updates when they were last seen."""
+    """Return the statement that inserts routers, or updates the time of their last sighting."""
     t = tables.routers.c
     query = insert(tables.routers)
     changed = {
@@ -82,7 +82,7 @@ async def write_routers(
 
 
 async def routers(connection: AsyncConnection) -> dict[str, Router]:
-    """Return all routers that were ever seen."""
+    """Return all routers that ever connected."""
     table = tables.routers
     silent_s = _seconds_since(table.c.seen_at)
     absent_s = case(
@@ -90,8 +90,7 @@ async def routers(connection: AsyncConnection) -> dict[str, Router]:
         (silent_s > _ROUTER_SILENCE_S, silent_s),
         else_=literal(0.0),
     )
-    # now() is the start of the transaction, so a router that left within it has been absent for 0
-    # s.
+    # now() is the start of the transaction, so a router that left within it has an absence of 0 s.
     t = table.c
     rows = await connection.execute(
         select(
@@ -121,7 +120,7 @@ async def cells(connection: AsyncConnection) -> list[Cell]:
 
 
 async def owners_unchanged_s(connection: AsyncConnection) -> float:
-    """Return the seconds since a cell last changed its owner; infinite if there are no cells."""
+    """Return the seconds since a cell last changed its owner, infinite without cells."""
     newest = func.max(tables.cells.c.assigned_at)
     unchanged_s = await connection.scalar(select(_seconds_since(newest)))
     return float("inf") if unchanged_s is None else unchanged_s
@@ -288,7 +287,7 @@ async def drain_replicas(connection: AsyncConnection, ids: Sequence[str]) -> Non
 
 
 async def forget_replicas(connection: AsyncConnection, ids: Sequence[str]) -> None:
-    """Delete replicas; their agents then stop the processes."""
+    """Delete replicas. Their agents then stop the processes."""
     if ids:
         await connection.execute(delete(tables.replicas).where(tables.replicas.c.id.in_(ids)))
 
@@ -346,7 +345,8 @@ async def _set_replicas(
 async def write_node(connection: AsyncConnection, message: wire.SyncRequest) -> list[str]:
     """Store a node's heartbeat, its facts, and whether it is cordoned.
 
-    Returns the ids of the cordons that operators have lifted and the agent still reports.
+    Returns:
+        Ids of cordons that operators have lifted, but that the agent still reports.
     """
     facts = message.facts
     values = {
@@ -407,7 +407,7 @@ async def write_observed(
     changed: Iterable[Replica],
     report: Mapping[str, wire.ObservedReplica],
 ) -> None:
-    """Store an agent's report: changed states of replicas, and further facts."""
+    """Store an agent's report, with changed states of replicas and further facts."""
     table = tables.replicas
     for replica in changed:
         await connection.execute(
@@ -427,7 +427,7 @@ async def write_observed(
 
 
 async def prune_changes(connection: AsyncConnection) -> None:
-    """Delete old changes. The newest change is kept as the version of the database."""
+    """Delete old changes. The newest change remains as the version of the database."""
     t = tables.changes
     newest = select(func.max(t.c.version)).scalar_subquery()
     await connection.execute(

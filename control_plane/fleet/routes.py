@@ -1,4 +1,4 @@
-"""REST of pools, and views of cells, replicas and routers. For nodes see `node_routes`."""
+"""REST of pools, and views of cells, replicas and routers. The REST of nodes is `node_routes`."""
 
 from dataclasses import replace
 

@@ -1,8 +1,9 @@
-"""The fleet's loop: stores which routers and nodes are live, then applies the pure decisions.
+"""The fleet's loop, which stores which routers and nodes are live, and applies pure decisions.
 
-Every control plane runs the loop, and an advisory lock lets one control plane decide at a time. The
-loop runs at once when a router connects or leaves or the state changes, and every second otherwise.
-While a router is missing it runs more often, because the requests in the router's cells wait.
+Every control plane runs the loop, and an advisory lock permits one control plane at a time to
+decide. The loop runs at once when a router connects or leaves or the state changes, and every
+second otherwise. While a router is missing it runs more often, because the requests in the router's
+cells wait.
 """
 
 import asyncio
@@ -29,11 +30,11 @@ log = structlog.get_logger(__name__)
 
 _TICK_S = 1.0
 _MISSING_TICK_S = 0.1
-# After this many steps without a change, only each third step decides, because the passing of time
-# alone rarely changes a decision.
+# After 30 steps without a change, only each third step decides, because time alone rarely changes a
+# decision.
 _QUIET_AFTER, _QUIET_EVERY = 30, 3
-# After a start or an outage of the database all routers look absent. They have this long to
-# reconnect before cells get other owners.
+# After a start or an outage of the database all routers seem absent. Within this many seconds they
+# may reconnect before their cells have other owners.
 _ROUTERS_RETURN_S = 4.0
 _NODES_RETURN_S = model.NODE_LOST_AFTER_S
 _PRUNE_INTERVAL_S = 600.0
@@ -59,9 +60,10 @@ class FleetLoop:
         Args:
             database: Database of the fleet.
             feed: Signals changes of the state.
-            prune: Delete old rows of other domains; run from time to time in the leader's step.
-            show: Called with the number of replicas without a place, for metrics; 0 while another
-                control plane leads.
+            prune: Functions that delete old rows of other domains. The leader calls them every ten
+                minutes.
+            show: Called with the number of replicas without a place, for metrics. The number is 0
+                while another control plane leads.
             clock: Counts replica-seconds while this control plane leads.
             holdback: Returns the replicas that are not replaced at present.
         """
@@ -74,14 +76,15 @@ class FleetLoop:
         self._wake = asyncio.Event()
         self.presence = Presence(self._wake.set)
         self._liveness = Liveness(self.presence)
-        self._heard_since = time.monotonic()  # silence before this time is ignored
+        self._heard_since = time.monotonic()  # monotonic time before which silence is ignored
         self._pruned_at = float("-inf")
         self._quiet_steps = 0  # number of consecutive steps without a change
-        # Routers whose watch closed: the address, and the time until which they are probed.
+        # routers with a closed watch, by id, with the address and the time until which they are
+        # probed
         self._missing: dict[str, tuple[str, float]] = {}
 
     def wake(self) -> None:
-        """Decide again at once."""
+        """Start the next round of decisions at once."""
         self._wake.set()
 
     async def run(self) -> None:
@@ -108,16 +111,16 @@ class FleetLoop:
             self._quiet_steps = self._quiet_steps + 1 if is_quiet else 0
 
     async def _stored(self) -> tuple[set[str], set[str]]:
-        """Decide; in quiet times mostly only store which routers are live.
+        """Decide, and return the stored departures.
 
-        Return the stored departures.
+        After 30 steps without a change, two of three calls only store which routers are live.
         """
         if self._quiet_steps > _QUIET_AFTER and self._quiet_steps % _QUIET_EVERY:
             return await self._database.run_singly(self._store_liveness)
         return await self._database.run(self._step)
 
     async def _look_for_missing(self) -> None:
-        """Probe the missing routers, and record those that have ended."""
+        """Probe the missing routers, and record the routers that have ended."""
         now = time.monotonic()
         until = now + cell_model.ROUTER_GRACE_S + _TICK_S
         here = self.presence.here()
@@ -136,7 +139,7 @@ class FleetLoop:
                 del self._missing[router_id]
 
     async def _is_quiet(self, changed: asyncio.Event) -> bool:
-        """Wait for the next tick or a change. Return whether there was no change."""
+        """Wait for the next tick or a change, and return whether there was no change."""
         await asyncio.sleep(0.02)  # changes that arrive together are decided together
         waits = (self._wake.wait(), changed.wait())
         async with asyncio.TaskGroup() as tasks:
@@ -148,7 +151,7 @@ class FleetLoop:
         return not (self._wake.is_set() or changed.is_set())
 
     async def _store_liveness(self, connection: AsyncConnection) -> tuple[set[str], set[str]]:
-        """Store which routers are live. Return the stored departures."""
+        """Store which routers are live, and return the stored departures."""
         await end_frozen(connection)  # a frozen leader also locks rows of routers
         departed, gone = set(self.presence.departed), set(self.presence.gone)
         await repository.write_routers(connection, self.presence.here(), departed, gone)
@@ -232,7 +235,7 @@ class FleetLoop:
         homes: Mapping[str, Sequence[str]],
         replicas: Sequence[model.Replica],
     ) -> int:
-        """Create and remove replicas, and set their roles. Return the number without a place."""
+        """Create and remove replicas, set their roles, and return the number without a place."""
         nodes = await repository.nodes(connection)
         holdback = await self._holdback(connection)
         plan = plan_replicas(pools, homes, nodes, replicas, lambda: new_id("replica"), holdback)

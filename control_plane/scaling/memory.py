@@ -28,7 +28,7 @@ class Memory:
 
     Attributes:
         history: Demand of the pool.
-        seen: Reported sums that the history includes; None before the first round.
+        seen: Reported sums that the history includes, or None before the first round.
         asks: Replicas that demand needed in earlier rounds, in the form of `PoolState.asks`.
         boots_s: Measured boot times of the pool's last replicas, in seconds.
         known_since: Start of the rounds without a gap.
