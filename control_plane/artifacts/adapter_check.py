@@ -51,7 +51,7 @@ class AdapterLimits:
 def check_adapter(
     files: Mapping[str, ArtifactFile], base_config: Mapping[str, Any], limits: AdapterLimits
 ) -> list[str]:
-    """Return the reasons why an adapter is refused, one sentence each; empty: accepted.
+    """Return the reasons why an adapter is refused, one sentence each, or none if it is accepted.
 
     Args:
         files: Files of the artifact, by name.

@@ -1,7 +1,7 @@
 """Parses the part of a PEFT adapter_config.json that the engines serve. Pure.
 
-An adapter that is applied only in part gives wrong answers instead of an error. So every field must
-either be used by the engines or have no effect. All other fields are refused by name.
+An adapter that is applied only in part causes wrong answers instead of an error. So the engines
+must use every field, or the field must have no effect. All other fields are refused by name.
 """
 
 import re
@@ -170,7 +170,7 @@ def _check_fields(config: Mapping[str, Any]) -> None:
 
 
 def _is_scale(value: object) -> bool:
-    """Return whether a value can scale weights in 32 bits; false for NaN."""
+    """Return whether a value can scale weights in 32 bits. NaN cannot."""
     return type(value) in (int, float) and abs(cast("float", value)) <= _ALPHA_MAX
 
 

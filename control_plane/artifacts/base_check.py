@@ -1,4 +1,4 @@
-"""Checks whether an artifact is a servable base in the Hugging Face layout. Weights are not read.
+"""Checks whether an artifact is a servable base in the Hugging Face layout, without its weights.
 
 Parsing a tokenizer or a template runs foreign code on foreign data. So the checks must run in a
 process that may crash (`control_plane.artifacts.inspector`).
@@ -52,7 +52,7 @@ class TextParsers:
 
 
 def check_base(files: Mapping[str, ArtifactFile], parsers: TextParsers) -> list[str]:
-    """Return the reasons why a base is refused, one sentence each; empty: accepted."""
+    """Return the reasons why a base is refused, one sentence each, or none if it is accepted."""
 
     def is_known(name: str) -> bool:
         return name in _VOCABULARIES or is_shard(name) or _is_template(name)
@@ -86,7 +86,7 @@ def _check_config(files: Mapping[str, ArtifactFile], _: TextParsers) -> None:
 
 
 def _check_weights(files: Mapping[str, ArtifactFile], _: TextParsers) -> None:
-    """Refuse broken weight files, and an index whose tensors differ from those in the files."""
+    """Refuse broken weight files, and an index whose tensors differ from the files' tensors."""
     shards = {SINGLE_FILE} if SINGLE_FILE in files else set[str]()
     index: dict[str, str] = {}
     if not shards:

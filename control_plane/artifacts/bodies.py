@@ -1,4 +1,4 @@
-"""Request bodies of the admin REST for artifacts; pure."""
+"""Request bodies of the admin REST for artifacts. Pure."""
 
 from typing import Annotated, Any, Self
 
@@ -28,7 +28,7 @@ _FILE: dict[str, Any] = {
         },
     },
 }
-# The manifests that `sluice.manifests` reads.
+# The JSON schema of the manifests that `sluice.manifests` reads.
 MANIFEST: dict[str, Any] = {
     "type": "object",
     "required": ["format", "chunk_bytes", "files"],
@@ -42,9 +42,9 @@ MANIFEST: dict[str, Any] = {
 
 
 class _Subject(AdminBody):
-    """A new artifact of a tenant; without a tenant all tenants may use it.
+    """A new artifact of a tenant. Without a tenant, all tenants may use the artifact.
 
-    A publisher's artifacts belong to its tenant, whether the body names it or not.
+    A publisher's artifacts always belong to its tenant, even if the body does not name the tenant.
     """
 
     kind: Annotated[Kind, Field(strict=False)]

@@ -1,4 +1,4 @@
-"""Reads accepted artifacts as far as a tenant may see them, in the caller's transactions."""
+"""Reads and changes the accepted artifacts that a tenant may see, in the caller's transactions."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ def visible_to(actor: Actor) -> Select[Any]:
 async def manifest_of(
     connection: AsyncConnection, actor: Actor, digest: str
 ) -> dict[str, Any] | None:
-    """Return an artifact's manifest; None if there is no artifact that the caller may see."""
+    """Return an artifact's manifest, or None if the caller may see no such artifact."""
     query = visible_to(actor).with_only_columns(artifacts.c.manifest)
     return await connection.scalar(query.where(artifacts.c.digest == digest))
 
@@ -32,7 +32,10 @@ async def manifest_of(
 async def find(
     connection: AsyncConnection, tenant_id: str | None, digest: str
 ) -> dict[str, Any] | None:
-    """Return an artifact with its manifest, if a tenant (None: every tenant) may use it."""
+    """Return an artifact with its manifest, or None if the tenant may not use the artifact.
+
+    A tenant of None stands for every tenant.
+    """
     query = select(artifacts).where(
         artifacts.c.digest == digest, artifacts.c.retired_at.is_(None), granted(tenant_id)
     )
@@ -41,7 +44,7 @@ async def find(
 
 
 async def locked(connection: AsyncConnection, actor: Actor, digest: str) -> dict[str, Any] | None:
-    """Return an artifact that an actor may see, with its row locked; None if there is none."""
+    """Return an artifact with its row locked, or None if the actor may see no such artifact."""
     query = visible_to(actor).where(artifacts.c.digest == digest).with_for_update(of=artifacts)
     found = (await connection.execute(query)).mappings().first()
     return None if found is None else {str(name): value for name, value in found.items()}
@@ -62,9 +65,9 @@ async def is_named(connection: AsyncConnection, digest: str) -> bool:
 
 
 async def withdraw(connection: AsyncConnection, digest: str, tenant_id: str | None) -> bool:
-    """Remove a tenant's grant of an artifact (None: the public one).
+    """Remove a tenant's grant of an artifact, and return whether there was a grant.
 
-    False if there is no such grant.
+    A tenant of None stands for the public grant.
     """
     grant = artifact_grants.c
     query = delete(artifact_grants).where(
@@ -74,7 +77,7 @@ async def withdraw(connection: AsyncConnection, digest: str, tenant_id: str | No
 
 
 async def chunk_size(connection: AsyncConnection, actor: Actor, sha256: str) -> int | None:
-    """Return the size of a chunk of a visible artifact; None if there is no such chunk."""
+    """Return the size of a visible artifact's chunk in bytes, or None without such a chunk."""
     of_seen = visible_to(actor).with_only_columns(artifacts.c.digest)
     is_seen = exists().where(
         artifact_chunks.c.sha256 == chunks.c.sha256, artifact_chunks.c.digest.in_(of_seen)

@@ -35,7 +35,7 @@ _OPTIONAL = tuple(name for name in TEXT_FILES if name not in _NEEDED[Kind.BASE])
 
 
 class FetchError(Exception):
-    """A source cannot be read. The message gives the reason and the fix."""
+    """A source cannot be read. The message has the reason and the fix."""
 
 
 class Files(Protocol):
@@ -46,11 +46,11 @@ class Files(Protocol):
         ...
 
     async def missing(self, names: Collection[str]) -> list[str]:
-        """Return those of the given names that are missing; the others can then be read."""
+        """Return the missing names. The other names can then be read."""
         ...
 
     def read(self, name: str) -> AsyncIterator[bytes]:
-        """Yield a file's bytes in pieces of `CHUNK_BYTES`; only the last piece may be shorter."""
+        """Yield a file's bytes in pieces of `CHUNK_BYTES`. Only the last piece may be shorter."""
         ...
 
 
@@ -107,7 +107,7 @@ class AdapterWeights:
         return [adapter_config.CONFIG_FILE, adapter_check.TENSOR_FILE]
 
     async def missing(self, names: Collection[str]) -> list[str]:
-        """Return those of the given names that do not belong to the artifact."""
+        """Return the given names that do not belong to the artifact."""
         return sorted(set(names) - set(await self.names()))
 
     def read(self, name: str) -> AsyncIterator[bytes]:
@@ -127,7 +127,7 @@ class LocalFiles:
         return await asyncio.to_thread(self._names)
 
     async def missing(self, names: Collection[str]) -> list[str]:
-        """Return those of the given names that are missing."""
+        """Return the given names that are missing."""
         await asyncio.to_thread(self._check)
         is_there = await asyncio.to_thread(
             lambda: {name: (self._directory / name).is_file() for name in names}
@@ -189,7 +189,7 @@ class BucketFiles:
         return found
 
     async def missing(self, names: Collection[str]) -> list[str]:
-        """Return those of the given names that are missing in the bucket."""
+        """Return the given names that are missing in the bucket."""
         found: list[str] = []
         for name in names:
             try:
@@ -218,7 +218,7 @@ class BucketFiles:
 
 
 def refusal_of(source: ImportSource) -> Refuse:
-    """Return the check of a source's addresses, which must be public unless any is allowed."""
+    """Return the check of a source's addresses. Private addresses need `is_private`."""
 
     def refuse(_host: str, _port: int, address: str) -> str:
         if source.is_private or is_public(address):
@@ -250,7 +250,7 @@ class WebFiles:
         return names
 
     async def missing(self, names: Collection[str]) -> list[str]:
-        """Return those of the given names that are missing on the server."""
+        """Return the given names that are missing on the server."""
         return [name for name in names if not await self._is_there(name)]
 
     async def _weights(self) -> list[str]:

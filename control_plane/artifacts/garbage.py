@@ -1,8 +1,8 @@
 """Decides which unreferenced artifacts to retire, restore or remove. Pure.
 
-An artifact is removed in two steps. First it is retired: invisible, but still stored. Some minutes
-later, when every transaction of that time has ended, it is checked again. If it has a new reference
-by then, it is restored; otherwise it is removed.
+An artifact is removed in two steps. First it is retired, which means invisible but still stored.
+Some minutes later every transaction of that time has ended, and the artifact is checked again. With
+a new reference it is restored. Otherwise it is removed.
 """
 
 from collections.abc import Iterable
@@ -17,9 +17,9 @@ class ArtifactUse:
     Attributes:
         is_needed: Whether the artifact is pinned, or is referenced by a model, a release, a base,
             an upload, or an adapter on it.
-        unreferenced_since: Time at which the artifact was first found without a reference; None: it
-            was not.
-        retired_at: Time of the retirement; None: the artifact is not retired.
+        unreferenced_since: Time at which a sweep first found the artifact without a reference, or
+            None while it has one.
+        retired_at: Time of the retirement, or None if the artifact is not retired.
     """
 
     digest: str
@@ -37,11 +37,11 @@ class GarbageDecision:
     """The digests of the artifacts whose state changes.
 
     Attributes:
-        noticed: Artifacts that were now first found without a reference.
-        needed: Artifacts with a new reference, which become visible again; their grace time is
+        noticed: Artifacts without a reference since the last sweep.
+        needed: Artifacts with a new reference, which become visible again. Their grace time is
             reset.
         retired: Artifacts that had no reference for the grace time.
-        removed: Retired artifacts that got no new reference.
+        removed: Retired artifacts without a new reference.
     """
 
     noticed: list[str] = field(default_factory=_none)
@@ -81,10 +81,10 @@ class Fate:
     """The next step of an artifact's removal if its references do not change.
 
     Attributes:
-        state: `kept` if it is needed; `noticed` if the next sweep will find it unreferenced;
-            `grace` during the grace time; `due` if the next sweep will change its state; `retired`
-            if it is invisible and still stored.
-        at: Earliest time of retirement (`grace`) or removal (`retired`); None in other states.
+        state: `kept` if the artifact is needed, `noticed` before the next sweep marks it as
+            unreferenced, and `grace` during the grace time. `due` means that the next sweep will
+            retire or remove it, and `retired` means invisible but still stored.
+        at: Earliest time of retirement (`grace`) or removal (`retired`), or None in other states.
     """
 
     state: str
@@ -92,7 +92,7 @@ class Fate:
 
 
 def fate(use: ArtifactUse, now: datetime, grace: timedelta, settle: timedelta) -> Fate:
-    """Return the next step that `decide` will take on an artifact, for the same arguments."""
+    """Return the next step of `decide` for an artifact, with the same arguments."""
     if use.is_needed:
         return Fate("kept")
     if use.retired_at is not None:

@@ -1,4 +1,4 @@
-"""REST of garbage: the fate of each artifact with its reason, and an immediate sweep."""
+"""REST of garbage, which shows each artifact's next removal step and runs sweeps on request."""
 
 from datetime import datetime
 from typing import Any
@@ -31,7 +31,7 @@ from sluice.errors import BadRequestError, ErrorCode
 
 Values = dict[str, Any]
 _KIND = "artifacts"
-_WAIT_S = 8.0  # seconds to wait for the end of a sweep; clients wait at least 10 s
+_WAIT_S = 8.0  # Seconds to wait for the end of a sweep. Clients wait at least 10 s.
 _REASONS = ("model", "release", "base", "upload", "adapter")
 _DONE = ("noticed", "needed", "retired", "removed")
 SHOWN = (
@@ -51,7 +51,7 @@ class GarbageRoutes:
         self._writes = Writes(database)
 
     def routes(self) -> list[AdminRoute]:
-        """Return the routes, which must precede those of artifacts by digest."""
+        """Return the routes, which must precede the routes of artifacts by digest."""
         listing = describe.listing(
             "List artifacts: kept or to be removed, and why",
             describe.shown(SHOWN, types=_TYPES),

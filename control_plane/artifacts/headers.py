@@ -55,7 +55,7 @@ class Tensor:
 
 
 def read_tensors(file: ArtifactFile, header_bytes_max: int) -> dict[str, Tensor]:
-    """Return the tensors of a safetensors file by name.
+    """Return the tensors of a safetensors file by name, after checks of the header.
 
     Raises:
         CheckError: The header is not valid, or does not match the file.
@@ -148,7 +148,7 @@ def _tensor(file: ArtifactFile, name: str, entry: object) -> tuple[Tensor, int, 
 
 
 def _counts(value: object) -> tuple[int, ...] | None:
-    """Return a list of sizes; None if the value is not a list of sizes."""
+    """Return a list of sizes, or None if the value is not a list of sizes."""
     if not isinstance(value, list):
         return None
     numbers = cast("list[Any]", value)

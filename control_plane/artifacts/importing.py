@@ -1,6 +1,6 @@
-"""Imports: copies the files of a source into the store, and records their chunks.
+"""Imports the files of a source, which are copied into the store as chunks and recorded.
 
-An import is an upload whose chunks the control plane fetches itself. An import that was killed
+An import is an upload whose chunks are fetched by the control plane. An import that was killed
 begins again, but chunks that are already in the store are not stored twice.
 """
 
@@ -42,7 +42,7 @@ class Importer:
         """Copy a claimed import into the store, so that it is ready for inspection.
 
         Returns:
-            Reasons of a failure, one sentence each; empty if the import was fetched.
+            Reasons of a failure, one sentence each, or none if the import was fetched.
         """
         try:
             async with (

@@ -1,4 +1,4 @@
-"""Starts the inspector process, and kills it if it takes too long."""
+"""Starts the inspector process, and kills it after its time limit."""
 
 import asyncio
 import contextlib
@@ -13,24 +13,25 @@ from control_plane.artifacts.inspector import STORE_FAILED, InspectionJob
 
 log = structlog.get_logger(__name__)
 
-# Environment for the inspector, which needs Python and the store, and must not get our secrets.
+# Environment variables for the inspector, which needs Python and the store. The inspector must not
+# receive the control plane's secrets.
 _PASSED_ON = ("PATH", "HOME", "LANG", "SSL_CERT_FILE", "SSL_CERT_DIR")
 _ERRORS_SHOWN = 500
-# Exit statuses without a result: the store was unreadable, or the process was stopped. A retry may
-# succeed.
+# Exit statuses without a result. The store was unreadable, or the process was stopped, so a retry
+# may succeed.
 _UNDECIDED = {STORE_FAILED, -signal.SIGINT, -signal.SIGTERM}
 
 
 async def inspect_apart(job: InspectionJob, limit_s: float) -> list[str] | None:
-    """Return the reasons why an artifact is refused, found by a separate process.
+    """Return the reasons why an artifact is refused, which a separate process determines.
 
     Args:
         job: The artifact to inspect, with its limits.
         limit_s: Seconds after which the process is killed and the artifact is refused.
 
     Returns:
-        Reasons, one sentence each; empty if the artifact is accepted; None if the result is
-        unknown, because the store could not be read or the process was killed.
+        Reasons, one sentence each, or none if the artifact is accepted. The result is None if the
+        store could not be read or the process was killed.
     """
     env = {
         name: value

@@ -1,8 +1,8 @@
-"""Inspects an artifact before it is accepted: `python -m control_plane.artifacts.inspector`.
+"""Inspects an artifact before it is accepted. Run by `python -m control_plane.artifacts.inspector`.
 
-The inspection has a process of its own, because it runs foreign code (tokenizers, jinja2) on
-foreign data, and hashes files of any size. Its memory and CPU time are bounded, and it can be
-killed. It reads one job as JSON from stdin, and writes one report as JSON to stdout.
+The inspection has a separate process, because it runs foreign code (tokenizers, jinja2) on foreign
+data, and hashes files of any size. The process has bounded memory and CPU time, and can be killed.
+It reads one job as JSON from stdin, and writes one report as JSON to stdout.
 """
 
 import json
@@ -32,10 +32,10 @@ class InspectionJob:
     """An artifact to inspect, with the limits of the inspection.
 
     Attributes:
-        store_url: URL of the store, see `open_backend`.
-        kind: Kind of the artifact: adapter or base.
+        store_url: URL of the store, in the form that `open_backend` reads.
+        kind: Kind of the artifact, `adapter` or `base`.
         manifest: Manifest of the artifact.
-        base_manifest: Manifest of the adapter's base; None: the artifact is a base.
+        base_manifest: Manifest of the adapter's base, or None if the artifact is a base.
         rank_max: Largest rank of adapters.
         adapter_bytes_max: Largest size of an adapter's files together, in bytes.
         cpu_s: CPU seconds after which the inspector is killed.
@@ -55,7 +55,7 @@ class InspectionJob:
 
 
 def inspect(job: InspectionJob) -> list[str]:
-    """Return the reasons why an artifact is refused, one sentence each; empty: accepted.
+    """Return the reasons why an artifact is refused, one sentence each, or none if accepted.
 
     Raises:
         OSError, BaseError: The store lacks a chunk, or cannot be read.
@@ -105,7 +105,7 @@ def compile_template(source: str) -> None:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class AdapterGeneration(Extension):
-        """Accepts `{% generation %}`, which marks text for training; its body is rendered."""
+        """Accepts `{% generation %}`, which marks text for training. Its body is rendered."""
 
         tags = {"generation"}  # noqa: RUF012 - as jinja2 wants it
 

@@ -5,13 +5,14 @@ from datetime import timedelta
 from enum import StrEnum
 
 UPLOADS_MAX = 32  # largest number of open uploads per tenant
-# Attempts to process an upload before it is given up; with the pauses below this takes 23 minutes.
+# Attempts to process an upload before it is refused. With the pauses of `pause_after` they last 23
+# minutes.
 ATTEMPTS_MAX = 12
 _PAUSE_MAX_S = 300
 
 
 class Kind(StrEnum):
-    """The kind of an artifact, which decides how it is inspected before it is accepted."""
+    """The kind of an artifact, which determines its inspection."""
 
     ADAPTER = "adapter"
     BASE = "base"
@@ -43,7 +44,7 @@ class Bounds:
     Attributes:
         rank_max: Largest rank of adapters whose base no pool with adapters serves.
         adapter_bytes_max: Largest size of one adapter's files together, in bytes.
-        tenant_bytes_max: Largest size of all artifacts of a tenant, in bytes; 0: no limit.
+        tenant_bytes_max: Largest size of all artifacts of a tenant, in bytes. Zero means no limit.
         are_signed: Whether an artifact needs a signature.
     """
 
@@ -54,7 +55,7 @@ class Bounds:
 
 
 def quota_problem(held_bytes: int, added_bytes: int, quota_bytes: int) -> str:
-    """Return the reason why a tenant may not add this many bytes; empty if it may."""
+    """Return the reason why a tenant may not add this many bytes, or an empty text."""
     if not quota_bytes or held_bytes + added_bytes <= quota_bytes:
         return ""
     return (

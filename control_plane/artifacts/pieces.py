@@ -1,4 +1,4 @@
-"""Receives the chunks of uploads: reads, hashes, stores and records each chunk."""
+"""Receives the chunks of uploads, and verifies, stores and records each chunk."""
 
 import asyncio
 import hashlib
@@ -10,12 +10,12 @@ from control_plane.database import Database
 from sluice.chunk_store import ChunkStore
 from sluice.errors import BadRequestError, ErrorCode, PlatformError, RejectedError
 
-_RUNNING_MAX = 32  # largest number of concurrent chunks; each uses up to 4 MiB of memory
+_RUNNING_MAX = 32  # Largest number of concurrent chunks. Each uses up to 4 MiB of memory.
 _READ_TIMEOUT_S = 60.0
 
 
 class Pieces:
-    """The path of a chunk into the store, safe against a crash at any point.
+    """Writes chunks to the store, safe against a crash at any point.
 
     The chunk is first reserved, so that no sweep removes it, then stored atomically, and then
     recorded as present in its upload. After a crash in between, the upload still lacks the chunk.
@@ -47,7 +47,8 @@ class Pieces:
             self._running -= 1
 
     async def keep(self, sha256: str, content: bytes) -> None:
-        """Store a chunk whose hash is known. Raises PlatformError as `take` does."""
+        """Store a chunk whose hash was verified. Raises PlatformError in the same cases as `take`.
+        """
         size = len(content)
         if not await self._database.run(lambda found: uploads.reserve(found, sha256, size)):
             raise _collected(sha256)
@@ -60,7 +61,7 @@ def _collected(sha256: str) -> PlatformError:
 
 
 async def _read(request: web.Request, sha256: str, size: int) -> bytes:
-    """Return the body of a request, which must be the given chunk. Reads at most `size` bytes."""
+    """Return the body of a request, at most `size` bytes, which must be the given chunk."""
     length = request.content_length
     if length is not None and length != size:
         raise _wrong(sha256, f"has {size} bytes, not {length}")

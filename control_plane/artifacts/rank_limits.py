@@ -17,13 +17,13 @@ from sluice.adapter_ranks import RANK, SLOTS, adapter_rank_max
 from sluice.errors import ErrorCode, PlatformError
 
 _READS_AT_ONCE = 16
-_DEADLINE_S = 3.0  # seconds for all reads; ranks that were read are cached for the next attempt
+_DEADLINE_S = 3.0  # Seconds for all reads. Ranks that were read are cached for the next attempt.
 _KNOWN_MAX = 4096
 _NAMES_MAX = 5
 
 
 class RankChecks(NamedTuple):
-    """The checks of writes that keep the ranks of adapters within the limits of pools.
+    """The checks by which a write is refused if a pool does not serve the rank of an adapter.
 
     Attributes:
         model: Check of a model's fields.
@@ -44,7 +44,7 @@ def rank_checks(read_chunk: ReadChunk) -> RankChecks:
 
 def pool_check(read_chunk: ReadChunk) -> Hook:
     """Return a check that a pool with its new fields still serves the adapters of its models."""
-    known: dict[str, int] = {}  # cached ranks by digest; the rank of a digest never changes
+    known: dict[str, int] = {}  # Cached ranks by digest. The rank of a digest never changes.
 
     async def check(connection: AsyncConnection, key: str, values: dict[str, Any]) -> None:
         query = select(pools.c.engine, pools.c.engine_options).where(pools.c.id == key)
@@ -76,7 +76,7 @@ def refusal(pool_id: str, limit: int, over: Sequence[tuple[str, int]]) -> Platfo
 
     Args:
         pool_id: Pool that is changed.
-        limit: Largest rank that the pool would serve; 0: it would serve no adapters.
+        limit: Largest rank that the pool would serve, or 0 if it would serve no adapters.
         over: Models or releases, each with the rank of its adapter.
     """
     told = [f"{name} (rank {rank})" for name, rank in over[:_NAMES_MAX]]
@@ -95,7 +95,7 @@ def refusal(pool_id: str, limit: int, over: Sequence[tuple[str, int]]) -> Platfo
 async def _learn(
     connection: AsyncConnection, known: dict[str, int], digests: set[str], read_chunk: ReadChunk
 ) -> None:
-    """Add the ranks of adapters to `known`. An adapter that is not in the store counts as rank 0.
+    """Add the ranks of adapters to `known`. An adapter that is not in the store has rank 0 there.
 
     Raises:
         PlatformError: The store did not answer for all adapters in time.
@@ -138,7 +138,7 @@ def _of_models(pool_id: str) -> Select[Any, Any]:
 
 
 def _of_releases(pool_id: str) -> Select[Any, Any]:
-    """Return the query of releases in use besides a model's own: in rollout, pinned, or aliased."""
+    """Return the query of releases in use that are in rollout, pinned or aliased."""
     r, s = releases.c, splits.c
     arms = [s.id + RELEASE_MARK + arm for arm in (s.control, s.canary)]
     is_split = select(s.id).where(or_(*(arm == r.id for arm in arms))).exists()

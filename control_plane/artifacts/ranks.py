@@ -21,7 +21,7 @@ ReadChunk = Callable[[str], Awaitable[bytes]]
 
 
 async def rank_max_of_base(connection: AsyncConnection, base_digest: str, otherwise: int) -> int:
-    """Return the largest rank that a base's pools serve; `otherwise` if no pool serves adapters."""
+    """Return the largest rank that a base's pools serve, or `otherwise` if none serves adapters."""
     query = select(pools.c.engine, pools.c.engine_options).where(pools.c.base_digest == base_digest)
     rows = (await connection.execute(query)).all()
     limits = [adapter_rank_max(engine, options) or 0 for engine, options in rows]
@@ -29,7 +29,7 @@ async def rank_max_of_base(connection: AsyncConnection, base_digest: str, otherw
 
 
 async def rank_in_manifest(document: Any, read_chunk: ReadChunk) -> int:
-    """Return the largest rank of an adapter from its manifest; 0 if there is no manifest."""
+    """Return the largest rank of an adapter from its manifest, or 0 without a manifest."""
     entry = None if document is None else parse_manifest(document).find(CONFIG_FILE)
     if entry is None:
         return 0
@@ -41,8 +41,8 @@ async def rank_in_manifest(document: Any, read_chunk: ReadChunk) -> int:
 class AdapterChecks:
     """Checks that each pool of a model serves the rank of the model's adapter.
 
-    The checks pass if the adapter is not in the store or the store is down, so that a model can
-    return to an earlier release in these cases as well.
+    A check passes if the adapter is not in the store or the store is down. So a model can return to
+    an earlier release in these cases as well.
 
     Attributes:
         read_chunk: Reads a chunk of the store.
@@ -79,20 +79,20 @@ class AdapterChecks:
 
 
 async def other_pools(connection: AsyncConnection, model_id: str) -> list[str]:
-    """Return the pools that get requests with a model's adapter, besides the model's own pool."""
+    """Return the other pools that receive requests with a model's adapter, without its own pool."""
     query = select(model_pools.c.pools).where(model_pools.c.id == model_id)
     return pools_of_base(await connection.scalar(query) or ())
 
 
 def pools_of_base(entries: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return the pools of a model's list that get requests with its adapter."""
+    """Return the pools of a model's list that receive requests with its adapter."""
     return [entry["pool_id"] for entry in entries if not entry["is_other_base"]]
 
 
 async def check_rank(
     connection: AsyncConnection, pool_id: str, rank: int, param: str = "artifact_uri"
 ) -> None:
-    """Refuse a rank that a pool does not serve. Raises BadRequestError with both numbers."""
+    """Refuse a rank that a pool does not serve. Raises BadRequestError with both ranks."""
     query = select(pools.c.engine, pools.c.engine_options).where(pools.c.id == pool_id)
     found = (await connection.execute(query)).first()
     limit = None if found is None else adapter_rank_max(found.engine, found.engine_options)

@@ -1,4 +1,4 @@
-"""REST of artifacts and their chunks. Uploads have a module of their own."""
+"""REST of artifacts and their chunks. The REST of uploads is `upload_routes`."""
 
 from typing import Any
 
@@ -36,7 +36,7 @@ class ArtifactRoutes:
         self._writes = Writes(database)
 
     def routes(self) -> list[AdminRoute]:
-        """Return the routes of artifacts, including those of uploads."""
+        """Return the routes of artifacts, uploads, versions, signing keys and garbage."""
         row = describe.shown(catalogue.SHOWN, types=columns(artifacts))
         read, one = Action.READ_TENANT, "/v1/artifacts/{digest}"
         listing = describe.listing("List artifacts", row, ("kind",))
@@ -82,7 +82,7 @@ class ArtifactRoutes:
         return shown(request, _show(rows[0]))
 
     async def delete(self, request: web.Request) -> web.Response:
-        """Remove an artifact from a tenant (204); 409 while a model refers to it."""
+        """Remove an artifact from a tenant (204), or refuse with 409 while a model refers to it."""
         digest = path_id(request, "digest", checked_digest)
         tenant_id = request.query.get("tenant_id") or request[ACTOR].tenant_id or None
 
@@ -111,7 +111,7 @@ class ArtifactRoutes:
                 raise _no_artifact(digest)
             before = _show(found)
             after = before | {"is_pinned": is_pinned}
-            # A pinned artifact uses disk space of all tenants, so a tenant may not pin it.
+            # A pinned artifact uses disk space of all tenants, so a tenant may not pin an artifact.
             write.record("pin", digest, before, after, owners=[None])
             await catalogue.pin(write.connection, digest, is_pinned=is_pinned)
             return WriteReply(after, digest)

@@ -1,4 +1,4 @@
-"""The services of artifacts: the store, and the loops of uploads and sweeps."""
+"""The parts of the artifact service, which are the store and the loops of uploads and sweeps."""
 
 import asyncio
 
@@ -27,11 +27,12 @@ class Artifacts:
         allowed: Allowed,
         grace_s: float,
     ) -> None:
-        """Open the store, if there is one.
+        """Open the store, if a store is configured.
 
         Args:
             database: Database that records all references to chunks in the store.
-            store_url: URL of the store, see `open_backend`; empty: no store.
+            store_url: URL of the store, in the form that `open_backend` reads, or empty for no
+                store.
             bounds: Limits of accepted artifacts.
             allowed: Sources from which imports are permitted.
             grace_s: Seconds for which unreferenced artifacts and chunks are kept.
@@ -89,7 +90,8 @@ class Artifacts:
     def sweeps(self) -> SweepLoop:
         """The loop that removes unreferenced artifacts.
 
-        Raises PlatformError if there is no store.
+        Raises:
+            PlatformError: There is no store.
         """
         if self._sweeps is None:
             raise _no_store()
@@ -97,7 +99,7 @@ class Artifacts:
 
     @property
     def pieces(self) -> Pieces:
-        """The path of chunks into the store. Raises PlatformError if there is no store."""
+        """The writer of chunks. Raises PlatformError if there is no store."""
         if self._pieces is None:
             raise _no_store()
         return self._pieces

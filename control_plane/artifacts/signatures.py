@@ -23,7 +23,7 @@ def checked_public_key(text: str) -> str:
 def signature_problems(
     digest: str, signatures: Mapping[str, str], keys: Mapping[str, str], *, is_required: bool
 ) -> list[str]:
-    """Return the reasons why an artifact's signatures are insufficient, one sentence each.
+    """Return the reasons why an artifact's signatures are not sufficient, one sentence each.
 
     Args:
         digest: Digest of the artifact.

@@ -1,4 +1,4 @@
-"""Public keys that may sign artifacts: keys of a tenant, or of the platform for all tenants."""
+"""Public keys that may sign artifacts of one tenant, or of all tenants."""
 
 from typing import Annotated
 
@@ -14,9 +14,9 @@ from control_plane.http.resources import Resource
 
 
 class SigningKeyBody(AdminBody):
-    """A public key; without a tenant its signatures count for all.
+    """A public key. Without a tenant, its signatures are accepted for all tenants.
 
-    Only admins register keys: else every publisher could sign its own artifacts.
+    Only admins register keys, because a publisher could otherwise sign its own artifacts.
     """
 
     public_key: Annotated[str, AfterValidator(checked_public_key)]
@@ -36,7 +36,7 @@ SIGNING_KEYS = Resource(
 
 
 async def keys_for(connection: AsyncConnection, tenant_id: str | None) -> dict[str, str]:
-    """Return the accepted public keys for a tenant (None: for public artifacts), by id."""
+    """Return the accepted public keys by id, for a tenant, or for public artifacts if None."""
     owner = signing_keys.c.owner_tenant_id
     query = select(signing_keys.c.id, signing_keys.c.public_key).where(
         signing_keys.c.is_disabled.is_(False), or_(owner.is_(None), owner == tenant_id)

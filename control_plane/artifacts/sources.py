@@ -22,7 +22,7 @@ class Allowed:
     """The allowed sources of imports.
 
     Attributes:
-        roots: Directories of this machine.
+        roots: Paths of directories of this machine.
         hosts: `host` for public addresses, `host:port` for any address.
         buckets: Buckets of S3.
     """
@@ -37,9 +37,9 @@ class ImportSource:
     """The parsed source of an import.
 
     Attributes:
-        scheme: Scheme: file, http, https or s3.
+        scheme: `file`, `http`, `https` or `s3`.
         place: Host, bucket, or the allowed directory.
-        path: Path below the directory or prefix; for http with its first slash.
+        path: Path below the directory or prefix. For http(s) the path begins with a slash.
         port: Port of an http(s) host.
         is_private: Whether the host may have addresses that are not public.
     """
@@ -52,9 +52,10 @@ class ImportSource:
 
 
 def parse_source(uri: str, allowed: Allowed) -> ImportSource:
-    """Return the source that a URI names.
+    """Return the source of a URI.
 
-    Raises ImportSourceError if it is not valid or not allowed.
+    Raises:
+        ImportSourceError: The URI is not valid or not allowed.
     """
     parts = _split(uri)
     if parts is None or "\\" in uri or parts.query or parts.fragment or "@" in parts.netloc:

@@ -1,9 +1,9 @@
 """Removes unreferenced artifacts, abandoned uploads, and their chunks from the store.
 
-A chunk is removed in three steps: it is marked as doomed in PostgreSQL, deleted in the store, and
-deleted in PostgreSQL. A doomed chunk must not be used, and an upload that has to store it again
-must wait. So a deletion never affects a newly stored chunk. The next sweep completes a sweep that
-crashed.
+A chunk is removed in three steps. It is marked as doomed in PostgreSQL, deleted in the store, and
+deleted in PostgreSQL. No upload may use a doomed chunk, and an upload that needs it again must
+wait. So a deletion never affects a newly stored chunk. After a crash, the next sweep completes the
+removal.
 """
 
 import asyncio
@@ -78,7 +78,7 @@ class Swept:
     """The result of a sweep.
 
     Attributes:
-        decision: Decision about artifacts; None: another control plane was sweeping.
+        decision: Decision about artifacts, or None if another control plane was sweeping.
         chunks: Number of chunks deleted from the store.
     """
 
@@ -97,7 +97,8 @@ class Sweeper:
     async def sweep(self) -> Swept:
         """Remove unreferenced artifacts and chunks.
 
-        Raises PlatformError if database or store is down.
+        Raises:
+            PlatformError: The database or the store is down.
         """
         decision = await self._database.run(self._artifacts, deadline_s=_SWEEP_DEADLINE_S)
         if decision is not None and (decision.retired or decision.removed):
@@ -112,9 +113,9 @@ class Sweeper:
 
     async def _sweep_chunks(self) -> int:
         """Remove a batch of chunks, and return their number."""
-        # Another sweeper may later take over the chunks that this sweep has doomed, and then they
-        # may be stored again. This sweep stops deleting long before that time, even if the process
-        # is frozen in between.
+        # Another sweeper may later claim the chunks that this sweep has doomed, and then they may
+        # be stored again. This sweep stops deleting long before that time, even if the process is
+        # frozen in between.
         before_s = awake_s() + _DELETES_S
         doomed = await self._database.run(self._doom)
         await asyncio.gather(*(self._store.delete(sha256, before_s=before_s) for sha256 in doomed))

@@ -40,7 +40,8 @@ class SweepLoop:
     async def request_sweep(self, wait_s: float) -> Swept | None:
         """Request a sweep that reads the present state, and return its result.
 
-        None if the sweep failed or did not end within `wait_s`. A failed sweep is always repeated.
+        The result is None if the sweep failed or did not end within `wait_s` seconds. A failed
+        sweep is always repeated.
         """
         if self._next is None:
             self._next = asyncio.get_running_loop().create_future()

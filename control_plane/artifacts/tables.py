@@ -50,7 +50,7 @@ artifacts = Table(
     Column("retired_at", DateTime(timezone=True)),
 )
 
-# Tenants that may see an artifact; NULL: every tenant.
+# Tenants that may see an artifact. NULL stands for every tenant.
 artifact_grants = Table(
     "artifact_grants",
     metadata,
@@ -89,7 +89,7 @@ artifact_uploads = Table(
     words_column("digest"),  # empty until the import has computed it
     Column("kind", Text, nullable=False),
     words_column("base_digest"),
-    words_column("source"),  # URI of an import; empty for an upload
+    words_column("source"),  # URI of an import, empty for an upload
     Column("state", Text, nullable=False),
     list_column("reasons"),
     Column("size_bytes", BigInteger, nullable=False, server_default="0"),
@@ -103,8 +103,8 @@ artifact_uploads = Table(
     # attempts in the present state
     Column("attempts", Integer, nullable=False, server_default="0"),
 )
-# Only one live upload per content, so that a repeated request continues the live upload. A digest
-# does not determine sizes and chunks, so uploads with different manifests are different.
+# Only one upload per content is live, so that a repeated request continues the live upload. A
+# digest does not determine sizes and chunks, so the index also includes the manifest.
 Index(
     "uq_artifact_uploads_live_manifest",
     *(
@@ -127,7 +127,7 @@ artifact_upload_chunks = Table(
     flag_column("is_present"),
 )
 
-# Public keys that sign artifacts, of a tenant or (NULL) of the platform.
+# Public keys that sign artifacts of a tenant, or of all tenants if the tenant is NULL.
 signing_keys = Table(
     "signing_keys",
     metadata,

@@ -1,4 +1,4 @@
-"""REST of uploads: begin with a manifest, put missing chunks, complete.
+"""REST of uploads. A client begins with a manifest, sends the missing chunks, and completes.
 
 All steps can be repeated at any time. A repeated request to begin continues the live upload.
 """
@@ -31,9 +31,10 @@ from sluice.manifests import MANIFEST_BYTES_MAX, Manifest, ManifestError, parse_
 
 Values = dict[str, Any]
 _KIND = "uploads"
-_WAIT_S = 8.0  # seconds to wait for the end of an upload; clients wait at least 10 s, and then poll
+# Seconds to wait for the end of an upload. Clients wait at least 10 s, and then poll.
+_WAIT_S = 8.0
 _POLL_S = 0.1
-_BEGIN_S = 20.0  # deadline; a large base has tens of thousands of chunks
+_BEGIN_S = 20.0  # Deadline in seconds. A large base has tens of thousands of chunks.
 SHOWN = (
     *("id", "tenant_id", "digest", "kind", "base_digest", "source", "state", "reasons"),
     *("size_bytes", "created_at"),
@@ -118,7 +119,7 @@ class UploadRoutes:
         return _ended(await self.bring(request, new))
 
     async def bring(self, request: web.Request, new: NewUpload) -> Values:
-        """Begin or continue an import. Return it at its end, or unfinished after some seconds.
+        """Begin or continue an import, and return it at its end, or unfinished after 8 seconds.
 
         Raises:
             PlatformError: The source is not allowed, or the import was refused.
@@ -291,9 +292,10 @@ def _may_write(actor: Actor, upload: Values) -> bool:
 
 
 async def _locked(write: Write, upload_id: str) -> Values:
-    """Return an upload that the caller may change, locked.
+    """Return an upload that the caller may change, with its row locked.
 
-    Raises PlatformError if there is none.
+    Raises:
+        PlatformError: There is no such upload.
     """
     upload = await uploads.get(write.connection, upload_id, is_locked=True)
     if upload is None or not _may_write(write.actor, upload):
@@ -313,7 +315,9 @@ def _wrong_state(upload: Values) -> PlatformError:
 def _checked(upload: Values) -> Values:
     """Return an upload that was neither refused nor cancelled.
 
-    Raises BadRequestError with all reasons if it was refused, PlatformError if it was cancelled.
+    Raises:
+        BadRequestError: The upload was refused, for the reasons in the message.
+        PlatformError: The upload was cancelled.
     """
     if upload["state"] == UploadState.CANCELLED:
         message = f"upload {upload['id']} is cancelled: begin it anew"

@@ -38,7 +38,7 @@ from control_plane.artifacts.tables import (
 from sluice.ids import new_id
 from sluice.manifests import Manifest
 
-_ROWS_MAX = 20_000  # largest number of rows per statement, which may take 5 s
+_ROWS_MAX = 20_000  # Largest number of rows per statement, which may run for 5 s.
 _WRONG_SHOWN = 8
 _SHOWN = tuple(
     column for column in artifact_uploads.c if column.name not in {"manifest", "signatures"}
@@ -50,10 +50,10 @@ class NewUpload:
     """An upload or import that is to be created.
 
     Attributes:
-        tenant_id: Tenant that will own the artifact; None: every tenant may see it.
-        kind: Kind of the artifact: adapter or base.
-        base_digest: Digest of an adapter's base; empty for a base.
-        source: URI of an import; empty for an upload.
+        tenant_id: Tenant that will own the artifact, or None if every tenant may see it.
+        kind: Kind of the artifact, `adapter` or `base`.
+        base_digest: Digest of an adapter's base, or empty for a base.
+        source: URI of an import, or empty for an upload.
         signatures: Signatures in base64, by the key's id.
     """
 
@@ -67,7 +67,7 @@ class NewUpload:
 async def find_live(
     connection: AsyncConnection, new: NewUpload, manifest: Manifest | None
 ) -> dict[str, Any] | None:
-    """Return the live upload of the same content, with its row locked; None if there is none.
+    """Return the live upload of the same content with its row locked, or None if there is none.
 
     Two imports are equal if their sources are equal, even before their manifests are known.
     """
@@ -105,7 +105,7 @@ async def held_bytes(connection: AsyncConnection, tenant_id: str) -> tuple[int, 
 async def create(
     connection: AsyncConnection, new: NewUpload, manifest: Manifest | None
 ) -> dict[str, Any]:
-    """Create an upload, or an import if there is no manifest yet. Return its row."""
+    """Create an upload, or an import if there is no manifest yet, and return its row."""
     state = UploadState.IMPORTING if manifest is None else UploadState.UPLOADING
     values = {
         "id": new_id("upload"),
@@ -131,7 +131,7 @@ async def set_manifest(
     """Store the manifest of an upload.
 
     Chunks of artifacts that the upload's tenant may see count as present. Chunks of other artifacts
-    do not, because the tenant must first prove that it has their bytes.
+    count as missing, because the tenant must first prove that it has their bytes.
     """
     await connection.execute(
         update(artifact_uploads)
@@ -186,7 +186,7 @@ async def set_manifest(
 
 
 def granted(tenant_id: str | None) -> ColumnElement[bool]:
-    """Return the SQL condition that a tenant (None: every tenant) may see an artifact."""
+    """Return the SQL condition that a tenant may see an artifact, or every tenant if None."""
     who = artifact_grants.c.tenant_id
     is_seen = who.is_(None) if tenant_id is None else or_(who.is_(None), who == tenant_id)
     return exists().where(artifact_grants.c.digest == artifacts.c.digest, is_seen)
@@ -195,7 +195,7 @@ def granted(tenant_id: str | None) -> ColumnElement[bool]:
 async def get(
     connection: AsyncConnection, upload_id: str, *, is_locked: bool = False
 ) -> dict[str, Any] | None:
-    """Return an upload without its manifest; None if it does not exist."""
+    """Return an upload without its manifest, or None if the upload does not exist."""
     query = select(*_SHOWN).where(artifact_uploads.c.id == upload_id)
     if is_locked:
         query = query.with_for_update()
@@ -234,16 +234,16 @@ async def wrong_sizes(connection: AsyncConnection, upload_id: str) -> list[str]:
 
 
 async def chunk_size(connection: AsyncConnection, upload_id: str, sha256: str) -> int | None:
-    """Return the size of an upload's chunk; None if the upload has no such chunk."""
+    """Return the size of an upload's chunk in bytes, or None if the upload has no such chunk."""
     table = artifact_upload_chunks.c
     query = select(table.size_bytes).where(table.upload_id == upload_id, table.sha256 == sha256)
     return await connection.scalar(query)
 
 
 async def reserve(connection: AsyncConnection, sha256: str, size_bytes: int) -> bool:
-    """Reserve a chunk before it is stored.
+    """Reserve a chunk before it is stored, and return whether the reservation succeeded.
 
-    False while the chunk is being deleted; a retry may succeed.
+    While the chunk is being deleted, the result is false, and a retry may succeed.
     """
     query = insert(chunks).values(sha256=sha256, size_bytes=size_bytes)
     query = query.on_conflict_do_update(
@@ -255,7 +255,7 @@ async def reserve(connection: AsyncConnection, sha256: str, size_bytes: int) -> 
 
 
 async def have(connection: AsyncConnection, upload_id: str, sha256: str) -> bool:
-    """Record that an upload's chunk is in the store. False if the chunk was deleted meanwhile."""
+    """Record that an upload's chunk is stored. The result is false if the chunk was deleted."""
     touched = (
         update(chunks)
         .where(chunks.c.sha256 == sha256, chunks.c.doomed_at.is_(None))
@@ -334,23 +334,24 @@ def _is_claimed(upload: dict[str, Any]) -> ColumnElement[bool]:
 
 
 async def keep_claim(connection: AsyncConnection, upload: dict[str, Any], lease: timedelta) -> bool:
-    """Renew a claim. False if another worker has claimed the upload since."""
+    """Renew a claim. The result is false if another worker has claimed the upload since."""
     query = update(artifact_uploads).where(_is_claimed(upload))
     done = await connection.execute(query.values(claimed_until=func.now() + lease))
     return done.rowcount == 1
 
 
 async def postpone(connection: AsyncConnection, upload: dict[str, Any]) -> None:
-    """Delay a claimed upload, longer after each attempt. No effect if the claim was lost."""
+    """Delay a claimed upload, longer after each attempt. A lost claim has no effect."""
     rests_until = func.now() + pause_after(upload["attempts"])
     query = update(artifact_uploads).where(_is_claimed(upload))
     await connection.execute(query.values(claim="", claimed_until=rests_until))
 
 
 async def fetched(connection: AsyncConnection, upload: dict[str, Any], manifest: Manifest) -> bool:
-    """Mark a claimed import whose chunks are all stored as ready for inspection.
+    """Mark a claimed import as ready for inspection, because all its chunks are stored.
 
-    Returns False if the claim was lost.
+    Returns:
+        False if the claim was lost.
     """
     state = {"state": UploadState.VALIDATING, "claim": "", "claimed_until": None, "attempts": 0}
     query = update(artifact_uploads).where(_is_claimed(upload)).values(state)
@@ -363,7 +364,7 @@ async def fetched(connection: AsyncConnection, upload: dict[str, Any], manifest:
 
 
 async def refuse(connection: AsyncConnection, upload: dict[str, Any], reasons: list[str]) -> bool:
-    """End a claimed upload as refused. False if the claim was lost."""
+    """End a claimed upload as refused. The result is false if the claim was lost."""
     query = update(artifact_uploads).where(_is_claimed(upload))
     ended = {"state": UploadState.REFUSED, "reasons": reasons, "touched_at": func.now()}
     if not (await connection.execute(query.values(ended | {"claim": ""}))).rowcount:
@@ -373,7 +374,7 @@ async def refuse(connection: AsyncConnection, upload: dict[str, Any], reasons: l
 
 
 async def accept(connection: AsyncConnection, upload: dict[str, Any], manifest: Manifest) -> bool:
-    """Accept a claimed upload, whose artifact becomes visible. False if the claim was lost."""
+    """Accept a claimed upload, so that its artifact is visible. False if the claim was lost."""
     query = update(artifact_uploads).where(_is_claimed(upload))
     ended = {"state": UploadState.READY, "touched_at": func.now(), "claim": ""}
     if not (await connection.execute(query.values(ended))).rowcount:

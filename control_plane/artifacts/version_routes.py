@@ -1,4 +1,4 @@
-"""REST of versions: makes an artifact a release of a model, after an import if necessary.
+"""REST of versions, which publishes an artifact as a release of a model, after any import.
 
 A promotion points the model at the release at once for all callers, or in stages by a rollout.
 Running requests finish on the release with which they began.
@@ -48,12 +48,16 @@ SHOWN = (
 class VersionBody(AdminBody):
     """An adapter, or a base, that becomes a version of a model.
 
-    An adapter (`lora`): `artifact_uri` is `sha256:` and the digest of an artifact, or a source of
-    an import: a directory, or the `.safetensors` in it; `base_model` is a model without an adapter,
-    whose base and pool serve this one. A base alone (`none`): `pool_id` is the pool that serves it.
-    Without `promote_to` the version is reachable as `model@version`, and the model stays unchanged;
-    `100%`, `production` and `stable` all mean at once; `staged` begins a rollout by `plan`, or the
-    model's own, whose id is in the answer.
+    For an adapter, `adapter_type` is `lora`. `artifact_uri` is `sha256:` with the digest of an
+    artifact, or the source of an import. The source is a directory, or a `.safetensors` file in a
+    directory. `base_model` is a model without an adapter, whose base and pool serve the new
+    version.
+
+    For a base alone, `adapter_type` is `none`, and `pool_id` is the pool that serves the version.
+
+    Without `promote_to` the version is reachable as `model@version`, and the model is unchanged.
+    `100%`, `production` and `stable` promote the version at once. `staged` begins a rollout with
+    `plan`, or with the model's stored plan, and the answer has the rollout's id.
     """
 
     artifact_uri: Annotated[str, Field(max_length=2048)] = ""
@@ -76,9 +80,9 @@ class VersionBody(AdminBody):
 
 
 class VersionRoutes:
-    """The handlers of versions.
+    """The request handlers of versions.
 
-    Their routes precede those of models, whose names may contain slashes.
+    Their routes precede the routes of models, because names of models may contain slashes.
     """
 
     def __init__(self, database: Database, service: Artifacts, uploads: UploadRoutes) -> None:
@@ -137,7 +141,7 @@ class VersionRoutes:
         return await self._writes.run(request, work)
 
     async def _rank(self, actor: Actor, digest: str) -> int:
-        """Return the largest rank of an adapter; 0 if the caller may see no such adapter."""
+        """Return the largest rank of an adapter, or 0 if the caller may see no such adapter."""
         query = visible_to(actor).with_only_columns(artifacts.c.manifest)
         query = query.where(artifacts.c.digest == digest, artifacts.c.kind == Kind.ADAPTER)
         document = await self._database.run(lambda connection: connection.scalar(query))
@@ -146,7 +150,8 @@ class VersionRoutes:
     async def _base(self, model_id: str, tenant_id: str | None) -> Values:
         """Return base and pool of a model that a tenant may use.
 
-        Raises BadRequestError if there is none.
+        Raises:
+            BadRequestError: There is no such model.
         """
         query = select(models).where(models.c.id == model_id, models.c.adapter_digest == "")
         found = await self._database.run(lambda connection: first(connection, query))
@@ -183,7 +188,7 @@ def _without_key(request: web.Request) -> web.Request:
 
 
 async def _publish(write: Write, model_id: str, values: Values, body: VersionBody) -> WriteReply:
-    """Create a release of a model, and the model itself if it does not exist."""
+    """Create a release of a model, and the model if it does not exist."""
     connection, tenant_id = write.connection, write.actor.tenant_id
     is_promoted = body.promote_to not in {"", _STAGED}
     await connection.execute(lock_id(MODELS.path, model_id))
@@ -227,7 +232,7 @@ async def _publish(write: Write, model_id: str, values: Values, body: VersionBod
 
 
 async def _check_artifact(write: Write, owner: str | None, values: Values) -> None:
-    """Refuse an artifact that the owner may not see, or that does not fit the base."""
+    """Refuse an artifact that the owner may not see, or that was not accepted for the base."""
     digest, base_digest = values["adapter_digest"], values["base_digest"]
     found = await catalogue.find(write.connection, owner, digest)
     if found is None or found["kind"] != Kind.ADAPTER:

@@ -1,8 +1,8 @@
 """Inspects complete uploads, and accepts or refuses them.
 
-Every control plane runs the worker. An upload is claimed for some seconds at a time. If its worker
-dies, another worker continues, and a worker that lost its claim can change nothing. Each claim is
-counted as an attempt, so that every upload ends.
+Every control plane runs the worker. A worker claims an upload for eight seconds, and renews the
+claim during the work. After a crash another worker continues, and a worker that lost its claim can
+change nothing. Each claim counts as an attempt, so that every upload ends.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ _WORKERS = 2  # uploads that are processed concurrently
 _TICK_S = 2.0
 _LEASE = timedelta(seconds=8)
 _RENEW_S = 2.0
-_ACCEPT_DEADLINE_S = 30.0  # deadline; an artifact may have a hundred thousand chunks
+_ACCEPT_DEADLINE_S = 30.0  # Deadline in seconds. An artifact may have a hundred thousand chunks.
 _INSPECTION_S = 60.0
 _INSPECTED_BYTES_PER_S = 20 << 20
 _GIVEN_UP = (
@@ -53,7 +53,7 @@ class InspectionWorker:
         self._store_url = store_url
         self._bounds = bounds
         self._wake = asyncio.Event()
-        # only one task searches for work; when it has found some, it lets the next task search
+        # only one task at a time searches for work, and then starts the search of the next task
         self._looking = asyncio.Lock()
 
     def wake(self) -> None:
@@ -151,7 +151,8 @@ class InspectionWorker:
     async def _fetch(self, upload: dict[str, Any]) -> list[str] | None:
         """Fetch an import, so that it is ready for inspection.
 
-        Returns the reasons of a failure; None if the store or the database is down.
+        Returns:
+            Reasons of a failure, or None if the store or the database is down.
         """
         try:
             return await self._importer.fetch(upload)
@@ -162,7 +163,7 @@ class InspectionWorker:
     async def _while_claimed(
         self, upload: dict[str, Any], work: Coroutine[Any, Any, Result]
     ) -> Result | None:
-        """Return the result of work on an upload; None if its claim was lost meanwhile."""
+        """Return the result of work on an upload, or None if its claim was lost meanwhile."""
         async with asyncio.TaskGroup() as tasks:
             working = tasks.create_task(work)
             renewal = tasks.create_task(self._renew(upload))
@@ -180,7 +181,7 @@ class InspectionWorker:
         )
 
     async def _base(self, upload: dict[str, Any]) -> dict[str, Any] | None:
-        """Return the manifest of an adapter's base; None for a base."""
+        """Return the manifest of an adapter's base, or None for a base."""
         if upload["kind"] != Kind.ADAPTER:
             return None
         tenant_id, digest = upload["tenant_id"], upload["base_digest"]
@@ -194,7 +195,7 @@ class InspectionWorker:
         base: dict[str, Any] | None,
         rank_max: int,
     ) -> list[str] | None:
-        """Return the reasons to refuse an upload; None if the result is unknown at present."""
+        """Return the reasons to refuse an upload, or None if the result is unknown at present."""
         limit_s = _INSPECTION_S + manifest.size_bytes / _INSPECTED_BYTES_PER_S
         job = InspectionJob(
             store_url=self._store_url,

@@ -101,8 +101,8 @@ def plan_replicas(
     """Return the replicas to create, drain and delete so that every pool has its wanted number.
 
     A replica counts unless it is draining, is lost with its node, or has ended on a cordoned node.
-    A replica that does not count is deleted only when enough other replicas are ready, so that a
-    node that soon returns still has its replicas. A cordoned, unschedulable or draining node
+    A replica that does not count is deleted only when enough other replicas are ready. So a node
+    that soon returns still has its replicas. A cordoned, unschedulable or draining node
     receives no new replicas. Replicas of a draining node are replaced elsewhere first, and drain
     when the replacements are ready. If there is no room for a replacement, the pool runs with one
     replica less than wanted.

@@ -6,8 +6,8 @@ The old pool keeps all of its replicas until the end. Each rollout has its own d
 (`pool_demands`), so that it overwrites neither another rollout's demand nor the operators' number.
 The sum of all demands and of the replicas for other models is the pool's `rollout_replicas`. The
 pool has the larger of `rollout_replicas` and `replicas_wanted`. After a rollout the fleet's leader
-retires the pool of the replaced release (`retire_pools`), after a short delay and not before the
-pool's last user is gone. The demand ends even if the pool is not retired.
+retires the pool of the replaced release (`retire_pools`). It waits for a short delay, and for the
+end of the pool's last user. The demand ends even if the pool is not retired.
 """
 
 from collections.abc import Collection, Iterable, Mapping
