@@ -1,8 +1,8 @@
 """Derives the golden prompts for replicas from models and bases. Pure.
 
-An asking is a golden prompt for a base with an adapter, and the unit in which answers are compared.
-The adapter is the adapter of the release that the prompt's model points at now. During a rollout
-there is an asking for each of the two releases.
+An asking (`Asking`) is a golden prompt for a base with an adapter. Answers to the same asking are
+compared. The adapter is the adapter of the release that the prompt's model points at now. During a
+rollout each of the two releases has an asking.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,7 +24,7 @@ DEFAULT_TEXTS = (
     "The president of the company said that",
     "Dear Sir or Madam, I am writing to",
 )
-# Used if the base's tokenizer is not known: token ids that every vocabulary has.
+# Token ids that every vocabulary has, used if the base's tokenizer cannot be read.
 DEFAULT_TOKENS = (35, 120, 77, 210, 64, 99, 143, 58, 201, 46, 88, 175, 51, 132, 67, 240)
 DEFAULT_OUTPUT_TOKENS = 24
 DEFAULT_EVERY_S = 60
@@ -34,10 +34,7 @@ _DIGEST_CHARACTERS = 16  # length of a digest in the id of an asking
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A golden prompt for a model's releases.
-
-    For the fields see the columns of `golden_prompts`.
-    """
+    """A golden prompt for a model's releases, with columns of the table `golden_prompts`."""
 
     id: str
     model_id: str
@@ -53,15 +50,15 @@ class Asking:
 
     Attributes:
         id: `prompt/base` or `prompt/base/adapter`, with shortened digests.
-        prompt_id: Id of the prompt; `default` for the prompts of every base.
-        model_id: Model of the prompt; empty for the default.
-        base_digest: Base of the replicas that get the prompt.
-        adapter_digest: Adapter; empty: the base without an adapter.
+        prompt_id: Id of the prompt, or `default` for the default prompts of every base.
+        model_id: Model of the prompt, or empty for a default prompt.
+        base_digest: Base of the replicas that answer the prompt.
+        adapter_digest: Adapter of the prompt, or empty for the base without an adapter.
         token_ids: Token ids of the prompt.
         output_tokens_max: Largest number of tokens in an answer.
         every_s: Seconds between two runs on a replica.
-        expected: Tokens with which an answer must begin; empty: any answer is accepted.
-        owner: Tenant of the prompt's model; empty: the model belongs to the platform.
+        expected: Tokens with which an answer must begin. If there are none, any answer is accepted.
+        owner: Tenant of the prompt's model, or empty if the model belongs to the platform.
         is_rollout: Whether a rollout of the model waits for the expected answer.
     """
 
@@ -100,7 +97,7 @@ def current(
     prompts: Iterable[Prompt],
     token_ids: Mapping[str, Sequence[tuple[int, ...]]] = MappingProxyType({}),
 ) -> dict[str, Asking]:
-    """Return all askings by id: the defaults for bases that generate text, and those of prompts."""
+    """Return all askings by id, for the default prompts of bases and for the models' prompts."""
     found = {one.id: one for one in defaults(state, token_ids)}
     for prompt in prompts:
         about = about_model(state, prompt.model_id)
@@ -148,10 +145,10 @@ def _named(prompts: Sequence[tuple[int, ...]]) -> list[tuple[str, tuple[int, ...
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """The facts about a model that decide its askings.
+    """The facts about a model that determine its askings.
 
     Attributes:
-        owner: Tenant of the model; empty: the model belongs to the platform.
+        owner: Tenant of the model, or empty if the model belongs to the platform.
         served: (base, adapter) of the model's release, and of the releases in a rollout.
         is_rollout: Whether a rollout splits the model's requests.
     """
@@ -162,7 +159,7 @@ class About:
 
 
 def about_model(state: ControlState, model_id: str) -> About | None:
-    """Return the facts about a model; None if the model does not exist."""
+    """Return the facts about a model, or None if the model does not exist."""
     model = state.models.get(model_id)
     if model is None:
         return None

@@ -19,10 +19,10 @@ _TICK_S = 2.0
 _RETRY_S = 60.0
 _TOKENIZER_FILE = "tokenizer.json"
 
-# Called with the digest and name of a file; yields the content of the file. Raises PlatformError if
-# the file cannot be read.
+# The function yields the content of a file, for the digest of an artifact and the file's name. It
+# raises PlatformError if the file cannot be read.
 ReadText = Callable[[str, str], AsyncGenerator[bytes]]
-# Called with the digest of a base and the canary prompt of that base; stores the prompt.
+# The function stores the canary prompt of a base, for the base's digest and the prompt's token ids.
 WriteCanary = Callable[[str, tuple[int, ...]], Awaitable[None]]
 TokenIds = Mapping[str, tuple[tuple[int, ...], ...]]
 
@@ -37,14 +37,14 @@ class StateFeed(Protocol):
 
 
 class BasePrompts:
-    """Tokenizes the default prompts once per base. Routers use the first prompt as their canary.
+    """Tokenizes the default prompts once per base. Routers test replicas with the first prompt.
 
     Attributes:
         token_ids: Token ids of each of `DEFAULT_TEXTS`, by digest of the base.
     """
 
     def __init__(self, feed: StateFeed, read_text: ReadText, write_canary: WriteCanary) -> None:
-        """Create the tokenizer; `run` must be started in a TaskGroup.
+        """Create the tokenizer. `run` must be started in a TaskGroup.
 
         Args:
             feed: Source of bases and pools.

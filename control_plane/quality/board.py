@@ -1,4 +1,4 @@
-"""The present golden prompts, and the prompts of each node. Pure, updated incrementally.
+"""The present golden prompts, and their messages for each node. Pure, updated incrementally.
 
 The state changes frequently, and thousands of models may have prompts. So only models whose
 releases or prompts have changed are recomputed. Nodes with the same bases share one list per round.
@@ -49,7 +49,7 @@ class Board:
         prompts: Prompts,
         token_ids: Mapping[str, Sequence[tuple[int, ...]]] = MappingProxyType({}),
     ) -> None:
-        """Recompute the askings of changed models. For `token_ids` see `askings.defaults`."""
+        """Recompute the askings of changed models. `token_ids` is that of `askings.defaults`."""
         if prompts is not self._prompts:
             self._prompts, self._of_model = prompts, _by_model(prompts, self._of_model)
         models: dict[str, _Model] = {}
@@ -76,7 +76,7 @@ class Board:
     def prompts_of(self, bases: Iterable[str], round_: int) -> list[wire.GoldenPrompt]:
         """Return the askings of a round for a node whose replicas have the given bases.
 
-        While nothing changes, the same list object is returned. Callers must not change the list.
+        Without a change, repeated calls return the same list object, which callers must not change.
         """
         key = frozenset(bases)
 
@@ -127,7 +127,7 @@ def _model(about: About | None, prompts: Prompts) -> _Model:
 
 
 def _by_model(prompts: Iterable[Prompt], before: dict[str, Prompts]) -> dict[str, Prompts]:
-    """Return the prompts of each model. Unchanged prompts keep their tuple object."""
+    """Return the prompts of each model. An unchanged tuple is the same object as before."""
     found: dict[str, list[Prompt]] = {}
     for prompt in prompts:
         found.setdefault(prompt.model_id, []).append(prompt)

@@ -31,11 +31,11 @@ _Words = Annotated[str, Field(max_length=4096), AfterValidator(_without_nul)]
 
 
 class GoldenPromptBody(AdminBody):
-    """A prompt with a known answer, or whose answer shall not change.
+    """A prompt to which all replicas of a release must give the same answer.
 
     `token_ids` is the whole prompt, chat template included, as `/v1/tokenize` of the gateway
-    returns it. With `expected_token_ids` an answer has to begin with these. The texts are for
-    people.
+    returns it. If `expected_token_ids` are set, an answer must begin with them. The texts are only
+    shown to operators.
     """
 
     token_ids: Annotated[

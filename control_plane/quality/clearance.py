@@ -1,4 +1,4 @@
-"""Decides when an accused replica has given enough right answers. Pure."""
+"""Decides when an accused replica has answered correctly often enough. Pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -12,10 +12,10 @@ def right_answers(
     kept: Mapping[Group, Sequence[RecordedAnswer]],
     accused: Mapping[str, Ejection],
 ) -> dict[str, list[str]]:
-    """Return the platform's askings to which accused replicas have given right answers.
+    """Return the platform's askings that accused replicas have answered correctly.
 
     Only answers to prompts after the ejection count, by the clocks of the node and the router. If
-    the clocks differ, clearing takes longer or begins too early.
+    the clocks differ, a replica is cleared later or too early.
 
     Args:
         cases: The judgements of a batch, by group.

@@ -8,7 +8,7 @@ from control_plane.quality.verdicts import Group
 _FIRST_S = 5.0
 _FAILURES_MAX = 6  # failures after which a group is parked
 PARKED_S = 3600.0
-# largest number of remembered groups; the groups that failed longest ago are forgotten
+# Largest number of remembered groups. The groups that failed longest ago are forgotten.
 _GROUPS_MAX = 1024
 
 
@@ -25,9 +25,9 @@ class Deferrals:
         self._known: dict[Group, _Deferral] = {}
 
     def failed(self, group: Group, now_s: float) -> bool:
-        """Record that a group could not be judged.
+        """Record that a group could not be judged, and return whether it was parked now.
 
-        Return whether the group has just been parked.
+        A parked group is retried only after an hour.
         """
         before = self._known.pop(group, None)
         failures = (before.failures if before is not None else 0) + 1
@@ -39,7 +39,7 @@ class Deferrals:
         return failures == _FAILURES_MAX
 
     def succeeded(self, groups: Iterable[Group]) -> None:
-        """Record that groups were judged."""
+        """Forget the failures of groups that were judged."""
         for group in groups:
             self._known.pop(group, None)
 
@@ -48,7 +48,7 @@ class Deferrals:
         return sorted(group for group, one in self._known.items() if now_s < one.until_s)
 
     def forget(self, now_s: float) -> None:
-        """Forget groups that have not occurred for long after their next attempt was due."""
+        """Forget groups without a new failure in the hour after their next attempt was due."""
         self._known = {g: one for g, one in self._known.items() if now_s < one.until_s + PARKED_S}
 
     @property

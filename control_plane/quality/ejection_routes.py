@@ -1,4 +1,4 @@
-"""REST of ejections: replicas that routers ejected for wrong answers."""
+"""REST of ejections, which are replicas that routers ejected for wrong answers."""
 
 from aiohttp import web
 from sqlalchemy import Text, cast, func, select

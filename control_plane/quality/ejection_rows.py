@@ -66,7 +66,7 @@ async def settle(
     Args:
         connection: Connection of the transaction that judges the answers.
         askings: All present askings.
-        right: Result of `right_answers`: ids of askings by replica.
+        right: Result of `right_answers`, which is ids of askings by replica.
         quarantined: Replicas that were quarantined in this transaction.
     """
     await _end(connection, sorted(quarantined), CONFIRMED)

@@ -1,12 +1,10 @@
-"""Ejections of replicas for wrong answers, reported by routers as evidence for the quality guard.
+"""Ejections of replicas for wrong answers, which routers report to the quality guard. Pure.
 
-Pure.
-
-The router has already ejected the replica. The guard sends prompts to this replica first, and one
-wrong golden answer suffices for a quarantine instead of two (see `sluice.detector.record`). An
-ejection ends as `confirmed` if the replica is quarantined, or as `cleared` if the replica has since
-answered each prompt of the platform correctly. After `OPEN_MAX` an open ejection no longer counts
-as evidence.
+A router ejects a replica before it reports the ejection. The guard then sends prompts to this
+replica first. One wrong golden answer suffices for a quarantine instead of two
+(`sluice.detector.record`). An ejection ends as `confirmed` if the replica is quarantined. It ends
+as `cleared` if the replica has since answered each prompt of the platform correctly. After
+`OPEN_MAX` an open ejection no longer counts as evidence.
 """
 
 from dataclasses import dataclass
@@ -26,7 +24,7 @@ CONFIRMED, CLEARED = "confirmed", "cleared"
 
 @dataclass(frozen=True, slots=True)
 class Ejection:
-    """The newest open ejection of a replica. For the fields see the columns of `ejections`."""
+    """The newest open ejection of a replica, with columns of the table `ejections`."""
 
     replica_id: str
     router_id: str

@@ -13,7 +13,7 @@ from control_plane.quality.repository import AnswerReport
 
 log = structlog.get_logger(__name__)
 
-# largest number of answers that wait for the database; the oldest are dropped first
+# Largest number of answers that wait for the database. The oldest are dropped first.
 _REPORTS_MAX = 8192
 _BATCH = 512
 # First characters of SQLSTATEs whose cause is not the written data, so that the write is retried
@@ -60,9 +60,9 @@ class Inbox:
                 raise
 
     async def _write(self, part: Sequence[AnswerReport]) -> list[Sequence[AnswerReport]]:
-        """Store some answers.
+        """Store some answers in one transaction, and return the parts to retry.
 
-        Return the halves of a failed batch; a single failed answer is dropped.
+        If the batch fails, the parts are its halves. A single answer that fails is dropped.
         """
 
         async def work(connection: AsyncConnection) -> None:

@@ -1,6 +1,4 @@
-"""Judges the answers of a pool to one golden prompt, and decides which replicas to quarantine.
-
-Pure.
+"""Judges the answers of a pool to one golden prompt, and selects replicas to quarantine. Pure.
 
 The vote is `sluice.detector.consensus`. A pool with fewer than three answers is compared with its
 earlier right answer. `sluice.detector.record` sums up the evidence against a replica.
@@ -24,7 +22,8 @@ from sluice.detector.evidence import AnswerVerdict, EvidenceKind
 from sluice.detector.quota import room
 from sluice.detector.record import CLEAN, THRESHOLDS, Record, Suspicion
 
-ASKINGS = THRESHOLDS[EvidenceKind.GOLDEN].of  # latest answers of a replica that are kept per prompt
+# number of a replica's latest answers that are stored per prompt
+ASKINGS = THRESHOLDS[EvidenceKind.GOLDEN].of
 
 
 class RightAnswerSource(StrEnum):
@@ -39,9 +38,9 @@ class Answer:
     """The answer of one replica to a golden prompt.
 
     Attributes:
-        number: Number of the answer; later answers have greater numbers.
-        text: Text of the answer; None: the replica gave no answer. A missing answer is not judged,
-            but counts as a run.
+        number: Number of the answer. Later answers have greater numbers.
+        text: Text of the answer, or None if the replica did not answer. A missing answer is not
+            judged, but counts as a run.
         is_new: Whether the answer was not judged before.
     """
 
@@ -64,7 +63,7 @@ class Finding:
 
     Attributes:
         replica_id: Id of the suspected replica.
-        difference: How the newest deviating answer differs from the right answer.
+        difference: Kind of difference between the newest deviating answer and the right answer.
         deviations: Number of the replica's latest answers that deviate.
         answer: Newest deviating answer.
     """
@@ -80,13 +79,13 @@ class Judgement:
     """The judgement of a pool's answers to one prompt.
 
     Attributes:
-        truth: Right answer; None: unknown.
+        truth: Right answer, or None if unknown.
         findings: Evidence against suspected replicas, in the order of ids.
         deviating: Kind of difference, by number of the deviating answer.
         is_split: Whether no answer has a majority.
-        is_changed: Whether the pool agrees on another answer than before.
+        is_changed: Whether the pool agrees on an answer that differs from its earlier right answer.
         unexpected: Replicas whose newest answer does not begin with the expected tokens.
-        learned: New right answer; None: unchanged.
+        learned: New right answer, or None if the right answer has not changed.
     """
 
     truth: Truth | None
@@ -117,8 +116,9 @@ def judge(
 
     Args:
         answers: Answers of each serving replica, the newest first.
-        known: Earlier right answer of the same base, adapter and engine; None: unknown.
-        expected: Tokens with which an answer should begin; empty: any answer is accepted.
+        known: Earlier right answer of the same base, adapter and engine, or None if unknown.
+        expected: Tokens with which an answer should begin. If there are none, any answer is
+            accepted.
         rules: Rules of comparison.
         records: Findings of routers about replicas.
     """
@@ -160,7 +160,10 @@ def _judge_few(
     rules: Rules,
     records: Mapping[str, Record],
 ) -> Judgement:
-    """Judge a pool without a consensus by its earlier answer. Store a new one if all were equal."""
+    """Judge a pool without a consensus by its earlier answer, or by equality without one.
+
+    If all answers are equal and no right answer is stored, the answer is stored as right.
+    """
     if known is not None:
         findings, deviating = _compare(recent, known.text, rules, records)
         return Judgement(known, findings, deviating, unexpected=unexpected)
@@ -208,10 +211,10 @@ def _record(record: Record, all_: Sequence[Answer], deviating: Mapping[int, Diff
 
 
 def decide(suspects: Iterable[str], ready: Iterable[str], quarantined: int) -> PoolVerdict:
-    """Return the verdict on a pool: the suspects to quarantine now, and those that must stay.
+    """Return the suspects of a pool to quarantine now, and the suspects that must stay.
 
     Args:
-        suspects: Suspected replicas, those with the strongest evidence first.
+        suspects: Suspected replicas, the strongest evidence first.
         ready: Replicas of the pool that serve, including suspects.
         quarantined: Number of the pool's replicas that are already in quarantine.
     """

@@ -45,7 +45,7 @@ _GROUP_S = 1.0  # seconds after which a group counts as failed if its batch miss
 
 
 class TooSlowError(Exception):
-    """A group of answers took so long that its batch missed the deadline."""
+    """The judging of a group lasted so long that its batch missed the deadline."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +56,8 @@ class JudgingOutcome:
         ruling: Consequences of the judgements.
         failures: Groups that could not be judged, with the reasons.
         judged: Judged groups.
-        is_last: Whether no other answers are waiting to be judged.
-        cleared: Replicas that a router ejected and that have answered correctly since.
+        is_last: Whether no other answers wait to be judged.
+        cleared: Replicas that have answered correctly since a router ejected them.
     """
 
     ruling: Ruling
@@ -80,10 +80,7 @@ class Judge:
     deferrals: Deferrals = field(default_factory=Deferrals)
 
     async def turn(self, askings: Mapping[str, Asking]) -> list[JudgingOutcome]:
-        """Judge new answers.
-
-        Answers beyond the largest number of batches wait for the next turn.
-        """
+        """Judge new answers in at most eight batches. Further answers wait for the next turn."""
         found: list[JudgingOutcome] = []
         while len(found) < _BATCHES_MAX and not (found and found[-1].is_last):
             now_s = self.clock()
@@ -98,7 +95,7 @@ class Judge:
     ) -> JudgingOutcome:
         """Judge a batch.
 
-        If a group makes the batch miss its deadline, that group counts as failed.
+        If the batch misses its deadline because of one group, this group counts as failed.
         """
         progress = Progress(time.monotonic, _EXAMINE_S)
 
@@ -172,7 +169,7 @@ async def judge_batch(
 def within(
     claimed: Sequence[Claimed], sizes: Mapping[str, int], rows_max: int
 ) -> tuple[Group, ...]:
-    """Return the groups of a batch, in the order of the claimed answers; at least one group.
+    """Return the groups of a batch, at least one, in the order of the claimed answers.
 
     Args:
         claimed: Claimed answers.
@@ -195,7 +192,7 @@ async def _rule(
     kept: Mapping[Group, Sequence[RecordedAnswer]],
     budget: ReplacementBudget,
 ) -> Ruling:
-    """Decide on quarantines under a lock, which makes decisions of other control planes visible."""
+    """Decide on quarantines under a lock, so that other control planes' decisions are visible."""
     accused = {group[0] for group, case in cases.items() if case.accusations}
     if not accused:
         return await asyncio.to_thread(rule, cases, kept, (), {}, Spent({}, {}), budget, _new_id)
@@ -215,7 +212,7 @@ async def _rule(
 async def _learn(
     connection: AsyncConnection, learned: Mapping[Group, Truth]
 ) -> dict[Group, Exception]:
-    """Store new right answers. Return the groups whose answer could not be stored, with reasons."""
+    """Store new right answers, and return the errors of groups whose answer was not stored."""
     failures: dict[Group, Exception] = {}
     for group, truth in sorted(learned.items(), key=lambda pair: pair[0]):
         try:

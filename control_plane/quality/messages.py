@@ -1,4 +1,4 @@
-"""A bounded cache of golden prompt messages; each message is built once for all nodes."""
+"""A bounded cache of golden prompt messages, so that each message is built once for all nodes."""
 
 from collections.abc import Callable, Iterable, Sequence
 from collections.abc import Set as AbstractSet
@@ -8,7 +8,8 @@ from control_plane.quality.askings import Asking
 from sluice.wire.agent.v1 import agent_pb2 as wire
 
 _SETS_MAX = 4096  # largest number of cached sets of bases
-_BYTES_MAX = 64 << 20  # bytes of all cached messages; the sets used longest ago are dropped first
+# Bytes of all cached messages. The sets that were least recently used are dropped first.
+_BYTES_MAX = 64 << 20
 _SET_BYTES = 1024  # bytes counted for a set itself
 _FIELD_BYTES = 256  # bytes counted for a message object
 
@@ -38,7 +39,7 @@ class Messages:
     """The cached messages for nodes, by the nodes' set of bases.
 
     Attributes:
-        size: Bytes of all cached messages, as counted for the limit.
+        size: Bytes of all cached messages, with the allowances of `_SET_BYTES` and `_FIELD_BYTES`.
     """
 
     def __init__(self, bytes_max: int = _BYTES_MAX) -> None:
@@ -52,12 +53,12 @@ class Messages:
     ) -> list[wire.GoldenPrompt]:
         """Return the messages of a round for nodes with the given bases.
 
-        While nothing changes, the same list object is returned. Callers must not change the list.
+        Without a change, repeated calls return the same list object, which callers must not change.
 
         Args:
             bases: Bases of the nodes.
             round_: Number of the round.
-            choose: Returns the askings of the round; called if the messages are not cached.
+            choose: Returns the askings of the round. It is called if the messages are not cached.
         """
         known = self._sets.pop(bases, None)
         if known is None or known.round != round_:
@@ -68,7 +69,7 @@ class Messages:
         return known.messages
 
     def forget(self, bases: AbstractSet[str]) -> None:
-        """Drop the messages for nodes that have any of the given bases."""
+        """Drop the messages for nodes with at least one of the given bases."""
         for key in [key for key in self._sets if not bases.isdisjoint(key)]:
             self._release(self._sets.pop(key))
 

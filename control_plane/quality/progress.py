@@ -9,13 +9,14 @@ class Progress:
     """Tracks the judging of one batch.
 
     A thread cannot be stopped from outside, so it calls `begins` before each group. Groups that may
-    not begin are left to the next batch.
+    not begin wait for the next batch.
     """
 
     def __init__(self, clock: Callable[[], float], span_s: float) -> None:
         """Create the tracker.
 
-        After `span_s` seconds of the monotonic `clock` no group may begin.
+        `span_s` seconds after the first group, by the monotonic `clock`, no further group may
+        begin.
         """
         self._clock = clock
         self._span_s = span_s
@@ -25,7 +26,10 @@ class Progress:
         self._slowest: tuple[Group | None, float] = None, 0.0
 
     def begins(self, group: Group) -> bool:
-        """Record the start of a group. Return whether it may begin; the first group always may."""
+        """Record the start of a group, and return whether the group may begin.
+
+        The first group always may begin.
+        """
         now_s = self._clock()
         self._close(now_s)
         if self._until_s is None:
@@ -42,11 +46,11 @@ class Progress:
         self._close(self._clock())
 
     def stop(self) -> None:
-        """Let no further group begin, because the result is no longer needed."""
+        """Refuse further groups, because their result is no longer needed."""
         self._is_over = True
 
     def slowest(self, at_least_s: float) -> Group | None:
-        """Return the slowest group; None if no group took `at_least_s`."""
+        """Return the slowest group, or None if every group was faster than `at_least_s`."""
         self._close(self._clock())
         group, took_s = self._slowest
         return group if took_s >= at_least_s else None

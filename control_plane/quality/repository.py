@@ -54,8 +54,8 @@ from sluice.detector.consensus import Text
 ROWS_MAX = 5000  # largest number of rows read by one query
 _PAGES_MAX = 10  # largest number of pages per read
 _DECISION_LOCK = 7310520310  # advisory lock of the control plane that decides about replicas
-# first part of an advisory lock, with the hash of an owner, held while a prompt of the owner is
-# added
+# First part of an advisory lock, whose second part is the hash of an owner. A transaction holds the
+# lock while it adds a prompt of the owner.
 _PROMPTS_LOCK = 731052032
 _POOL_SPAN, _NODE_SPAN = timedelta(hours=1), timedelta(days=1)
 _RUNS_KEPT_S = 7 * 86_400
@@ -70,11 +70,11 @@ class AnswerReport:
 
     Attributes:
         node_id: Node that reported the answer.
-        replica_id: Replica that gave the answer.
+        replica_id: Replica that answered.
         asking: Asking that was answered.
-        text: Text of the answer; None: the replica gave none.
+        text: Text of the answer, or None if the replica did not answer.
         error: Reason why there is no answer.
-        asked_at_unix_ms: Time at which the replica got the prompt, in Unix milliseconds of the
+        asked_at_unix_ms: Time at which the replica received the prompt, in Unix milliseconds of the
             node's clock.
     """
 
@@ -87,7 +87,8 @@ class AnswerReport:
 
 
 def _listed(values: Iterable[str]) -> ColumnElement[Any]:
-    """Return an array as one parameter, as a statement has too few parameters for thousands."""
+    """Return an array as one parameter. Thousands of separate parameters exceed PostgreSQL's limit.
+    """
     return cast(list(values), ARRAY(Words))
 
 
@@ -133,7 +134,7 @@ async def prompts(connection: AsyncConnection) -> tuple[Prompt, ...]:
 
 
 async def add_reports(connection: AsyncConnection, reports: Sequence[AnswerReport]) -> None:
-    """Store answers of known replicas on the nodes that report them, and delete older answers."""
+    """Store answers of replicas that exist on the reporting node, and delete older answers."""
     t = tables.replicas.c
     ids = sorted({report.replica_id for report in reports})
     query = select(t.id, t.node_id, t.pool_id).where(t.id.in_(ids)).order_by(t.id)
@@ -187,8 +188,8 @@ async def _forget_older(
 async def _count_runs(connection: AsyncConnection, reports: Iterable[AnswerReport]) -> None:
     """Count the runs and mismatches of prompts with expected answers, by second of arrival.
 
-    The seconds are those of the database's clock, so that a past second receives no more answers
-    and differences between the nodes' clocks do not matter.
+    The seconds are those of the database's clock. So a past second receives no more answers, and
+    differences between the nodes' clocks do not matter.
     """
     counts: dict[tuple[str, str, str], list[int]] = {}
     for report in reports:
@@ -270,9 +271,10 @@ class Claimed:
 async def claim(
     connection: AsyncConnection, left_alone: Sequence[Group], limit: int
 ) -> list[Claimed]:
-    """Return answers to judge: answers to the platform's prompts first, then the oldest.
+    """Return answers to judge. Answers to the platform's prompts are first, then the oldest.
 
-    The answers stay claimed until the transaction ends. Answers claimed by others are skipped.
+    The answers stay claimed until the transaction ends. Answers that another transaction has
+    claimed are skipped.
     """
     a = golden_answers.c
     query = select(a.id, a.pool_id, a.asking_id).where(~a.is_judged)
@@ -331,7 +333,10 @@ async def set_judged(connection: AsyncConnection, ids: Sequence[int]) -> None:
 async def last_answers(
     connection: AsyncConnection, pool_id: str, limit: int
 ) -> tuple[dict[Group, list[RecordedAnswer]], dict[Group, Truth], dict[int, str]]:
-    """Return the newest answers (of one pool, if given), right answers, and errors by answer id."""
+    """Return the newest answers of all pools or of one pool, right answers, and errors.
+
+    The errors are by answer id.
+    """
     query = _answers().limit(limit)
     if pool_id:
         query = query.where(golden_answers.c.pool_id == pool_id)
@@ -357,7 +362,7 @@ def _grouped(
 
 
 async def truths(connection: AsyncConnection, groups: Sequence[Group]) -> dict[Group, Truth]:
-    """Return the known right answers of groups."""
+    """Return the stored right answers of groups."""
     if not groups:
         return {}
     t = golden_truths.c

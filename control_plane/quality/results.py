@@ -31,7 +31,7 @@ def results(
 
     Args:
         kept: Answers by pool and asking, the newest first.
-        truths: Known right answers.
+        truths: Stored right answers by pool and asking.
         errors: Reasons for missing answers, by number of the answer.
     """
     found: list[dict[str, Any]] = []

@@ -67,9 +67,9 @@ _QUARANTINE = tuple(quarantines.c.keys())
 
 
 class QualityRoutes:
-    """The request handlers.
+    """The request handlers of golden prompts, answers and quarantines.
 
-    Their routes precede those of models, whose names may contain slashes.
+    Their routes precede the routes of models, because names of models may contain slashes.
     """
 
     def __init__(self, database: Database) -> None:

@@ -1,7 +1,8 @@
-"""The quality guard's loop: golden prompts, answers, judgements and their consequences.
+"""The quality guard's loop, which judges replicas by their answers to golden prompts.
 
-Every control plane runs the loop. Each sends the prompts to its agents, stores their answers, and
-judges groups that no other control plane has claimed. No client's request waits for the loop.
+Every control plane runs the loop. Each control plane sends the prompts to its agents, stores their
+answers, and judges answers that no other control plane has claimed. No client's request waits for
+the loop.
 """
 
 import asyncio
@@ -31,14 +32,14 @@ from sluice.wire.control.v1 import control_pb2 as control
 log = structlog.get_logger(__name__)
 
 _TICK_S = 1.0
-_ACCUSE_S = 1.5  # deadline; a router waits for 2 s, and then repeats its report
+_ACCUSE_S = 1.5  # Deadline in seconds. A router waits for 2 s, and then repeats its report.
 _IDLE_S = 5.0  # seconds between two searches for answers that other control planes stored
 _ALERT_S = 900.0  # seconds after which an alert that was not raised again has ended
 _TOKENS_MAX = 64  # largest number of tokens per stored answer
 _ERROR_MAX = 500
 _PRUNE_INTERVAL_S = 600.0
-_ALERTS_MAX = 8192  # largest number of remembered alerts; the oldest are dropped first
-_REFRESH_S = 0.5  # seconds between two updates while the state keeps changing
+_ALERTS_MAX = 8192  # Largest number of remembered alerts. The oldest are dropped first.
+_REFRESH_S = 0.5  # seconds between two updates while the state changes continuously
 # pause as a multiple of the last update's duration, so that updates use little processor time
 _REST = 20.0
 _ADVICE = {
@@ -57,7 +58,7 @@ class Meter(Protocol):
         ...
 
     def count_quarantines(self, count: int) -> None:
-        """Count replicas that are put in quarantine."""
+        """Count replicas that are quarantined."""
         ...
 
     def count_held(self, budget: str) -> None:
@@ -89,15 +90,16 @@ class Quality:
         unix_s: Callable[[], float] = time.time,
         token_ids: Callable[[], TokenIds] = dict,
     ) -> None:
-        """Create the loop; `run` must be started in a TaskGroup.
+        """Create the loop. `run` must be started in a TaskGroup.
 
         Args:
             database: Database of answers.
             feed: Source of the models' releases.
             meter: Receives figures for metrics.
             budget: Limits on the replacement of quarantined replicas.
-            unix_s: Returns Unix time, which decides the round of prompts.
-            token_ids: Returns the token ids of the default prompts, see `askings.defaults`.
+            unix_s: Returns Unix time in seconds, which determines the round of prompts.
+            token_ids: Returns the token ids of the default prompts, in the form that
+                `askings.defaults` reads.
         """
         self._judge = Judge(database, budget)
         self._unix_s = unix_s
@@ -123,18 +125,20 @@ class Quality:
         return self._board.prompts_of(bases, round_of(self._unix_s()))
 
     def accused_at_unix_ms(self, replica_id: str) -> int:
-        """Return when a router ejected a replica (Unix ms); 0: never, or it is settled."""
+        """Return the Unix time (ms) of a replica's open ejection by a router, or 0 without one."""
         found = self._accused.get(replica_id)
         return 0 if found is None else found.ejected_at_unix_ms
 
     def suspected_at_unix_ms(self, replica_id: str) -> int:
-        """Return when a wrongly answering replica was last spared (Unix ms); 0: not recently."""
+        """Return the Unix time (ms) at which a suspected replica was last spared, or 0."""
         return self._suspected.get(replica_id, 0)
 
     async def accuse(self, request: control.AccuseRequest) -> None:
         """Store a router's report.
 
-        Raises DatabaseDownError if it was not stored, ValueError if invalid.
+        Raises:
+            DatabaseDownError: The report was not stored.
+            ValueError: The report is not valid.
         """
         found = ejections_of(request)
         new = await self._database.run(

@@ -1,16 +1,16 @@
 """Divides a node's capacity for golden prompts among the owners of models. Pure.
 
-Capacity is measured in units of 4 KiB, so that 64 units express both limits: 64 prompts and 256
+Capacity is measured in units of 4 KiB, so that 64 units express both limits of 64 prompts and 256
 KiB. The platform's own prompts, a few per base, have a reserved part. The owners of models share
-the rest. An owner that needs less than an equal share gets all it needs, and the other owners share
-the remainder.
+the rest. An owner whose need is less than an equal share receives its need, and the other owners
+share the remainder.
 
 Prompts that do not fit at the same time are chosen in turns. The owners form a ring, as do the
 prompts of each owner, and a round continues where the previous round ended. The position follows
 from the number of the round, so no state is stored. Therefore every control plane chooses the same
-prompts, and all nodes with the same bases get the same prompts, whose answers are compared. All
-releases of a prompt are chosen in the same round, because a rollout would otherwise compare answers
-to different prompts.
+prompts. All nodes with the same bases receive the same prompts, so that their answers can be
+compared. All releases of a prompt are chosen in the same round, because a rollout would otherwise
+compare answers to different prompts.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,15 +21,16 @@ from control_plane.quality.askings import Asking
 
 NODE_PROMPTS_MAX = 64
 NODE_BYTES_MAX = 256 << 10
-# prompts of a node that are reserved for the platform, if its bases need so many
+# number of a node's prompts that are reserved for the platform, if its bases have so many
 DEFAULTS_RESERVED = 16
-# seconds of a round; long enough for the three answers that a judgement needs, at the usual
-# interval
+# Seconds of a round. At the usual interval, they suffice for the three answers that a judgement
+# needs.
 ROUND_S = 300
 _UNIT_BYTES = NODE_BYTES_MAX // NODE_PROMPTS_MAX
 _TOKEN_BYTES_MAX = 5  # bytes of a token id as a varint
 _FRAME_BYTES = 64  # bytes for numbers, tags and lengths in the message of a prompt
-_ITEM_UNITS_MAX = 16  # largest size of an item; three releases of the longest prompt need 9 units
+# Largest size of an item in units. Three releases of the longest prompt need 9 units.
+_ITEM_UNITS_MAX = 16
 _Kind = TypeVar("_Kind")
 # While rollouts wait for prompts, every fourth turn of an owner is for its other prompts.
 _TURNS = 4
@@ -52,12 +53,12 @@ def round_of(unix_s: float) -> int:
 def chosen(
     defaults: Sequence[Asking], items: Mapping[str, Sequence[Item]], round_: int
 ) -> list[Asking]:
-    """Return the askings of a round for a node: the platform's first, then by id.
+    """Return the askings of a round for a node, the platform's askings first.
 
-    Each of an owner's n prompts is chosen within n * owners / slots + 1 rounds, or within 8 * n *
-    owners / slots + 2 rounds while a rollout waits for some of them. Slots are the common capacity
-    of the owners that need more than an equal share: with 1,000 such owners 48 to 63, if no prompt
-    is for several releases.
+    Each of an owner's n prompts is chosen within n * owners / slots + 1 rounds. While a rollout
+    waits for some of them, it is chosen within 8 * n * owners / slots + 2 rounds. Slots are the
+    common capacity of the owners that need more than an equal share. For example, with 1,000 such
+    owners there are 48 to 63 slots, if no prompt is for several releases.
 
     Args:
         defaults: Askings of the platform for the bases of the node, by id.
@@ -86,7 +87,7 @@ def units(asking: Asking) -> int:
 
 
 def item_of(askings: Sequence[Asking]) -> Item | None:
-    """Return a prompt's askings for one base as an item; None if the prompt is too long."""
+    """Return a prompt's askings for one base as an item, or None if the prompt is too long."""
     size = sum(units(asking) for asking in askings)
     if size > _ITEM_UNITS_MAX:
         return None
@@ -94,7 +95,7 @@ def item_of(askings: Sequence[Asking]) -> Item | None:
 
 
 def _shared(items: Mapping[str, Sequence[Item]], room: int, round_: int) -> list[Item]:
-    """Return the items that fit: first the turns of all owners, then further items."""
+    """Return the items that fit, first by the turns of all owners, then any further items."""
     longest = max(item.units for all_ in items.values() for item in all_)
     slots = room // longest
     large = sorted((owner for owner in items if items[owner]), key=lambda one: len(items[one]))
@@ -122,13 +123,13 @@ def _turns(slots: int, place: int, owners: int) -> int:
 def _ordered(
     items: Sequence[Item], before: int, count: int, steady: int, round_: int
 ) -> list[Item]:
-    """Return an owner's prompts, with the prompts whose turn it is first.
+    """Return an owner's prompts, beginning with the prompts whose turn it is.
 
     Args:
         items: All prompts of the owner.
-        before: Turns of the owner in earlier rounds.
-        count: Turns of the owner in this round.
-        steady: Least number of turns of the owner in any round.
+        before: Number of the owner's turns in earlier rounds.
+        count: Number of the owner's turns in this round.
+        steady: Least number of the owner's turns in any round.
         round_: Number of the round.
     """
     rollouts = [item for item in items if item.is_rollout]
@@ -151,7 +152,7 @@ def _ordered(
 
 
 def _filled(waiting: Sequence[Sequence[Item]], room: int) -> list[Item]:
-    """Return the items that still fit, one item per owner in turn."""
+    """Return further items that fit, one item per owner in turn."""
     found: list[Item] = []
     rings = [iter(all_) for all_ in waiting]
     while rings and room > 0:

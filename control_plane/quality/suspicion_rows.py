@@ -1,7 +1,7 @@
-"""Rows of suspicions: replicas that answer wrongly but must stay in service.
+"""Rows of suspicions. A suspected replica answers wrongly, but must stay in service.
 
-Because of a suspicion, nodes read the files of the replica's base completely. This is much work for
-a disk, so a suspicion counts as new at most once an hour.
+After a suspicion, the replica's node reads all files of its base from the disk. This is much work
+for a disk, so a suspicion counts as new at most once an hour.
 """
 
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from control_plane.quality.tables import suspicions
 
-# age up to which suspicions are sent; agents that are disconnected for longer miss them
+# Age up to which suspicions are sent. Agents that are disconnected for longer miss them.
 _OPEN = timedelta(minutes=15)
 _FRESH = timedelta(hours=1)
 _OPEN_SUSPICIONS = select(suspicions.c.replica_id, suspicions.c.suspected_at).where(

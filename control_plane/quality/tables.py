@@ -34,7 +34,7 @@ def _moment(name: str) -> Column[Any]:
     return Column(name, DateTime(timezone=True), nullable=False, server_default=func.now())
 
 
-# Golden prompts of models' releases. Each base has default prompts in addition, which have no rows.
+# Golden prompts of models' releases. The default prompts of bases have no rows.
 golden_prompts = Table(
     "golden_prompts",
     metadata,
@@ -45,10 +45,10 @@ golden_prompts = Table(
     _ids("token_ids"),
     count_column("output_tokens_max"),
     count_column("every_s"),
-    # tokens with which an answer must begin; empty: any answer is accepted
+    # tokens with which an answer must begin, or none if any answer is accepted
     _ids("expected_token_ids"),
-    words_column("prompt_text"),  # shown to people
-    words_column("expected_text"),  # shown to people
+    words_column("prompt_text"),  # shown to operators
+    words_column("expected_text"),  # shown to operators
     _moment("created_at"),
 )
 
@@ -117,7 +117,8 @@ ejections = Table(
     Column("right_askings", ARRAY(Text), nullable=False, server_default=text("'{}'")),
     _moment("heard_at"),
     Column("ended_at", DateTime(timezone=True)),
-    words_column("outcome"),  # confirmed or cleared; empty: open, or never settled
+    # `confirmed` or `cleared`, empty if the ejection is open or was never settled
+    words_column("outcome"),
 )
 Index(
     "ix_ejections_open",
@@ -133,7 +134,7 @@ suspicions = Table(
     _moment("suspected_at"),
 )
 
-# Replicas that were taken out of service for wrong answers. Rows outlive their replicas.
+# Replicas that were removed from service for wrong answers. Rows outlive their replicas.
 quarantines = Table(
     "quarantines",
     metadata,

@@ -1,8 +1,8 @@
-"""Turns texts into a base's token ids: `python -m control_plane.quality.tokenizing`.
+"""Turns texts into a base's token ids. Run by `python -m control_plane.quality.tokenizing`.
 
-Tokenizing runs in a process of its own, because a large tokenizer blocks the interpreter for a
-second and uses 200 MiB. The process reads tokenizer.json from stdin, and writes one list of ids for
-each text in its arguments as JSON.
+Tokenizing runs in a separate process, because a large tokenizer blocks the interpreter for a second
+and uses 200 MiB. The process reads tokenizer.json from stdin. It writes one list of ids for each
+text in its arguments as JSON.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ _LIMIT_S = 60.0
 
 
 class TokenizingError(Exception):
-    """The process returned no ids; the message gives the reason."""
+    """The process returned no ids. The message has the reason."""
 
 
 async def token_ids_apart(tokenizer: bytes, texts: Sequence[str]) -> list[tuple[int, ...]]:
@@ -25,7 +25,7 @@ async def token_ids_apart(tokenizer: bytes, texts: Sequence[str]) -> list[tuple[
         texts: Texts to tokenize, at least one.
 
     Raises:
-        TokenizingError: The content is not a tokenizer, or tokenizing takes too long.
+        TokenizingError: The content is not a tokenizer, or tokenizing exceeds 60 seconds.
     """
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "control_plane.quality.tokenizing", *texts),

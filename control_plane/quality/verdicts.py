@@ -1,4 +1,4 @@
-"""Turns the answers of pools into consequences: quarantines with evidence, and alerts."""
+"""Turns the answers of pools into their consequences, which are quarantines and alerts."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -87,11 +87,11 @@ class ReplacementBudget:
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """The numbers of recent quarantines: by pool in the last hour, by node in the last day.
+    """The numbers of quarantines, by pool in the last hour and by node in the last day.
 
     Attributes:
-        pools: Number of quarantines by pool, including those lifted since.
-        nodes: Number of quarantines by node, including those lifted since.
+        pools: Number of quarantines by pool, including lifted quarantines.
+        nodes: Number of quarantines by node, including lifted quarantines.
         open_pools: Number of quarantines by pool that were not lifted.
         open_nodes: Number of quarantines by node that were not lifted.
     """
@@ -104,7 +104,7 @@ class Spent:
     def holdback(self, budget: ReplacementBudget) -> Holdback:
         """Return the replicas that are not replaced now.
 
-        An operator who lifts a quarantine frees them.
+        If an operator lifts a quarantine, its replica is replaced.
         """
         return Holdback(
             {
@@ -120,7 +120,7 @@ class Spent:
 class HeldReplica:
     """A replica that is quarantined beyond the budget of its pool or its node.
 
-    Until the period of the budget is over, the pool gets no replacement, or the node gets no new
+    Until the period of the budget is over, the pool receives no replacement, or the node no new
     replica.
     """
 
@@ -145,8 +145,8 @@ class AskingCase:
     Attributes:
         asking: The asking that was answered.
         judgement: The verdict on the answers.
-        replicas: Replicas that got the prompt.
-        accusations: Suspected replicas with evidence; empty if a tenant owns the asking.
+        replicas: Ids of the replicas that received the prompt.
+        accusations: Suspected replicas with evidence. There are none if a tenant owns the asking.
     """
 
     asking: Asking
@@ -157,7 +157,7 @@ class AskingCase:
 
 @dataclass(frozen=True, slots=True)
 class Ruling:
-    """The consequences of a round of judging.
+    """The consequences of the judgements of a batch.
 
     Attributes:
         quarantines: Replicas to quarantine now.
@@ -184,16 +184,16 @@ def examine(
     begins: Callable[[Group], bool] = lambda _: True,
     accused: Mapping[str, Ejection] = MappingProxyType({}),
 ) -> tuple[dict[Group, AskingCase], dict[Group, Exception]]:
-    """Judge each group on its own. Return also the groups that could not be judged, with reasons.
+    """Judge each group separately, and return the cases and the errors of groups that failed.
 
-    The function may run for long, so call it outside the event loop.
+    The function may run for seconds, so callers must not run it in the event loop.
 
     Args:
-        askings: All present askings; answers to others are ignored.
+        askings: All present askings. Answers to other askings are ignored.
         kept: Answers by pool and asking, the newest first.
         serving: Replicas of these pools whose answers count.
-        truths: Known right answers.
-        begins: Called before each group is judged; if it returns False, the remaining groups are
+        truths: Stored right answers.
+        begins: Called before each group is judged. If it returns False, the remaining groups are
             skipped.
         accused: Replicas that routers have ejected for wrong answers.
     """
@@ -231,8 +231,8 @@ def _examine(
     answers = {name: [one.answer for one in kept] for name, kept in own.items() if kept}
     records = {name: accused[name].record for name in answers if name in accused}
     judgement = judge(answers, known, asking.expected, records=records)
-    # If a tenant's adapter gives varying answers, this is no evidence against the replicas, which
-    # other tenants use as well.
+    # Varying answers of a tenant's adapter are no evidence against the replicas, which other
+    # tenants also use.
     findings = judgement.findings if not asking.owner else ()
     newest = [kept[0].answer.text for kept in own.values() if kept]
     agreeing = _agreeing(newest, judgement) if findings else 0
@@ -284,7 +284,8 @@ def rule(
     pools, nodes = Counter(spent.pools), Counter(spent.nodes)
     for pool_id, of_pool in sorted(suspects.items()):
         ready = {one.id: one.node_id for one in serving if one.pool_id == pool_id}
-        # Replicas with the strongest evidence first: the most deviations over all prompts.
+        # The replicas with the most deviations over all prompts are first, as the strongest
+        # evidence.
         clear = {name: sum(a.finding.deviations for a, _ in all_) for name, all_ in of_pool.items()}
         ordered = [n for n in sorted(of_pool, key=lambda n: (-clear[n], n)) if n in ready]
         verdict = decide(ordered, ready, quarantined.get(pool_id, 0))
@@ -375,7 +376,7 @@ def _agreeing(newest: Iterable[Text | None], judgement: Judgement) -> int:
 def evidence(
     asking: Asking, judgement: Judgement, finding: Finding, own: Sequence[RecordedAnswer]
 ) -> dict[str, Any]:
-    """Return the evidence of a quarantine as JSON: prompt, right answer, answers and times."""
+    """Return the evidence of a quarantine as JSON, with prompt, answers and times."""
     truth = judgement.truth
     assert truth is not None, "without a known answer no replica deviates"
     return {
