@@ -47,8 +47,7 @@ class Pieces:
             self._running -= 1
 
     async def keep(self, sha256: str, content: bytes) -> None:
-        """Store a chunk whose hash was verified. Raises PlatformError in the same cases as `take`.
-        """
+        """Store a chunk whose hash was verified. Raises PlatformError as `take` does."""
         size = len(content)
         if not await self._database.run(lambda found: uploads.reserve(found, sha256, size)):
             raise _collected(sha256)

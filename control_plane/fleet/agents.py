@@ -49,8 +49,7 @@ class Golden(Protocol):
         ...
 
     def accused_at_unix_ms(self, replica_id: str) -> int:
-        """Return the Unix time (ms) at which a router ejected a replica for wrong answers, else 0.
-        """
+        """Return the Unix time (ms) of a replica's ejection for wrong answers, or 0."""
         ...
 
     def suspected_at_unix_ms(self, replica_id: str) -> int:

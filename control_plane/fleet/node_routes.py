@@ -126,8 +126,7 @@ class NodeRoutes:
         return await self._writes.run(request, work)
 
     async def forget(self, request: web.Request) -> web.Response:
-        """Delete a node that no longer exists (204). A live node, or one with replicas, is a 409.
-        """
+        """Delete a lost node without replicas (204). Any other node is refused (409)."""
         key = path_id(request)
 
         async def work(write: Write) -> WriteReply:

@@ -87,8 +87,7 @@ class AnswerReport:
 
 
 def _listed(values: Iterable[str]) -> ColumnElement[Any]:
-    """Return an array as one parameter. Thousands of separate parameters exceed PostgreSQL's limit.
-    """
+    """Return an array as one parameter, because the number of parameters is limited."""
     return cast(list(values), ARRAY(Words))
 
 

@@ -121,8 +121,7 @@ def _standing(rollout: Rollout) -> tuple[Phase, Reason | None, int, int, bool]:
 
 
 def _watching_anew(rollout: Rollout, now_ms: int) -> Rollout:
-    """Return the rollout as watched from now on, because evidence of earlier time may be missing.
-    """
+    """Return the rollout as watched from now on, because earlier evidence may be missing."""
     return replace(rollout, watching_ms=now_ms, heard_ms=now_ms, asked_ms=now_ms)
 
 

@@ -81,8 +81,7 @@ class RollbackRoutes:
 
 
 async def _abort(write: Write, model_id: str) -> str:
-    """Abort the live rollout of a model, and return its id, which is empty without a live rollout.
-    """
+    """Abort the live rollout of a model, and return its id, or an empty text."""
     t = rollouts.c
     query = select(t.id).where(t.model_id == model_id, t.is_live).order_by(t.id.desc())
     rollout_id = await write.connection.scalar(query.limit(1))

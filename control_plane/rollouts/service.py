@@ -238,8 +238,7 @@ class Rollouts:
     async def _work(
         self, connection: AsyncConnection, rollout_id: str, seen: Facts
     ) -> list[News] | None:
-        """Step a rollout in one transaction. None means that another process locked or claimed it.
-        """
+        """Step a rollout in one transaction, or return None if another process has it."""
         kept = await repository.lock_own(connection, rollout_id, self._process)
         if kept is None:
             return None
