@@ -34,8 +34,10 @@ log = structlog.get_logger(__name__)
 
 _SHUTDOWN_S = 5.0
 _DRAIN_S = 5.0
-_TEXTS_DRAIN_S = 0.5  # seconds for texts after the events are drained; texts must not delay usage
-_TEXTS_AT_ONCE = 200  # messages per batch of texts; one message may have a few hundred kilobytes
+# Seconds for texts after the events are drained, because texts must not delay usage
+_TEXTS_DRAIN_S = 0.5
+# Messages per batch of texts, since one message may have a few hundred kilobytes
+_TEXTS_AT_ONCE = 200
 
 
 def make_runner(app: web.Application) -> web.AppRunner:
@@ -44,14 +46,14 @@ def make_runner(app: web.Application) -> web.AppRunner:
 
 
 async def run(settings: Settings, stop: asyncio.Event, prices: Prices | None = None) -> None:
-    """Run until `stop` is set; then write the broker's remaining messages, for at most 5 s.
+    """Run until `stop` is set, and then write the broker's remaining messages for at most 5 s.
 
     Messages that are not written within that time are read again by the next process.
 
     Args:
         settings: Settings of the service.
         stop: Event that ends the service.
-        prices: Price list of the fleet; None without costs.
+        prices: Price list of the fleet, or None if no costs are computed.
     """
     metrics = TelemetryMetrics()
     if prices is not None:

@@ -1,4 +1,4 @@
-"""Converts the placements of answers from events to rows of `attempts`, and back to JSON."""
+"""Converts the placements of answers from events to rows of `attempts`, and the rows to JSON."""
 
 from base64 import b64decode
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from google.protobuf.message import DecodeError
 from sluice.wire.router.v1.router_pb2 import Explanation
 from sluice.wire.telemetry.v1.telemetry_pb2 import Attempt, RequestEvent
 
-ATTEMPTS_MAX = 64  # attempts stored per event; gateways report at most 16
+ATTEMPTS_MAX = 64  # attempts stored per event, while gateways report at most 16
 # Types by column, in the order of the insert. The first three columns are those of the event.
 _OF_EVENT = {
     "event_id": "String",
@@ -30,11 +30,12 @@ _COPIED = {
     "outcome": "LowCardinality(String)",
     "reason": "String",
 }
-COLUMNS: dict[str, str] = _OF_EVENT | _COPIED | {"decision": "String"}  # bytes, as they came
+# The serialised `Explanation`, in bytes
+COLUMNS: dict[str, str] = _OF_EVENT | _COPIED | {"decision": "String"}
 
 
 def columns(events: Sequence[RequestEvent]) -> list[list[Any]]:
-    """Return the values by column of `COLUMNS`; the lists are empty without attempts."""
+    """Return the values by column of `COLUMNS`, with empty lists if no event has attempts."""
     found: list[list[Any]] = [[] for _ in COLUMNS]
     for event in events:
         for attempt in event.attempts[:ATTEMPTS_MAX]:
@@ -52,12 +53,12 @@ def _row(event: RequestEvent, attempt: Attempt) -> list[Any]:
 
 
 def shown(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a row of `attempts` in the form of the API; its decision is given in base64."""
+    """Return a row of `attempts` in the form of the API, from a row with its decision in base64."""
     return {name: row[name] for name in _COPIED} | {"decision": _decision(row["decision"])}
 
 
 def _decision(text: str) -> dict[str, Any] | None:
-    """Return a router's explanation as JSON; None if it is missing or cannot be decoded."""
+    """Return a router's explanation as JSON, or None if it is missing or cannot be decoded."""
     if not text:
         return None
     try:

@@ -5,7 +5,7 @@ from typing import Any
 
 from sluice.wire.telemetry.v1.telemetry_pb2 import RequestEvent
 
-OPTIONS_MAX = 16  # options stored per choice; policies have no more
+OPTIONS_MAX = 16  # options stored per choice, the maximum that a policy has
 # Types by column, in the order of the insert.
 CHOICE_COLUMNS: dict[str, str] = {
     **dict.fromkeys(("event_id", "request_id"), "String"),
@@ -24,7 +24,7 @@ FEEDBACK_COLUMNS: dict[str, str] = {
 
 
 def choice_columns(events: Sequence[RequestEvent]) -> list[list[Any]]:
-    """Return the values by column of `CHOICE_COLUMNS`; times are integer milliseconds."""
+    """Return the values by column of `CHOICE_COLUMNS`, with times in integer milliseconds."""
     found: list[list[Any]] = [[] for _ in CHOICE_COLUMNS]
     for event in events:
         if not event.HasField("auto"):
@@ -35,7 +35,7 @@ def choice_columns(events: Sequence[RequestEvent]) -> list[list[Any]]:
 
 
 def feedback_columns(events: Sequence[RequestEvent]) -> list[list[Any]]:
-    """Return the values by column of `FEEDBACK_COLUMNS`; times are integer milliseconds."""
+    """Return the values by column of `FEEDBACK_COLUMNS`, with times in integer milliseconds."""
     return [
         [event.tenant_id for event in events],
         [event.feedback.answer for event in events],

@@ -18,7 +18,7 @@ _ROWS_MAX = 100_000
 _SPAN_MS_MAX = 31 * 86_400_000
 _BODY_TIMEOUT_S = 5.0
 
-# Without copies for shadow stages, as in `telemetry.usage`.
+# Copies for shadow stages are excluded, as in `telemetry.usage`.
 _TOTALS = """
 SELECT
     tenant_id,
@@ -40,10 +40,10 @@ _Moment = Annotated[int, Field(ge=0, le=UNIX_MS_MAX)]
 
 
 class TotalsQuery(BaseModel):
-    """A query for token sums of tenants in a time range of Unix ms, end exclusive.
+    """A query for token sums of tenants in a time range of Unix milliseconds, end exclusive.
 
-    The range has at most 31 days. At most `TENANTS_MAX` tenants and as many models are named. Each
-    named model has a sum of its own; all other models share one sum.
+    The range has at most 31 days. A query names at most 500 tenants and 500 models. The answer has
+    one sum per named model, and one common sum for all other models.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
@@ -61,7 +61,7 @@ class TotalsQuery(BaseModel):
 
 
 async def totals_query(request: web.Request) -> TotalsQuery:
-    """Return the query in a request's body; BadRequestError names the first invalid field."""
+    """Return the query in a request's body, or raise BadRequestError for its first invalid part."""
     try:
         async with asyncio.timeout(_BODY_TIMEOUT_S):
             return TotalsQuery.model_validate_json(await request.read())
@@ -76,7 +76,7 @@ async def totals_query(request: web.Request) -> TotalsQuery:
 
 
 async def totals(store: Store, query: TotalsQuery) -> list[dict[str, Any]]:
-    """Return a row per tenant and named model; the row of all other models has an empty name.
+    """Return a row per tenant and named model, and a row with an empty name for all other models.
 
     Raises:
         STORE_ERRORS: ClickHouse cannot be reached, or the result has more than 100,000 rows.

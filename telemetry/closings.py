@@ -1,18 +1,21 @@
-"""Writes the missing events of requests whose gateway was killed, from routers' closings.
+"""Writes events for requests whose gateway was killed, from the closings that routers report.
 
 A router sends a closing for each request of a gateway when the gateway's stream breaks, whether or
-not the gateway is dead. So:
+not the gateway is dead. Two rules prevent wrong sums:
 
-* The gateway's own event has precedence. If it arrives first, no row is written. If it arrives
-  later, it replaces the row, because it is ingested later.
-* If one answer has several closings, because it was resumed on another router, the closing with the
-  most tokens is used, since token counts only grow; among equals the latest with a placement. The
-  tokens of a request are the sum over its answers; prompts of answers without a placement are left
-  out if another answer was placed.
+* The gateway's own event has precedence over a closing. If the event arrives first, no row is
+  written for the closing. If the event arrives later, it replaces the row, because its ingestion
+  time is later.
+* An answer that was resumed on another router has several closings. The closing with the most
+  tokens is used, because token counts only grow. Among equal counts, the latest closing with a
+  placement is used.
 
-A closing is held for `closing_settle_s`, in which most gateways that are alive send their events. A
-row gets the ingestion time of its closing. So it is older than any event that the gateway sent
-meanwhile, even if it is written later, and it counts as late exactly if the closing was late.
+The tokens of a request are the sum over its answers. Prompts of answers without a placement are
+left out if another answer was placed.
+
+A closing waits for `closing_settle_s`, in which most gateways that are alive send their events. The
+row gets the ingestion time of its closing. So the row is older than any event that the gateway sent
+meanwhile, even if the row is written later. It counts as late exactly if the closing was late.
 """
 
 from collections.abc import Iterable
@@ -74,10 +77,10 @@ WHERE ({_KEY}) NOT IN (
     )
 )
 SETTINGS prefer_column_name_to_alias = 1, max_execution_time = 60
-"""  # noqa: S608 - constants of the code; values are parameters
-# A view marks rows for the rollups when they are inserted. A server that dies during the insert may
-# have written only the row, and `_CLOSE` does not write it again. So all intervals that may have
-# got such a row are marked here once more.
+"""  # noqa: S608 - constants of the code, with values as parameters
+# A view marks the changed intervals for the rollups when rows are inserted. A server that dies
+# during the insert may have written the row without its mark, and `_CLOSE` does not write the row
+# again. So this statement marks all intervals that may have such a row once more.
 _MARK = """
 INSERT INTO rollup_marks (marked_at, tenant_id, minute)
 SELECT DISTINCT now64(3, 'UTC'), tenant_id, toStartOfMinute(received_at, 'UTC')
@@ -90,11 +93,11 @@ _NOW = "SELECT toUnixTimestamp64Milli(now64(3)) AS now_ms"
 
 
 class Closer:
-    """Writes rows for closings; `run` has to run in a TaskGroup.
+    """Writes rows for closings in a loop, `run`, which the caller starts in a TaskGroup.
 
     Attributes:
-        until_ms: Ingestion time in Unix milliseconds before which all closings have their rows; 0
-            if unknown.
+        until_ms: Ingestion time in Unix milliseconds before which all closings have their rows, or
+            0 if unknown.
     """
 
     def __init__(self, store: Store, metrics: TelemetryMetrics, *, settle_s: float) -> None:
@@ -110,7 +113,7 @@ class Closer:
         )
 
     async def step(self) -> None:
-        """Write rows for closings whose waiting time has ended; STORE_ERRORS if that fails."""
+        """Write rows for closings whose waiting time has ended, or raise STORE_ERRORS."""
         [row] = await self._store.query(_NOW, {})  # all times are by the store's clock
         to_ms = row["now_ms"] - self._settle_ms
         span = {"from_ms": self._from_ms, "to_ms": to_ms}

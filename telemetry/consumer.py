@@ -1,8 +1,8 @@
-"""The consumer of the broker: one member of a consumer group, driven from a thread of its own.
+"""Reads events from the broker as a member of a consumer group, in a dedicated thread.
 
 Offsets are stored only after the caller reports that the messages were written. The client commits
-stored offsets in the background and on `close`. So after any crash a message is read again and
-never skipped.
+stored offsets in the background and on `close`. So a message whose write was interrupted by a crash
+is read again and never skipped.
 
 The group's name ends with the id of the Kafka cluster, because offsets mean nothing in another
 cluster. A broker that has lost its data, like the local stack's after a restart, is a new cluster.
@@ -26,8 +26,8 @@ log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
 
-# Errors that resolve themselves without a new membership: the topic does not exist yet, a leader
-# moves, a poll came too late.
+# Errors that end without a new membership. For example, the topic does not exist yet, a leader
+# moves, or a poll was too late.
 _PASSING = {
     KafkaError.UNKNOWN_TOPIC_OR_PART,
     KafkaError.LEADER_NOT_AVAILABLE,
@@ -49,10 +49,10 @@ class ConsumerLostError(RuntimeError):
 class EventConsumer:
     """A member of the consumer group.
 
-    Call `open` first, then `read` and `written` in turn, and `close` at the end.
+    The caller runs `open` first, then `read` and `written` in turn, and `close` at the end.
 
     Attributes:
-        is_assigned: Whether the group has sent this member its partitions, possibly none.
+        is_assigned: Whether the group has assigned partitions to this member, possibly none.
         missing: Number of messages since `open` that the broker deleted before they were read.
     """
 
@@ -93,7 +93,7 @@ class EventConsumer:
         await self._call(self._open)
 
     async def read(self, batch_max: int) -> list[BrokerMessage]:
-        """Return the next messages; empty if none arrive within the batch's waiting time.
+        """Return the next messages, or none if none arrive within the batch's waiting time.
 
         Raises:
             ConsumerLostError: Partitions were lost, or the client failed permanently.
@@ -101,7 +101,7 @@ class EventConsumer:
         return await self._call(self._read, batch_max)
 
     async def written(self, messages: Sequence[BrokerMessage]) -> None:
-        """Note that messages were written to the store and must not be read again."""
+        """Record that messages were written to the store and must not be read again."""
         ends: dict[int, int] = {}
         for message in messages:
             ends[message.partition] = max(ends.get(message.partition, 0), message.offset + 1)
@@ -112,7 +112,7 @@ class EventConsumer:
         return await self._call(self._lag)
 
     async def is_drained(self) -> bool:
-        """Return whether all messages that the broker has now were read.
+        """Return whether all messages that the broker has at present were read.
 
         Raises:
             KafkaException: The broker does not answer.
@@ -120,7 +120,7 @@ class EventConsumer:
         return await self._call(self._is_drained)
 
     async def close(self) -> None:
-        """Commit stored offsets and leave the group; never raises."""
+        """Commit stored offsets and leave the group, without raising errors."""
         try:
             async with asyncio.timeout(_CLOSE_S):
                 await self._call(self._close)
@@ -178,8 +178,7 @@ class EventConsumer:
                     offsets=[TopicPartition(self._topic, partition, offset)]
                 )
             except KafkaException as error:
-                # The partition was assigned to another member meanwhile, which reads these
-                # messages again.
+                # Another member has got the partition meanwhile, and it reads these messages again.
                 log.info("offset_not_stored", partition=partition, error=str(error))
 
     def _lag(self) -> int:
@@ -200,9 +199,10 @@ class EventConsumer:
         positions = self._consumer.position(partitions)
         committed = self._consumer.committed(partitions, timeout=_METADATA_S)
         for position, kept in zip(positions, committed, strict=True):
-            # The mark from the last fetch; requesting it anew would wait for the running fetch.
+            # The end offset of the last fetch is used, because a request for a new one would wait
+            # for the running fetch.
             _, high = self._consumer.get_watermark_offsets(position, cached=True)
-            # A negative mark is not known yet.
+            # A negative end offset means that none was fetched yet.
             if high < 0 or (high > 0 and max(position.offset, kept.offset) < high):
                 return False
         return True

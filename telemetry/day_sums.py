@@ -1,4 +1,4 @@
-"""Computes sums for web pages, a day at a time; `usage_sums` and `costs.sums` read them."""
+"""Computes sums for web pages, a day at a time, which `usage_sums` and `costs.sums` read."""
 
 import asyncio
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ FROM usage_hours FINAL
 WHERE NOT is_copy AND {_IN_DAY.replace("{", "{{").replace("}", "}}")}
 GROUP BY since, tenant_id, key_id, model
 SETTINGS max_execution_time = 60, do_not_merge_across_partitions_select_final = 1
-"""  # noqa: S608 - constants of the code; values are parameters
+"""  # noqa: S608 - constants of the code, with values as parameters
 _ROLL_DAY = _ROLL.format(table="usage_days", start="toStartOfDay(start, 'UTC')")
 _ROLL_HOURS = _ROLL.format(table="usage_hour_sums", start="start")
 _MARKED = """
@@ -41,7 +41,7 @@ FROM usage_hours
 
 @dataclass(frozen=True, slots=True)
 class DayStatements:
-    """The statements that compute one kind of sums for a day.
+    """The statements that compute one kind of sum for a day.
 
     Attributes:
         name: Name of the sums in the stored progress and in metrics.
@@ -72,10 +72,10 @@ class DaySums:
         self._until_ms = 0
 
     async def step(self) -> bool:
-        """Recompute all days with changed hours; return False if the time ran out before the end.
+        """Recompute all days with changed hours, or return False if the time ran out earlier.
 
-        The next call continues. Progress is stored only after the last day, so a step of a killed
-        process is repeated.
+        After False, the next call continues with the remaining days. Progress is stored only after
+        the last day, so a step of a killed process is repeated.
         """
         clock = asyncio.get_running_loop().time
         end_s = clock() + _STEP_S
@@ -94,12 +94,12 @@ class DaySums:
             }
             is_known = made_ms is not None
             days = await self._store.query(_MARKED if is_known else _ALL, span if is_known else {})
-            # Sorted so that the newest day is computed first, because pages mostly show it.
+            # The newest day is last and so computed first, because pages mostly show it.
             self._todo = sorted(row["day_ms"] for row in days)
         while self._todo:
             if clock() >= end_s:
                 return False
-            # The version is the store's time before its hours are read, so that later rounds
+            # The version of the row is the store's time before the hours are read, so later rounds
             # replace the row.
             known = await progress(self._store)
             for statement in self._statements.statements:

@@ -1,6 +1,6 @@
 """Reads the counts of a rollout's control and canary from the trace store, by time window.
 
-`control_plane.rollouts.evidence` defines the counts; this module has their SQL. Windows are
+`control_plane.rollouts.evidence` defines the counts, and this module has their SQL. Windows are
 multiples of their length in Unix time. A request is in the window in which it was *received*.
 """
 
@@ -19,16 +19,16 @@ SESSION_QUIET_S = 300  # seconds without a request after which a session counts 
 WINDOW_MS_MIN, WINDOW_MS_MAX = 1_000, 3_600_000
 
 
-# The TTFT of a stream is the time at which its first token was sent. Without streaming nothing is
-# sent before the end, so the durations of the stages up to the first token are summed instead.
+# The TTFT of a stream is the time at which its first token was sent. Without streaming, the answer
+# is sent at its end, so the durations of the stages up to the first token are summed instead.
 #
-# LIMIT 1 BY keeps the first request of each session per window and arm. So it also keeps one row
-# per event, although duplicates may not be merged yet. Each request without a session is kept.
+# LIMIT 1 BY selects the first request of each session per window and arm. It also removes
+# duplicates of events that are not merged yet. Every request without a session is selected.
 #
-# Properties of answers are counted once per session: an answer does not count if the session had
+# Properties of answers are counted once per session. An answer does not count if the session had
 # another request shortly before, in an earlier window. So the rows start earlier than the windows.
 #
-# A failure whose code this version does not know is counted by its HTTP status.
+# A failure with a code that this version does not define is counted by its HTTP status.
 _WINDOWS = f"""
 SELECT
     window,
@@ -87,22 +87,22 @@ WINDOW session AS (
 WHERE window >= intDiv({{start_ms:Int64}}, {{window_ms:Int64}})
 GROUP BY window, is_canary
 SETTINGS max_execution_time = 20
-"""  # noqa: S608 - constants of the code; values are parameters
+"""  # noqa: S608 - constants of the code, with values as parameters
 _CODES = [str(code) for code in ErrorCode]
 
 
 @dataclass(frozen=True, slots=True)
 class ArmCounts:
-    """The counts of one arm in one window; histograms map buckets to counts, without empty ones.
+    """The counts of one arm in one window. Histograms map non-empty buckets to counts.
 
     Attributes:
         requests: Number of requests.
         errors: Failed requests, by error code.
         first_answers: Number of first answers of sessions, and of answers without a session. All
-            following counts, except for times, only include these answers.
-        refusals: Answers in which the model declined.
+            following counts include only these answers, but the times include all requests.
+        refusals: Answers in which the model declined to answer.
         empty_answers: Answers without content.
-        repetitive_answers: Answers that repeat themselves.
+        repetitive_answers: Answers with repeated text.
         cut_answers: Answers that were cut at their maximum length.
         ttft_ms: TTFT in milliseconds, of requests with a first token.
         tpot_us: TPOT in microseconds, of each complete answer.
@@ -128,7 +128,7 @@ _NO_COUNTS = ArmCounts()
 
 @dataclass(frozen=True, slots=True)
 class WindowCounts:
-    """The counts of both arms of a rollout in one window, in Unix milliseconds; end exclusive."""
+    """The counts of both arms of a rollout in one window in Unix milliseconds, end exclusive."""
 
     start_ms: int
     end_ms: int
@@ -141,7 +141,7 @@ class WindowCounts:
 
 
 def complete_windows(after_ms: int, until_ms: int, window_ms: int) -> range:
-    """Return the starts of the first `WINDOWS_MAX` windows that are within a time range."""
+    """Return the starts of the first 1,000 windows that are completely within a time range."""
     first = -(-after_ms // window_ms)
     last = min(until_ms // window_ms, first + WINDOWS_MAX)
     return range(first * window_ms, last * window_ms, window_ms)
@@ -154,7 +154,7 @@ async def rollout_windows(
 
     Args:
         store: The trace store with the requests.
-        rollout_id: Id of the rollout; an unknown rollout has no requests.
+        rollout_id: Id of the rollout. The counts of an unknown rollout are all zero.
         starts_ms: Starts of the windows, from `complete_windows`.
 
     Raises:

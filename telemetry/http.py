@@ -1,4 +1,4 @@
-"""The HTTP API: queries for holders of the admin key, health and metrics."""
+"""Serves the HTTP API, with queries for holders of the admin key, health and metrics."""
 
 import asyncio
 import hashlib
@@ -105,11 +105,11 @@ class TelemetryApi:
         return web.json_response({"data": rows})
 
     async def _trace(self, request: web.Request) -> web.Response:
-        """Return all data on a request; with `tenant`, only if the request is that tenant's."""
+        """Return all data on a request, if it is the tenant's or the query names no `tenant`."""
         self._check_key(request)
         request_id = params.ident(request.match_info, "request_id")
         tenant_id = params.ident(request.query, "tenant")
-        # Read before the query, so that the time is not too late.
+        # Read before the query, so that all events up to this time are in the result.
         until_ms = self._progress.until_ms
         trace = await _result_of(traces.find_trace(self._store, request_id, tenant_id=tenant_id))
         until = params.iso(until_ms) if until_ms else None
@@ -118,7 +118,7 @@ class TelemetryApi:
         return web.json_response(trace.as_json() | {"ingested_until": until})
 
     async def _texts(self, request: web.Request) -> web.Response:
-        """Return the stored texts of a tenant's request; `tenant` is required."""
+        """Return the stored texts of a request of the tenant that the query has to name."""
         self._check_key(request)
         request_id = params.ident(request.match_info, "request_id")
         tenant_id = params.required(request.query, "tenant")
@@ -126,7 +126,7 @@ class TelemetryApi:
         return web.json_response({"data": rows}, headers={"Cache-Control": "no-store"})
 
     async def _erase_texts(self, request: web.Request) -> web.Response:
-        """Erase all texts of a tenant: they are hidden at once and deleted a little later."""
+        """Erase all texts of a tenant, which are hidden at once and deleted a little later."""
         self._check_key(request)
         tenant_id = params.required(request.query, "tenant")
         return web.json_response(
@@ -141,7 +141,7 @@ class TelemetryApi:
         window_ms = params.number(query, "window_ms", least, most, default=10_000)
         after_ms = params.number(query, "after_ms", 0, params.UNIX_MS_MAX)
         until_ms = params.number(query, "until_ms", 0, params.UNIX_MS_MAX)
-        # Read before the query, because rows written during the query may or may not be counted.
+        # Read before the query, because rows that are written during the query may not be counted.
         ingested_ms = self._progress.until_ms
         starts_ms = evidence.complete_windows(after_ms, min(until_ms, ingested_ms), window_ms)
         rollout_id = params.ident(request.match_info, "rollout_id")
@@ -155,7 +155,7 @@ class TelemetryApi:
         )
 
     async def _slo(self, request: web.Request) -> web.Response:
-        """Return the service levels of the last minutes: in total, by model, and by minute."""
+        """Return the service levels of the last minutes in total, by model, and by minute."""
         self._check_key(request)
         minutes = params.number(request.query, "minutes", 1, slo.MINUTES_MAX, default=60)
         return web.json_response(await _result_of(slo.fared(self._store, minutes)))
@@ -170,7 +170,7 @@ class TelemetryApi:
         return web.json_response({"data": rows})
 
     async def _usage(self, request: web.Request) -> web.Response:
-        """Return usage, as JSON or as an exported file."""
+        """Return usage, as JSON or as a file in CSV or Parquet."""
         self._check_key(request)
         query = usage_query(request.query, int(time.time() * 1000))
         names = ("json", *_EXPORTS)
@@ -202,7 +202,7 @@ class TelemetryApi:
         return web.json_response({"from": params.iso(from_ms), "to": params.iso(to_ms), **found})
 
     async def _tools(self, request: web.Request) -> web.Response:
-        """Return the usage of server tools: their calls, seconds and prices."""
+        """Return the number, the duration and the price of calls of server tools."""
         self._check_key(request)
         query = usage_query(request.query, int(time.time() * 1000))
         rows = await _result_of(tool_usage(self._store, query))
@@ -217,10 +217,10 @@ class TelemetryApi:
         )
 
     async def _totals(self, request: web.Request) -> web.Response:
-        """Return the usage of many tenants; the query is in the body, as URLs are too short."""
+        """Return the usage of many tenants, whose ids are in the body because URLs are short."""
         self._check_key(request)
         query = await totals_query(request)
-        # Read before the query, so that the time is not too late.
+        # Read before the query, so that all events up to this time are in the result.
         ingested_ms = self._progress.until_ms
         rows = await _result_of(totals(self._store, query))
         return web.json_response({"ingested_until_unix_ms": ingested_ms, "data": rows})
@@ -257,7 +257,7 @@ class TelemetryApi:
         if form == "costs" and self._prices is None:
             message = "no price list: set TELEMETRY__PRICES_FILE, or give your own with --prices"
             raise BadRequestError(ErrorCode.INVALID_REQUEST, message, param="format")
-        # For web pages: whole hours, from sums that are a few minutes old.
+        # Web pages show whole hours, from sums that are a few minutes old.
         is_summed = params.choice(request.query, "sums", ("false", "true"), default="false")
         if is_summed == "true" and (query.tenant_id or form == "work"):
             message = "sums are of the whole fleet, and of costs: leave the tenant and the form out"
@@ -276,7 +276,7 @@ class TelemetryApi:
         if form == "work" or self._prices is None:
             from_ms, to_ms = query.span_ms
             return web.json_response({"span_ms": [from_ms, to_ms], **found.as_json()})
-        # In a thread, because up to 100,000 rows are processed in Python.
+        # The answer is built in a thread, because up to 100,000 rows are processed in Python.
         told = await asyncio.to_thread(answer, self._prices, found, query)
         return web.json_response(as_of | told)
 
@@ -307,7 +307,7 @@ class TelemetryApi:
 
 
 async def _result_of(query: Coroutine[Any, Any, T]) -> T:
-    """Return the result of a query; RejectedError if the store cannot be reached or is busy."""
+    """Return the result of a query, or raise RejectedError if the store is unreachable or busy."""
     try:
         return await query
     except STORE_ERRORS as error:

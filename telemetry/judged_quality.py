@@ -1,6 +1,6 @@
-"""The judged quality of `auto`'s answers by model and release, and any drop of that quality.
+"""Computes the judged quality of `auto`'s answers by model and release, and any drop of it.
 
-Judgements are users' thumbs, and verdicts of a model on stored answers (`sluice auto judge`). The
+A judgement is a user's thumb, or a model's verdict on a stored answer (`sluice auto judge`). The
 tables are small, because they only have choices of `auto` and judgements.
 """
 
@@ -49,8 +49,9 @@ class JudgedRelease:
         release: Release that gave the answers.
         judged: Number of judged answers to requests of the last day.
         good: Share of these answers that were judged good.
-        drop: Points by which `good` is below the share of all the model's releases in the 14 days
-            before; 0 if the difference is not significant (95 %), or too few answers were judged.
+        drop: Difference by which `good` is below the share of all the model's releases in the 14
+            days before. It is 0 if the difference is not significant (95 %), or too few answers
+            were judged.
     """
 
     model: str
@@ -61,7 +62,7 @@ class JudgedRelease:
 
 
 async def judged_releases(store: Store) -> list[JudgedRelease]:
-    """Return the judged quality of the last day; STORE_ERRORS if ClickHouse cannot be reached."""
+    """Return the judged quality of the last day, or raise STORE_ERRORS."""
     parameters = {"days": _DAYS_BEFORE, "limit": _RELEASES_MAX}
     return compared(await store.query(_JUDGED, parameters))
 
@@ -70,8 +71,8 @@ def compared(rows: Iterable[dict[str, Any]]) -> list[JudgedRelease]:
     """Return the releases of the last day, compared with the 14 days before.
 
     Args:
-        rows: Sums by `model`, `release` and `is_recent`: the number of answers `judged`, and the
-            sum `good` of their judgements from 0 to 1.
+        rows: Sums by `model`, `release` and `is_recent`. `judged` is the number of judged answers,
+            and `good` the sum of their judgements, each from 0 to 1.
     """
     before: dict[str, tuple[float, int]] = defaultdict(lambda: (0.0, 0))
     recent = list[dict[str, Any]]()

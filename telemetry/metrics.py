@@ -1,4 +1,4 @@
-"""All metrics of the telemetry service; a test checks their names."""
+"""Defines all metrics of the telemetry service, whose names a test checks."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -42,11 +42,11 @@ class SinkMetrics:
 
     Attributes:
         lag: Number of unread messages.
-        is_ready: 1 while the broker and ClickHouse can be reached.
+        is_ready: 1 while the broker and ClickHouse can be reached, else 0.
     """
 
     def __init__(self, registry: CollectorRegistry, names: Mapping[str, str], of: str) -> None:
-        """Register metrics under `names`; each description begins with `of`."""
+        """Register metrics under `names`, with descriptions that begin with `of`."""
         counter = partial(Counter, registry=registry)
         self.duplicates = counter(
             names["duplicates"],
@@ -84,7 +84,7 @@ class SinkMetrics:
 
 
 class TelemetryMetrics:
-    """The metrics of the telemetry service, in a registry of their own."""
+    """The metrics of the telemetry service, in their own registry."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -192,7 +192,7 @@ class TelemetryMetrics:
         )
 
     def show_judged(self, releases: Sequence[JudgedRelease]) -> None:
-        """Set the quality metrics of releases from feedback; other releases are removed."""
+        """Set the judged quality of these releases, and remove the metrics of all others."""
         for gauge in (self.release_good, self.release_judged, self.release_drop):
             gauge.clear()
         for it in releases:
@@ -201,7 +201,7 @@ class TelemetryMetrics:
             self.release_drop.labels(it.model, it.release).set(it.drop)
 
     def show_models(self, models: Sequence[Mapping[str, Any]]) -> None:
-        """Set the service levels of models, from `telemetry.slo`; other models are removed."""
+        """Set the service levels of these models from `telemetry.slo`, and remove all others."""
         for gauge in (self.model_ttft_s, self.model_goodput, self.model_requests):
             gauge.clear()
         for it in models:

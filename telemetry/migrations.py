@@ -1,7 +1,7 @@
-"""Schema migrations of ClickHouse: numbered SQL files, each applied once and recorded.
+"""Migrates the schema of ClickHouse by numbered SQL files, each applied once and recorded.
 
-ClickHouse has no transactional DDL. So every statement is written such that repeating it is
-harmless, and a migration is recorded only after its last statement.
+ClickHouse has no transactional DDL. So every statement of a file is written such that its
+repetition is harmless, and a migration is recorded only after its last statement.
 """
 
 import hashlib
@@ -31,7 +31,7 @@ class MigrationError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Migration:
-    """A migration file; `checksum` is that of the file, before variables are filled in."""
+    """A migration file, with the `checksum` of the text before variables are replaced."""
 
     version: int
     name: str
@@ -52,7 +52,7 @@ class TraceDatabase(Protocol):
 
 
 def fill(template: str, variables: Mapping[str, str]) -> str:
-    """Replace every `{{name}}` by the variable's value; KeyError for an unknown name."""
+    """Replace every `{{name}}` by the variable's value, or raise KeyError for an unknown name."""
     return _VARIABLE.sub(lambda found: variables[found[1]], template)
 
 
@@ -114,7 +114,7 @@ def load(folder: Path) -> list[Migration]:
 async def apply(
     database: TraceDatabase, migrations: Sequence[Migration], variables: Mapping[str, str]
 ) -> list[int]:
-    """Apply pending migrations; return the versions that were applied by this call."""
+    """Apply pending migrations, and return the versions that this call has applied."""
     await database.command(fill(_HISTORY, variables))
     history = await database.rows("SELECT version, checksum FROM schema_migrations FINAL")
     applied = {int(str(version)): str(checksum) for version, checksum in history}

@@ -1,6 +1,6 @@
 """Updates the metrics of the busiest models and of judged answers, for alert rules by model.
 
-Each update reads a few rollup rows per minute and model, however many requests there were.
+Each update reads a few rollup rows per minute and model, independently of the number of requests.
 Judgements arrive slowly, so they are read only once in five minutes.
 """
 
@@ -26,13 +26,13 @@ class ModelWatch:
         self._judged_at_s = float("-inf")
 
     async def run(self) -> None:
-        """Update every 15 s until cancelled; while ClickHouse is down, the last values remain."""
+        """Update the metrics every 15 s until cancelled, where a failure changes no values."""
         await run_every(
             _EVERY_S, self.step, name="models", expected=STORE_ERRORS, step_timeout_s=_STEP_S
         )
 
     async def step(self) -> None:
-        """Set the metrics to the values of the last five minutes."""
+        """Set the service levels of the last five minutes, and at times the judged quality."""
         self._metrics.show_models(await slo.busiest(self._store))
         now_s = asyncio.get_running_loop().time()
         if now_s - self._judged_at_s >= _JUDGED_EVERY_S:

@@ -1,4 +1,4 @@
-"""Tracks the consumer group's progress, and so the time up to which events are ingested.
+"""Tracks the consumer group's progress, which determines the time up to which events are ingested.
 
 Each member of the group, of which this process is one, reads some of the partitions. Offsets of all
 partitions are read from the broker by a client that never joins the group.
@@ -25,10 +25,10 @@ _STEP_S = 60.0
 
 
 class SinkObserver:
-    """Updates `progress` from the broker's offsets, in a thread of its own.
+    """Updates `progress` from the broker's offsets, in a dedicated thread.
 
     Attributes:
-        progress: Progress of ingestion; unchanged while the broker cannot be reached.
+        progress: Progress of ingestion, which is unchanged while the broker cannot be reached.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class SinkObserver:
     # The functions below run in the observer's thread.
 
     def _read_offsets(self) -> None:
-        """Read the ends of partitions and the group's offsets; KafkaException if unknown."""
+        """Read the ends of partitions and the group's offsets, or raise KafkaException."""
         if self._client is None:
             self._client = Consumer({**self._config, "group.id": f"{self._group}.probe"})
         known = self._client.list_topics(self._topic, timeout=_CALL_S)
@@ -98,7 +98,7 @@ class SinkObserver:
         for one in self._client.committed(partitions, timeout=_CALL_S):
             if one.error is not None:
                 raise KafkaException(one.error)
-            # The broker may have deleted earlier messages, which then need not be read.
+            # The broker may have deleted messages before this offset, which count as written.
             written[one.partition] = max(one.offset, bounds[one.partition][0])
         self.progress.written(written)
 

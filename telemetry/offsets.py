@@ -12,17 +12,17 @@ class OffsetTracker:
         self._next: dict[int, int] = {}
 
     def assign(self, committed: Mapping[int, int]) -> None:
-        """Set the offsets of assigned partitions; a negative offset means none committed."""
+        """Set the offsets of assigned partitions, negative for those without a committed offset."""
         for partition, offset in committed.items():
             self._next.pop(partition, None)
             if offset >= 0:
                 self._next[partition] = offset
 
     def missing(self, messages: Iterable[BrokerMessage]) -> int:
-        """Advance the offsets past messages; return the number of messages missing in between.
+        """Advance the offsets past messages, and return the number of messages missing in between.
 
-        Request topics have neither transactions nor compaction, so their offsets have no gaps. A
-        jump therefore means that the broker deleted messages before they were read.
+        Request topics have neither transactions nor compaction, so their offsets have no gaps. So a
+        gap means that the broker deleted messages before they were read.
         """
         count = 0
         for message in messages:

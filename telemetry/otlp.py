@@ -1,10 +1,10 @@
 """Exports spans to an OpenTelemetry collector without delaying the sink.
 
-Events are offered after they were written to ClickHouse, and wait in a bounded queue. If the
-collector is too slow, the oldest events are dropped and counted: first sampled ones, then those of
-failed or slow requests. Spans are built and sent in one daemon thread at a time, so that a hanging
-export delays neither the ledger nor the end of the process. If the broker delivers events again,
-identical spans with the same ids are sent again.
+The sink offers events after they were written to ClickHouse, and the events wait in a bounded
+queue. If the collector is too slow, the oldest events are dropped and counted. Events that are only
+sampled are dropped before those of failed or slow requests. One daemon thread at a time builds and
+sends spans, so a hanging export delays neither the ledger nor the end of the process. If the broker
+delivers events again, identical spans with the same ids are sent again.
 """
 
 import asyncio
@@ -43,10 +43,10 @@ _SCOPE = InstrumentationScope("sluice.telemetry")
 
 
 class Exporter(Protocol):
-    """Sends spans and blocks while sending; `opentelemetry`'s exporters have this interface."""
+    """Sends spans, and blocks while sending, like the exporters of `opentelemetry`."""
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """Send all spans, or report a failure."""
+        """Send all spans, and return whether the collector accepted them."""
         ...
 
     def shutdown(self) -> None:
@@ -55,17 +55,17 @@ class Exporter(Protocol):
 
 
 def http_exporter(endpoint: str) -> Exporter:
-    """Return an exporter for OTLP over HTTP; OpenTelemetry's variables set its headers and TLS."""
+    """Return an exporter for OTLP over HTTP, with its own variables for headers and TLS."""
     return OTLPSpanExporter(endpoint, timeout=_SEND_S, compression=Compression.Gzip)
 
 
 class SpanExport:
-    """Exports spans of events from a bounded queue; `run` has to run in a TaskGroup."""
+    """Exports spans of events from a bounded queue, in a loop that runs in a TaskGroup."""
 
     def __init__(
         self, exporter: Callable[[], Exporter], metrics: TelemetryMetrics, *, slow_us: int
     ) -> None:
-        """Prepare; for `slow_us` see `telemetry.spans.is_notable`."""
+        """Prepare the queue without an exporter. `telemetry.spans.is_notable` defines `slow_us`."""
         self._make = exporter
         self._metrics = metrics
         self._slow_us = slow_us
@@ -90,7 +90,7 @@ class SpanExport:
             self._has_some.set()
 
     async def run(self) -> None:
-        """Export queued events until cancelled; then export the rest for up to two seconds."""
+        """Export queued events until cancelled, and then the rest for up to two seconds."""
         exporter = await _in_thread(self._make)
         try:
             while True:
@@ -152,7 +152,7 @@ class SpanExport:
 
 
 def _in_thread(function: Callable[[], T]) -> asyncio.Future[T]:
-    """Call a function in a thread of its own, which does not delay the end of the process."""
+    """Call a function in a separate thread, which does not delay the end of the process."""
     loop = asyncio.get_running_loop()
     told: asyncio.Future[T] = loop.create_future()
 
@@ -184,7 +184,7 @@ def _small(event: RequestEvent) -> RequestEvent:
 
 
 def _export(exporter: Exporter, events: Sequence[RequestEvent]) -> int:
-    """Return the number of spans that the collector accepted; 0 if it refused them."""
+    """Return the number of spans that the collector accepted, or 0 if it refused them."""
     spans = [readable(span) for event in events for span in spans_of(event)]
     return len(spans) if exporter.export(spans) is SpanExportResult.SUCCESS else 0
 

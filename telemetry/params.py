@@ -1,4 +1,4 @@
-"""Parses query parameters and checks their bounds; errors name the parameter. Pure."""
+"""Parses query parameters and checks their bounds, with errors that name the parameter. Pure."""
 
 import re
 from collections.abc import Collection, Mapping
@@ -13,7 +13,7 @@ Query = Mapping[str, str]
 
 
 def number(query: Query, name: str, least: int, most: int, *, default: int | None = None) -> int:
-    """Return an integer within bounds; BadRequestError if it is missing and has no default."""
+    """Return an integer within bounds, or raise BadRequestError if it is missing and required."""
     text = query.get(name, "" if default is None else str(default))
     if not re.fullmatch(r"[0-9]{1,15}", text) or not least <= int(text) <= most:
         raise _wrong(name, f"{name} must be {least} to {most}")
@@ -21,7 +21,7 @@ def number(query: Query, name: str, least: int, most: int, *, default: int | Non
 
 
 def choice(query: Query, name: str, choices: Collection[str], *, default: str) -> str:
-    """Return one of several words; BadRequestError for any other word."""
+    """Return one of several words, or raise BadRequestError for any other word."""
     text = query.get(name, default)
     if text not in choices:
         raise _wrong(name, f"{name} must be one of {', '.join(choices)}")
@@ -29,7 +29,7 @@ def choice(query: Query, name: str, choices: Collection[str], *, default: str) -
 
 
 def moment_ms(query: Query, name: str, *, default_ms: int) -> int:
-    """Return a time in Unix milliseconds; its text is ISO 8601, and UTC without an offset."""
+    """Return a time in Unix ms from a text in ISO 8601, which is UTC if it has no offset."""
     text = query.get(name)
     if text is None:
         return default_ms
@@ -44,7 +44,7 @@ def moment_ms(query: Query, name: str, *, default_ms: int) -> int:
 
 
 def statuses(query: Query, name: str) -> tuple[int, int]:
-    """Return the lowest and highest HTTP status of `404`, `5xx` or `200-399`; default: all."""
+    """Return the lowest and highest HTTP status of `404`, `5xx` or `200-399`, by default of all."""
     text = query.get(name)
     if text is None:
         return 0, 65535
@@ -57,7 +57,7 @@ def statuses(query: Query, name: str) -> tuple[int, int]:
 
 
 def ident(query: Query, name: str) -> str:
-    """Return an id; empty if the parameter is missing."""
+    """Return an id, or an empty text if the parameter is missing."""
     text = query.get(name, "")
     if len(text) > _ID_CHARS_MAX:
         raise _wrong(name, f"{name} is no id")
@@ -65,7 +65,7 @@ def ident(query: Query, name: str) -> str:
 
 
 def required(query: Query, name: str) -> str:
-    """Return an id; BadRequestError if it is missing."""
+    """Return an id, or raise BadRequestError if it is missing."""
     if not (text := ident(query, name)):
         raise _wrong(name, f"say {name}")
     return text

@@ -1,4 +1,4 @@
-"""SQL queries on the trace tables that several modules share."""
+"""SQL queries on the trace tables that several modules share, and the scope of their tenants."""
 
 import datetime
 from dataclasses import dataclass
@@ -15,21 +15,21 @@ class TenantScope:
     Every query on tenants' rows requires a scope, and has `sql` among its conditions.
 
     Attributes:
-        tenant_ids: Ids of the tenants; None for the whole fleet, which only operators may read.
+        tenant_ids: Ids of the tenants, or None for the whole fleet, which only operators may read.
     """
 
     tenant_ids: tuple[str, ...] | None
 
     @classmethod
     def tenants(cls, *tenant_ids: str) -> Self:
-        """Return the scope of some tenants; ValueError if an id is empty."""
+        """Return the scope of some tenants, or raise ValueError if an id is empty."""
         if not all(tenant_ids):
             raise ValueError("a tenant's scope needs a tenant")
         return cls(tenant_ids)
 
     @classmethod
     def asked(cls, tenant_id: str) -> Self:
-        """Return the scope of an operator's query; an empty id means the whole fleet."""
+        """Return the scope of an operator's query, where an empty id means the whole fleet."""
         return cls((tenant_id,) if tenant_id else None)
 
     @property
@@ -43,9 +43,9 @@ class TenantScope:
         return {} if self.tenant_ids is None else {"tenants": list(self.tenant_ids)}
 
 
-# Returns one row per event, although duplicates may not be merged yet. The key order of `requests`
-# does not fit a query of the newest requests of all tenants; that of `recent_requests` does, and
-# otherwise the time window bounds the rows to read. The inner query selects only keys, so that
+# Returns one row per event, although duplicates may not be merged yet. The newest requests of all
+# tenants are read from `recent_requests`, whose key order fits that query. For other queries, the
+# time window bounds the rows to read from `requests`. The inner query selects only keys, so that
 # the other columns are read only for the returned rows.
 _RECENT = """
 SELECT * EXCEPT (ingested_at)
@@ -81,7 +81,8 @@ ORDER BY received_at DESC, event_id, ingested_at DESC
 LIMIT 1 BY event_id
 LIMIT {limit:UInt32}
 """
-# Time windows in hours that are tried until one has enough rows; the last one has all rows.
+# Time windows in hours, which are tried in order until one has enough rows. The last one has all
+# rows.
 _WINDOWS_HOURS = (1, 24, 24 * 31, 24 * 366 * 100)
 _BY_TIME_HOURS_MAX = 24  # hours of rows that `recent_requests` always keeps
 LIMIT_MAX = 1000
@@ -90,7 +91,7 @@ _ARMS = {wire.ARM_CONTROL: "control", wire.ARM_CANARY: "canary"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestFilter:
-    """Conditions on the requests of a list; an empty string means no condition.
+    """Conditions on the requests of a list, where an empty string means no condition.
 
     Attributes:
         tenant_id: Tenant of the requests.
@@ -113,7 +114,7 @@ class RequestFilter:
 async def recent_requests(
     store: Store, wanted: RequestFilter, *, limit: int
 ) -> list[dict[str, Any]]:
-    """Return at most `limit` requests, newest first; times are ISO 8601.
+    """Return at most `limit` requests, newest first, with times as ISO 8601 text.
 
     Raises:
         STORE_ERRORS: ClickHouse cannot be reached.
@@ -143,7 +144,7 @@ def readable(row: dict[str, Any]) -> dict[str, Any]:
     """Return the row of an event with values that JSON can represent."""
     return row | {
         "received_at": iso(row["received_at"]),
-        # As text, because JavaScript would round a 64-bit number.
+        # The hash is text, because JavaScript would round a 64-bit number.
         "session_hash": f"{row['session_hash']:016x}",
         "arm": _ARMS.get(row["arm"], ""),
     }

@@ -1,4 +1,4 @@
-"""Reconciliation: checks the ledger against the engines' token counts, by hour and model.
+"""Compares the ledger with the engines' token counts, by hour and model.
 
 The ledger is the sum of the gateways' events. Independently, routers count the tokens that engines
 generate, by the hour in which a request was received (`router.counting`). So both sides count a
@@ -22,17 +22,17 @@ from telemetry.rollups_worker import SETTLE_MS
 from telemetry.store import STORE_ERRORS, Store
 from telemetry.usage import Granularity, closed_until_ms
 
-OTHER = "*"  # model name of tokens that a router counts without knowing their model
+OTHER = "*"  # model name of tokens whose model the router does not know
 _EVERY_S = 60.0
 _STEP_S = 60.0
 _WATCHED_MS = 2 * 86_400_000
-# Seconds. Routers report every 10 s; a router without a report for this long and without a final
-# report was killed.
+# Seconds without a report after which a router counts as killed, unless it sent a final report.
+# Routers report every 10 s.
 _SILENT_S = 120
 _SPAN = """BETWEEN fromUnixTimestamp64Milli({from_ms:Int64}, 'UTC')
             AND fromUnixTimestamp64Milli({to_ms:Int64} - 1, 'UTC')"""
-# Copies for shadow stages are included, because engines generated their tokens, too. Also included
-# are the tokens that a model had used before a stand-in answered. Embeddings bypass the routers.
+# Copies for shadow stages are included, because engines generated their tokens, too. The tokens of
+# a model before a stand-in replaced it are included as well. Embeddings bypass the routers.
 _LEDGER = f"""
 SELECT hour_ms, told.1 AS model, sum(told.2) AS ledger, sum(told.3) AS ledger_prompt
 FROM (
@@ -48,7 +48,7 @@ FROM (
 WHERE model != ''
 GROUP BY hour_ms, model
 SETTINGS max_execution_time = 25, do_not_merge_across_partitions_select_final = 1
-"""  # noqa: S608 - constants of the code; values are parameters
+"""  # noqa: S608 - constants of the code, with values as parameters
 _COUNTED = f"""
 SELECT toUnixTimestamp64Milli(hour) AS hour_ms, model, sum(output_tokens) AS engines,
     sum(uncertain_tokens) AS uncertain, sum(discarded_tokens) AS discarded,
@@ -58,8 +58,8 @@ FROM token_counts FINAL
 WHERE model != '' AND hour {_SPAN}
 GROUP BY hour_ms, model
 """  # noqa: S608 - constants of the code
-# The last two hours of killed routers: the counts after their last report are lost, mostly those of
-# requests received in these hours.
+# The last two hours with reports of killed routers. Their counts after the last report are lost,
+# and these counts mostly belong to requests received in these hours.
 _KILLED = f"""
 SELECT DISTINCT arrayJoin([last_ms, last_ms - 3600000]) AS hour_ms
 FROM (
@@ -72,14 +72,14 @@ FROM (
 """  # noqa: S608 - constants of the code
 
 
-# Hours that got new rows; a view marks them (`telemetry.rollups`).
+# Hours with new rows, which a view marks (`telemetry.rollups`).
 _TOUCHED = f"""
 SELECT DISTINCT toUnixTimestamp(toStartOfHour(minute, 'UTC')) * 1000 AS hour_ms
 FROM rollup_marks
 WHERE marked_at >= fromUnixTimestamp64Milli({{since_ms:Int64}}, 'UTC') AND minute {_SPAN}
 """  # noqa: S608 - constants of the code
 _NOW = "SELECT toUnixTimestamp64Milli(now64(3)) AS now_ms"
-# Milliseconds after which everything is read again, because lost rows leave no marks.
+# Milliseconds after which all hours are read again, because lost rows leave no marks.
 _WHOLE_EVERY_MS = 3_600_000
 
 
@@ -89,7 +89,7 @@ class ReconciliationState(StrEnum):
     EQUAL = "equal"
     DIFFERS = "differs"
     OPEN = "open"  # events may still arrive
-    UNKNOWN = "unknown"  # counts are missing (a router was killed), or are not split by model
+    UNKNOWN = "unknown"  # counts are missing because a router was killed, or are not split by model
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,18 +100,18 @@ class Compared:
         start_ms: Unix time of the hour.
         ledger_tokens: Output tokens of the hour's requests in the ledger, including copies.
         engine_tokens: Output tokens from engines that gateways have received.
-        uncertain_tokens: Further output tokens of broken streams, of which the ledger may have
-            some, or all if the gateway was killed.
+        uncertain_tokens: Further output tokens of broken streams. The ledger may have some of them,
+            or all if the gateway was killed.
         discarded_tokens: Output tokens that neither side counts, generated after a stop string or
             after the client left.
         ledger_prompt_tokens: Prompt tokens of placed requests in the ledger.
         engine_prompt_tokens: Prompt tokens of requests that routers placed, once per request.
-        uncertain_prompt_tokens: Further prompt tokens, of broken streams.
+        uncertain_prompt_tokens: Further prompt tokens of broken streams.
         resumed_prompt_tokens: Prompt tokens of later placements of resumed answers, which the
             ledger does not count.
-        has_prompts: Whether all routers of the hour count prompt tokens; otherwise prompt tokens
+        has_prompts: Whether all routers of the hour count prompt tokens. Otherwise prompt tokens
             are not compared.
-        state: Result, see `ReconciliationState`.
+        state: Result of the comparison.
     """
 
     start_ms: int
@@ -129,12 +129,12 @@ class Compared:
 
     @property
     def difference(self) -> int:
-        """Output tokens by which the ledger exceeds the engines; negative if it has fewer."""
+        """Output tokens by which the ledger exceeds the engines, negative if it has fewer."""
         return difference(self.ledger_tokens, self.engine_tokens, self.uncertain_tokens)
 
     @property
     def prompt_difference(self) -> int:
-        """Prompt tokens by which the ledger exceeds the engines; 0 if they are not compared."""
+        """Prompt tokens by which the ledger exceeds the engines, or 0 if they are not compared."""
         if not self.has_prompts:
             return 0
         ledger, engines = self.ledger_prompt_tokens, self.engine_prompt_tokens
@@ -153,7 +153,7 @@ class Compared:
 
 
 def difference(ledger: int, engines: int, uncertain: int) -> int:
-    """Return by how many tokens the ledger certainly differs; negative if it has fewer."""
+    """Return by how many tokens the ledger certainly differs, negative if it has fewer."""
     return max(0, ledger - engines - uncertain) - max(0, engines - ledger)
 
 
@@ -163,7 +163,7 @@ def compared(
     killed_ms: Iterable[int],
     closed_ms: int,
 ) -> list[Compared]:
-    """Return the comparison of every hour and model that either side has, in order.
+    """Return the comparison of every hour and model that either side has, by time and model.
 
     Args:
         ledger: Rows of the ledger.
@@ -221,7 +221,7 @@ def mismatch_tokens(hours: Sequence[Compared]) -> int:
 
 
 async def reconciled(store: Store, from_ms: int, to_ms: int, closed_ms: int) -> list[Compared]:
-    """Return the comparison for whole hours; STORE_ERRORS if ClickHouse cannot be reached."""
+    """Return the comparison for whole hours, or raise STORE_ERRORS."""
     ledger = await store.query(_LEDGER, {"from_ms": from_ms, "to_ms": to_ms})
     return await _against_engines(store, ledger, (from_ms, to_ms), closed_ms)
 
@@ -235,11 +235,7 @@ async def _against_engines(
 
 
 class LedgerSums:
-    """The ledger's sums for repeated comparisons; hours without new rows are read only once.
-
-    The sums are computed from events, because rollups lack tokens that no client received
-    (`lost_output_tokens`) and count prompts differently from routers.
-    """
+    """The ledger's sums for repeated comparisons, which read only hours with new rows again."""
 
     def __init__(self, store: Store, *, settle_ms: int = SETTLE_MS) -> None:
         self._store = store
@@ -248,8 +244,8 @@ class LedgerSums:
         self._seen_ms = self._whole_ms = 0
 
     async def of(self, span: Range) -> list[dict[str, Any]]:
-        """Return the sums of whole hours; STORE_ERRORS if ClickHouse cannot be reached."""
-        [clock] = await self._store.query(_NOW, {})  # read before any rows
+        """Return the sums of whole hours, or raise STORE_ERRORS if ClickHouse cannot be reached."""
+        [clock] = await self._store.query(_NOW, {})  # the time before any rows are read
         now_ms = clock["now_ms"]
         is_whole = not self._whole_ms <= now_ms < self._whole_ms + _WHOLE_EVERY_MS
         parameters = {"from_ms": span[0], "to_ms": span[1]}
@@ -281,7 +277,7 @@ def stretches(hours: Iterable[int]) -> list[Range]:
 
 
 class Reconciler:
-    """Updates the metrics of the reconciliation; `run` has to run in a TaskGroup."""
+    """Updates the metrics of the reconciliation in a loop, `run`, which runs in a TaskGroup."""
 
     def __init__(
         self, store: Store, progress: IngestProgress, closer: Closer, metrics: TelemetryMetrics
@@ -299,7 +295,7 @@ class Reconciler:
         )
 
     async def step(self) -> None:
-        """Compare the closed hours of two days; raises STORE_ERRORS if ClickHouse is down."""
+        """Compare the closed hours of two days, or raise STORE_ERRORS if ClickHouse is down."""
         closed_ms = closed_until_ms(min(self._progress.until_ms, self._closer.until_ms))
         if not closed_ms:
             return

@@ -1,6 +1,6 @@
-"""Retention and storage tiers of rows: applies the settings to the tables at each start.
+"""Applies the settings of retention and storage tiers to the tables, at each start.
 
-The present state is read from the tables themselves, and only differences are changed.
+The present state is read from the tables, and only differences are changed.
 """
 
 import re
@@ -14,8 +14,8 @@ from telemetry.settings import REQUESTS_DAYS_MIN, StoreSettings
 
 log = structlog.get_logger(__name__)
 
-# The time from which the age of a row is counted. Events count from their ingestion: a late event
-# is then kept as long as any other, and all events of a minute exist for at least the set time.
+# SQL for the time from which the age of a row is counted. Events count from their ingestion, so a
+# late event is stored as long as any other. All events of a minute exist for at least the set time.
 AGE = {
     "requests": "toDateTime(ingested_at)",
     "request_ids": "toDateTime(ingested_at)",
@@ -27,14 +27,14 @@ AGE = {
     "usage_minutes": "start",
     "usage_hours": "start",
 }
-# Tables whose rows are kept as long as the rows of the table that they refer to.
+# Tables whose rows are stored as long as the rows of the table that they refer to.
 _AS_LONG_AS = {"request_ids": "requests"}
-# Tables whose size grows with the number of requests; only their rows move to the cold volume.
+# Tables whose size grows with the number of requests. Only their rows move to the cold volume.
 TIERED = ("requests", "usage_minutes", "usage_hours")
 _TTL = re.compile(r" TTL (.+?)(?: SETTINGS .*)?$", re.DOTALL)
 _DELETES = re.compile(r"\+ toIntervalDay\((\d+)\)$")
 # Tables whose deletions other modules must take into account, with the name under which a deletion
-# is stored in `rollup_progress`: rows from before `until` may be missing.
+# is stored in `rollup_progress`. Rows from before its `until` may be missing.
 GONE = {"requests": "gone_requests", "usage_minutes": "gone_usage_minutes"}
 _TABLES = """
 SELECT name, create_table_query, storage_policy FROM system.tables
@@ -45,8 +45,8 @@ INSERT INTO {database}.rollup_progress (name, until)
 SELECT '{name}', now64(3) - toIntervalDay({days})
 """
 # Whether rows would be deleted that are not in the rollups, with a larger margin than the day in
-# `telemetry.rollups`. The first condition is answered without reading rows: if no row gets old
-# enough within the next days, rollups will be computed in time.
+# `telemetry.rollups`. ClickHouse answers the first condition without reading rows. If no row
+# becomes old enough within the next days, rollups will be computed in time.
 _UNSAFE = """
 SELECT (SELECT min(received_at) FROM {database}.requests) < now64(3) - toIntervalDay({days} - 5)
     AND (SELECT count() FROM {database}.requests) > 0
@@ -70,19 +70,19 @@ SELECT (SELECT min(received_at) FROM {database}.requests) < now64(3) - toInterva
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """The TTL and storage policy of a table; an empty `ttl` means that all rows are kept."""
+    """The TTL and storage policy of a table, with an empty `ttl` if no rows are deleted."""
 
     ttl: str
     storage_policy: str
 
 
 def days_setting(table: str) -> str:
-    """Return the name of the setting that bounds how long a table's rows are kept."""
+    """Return the name of the setting with the days after which a table's rows are deleted."""
     return f"{_AS_LONG_AS.get(table, table)}_days"
 
 
 def wanted_ttl(settings: StoreSettings, table: str) -> str:
-    """Return the TTL that the settings require for a table; empty for no TTL."""
+    """Return the TTL that the settings require for a table, or an empty text for no TTL."""
     age = AGE[table]
     days = int(getattr(settings, days_setting(table)))
     parts: list[str] = []
@@ -95,7 +95,7 @@ def wanted_ttl(settings: StoreSettings, table: str) -> str:
 
 
 def changes(settings: StoreSettings, tables: Mapping[str, Table]) -> dict[str, list[str]]:
-    """Return the ALTER statements that tables need; `{{on_cluster}}` has to be filled in."""
+    """Return the ALTER statements by table, with `{{on_cluster}}` still to be filled in."""
     found: dict[str, list[str]] = {}
     for name in AGE.keys() & tables.keys():
         alter = f"ALTER TABLE {name} {{{{on_cluster}}}} "
@@ -112,13 +112,13 @@ def changes(settings: StoreSettings, tables: Mapping[str, Table]) -> dict[str, l
 
 
 def ttl_of(create_table_query: str) -> str:
-    """Return the TTL in a table's CREATE statement; empty if there is none."""
+    """Return the TTL in a table's CREATE statement, or an empty text if there is none."""
     found = _TTL.search(create_table_query)
     return found[1] if found else ""
 
 
 def days_of(ttl: str) -> int:
-    """Return the days after which a TTL deletes rows; 0 if it never does.
+    """Return the days after which a TTL deletes rows, or 0 if it deletes none.
 
     An unknown TTL counts as the shortest allowed one, so that no query relies on rows that may be
     missing.
@@ -134,7 +134,7 @@ def days_of(ttl: str) -> int:
 async def needed(database: TraceDatabase, settings: StoreSettings, local: str) -> list[str]:
     """Return the statements that apply the settings to the tables in the database `local`.
 
-    Events are deleted only after they were summed. While old events are not summed, the change of
+    Events must be in the rollups before they are deleted. While old events are not, the change of
     their table is postponed to the next start. The time before which rows may be missing is stored
     first, so that sums over that time are not recomputed.
     """
@@ -161,5 +161,5 @@ async def needed(database: TraceDatabase, settings: StoreSettings, local: str) -
 
 
 def is_shorter(days: int, than: int) -> bool:
-    """Return whether a retention is shorter than another one; 0 days mean forever."""
+    """Return whether a retention is shorter than another one, where 0 days mean unlimited."""
     return days > 0 and (not than or days < than)

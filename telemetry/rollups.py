@@ -1,13 +1,13 @@
-"""Rollups: sums of requests per minute and per hour, and the rules for their use.
+"""Decides when requests are read from sums per minute and per hour (rollups), and when from events.
 
 Events are delivered at least once, and a gateway's event replaces its router's report. So rollup
-rows are never incremented: when an interval of a tenant gets events, its sums are recomputed from
-all its events. Each insert marks the intervals it has touched (a view in the migration), and
+rows are never incremented. When an interval of a tenant receives events, its sums are recomputed
+from all its events. A view in the migrations marks the intervals that each insert has changed, and
 `rollup_progress` stores up to which mark rollups were computed. A query reads rollups for intervals
 that were not marked since, and events for all others. So its result equals the sum over the events,
 neither stale nor counted twice.
 
-This module has the decisions and the SQL; `telemetry.rollups_worker` writes the rows.
+This module has the decisions and the SQL, and `telemetry.rollups_worker` writes the rows.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -17,19 +17,20 @@ from enum import StrEnum
 from telemetry.settings import REQUESTS_DAYS_MIN
 
 MINUTE_MS, HOUR_MS, DAY_MS = 60_000, 3_600_000, 86_400_000
-DAYS = "days"  # progress name of `telemetry.day_sums`; no level, because bills never read days
-# An hour is closed this long after its end. Rows that are written after that are late: a gateway
-# had spooled them while the broker was down, or their request ran for that long.
+# Progress name of `telemetry.day_sums`, which is no level because bills never read days
+DAYS = "days"
+# An hour is closed this long after its end. Rows that are written later count as late. Either a
+# gateway had spooled them while the broker was down, or their request ran for that long.
 CLOSED_AFTER_MS = HOUR_MS
-# Marks are kept for 30 days, so rollups that are further behind are invalid and computed anew.
+# Marks are stored for 30 days, so rollups that are further behind are invalid and computed anew.
 BEHIND_MAX_MS = 29 * DAY_MS
-# Events are kept for whole days and deleted when parts are merged, never too early. This margin
+# Events are stored for whole days and deleted when parts are merged, never too early. This margin
 # allows for differing clocks and for the duration of a round of rollups.
 _ROOM_MS = DAY_MS
-# An event that arrives this long after its time gets a rollup row of its own, to be added to the
-# others. The limit is half of the minimum retention of events: all events that arrived earlier
-# exist for at least as long again and can be summed. It is fixed and independent of the settings,
-# because otherwise rows of both kinds could contain the same event.
+# An event that arrives this long after its time has its own rollup row, which is added to the other
+# rows. The limit is half of the minimum retention of events. So all events that arrived before this
+# limit exist for as long again and can be summed. The limit does not depend on the settings,
+# because otherwise both kinds of rows could contain the same event.
 LATE_AFTER_MS = REQUESTS_DAYS_MIN * DAY_MS // 2
 _RANGES_MAX = 40
 
@@ -37,7 +38,7 @@ Range = tuple[int, int]
 
 
 class Level(StrEnum):
-    """The interval length of a rollup row; its progress is stored under this name."""
+    """The interval length of a rollup row, which is also the name of its stored progress."""
 
     MINUTES = "minutes"
     HOURS = "hours"
@@ -55,7 +56,7 @@ class Level(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RetainedSince:
-    """The times from which all rows certainly exist, in Unix time of whole hours.
+    """The times from which all rows certainly exist, in Unix milliseconds of whole hours.
 
     Attributes:
         events_ms: Arrival time from which all request events exist.
@@ -82,9 +83,9 @@ class Deletion:
     """The deletion of rows by a table's TTL, which may differ from the settings.
 
     Attributes:
-        days: Days for which rows are kept; 0 if they are kept forever.
-        gone_ms: Unix time before which rows may be missing because of an earlier, shorter
-            retention; 0 if none may be missing.
+        days: Days after which rows are deleted, or 0 if they are never deleted.
+        gone_ms: Unix time in ms before which rows may be missing because of an earlier, shorter
+            retention, or 0.
     """
 
     days: int = 0
@@ -93,7 +94,7 @@ class Deletion:
 
 @dataclass(frozen=True, slots=True)
 class RollupState:
-    """The progress of rollups as of one query, in Unix time.
+    """The progress of rollups at the time of one query, in Unix milliseconds.
 
     Attributes:
         has_minutes: Whether rollups of minutes are valid, except for marked minutes.
@@ -112,10 +113,10 @@ class RollupState:
 
 @dataclass(frozen=True, slots=True)
 class SpanPlan:
-    """The tables to sum a time range from: rollups and events. Ranges are sorted and disjoint.
+    """The tables to sum a time range from, by sorted and disjoint ranges of rollups and events.
 
     Attributes:
-        span: The whole hours of the queried time range; its other parts are among the events.
+        span: The whole hours of the queried time range. Its partial hours are in `events`.
         minutes: Hours within `span` for which rollups of hours are not valid.
         events: Ranges to sum from events. The other parts of `minutes` are summed from rollups of
             minutes.
@@ -126,7 +127,7 @@ class SpanPlan:
     events: tuple[Range, ...]
 
     def level_at(self, moment_ms: int) -> Level | None:
-        """Return the rollup level that covers a time; None if events cover it."""
+        """Return the rollup level that covers a time, or None if events cover it."""
         if _holds(self.events, moment_ms):
             return None
         return Level.MINUTES if _holds(self.minutes, moment_ms) else Level.HOURS
@@ -162,7 +163,7 @@ def condition(ranges: Sequence[Range], moment: str) -> str:
 
 
 def rows(level: Level, where: Range, ranges: str, scope: str) -> str:
-    """Return SQL for the rows of a rollup; `ranges` and `scope` are SQL conditions."""
+    """Return SQL for the rows of a rollup, where `ranges` and `scope` are SQL conditions."""
     return f"""
 SELECT toDateTime64(start, 3, 'UTC') AS at, {", ".join(KEYS)}, {", ".join(MEASURES)}
 FROM {level.table} FINAL
@@ -172,8 +173,8 @@ WHERE ({scope}) AND {_between("start", where)} AND ({ranges})"""  # noqa: S608 -
 def event_rows(where: str) -> str:
     """Return SQL for the same columns from single events, with one row per event.
 
-    FINAL removes duplicates that are not merged yet; they have the same time and so are always in
-    the same partition.
+    FINAL removes duplicates that are not merged yet. Duplicates have the same time, so they are
+    always in the same partition.
 
     Prompt tokens are counted only if they were computed, as in the gateway's limits and metrics.
     Requests that were refused, or left the queue before a placement, have none. Events of
@@ -196,10 +197,11 @@ SELECT received_at AS at, {", ".join(KEYS)}, event_id, ingested_at,
         + toIntervalMillisecond({CLOSED_AFTER_MS})) AS late,
     if(late > 0, ingested_at, fromUnixTimestamp64Milli(0, 'UTC')) AS late_at
 FROM requests FINAL
-WHERE {where}"""  # noqa: S608 - our own words; values are parameters
+WHERE {where}"""  # noqa: S608 - our own words, with values as parameters
 
 
-# Columns that all requests of a row share, and columns that are summed; of `late_at` the maximum.
+# Columns that all requests of a row share, and columns that are summed, except for `late_at`, whose
+# maximum is used.
 KEYS = ("tenant_id", "key_id", "model", "release", "pool_id", "is_copy")
 MEASURES = (
     *("requests", "failed", "prompt", "cached", "output", "withheld", "unbilled", "late"),
@@ -209,7 +211,7 @@ SUMS = MEASURES[:-1]
 
 
 def planned_rows(found: SpanPlan, scope: str) -> str:
-    """Return SQL for rows that add up to a time range: `at`, `KEYS` and `MEASURES`."""
+    """Return SQL for rows that add up to a time range, with `at`, `KEYS` and `MEASURES`."""
     columns = f"at, {', '.join(KEYS)}, {', '.join(MEASURES)}"
     parts = [rows(Level.HOURS, found.span, f"NOT ({condition(found.minutes, 'start')})", scope)]
     if found.minutes:

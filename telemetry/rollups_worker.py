@@ -1,10 +1,10 @@
 """Computes rollups for marked intervals, and returns their progress for queries.
 
-Several processes may run this, and may crash at any point. A round first sums all events of the
-marked intervals and then stores its progress, so that a repeated round writes the same rows. A row
-has as version the store's time from before its events were read, and the newest version counts. So
-the winning row includes all events that were marked early enough. For this, no write here or to
-`requests` may take as long as `SETTLE_MS`.
+Several processes may compute rollups at once, and may crash at any point. A round first sums all
+events of the marked intervals and then stores its progress, so a repeated round writes the same
+rows. The version of a row is the store's time before its events were read, and queries use the
+newest version. So the newest row includes all events that were marked before that time. This
+requires that every write of rollups and `requests` ends within `SETTLE_MS`.
 """
 
 import asyncio
@@ -34,23 +34,25 @@ from telemetry.rollups import (
 )
 from telemetry.store import STORE_ERRORS, Store
 
-SETTLE_MS = 120_000  # milliseconds; inserts take up to 60 s, and servers' clocks differ
+SETTLE_MS = 120_000  # milliseconds, since inserts last up to 60 s, and servers' clocks differ
 _EVERY_S = 30.0
 _STEP_S = 600.0
 _LEVEL_S = 200.0  # seconds per level in one step, so that neither level starves the other
-# Milliseconds between rounds of hours. The current hour need not be summed in each round, because
+# Milliseconds between rounds of hours. The current hour is not summed in each round, because
 # queries use its minutes meanwhile.
 _HOURS_EVERY_MS = 600_000
 _MARKS_MAX, _MARKS_MIN = 100_000, 10
 _DIRTY_MAX = 100_000
-# Time over which the marks of rows from before marking began are spread, so that rounds can be
-# small. The hours of a tenant's day get consecutive marks, because its events are stored together.
+# Milliseconds over which the marks of rows from before marking began are spread, so that rounds can
+# be small. The hours of a tenant's day have consecutive marks, because its events are stored
+# together.
 _SPREAD_MS = HOUR_MS
 
 _NOW = "SELECT toUnixTimestamp64Milli(now64(3)) AS now_ms"
-# Names of stored progress: the time at which marking began, and the days of events marked since.
+# Names of stored progress. The first has the time at which marking began, and the second the days
+# whose events were marked since.
 _SEED_BASE, _SEED_DAY = "seed", "seed_{base_ms}"
-# ClickHouse answers this from metadata of parts, without reading rows.
+# ClickHouse answers this query from metadata of parts, without reading rows.
 _MONTHS = """
 SELECT toUnixTimestamp64Milli(min(received_at)) AS first_ms,
     toUnixTimestamp64Milli(max(received_at)) AS last_ms
@@ -80,7 +82,7 @@ FROM (
     SELECT marked_at FROM rollup_marks WHERE {_SPAN}
     ORDER BY marked_at LIMIT {{marks:UInt32}} WITH TIES
 )
-"""  # noqa: S608 - constants of the code; values are parameters
+"""  # noqa: S608 - constants of the code, with values as parameters
 _DIRTY = """
 SELECT
     toUnixTimestamp(minute) * 1000 AS minute_ms,
@@ -129,17 +131,17 @@ FROM (
 )
 GROUP BY {", ".join(groups)}
 SETTINGS max_execution_time = 30, do_not_merge_across_partitions_select_final = 1
-"""  # noqa: S608 - constants of the code; values are parameters
+"""  # noqa: S608 - constants of the code, with values as parameters
 
 
 _ROLL = {level: _roll(level) for level in Level}
 
 
 async def summed(store: Store, span: Range, scope: TenantScope) -> str:
-    """Return SQL for rows that add up to the events of a time range: `at`, `KEYS` and `MEASURES`.
+    """Return SQL for rows of `at`, `KEYS` and `MEASURES` that add up to the events of a time range.
 
-    The statement depends on the present progress, so it must be run at once and not be cached.
-    Raises the errors of `rollup_state`.
+    The statement depends on the present progress, so it must be run at once and not be cached. The
+    function raises the errors of `rollup_state`.
     """
     state = await rollup_state(store, span, scope)
     return planned_rows(plan(span, state), scope.sql)
@@ -148,8 +150,8 @@ async def summed(store: Store, span: Range, scope: TenantScope) -> str:
 async def rollup_state(store: Store, span: Range, scope: TenantScope) -> RollupState:
     """Return the progress of rollups for a time range and tenants.
 
-    Call this before reading rows: marks that are added later belong to rows that were not
-    acknowledged yet.
+    The caller reads rows after this call, because later marks belong to rows that were not
+    acknowledged at the time of the call.
 
     Raises:
         STORE_ERRORS: ClickHouse cannot be reached.
@@ -188,7 +190,7 @@ def _where(rows: Iterable[dict[str, Any]], name: str) -> list[int]:
 
 
 class Rollups:
-    """Computes rollups periodically; `run` has to run in a TaskGroup."""
+    """Computes rollups periodically in a loop, `run`, which runs in a TaskGroup."""
 
     def __init__(
         self, store: Store, metrics: TelemetryMetrics, *, settle_ms: int = SETTLE_MS
@@ -207,7 +209,7 @@ class Rollups:
         )
 
     async def step(self) -> None:
-        """Process all present marks; raises STORE_ERRORS, after which it can be called again."""
+        """Process all present marks, or raise STORE_ERRORS, after which a retry is harmless."""
         [row] = await self._store.query(_NOW, {})
         await self._level(Level.MINUTES)
         is_time = row["now_ms"] >= self._hours_at_ms
@@ -217,7 +219,7 @@ class Rollups:
             self._hours_at_ms = row["now_ms"] + _HOURS_EVERY_MS
 
     async def _level(self, level: Level) -> bool:
-        """Process marks of a level; return False if the time ran out before all were processed."""
+        """Process marks of a level, or return False if the time ran out before the last one."""
         clock = asyncio.get_running_loop().time
         until_s = clock() + _LEVEL_S
         known = await progress(self._store)
@@ -229,7 +231,7 @@ class Rollups:
         return False
 
     async def _round(self, level: Level) -> bool:
-        """Process a bounded number of marks; return whether all marks are processed now."""
+        """Process a bounded number of marks, and return whether all marks are processed."""
         known = await progress(self._store)
         settled_ms = known.now_ms - self._settle_ms
         if level in known.levels:
@@ -252,7 +254,7 @@ class Rollups:
         return is_all
 
     async def _roll(self, level: Level, known: RollupProgress, marked: Range) -> bool:
-        """Recompute the sums of marked intervals; return False if there were too many at once."""
+        """Recompute the sums of marked intervals, or return False if they were too many at once."""
         parameters = {
             "now_ms": known.now_ms,
             "from_ms": marked[0],
@@ -263,8 +265,8 @@ class Rollups:
         try:
             await self._store.write(_ROLL[level], parameters)
         except STORE_ERRORS:
-            # Try fewer marks next time, as there may have been too many. A failure with the minimum
-            # number has another cause.
+            # The next attempt has fewer marks, because there may have been too many. A failure with
+            # the minimum number has another cause.
             if self._marks_max == _MARKS_MIN:
                 raise
             self._marks_max = max(_MARKS_MIN, self._marks_max // 2)
@@ -276,10 +278,10 @@ class Rollups:
         await note_progress(self._store, str(name), to_ms)
 
     async def _seeded(self, known: RollupProgress, until_s: float) -> bool:
-        """Mark all rows from before marking began; return whether all are marked.
+        """Mark all rows from before marking began, and return whether all are marked.
 
-        One statement, which can be repeated safely, writes all marks of one day. The remaining days
-        are marked by later calls.
+        One statement writes all marks of one day, and its repetition is harmless. Later calls mark
+        the remaining days.
         """
         base_ms = known.until_ms.get(_SEED_BASE, 0)
         if base_ms <= known.now_ms - BEHIND_MAX_MS:

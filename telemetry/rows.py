@@ -1,7 +1,7 @@
 """Decodes broker messages into rows, and separates invalid messages ("poison"). Pure.
 
-A poison message must never block later messages, and a valid message must never make an insert
-fail. So every value that ClickHouse would refuse is detected here.
+A poison message must never block later messages, and a decoded message must never cause an insert
+to fail. So this module detects every value that ClickHouse would refuse.
 """
 
 from collections.abc import Iterable, Sequence
@@ -27,7 +27,8 @@ _VERSIONS = (
     FEEDBACK_VERSION,
     TOOL_CALL_VERSION,
 )
-# 2020-01-01 and 2100-01-01. Times outside come from a wrong clock, and would add odd partitions.
+# 2020-01-01 and 2100-01-01 in Unix milliseconds. Times outside are those of a wrong clock, and
+# would add odd partitions.
 RECEIVED_MIN_MS = 1_577_836_800_000
 RECEIVED_MAX_MS = 4_102_444_800_000
 _U8_MAX = 0xFF
@@ -110,7 +111,7 @@ POISON_COLUMNS: dict[str, str] = {
 
 
 class PoisonReason(StrEnum):
-    """The reason why a message is not a valid event; also used as a metric label."""
+    """The reason why a message is not a valid event, which is also a metric label."""
 
     UNDECODABLE = "undecodable"
     UNKNOWN_SCHEMA = "unknown_schema"
@@ -142,7 +143,7 @@ class Poison:
 
 @dataclass(slots=True)
 class RowBatch:
-    """The decoded messages of one read from the broker, by kind.
+    """The decoded messages of one batch of the broker, by kind.
 
     Attributes:
         events: Events, one per event id, in the order of arrival.
@@ -194,17 +195,17 @@ def decode(messages: Iterable[BrokerMessage]) -> RowBatch:
 
 
 def event_columns(events: Sequence[RequestEvent]) -> list[Sequence[Any]]:
-    """Return the values by column of `COLUMNS`; times are integer milliseconds."""
+    """Return the values by column of `COLUMNS`, with times in integer milliseconds."""
     return list(zip(*map(_fields, events), strict=True))
 
 
 def closing_columns(closings: Sequence[RequestEvent]) -> list[Sequence[Any]]:
-    """Return the values by column of `CLOSING_COLUMNS`; times are integer milliseconds."""
+    """Return the values by column of `CLOSING_COLUMNS`, with times in integer milliseconds."""
     return [*event_columns(closings), [closing.part for closing in closings]]
 
 
 def count_columns(counts: Sequence[RequestEvent]) -> list[Sequence[Any]]:
-    """Return the values by column of `COUNT_COLUMNS`; times are integer milliseconds."""
+    """Return the values by column of `COUNT_COLUMNS`, with times in integer milliseconds."""
     return [
         [event.received_at_unix_ms for event in counts],
         [event.model for event in counts],
@@ -214,7 +215,7 @@ def count_columns(counts: Sequence[RequestEvent]) -> list[Sequence[Any]]:
 
 
 def poison_columns(poisons: Sequence[Poison]) -> list[Sequence[Any]]:
-    """Return the values by column of `POISON_COLUMNS`; payloads are cut at 64 KiB."""
+    """Return the values by column of `POISON_COLUMNS`, with payloads cut at 64 KiB."""
     return [
         [poison.source.topic for poison in poisons],
         [poison.source.partition for poison in poisons],
@@ -247,7 +248,7 @@ def _problem(event: RequestEvent) -> str | None:
         return f"status {event.status} is above {_U16_MAX}"
     if event.resumes > _U16_MAX:
         return f"resumes {event.resumes} is above {_U16_MAX}"
-    # Protobuf enums accept any 32-bit value; an unknown arm is kept for newer readers.
+    # Protobuf enums accept any 32-bit value. An unknown arm is stored for newer readers.
     if not 0 <= event.arm <= _U8_MAX:
         return f"arm {event.arm} is none"
     return None

@@ -1,7 +1,7 @@
 """Counts the likelihood scores of a rollout's answers by time window, in SQL.
 
-A score is a row of its own: the event of a copy that names the scored request. A score belongs to
-the window in which it was *computed*, so that no window waits for work of the lowest priority.
+A score is a separate row, the event of a copy that names the scored request. It belongs to the
+window in which it was *computed*, so that no window waits for work of the lowest priority.
 """
 
 from collections.abc import Mapping
@@ -12,13 +12,13 @@ from sluice.buckets import sql_bucket_of
 from sluice.wire.telemetry.v1 import telemetry_pb2 as wire
 from telemetry.store import Store
 
-# Nats. Below this difference, the base finds an answer about as likely as the adapter does that
-# generated it. Adapters without effect (B = 0, or layers in another order) are at 0.00, with tails
-# up to 0.2; the shipped adapters are at 2.7 and 11.
+# Difference of log probabilities, in nats. Below it, the base finds an answer about as likely as
+# the adapter does that generated it. Adapters without effect (B = 0, or layers in another order)
+# have 0.00, with tails up to 0.2. The shipped adapters have 2.7 and 11.
 BASE_LIKE_NATS = 0.01
-_SCORE_S_MAX = 60  # seconds; twice the gateways' time limit for one score
+_SCORE_S_MAX = 60  # seconds, twice the gateways' time limit for one score
 
-# Counts one score per session, like all properties of answers; see `telemetry.evidence`.
+# Counts one score per session, as `telemetry.evidence` does for all properties of answers.
 _SCORES = f"""
 SELECT
     intDiv(made_ms, {{window_ms:Int64}}) AS window,
@@ -56,16 +56,17 @@ WINDOW session AS (
 WHERE is_first AND made_ms >= {{start_ms:Int64}}
 GROUP BY window, is_canary
 SETTINGS max_execution_time = 20
-"""  # noqa: S608 - constants of the code; values are parameters
+"""  # noqa: S608 - constants of the code, with values as parameters
 
 
 @dataclass(frozen=True, slots=True)
 class ScoreCounts:
-    """The scores of one arm in one window; histograms map buckets to counts, without empty ones.
+    """The scores of one arm in one window. Histograms map non-empty buckets to counts.
 
     Attributes:
         answers: Number of scored answers.
-        base_like: Number of answers that the base finds as likely as the adapter that made them.
+        base_like: Number of answers that the base finds as likely as the adapter that generated
+            them.
         surprisal_mnats: Negative mean log probability of answers under the base, in thousandths of
             a nat.
         entropy_mnats: Mean entropy of the distributions from which an answer's tokens were drawn,
@@ -85,8 +86,8 @@ async def score_counts(
 
     Args:
         store: The trace store with the requests.
-        parameters: `rollout`, `window_ms`, `start_ms`, `end_ms`; `earlier_ms`, the time from which
-            sessions are known; `quiet_ms`, the silence after which a session counts as new.
+        parameters: `rollout`, `window_ms`, `start_ms`, `end_ms`, `earlier_ms` (the time from which
+            sessions are read) and `quiet_ms` (the pause after which a session counts as new).
 
     Raises:
         STORE_ERRORS: ClickHouse cannot be reached.

@@ -1,4 +1,4 @@
-"""Settings of the telemetry service; all come from the environment."""
+"""Settings of the telemetry service, which are read from environment variables."""
 
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -11,8 +11,8 @@ from sluice.kafka import Brokers
 from sluice.settings import Address, ServiceSettings
 
 _Days = Annotated[int, Field(ge=0, le=36_500)]
-# Days. An event counts as late after half of this time and is then summed in a row of its own, so
-# changing this value would make existing rollups wrong.
+# Minimum of `requests_days`. An event counts as late after half of this time and then has its own
+# rollup row, so another value would make existing rollups wrong.
 REQUESTS_DAYS_MIN = 7
 _NAME = r"^[A-Za-z_][A-Za-z0-9_]*$"
 
@@ -21,28 +21,30 @@ class StoreSettings(ServiceSettings):
     """Settings of the connection to ClickHouse and of its tables.
 
     Attributes:
-        clickhouse_url: http(s)://host:port.
-        clickhouse_user: User; empty for the server's default user.
-        clickhouse_password: Password; empty: none.
-        clickhouse_database: Database, created by the migrations.
-        clickhouse_cluster: Name for ON CLUSTER; empty on a single server.
-        clickhouse_engine_prefix: Prefix of table engines: `Replicated` on a cluster with replicas,
-            else empty. Inserts then wait for most replicas, and queries see all acknowledged rows.
-        clickhouse_is_sharded: Whether the cluster has several shards: each table is then created on
-            each shard, and once over all of them. Never changed later.
-        clickhouse_storage_policy: Storage policy of tables of tenants' requests; empty: the
+        clickhouse_url: http(s)://host:port of ClickHouse.
+        clickhouse_user: User, or empty for the server's default user.
+        clickhouse_password: Password, or empty without one.
+        clickhouse_database: Database, which the migrations create.
+        clickhouse_cluster: Name for ON CLUSTER, or empty on a single server.
+        clickhouse_engine_prefix: Prefix of table engines, `Replicated` on a cluster with replicas,
+            else empty. With the prefix, inserts wait for most replicas, and queries read all
+            acknowledged rows.
+        clickhouse_is_sharded: Whether the cluster has several shards. Each table then exists on
+            each shard, and once more over all shards. The value must never change.
+        clickhouse_storage_policy: Storage policy of tables of tenants' requests, or empty for the
             default.
         clickhouse_cold_volume: Volume of that policy to which old rows move.
-        cold_after_days: Days after which rows move to the cold volume; 0: never.
-        requests_days: Days for which events of requests are kept; 0: for ever. Longer than brokers
-            and spools can hold them.
-        closings_days: Days for which routers' closings of lost gateways are kept; 0: for ever.
-        token_counts_days: Days for which routers' token counts are kept; 0: for ever.
-        attempts_days: Days for which attempts are kept; 0: for ever.
-        tool_calls_days: Days for which calls of tools are kept; 0: for ever.
-        poison_days: Days for which messages that are no events are kept; 0: for ever.
-        usage_minutes_days: Days for which sums per minute are kept; 0: for ever.
-        usage_hours_days: Days for which sums per hour, and so usage, are kept; 0: for ever.
+        cold_after_days: Days after which rows move to the cold volume, or 0 for never.
+        requests_days: Days after which events of requests are deleted, or 0 for never. It has to be
+            longer than brokers and spools store them.
+        closings_days: Days after which routers' closings of lost gateways are deleted, or 0 for
+            never.
+        token_counts_days: Days after which routers' token counts are deleted, or 0 for never.
+        attempts_days: Days after which attempts are deleted, or 0 for never.
+        tool_calls_days: Days after which calls of tools are deleted, or 0 for never.
+        poison_days: Days after which messages that are not events are deleted, or 0 for never.
+        usage_minutes_days: Days after which sums per minute are deleted, or 0 for never.
+        usage_hours_days: Days after which sums per hour, and so usage, are deleted, or 0 for never.
     """
 
     model_config = SettingsConfigDict(env_prefix="TELEMETRY__")
@@ -85,24 +87,26 @@ class Settings(StoreSettings):
         kafka_group_protocol: `classic` for brokers before Kafka 4.
         topic: Topic of the gateways' request events.
         texts_topic: Topic of redacted texts of tenants that opted in.
-        group: Consumer group; the id of the Kafka cluster is appended, see `telemetry.consumer`.
-        batch_max: Most events per insert.
-        batch_wait_s: Seconds to wait for a batch to fill. An insert costs the trace store some 40
-            ms of processor time, however few rows it has.
-        closing_settle_s: Seconds that a gateway whose stream broke may take to report its requests
-            itself, before a router's report counts; longer than an insert takes.
+        group: Consumer group, to which the id of the Kafka cluster is appended
+            (`telemetry.consumer`).
+        batch_max: Maximum number of events per insert.
+        batch_wait_s: Seconds to wait for a batch to fill. An insert costs the trace store about 40
+            ms of processor time, even with few rows.
+        closing_settle_s: Seconds within which a gateway whose stream broke may still report its
+            requests, before a router's report counts. It has to be longer than an insert.
         http_address: host:port of queries, health and metrics.
         admin_key_sha256: SHA-256 of the admin key, in hex.
-        prices_file: Price list of the fleet for costs, TOML or JSON; empty: none.
-        control_plane_url: http(s)://host:port of the control plane's REST, for replica-hours of
-            pools without replicas in the price list; empty: none.
-        control_plane_key: Admin key of the control plane; a viewer's is enough.
-        otlp_endpoint: URL for spans, by OTLP over HTTP: `http://collector:4318/v1/traces`; empty:
-            nowhere. Headers and certificates are in OpenTelemetry's own variables
-            (`OTEL_EXPORTER_OTLP_HEADERS`, `OTEL_EXPORTER_OTLP_CERTIFICATE`).
-        otlp_slow_s: Seconds to the first token, or of a pause, from which on a request's spans are
-            exported whatever the sampling, like those of failed ones; 0: slow requests are not
-            exported by themselves.
+        prices_file: File with the price list of the fleet for costs, in TOML or JSON, or None.
+        control_plane_url: http(s)://host:port of the control plane's REST API, or empty. It has the
+            replica-hours of pools without replicas in the price list.
+        control_plane_key: Admin key of the control plane, for which the viewer role suffices.
+        otlp_endpoint: URL for spans by OTLP over HTTP, for example
+            `http://collector:4318/v1/traces`, or empty to export none. OpenTelemetry's own
+            variables set headers and certificates (`OTEL_EXPORTER_OTLP_HEADERS`,
+            `OTEL_EXPORTER_OTLP_CERTIFICATE`).
+        otlp_slow_s: Seconds to the first token, or of a pause between tokens, from which on a
+            request counts as slow. The spans of slow requests are exported even if they were not
+            sampled. 0 disables this.
     """
 
     kafka_bootstrap: Brokers
@@ -123,7 +127,7 @@ class Settings(StoreSettings):
 
 
 class MigrateSettings(StoreSettings):
-    """Settings of `telemetry.migrate`; the service's other settings are accepted but not read."""
+    """Settings of `telemetry.migrate`, which accepts but ignores the service's other settings."""
 
     kafka_bootstrap: str = ""
     kafka_group_protocol: str = ""

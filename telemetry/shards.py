@@ -1,15 +1,16 @@
 """Creates the tables of a cluster with several shards.
 
 Each shard has its tables in a separate database. `Distributed` tables over all shards have the
-names that queries use. All rows of a tenant are on one shard, and so are rows that replace one
-another. So `FINAL` and `IN (SELECT ...)` only have to read one shard.
+names that queries use. All rows of a tenant are on one shard. Rows that replace one another are on
+one shard, too. So `FINAL` and `IN (SELECT ...)` only have to read one shard.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 
 from telemetry.migrations import TraceDatabase
 
-# IN over distributed tables reads the shard's own rows; an insert returns when all shards have it.
+# IN over distributed tables reads the shard's own rows, and an insert returns when all shards have
+# it.
 SESSION: Mapping[str, str | int] = {
     "distributed_product_mode": "local",
     "distributed_foreground_insert": 1,
@@ -36,7 +37,7 @@ WHERE database IN ('{local}', '{database}') ORDER BY database, table, position
 
 
 def session(*, is_sharded: bool, is_replicated: bool) -> dict[str, str | int]:
-    """Return the settings of each statement on such a cluster; empty for a single server."""
+    """Return the settings of each statement on such a cluster, none for a single server."""
     found = dict(SESSION) if is_sharded else {}
     if is_replicated:
         found |= REPLICATED

@@ -1,8 +1,9 @@
-"""The sink: reads a batch of events from the broker, writes it, and then commits its offsets.
+"""Reads a batch of events from the broker, writes it to ClickHouse, and then commits its offsets.
 
 While one batch is written, the next batch is read and decoded, so at most two batches are in
-memory. The sink survives failures of the broker and of ClickHouse. After a failure the membership
-is closed and a new session begins after a pause; the broker delivers all unwritten messages again.
+memory. The sink survives failures of the broker and of ClickHouse. After a failure, the sink leaves
+the consumer group, pauses, and joins again in a new session. The broker then delivers all unwritten
+messages again.
 """
 
 import asyncio
@@ -27,8 +28,8 @@ log = structlog.get_logger(__name__)
 _SESSION_ERRORS = (*STORE_ERRORS, KafkaException, ConsumerLostError)
 _PAUSE_FIRST_S = 0.25
 _PAUSE_MAX_S = 5.0
-# Seconds for which a write is retried within one membership, far below the 300 s after which the
-# group would assign the partitions to another member.
+# Seconds for which a write is retried within one membership. The group would assign the partitions
+# to another member after 300 s.
 _WRITE_RETRY_S = 60.0
 _LAG_EVERY_S = 5.0
 
@@ -38,7 +39,7 @@ class BrokerReader(Protocol):
 
     @property
     def is_assigned(self) -> bool:
-        """Whether the group has sent its assignment of partitions."""
+        """Whether the group has assigned partitions to this member, possibly none."""
         ...
 
     @property
@@ -55,7 +56,7 @@ class BrokerReader(Protocol):
         ...
 
     async def written(self, messages: Sequence[BrokerMessage]) -> None:
-        """Note that messages were written, so that their offsets are committed."""
+        """Record that messages were written, so that their offsets are committed."""
         ...
 
     async def lag(self) -> int:
@@ -63,7 +64,7 @@ class BrokerReader(Protocol):
         ...
 
     async def is_drained(self) -> bool:
-        """Return whether all messages that the broker has now were read."""
+        """Return whether all messages that the broker has at present were read."""
         ...
 
     async def close(self) -> None:
@@ -105,16 +106,17 @@ class Sink:
         decode: Callable[[Sequence[BrokerMessage]], RowBatch] = rows.decode,
         are_texts: bool = False,
     ) -> None:
-        """Prepare.
+        """Prepare the sink without connecting.
 
         Args:
-            reader: Returns a new reader for each session.
+            reader: Function that returns a new reader for each session.
             writer: ClickHouse.
             metrics: Metrics of this sink.
             batch_max: Maximum number of messages in a batch.
-            on_written: Called with events that were written, perhaps more than once per event.
-            decode: Decodes the messages of the topic into rows.
-            are_texts: Whether the topic has texts; decides which metrics are used.
+            on_written: Function that is called with written events, perhaps more than once per
+                event.
+            decode: Function that decodes the messages of the topic into rows.
+            are_texts: Whether the topic has texts, which selects the metrics.
         """
         self._decode = decode
         self._own = metrics.of_texts if are_texts else metrics.of_events
@@ -130,10 +132,10 @@ class Sink:
         self.is_ready = False
 
     def drain(self) -> None:
-        """Let `run` return once all messages are read, or at the next failure.
+        """End `run` once all messages are read, or at the next failure.
 
-        So the last events of stopped gateways are written before the broker stops, because the
-        local stack's broker loses its messages when it stops.
+        The local stack's broker loses its messages when it stops. So the stack drains the sink
+        before the broker stops, in order to write the last events of stopped gateways.
         """
         self._is_draining = True
 
@@ -161,14 +163,15 @@ class Sink:
             await reader.open()
             await self._move(reader)
         finally:
-            # Closed even when cancelled: this commits the written offsets and leaves the group at
-            # once.
+            # The reader is closed even when the task is cancelled, because this commits the written
+            # offsets and leaves the group at once.
             await asyncio.shield(reader.close())
 
     async def _move(self, reader: BrokerReader) -> None:
         ahead = _Read()
         while ahead.messages or not (self._is_draining and await reader.is_drained()):
-            # No TaskGroup, because in Python 3.11 a failure within it can lose a cancellation.
+            # A TaskGroup is not used, because in Python 3.11 a failure within it can lose a
+            # cancellation.
             read, failure = await asyncio.gather(
                 self._read(reader), self._settle(reader, ahead), return_exceptions=True
             )
@@ -194,11 +197,12 @@ class Sink:
     async def _settle(self, reader: BrokerReader, read: _Read) -> None:
         if read.messages:
             await self._write(read.batch)
-            # Only after the write, because a crash in between must deliver the messages again.
+            # The offsets are committed after the write, because a crash in between must deliver the
+            # messages again.
             await reader.written(read.messages)
 
     async def _write(self, batch: RowBatch) -> None:
-        """Write a batch, with retries for up to a minute; raise the last error after that."""
+        """Write a batch with retries for up to a minute, and then raise the last error."""
         give_up_at = time.monotonic() + _WRITE_RETRY_S
         attempt = 0
         while True:

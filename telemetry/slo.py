@@ -1,7 +1,7 @@
-"""Service levels of the last minutes from rollups: TTFT, TPOT, queue time and goodput.
+"""Computes service levels of the last minutes from rollups: TTFT, TPOT, queue time and goodput.
 
-A view computes the sums when events are inserted (`migrations/clickhouse/0012_slo.sql`), so a query
-reads a few rows per minute and model, however many requests there were.
+A view computes the sums when events are inserted (`migrations/clickhouse/0012_slo.sql`). So a query
+reads a few rows per minute and model, independently of the number of requests.
 """
 
 from collections.abc import Mapping
@@ -35,7 +35,7 @@ LIMIT {{limit}}
 
 
 async def fared(store: Store, minutes: int) -> dict[str, Any]:
-    """Return the service levels of the last minutes: in total, by model, and over time.
+    """Return the service levels of the last minutes in total, by model, and over time.
 
     Raises:
         STORE_ERRORS: ClickHouse cannot be reached.
@@ -73,7 +73,7 @@ async def busiest(store: Store) -> list[dict[str, Any]]:
 
 
 def _shown(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row for JSON; quantiles are in milliseconds, or null without measurements."""
+    """Return a row for JSON, with quantiles in milliseconds, or null without measurements."""
     judged = row["judged"]
     return {
         **{name: row[name] for name in ("requests", "failed", "output")},

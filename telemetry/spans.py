@@ -1,7 +1,7 @@
 """Converts the event of a request to OpenTelemetry spans, without prompts and answers. Pure.
 
 The request is a SERVER span whose parent is the caller's span. Its children are the gateway's part
-and one attempt per submission to a router; the children of an attempt are its stages. A stage that
+and one attempt per submission to a router. The children of an attempt are its stages. A stage that
 is missing in the event has no span. Span ids are computed from the event, so an event that is
 delivered twice gives identical spans.
 """
@@ -17,7 +17,8 @@ Value = str | int | bool | Sequence[str]
 
 _HTTP_ERROR = 400
 _SERVER_ERROR = 500
-_GATEWAY_NUMBER = 1  # span number of the gateway's part; attempts begin at 1 << 16
+# Span number of the gateway's part, while the numbers of attempts begin at 1 << 16
+_GATEWAY_NUMBER = 1
 _TRACE_DIGITS, _SPAN_DIGITS = 32, 16
 _HEX = frozenset("0123456789abcdef")
 # Operation names of OpenTelemetry's conventions, by the last part of an endpoint's path.
@@ -48,12 +49,12 @@ class Span:
     """One span of a trace.
 
     Attributes:
-        trace_id: 32 hex digits.
-        span_id: 16 hex digits.
-        parent_id: 16 hex digits; empty without a parent.
-        start_us: Start in Unix microseconds; `end_us` is the end.
-        error: Code of the failure; empty if there is none.
-        is_server: Whether the span is the request as seen by its caller; other spans are internal.
+        trace_id: Id of the trace, 32 hex digits.
+        span_id: Id of the span, 16 hex digits.
+        parent_id: Id of the parent span, 16 hex digits, or empty without a parent.
+        start_us: Start in Unix microseconds, like the end in `end_us`.
+        error: Code of the failure, or empty if there is none.
+        is_server: Whether the span is the whole request, of kind SERVER. Other spans are internal.
     """
 
     name: str
@@ -76,8 +77,9 @@ def is_notable(event: RequestEvent, slow_us: int) -> bool:
 
     Args:
         event: The request's event.
-        slow_us: Microseconds from which on a request is slow: until the first token (the total if
-            that is unknown), or of a pause between tokens. 0 if no request counts as slow.
+        slow_us: Microseconds from which on a request is slow, or 0 if no request counts as slow.
+            They are compared with the longest pause between tokens, and with the TTFT, or the total
+            without a TTFT.
     """
     if event.status >= _HTTP_ERROR or _is_failure(event.outcome) or event.resumes:
         return True
@@ -99,7 +101,7 @@ def _is_failure(outcome: str) -> bool:
 
 
 def spans_of(event: RequestEvent) -> list[Span]:
-    """Return the spans of a request, parents first; empty if the request has no trace id."""
+    """Return the spans of a request, parents first, or none if the request has no trace id."""
     if not _is_id(event.trace_id, _TRACE_DIGITS):
         return []
     if event.HasField("tool_call"):
@@ -242,9 +244,9 @@ def _attempt_spans(root: Span, attempt: Attempt) -> Iterator[Span]:
 def stage_times(attempt: Attempt) -> list[tuple[str, int, int]]:
     """Return the name, start and end of an attempt's stages, in microseconds since the arrival.
 
-    Three processes measure the stages as durations by their own clocks. So each stage starts at
-    the end of the previous one, and no stage exceeds the first token or the end. Prefill includes
-    the transfer of the first token, so that there are no gaps.
+    Three processes measure the stages as durations by their own clocks. So each stage starts at the
+    end of the previous one, and is cut at the first token or the end. Prefill includes the transfer
+    of the first token, so that there are no gaps.
     """
     last_us = max(attempt.submitted_us, attempt.ended_us)
     if not attempt.replica_id:
@@ -271,7 +273,7 @@ def stage_times(attempt: Attempt) -> list[tuple[str, int, int]]:
 def _child(
     parent: Span, name: str, number: int, start_us: int, end_us: int, *, of_us: int | None = None
 ) -> Span:
-    """Return a span within its parent; times are relative to the request's arrival."""
+    """Return a span within its parent, from times that are relative to the request's arrival."""
     base_us = parent.start_us if of_us is None else of_us
     start_us = min(max(base_us + start_us, parent.start_us), parent.end_us)
     return Span(

@@ -1,4 +1,4 @@
-"""The connection to ClickHouse: connects, migrates, inserts and queries."""
+"""Connects to ClickHouse, migrates its tables, inserts rows, and runs queries."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -45,11 +45,11 @@ _INSERT_SETTINGS = {"max_partitions_per_insert_block": 0}
 
 
 class Store:
-    """One ClickHouse server; connects at first use, and reconnects by itself.
+    """The connection to one ClickHouse server, which is opened at first use and reopened when lost.
 
     Args:
         settings: Settings of the store.
-        has_retention: Whether to apply retention settings to the tables; only for processes that
+        has_retention: Whether to apply retention settings to the tables, for processes that
             certainly have the operator's settings.
 
     Attributes:
@@ -63,10 +63,10 @@ class Store:
         self._preparing = asyncio.Lock()
 
     async def prepare(self) -> AsyncClient:
-        """Connect and migrate the tables, unless this was done before; return the client.
+        """Connect and migrate the tables, unless this was done before, and return the client.
 
         Raises:
-            STORE_ERRORS: ClickHouse cannot be reached; call again later.
+            STORE_ERRORS: ClickHouse cannot be reached. The caller may try again later.
             MigrationError: The schema cannot be migrated.
         """
         async with self._preparing:
@@ -87,15 +87,15 @@ class Store:
             self._client = None
 
     async def insert(self, batch: RowBatch) -> None:
-        """Write a batch; on return, the server has acknowledged all rows.
+        """Write a batch, all of whose rows the server has acknowledged on return.
 
         Raises:
-            STORE_ERRORS: None, some or all of the rows were written; inserting them again is
+            STORE_ERRORS: None, some or all of the rows were written. Inserting them again is
                 harmless.
         """
         client = await self.prepare()
-        # In a thread, because 20,000 events take 0.1 s, during which the event loop would be
-        # blocked.
+        # The columns are built in a thread, because 20,000 events need 0.1 s, during which the
+        # event loop would be blocked.
         tables = await asyncio.to_thread(_tables, batch)
         try:
             async with asyncio.timeout(_STATEMENT_S):
@@ -119,10 +119,10 @@ class Store:
         return [dict(zip(result.column_names, row, strict=True)) for row in result.result_rows]
 
     async def write(self, sql: str, parameters: Mapping[str, Any]) -> int:
-        """Run an INSERT ... SELECT; return the number of written rows as the server reports it.
+        """Run an INSERT ... SELECT, and return the number of written rows that the server reports.
 
         Raises:
-            STORE_ERRORS: ClickHouse cannot be reached, is too slow, or refuses; none, some or all
+            STORE_ERRORS: ClickHouse cannot be reached, is too slow, or refuses. None, some or all
                 rows were written.
         """
         client = await self.prepare()
@@ -132,7 +132,7 @@ class Store:
         return max(0, written)
 
     async def delete(self, table: str, condition: str) -> None:
-        """Start to delete rows on all shards and replicas; the servers finish in the background.
+        """Start to delete rows on all shards and replicas, which the servers do in the background.
 
         Raises:
             STORE_ERRORS: ClickHouse cannot be reached, is too slow, or refuses.
@@ -200,7 +200,8 @@ class Store:
                 username=self.settings.clickhouse_user or None,
                 password=self.settings.clickhouse_password.get_secret_value(),
                 connect_timeout=_CONNECT_S,
-                send_receive_timeout=_WRITE_S,  # the longest timeout; each statement has its own
+                # The longest timeout, while each statement has its own
+                send_receive_timeout=_WRITE_S,
                 settings=shards.session(
                     is_sharded=self.settings.clickhouse_is_sharded,
                     is_replicated=bool(self.settings.clickhouse_engine_prefix),
@@ -245,7 +246,7 @@ class Store:
 
     @property
     def _databases(self) -> list[str]:
-        """The databases for migrations and for queries; they differ only on a sharded cluster."""
+        """The databases for migrations and for queries, which differ only on a sharded cluster."""
         name = self.settings.clickhouse_database
         return (
             [shards.local_database(name), name] if self.settings.clickhouse_is_sharded else [name]
@@ -260,7 +261,7 @@ class Store:
 
 
 def _tables(batch: RowBatch) -> list[tuple[str, Mapping[str, str], Sequence[Sequence[Any]]]]:
-    """Return the tables with rows to insert: column types by column, and values by column."""
+    """Return the tables to insert into, each with its column types and its values by column."""
     found: list[tuple[str, Mapping[str, str], Sequence[Sequence[Any]]]] = [
         ("requests", COLUMNS, event_columns(batch.events)),
         ("attempts", attempts.COLUMNS, attempts.columns(batch.events)),

@@ -60,7 +60,7 @@ def decode(messages: Iterable[BrokerMessage]) -> RowBatch:
 
 
 def columns(texts: Sequence[TextEvent]) -> list[Sequence[Any]]:
-    """Return the values by column of `COLUMNS`; times are integers in the columns' units."""
+    """Return the values by column of `COLUMNS`, with times as integers in the columns' units."""
     return [list(column) for column in zip(*map(_row, texts), strict=True)]
 
 

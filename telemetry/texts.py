@@ -1,9 +1,9 @@
 """Finds redacted texts of requests, and erases all texts of a tenant permanently.
 
-An erasure is recorded first. From then on, queries show no text that was received before it, even
+An erasure is recorded first. From then on, queries return no text that was received before it, even
 if the text arrives later from a spool or the broker. A loop deletes such rows until there are none.
-The time of receipt comes from a gateway, whose clock may be ahead. So texts that claim to be
-received up to `SKEW_S` after an erasure are erased, too.
+The time of receipt is by the clock of a gateway, which may be ahead. So texts with a time of
+receipt up to `SKEW_S` seconds after an erasure are erased, too.
 """
 
 import re
@@ -25,7 +25,7 @@ SKEW_S = 300
 _ROWS_MAX = 10  # a client may use one id for many requests
 _EVERY_S = 20.0
 _STEP_S = 60.0
-# Valid ids of tenants; only matching text may become part of a statement.
+# Valid ids of tenants. Only a matching id may become part of a statement.
 _TENANT = re.compile(ID_PATTERN)
 
 _FIND = """
@@ -73,7 +73,7 @@ async def find_texts(store: Store, tenant_id: str, request_id: str) -> list[dict
 
 
 async def erase_texts(store: Store, tenant_id: str) -> str:
-    """Hide a tenant's texts permanently; return the receipt time up to which they are hidden.
+    """Hide a tenant's texts permanently, and return the receipt time up to which they are hidden.
 
     Raises:
         BadRequestError: The tenant's id is not valid.
@@ -87,7 +87,7 @@ async def erase_texts(store: Store, tenant_id: str) -> str:
 
 
 class Eraser:
-    """Deletes the rows of erased texts; `run` has to run in a TaskGroup."""
+    """Deletes the rows of erased texts in a loop, `run`, which runs in a TaskGroup."""
 
     def __init__(self, store: Store, metrics: TelemetryMetrics) -> None:
         self._store = store
@@ -101,10 +101,10 @@ class Eraser:
         )
 
     async def step(self) -> None:
-        """Start to delete the rows of erased texts; raises STORE_ERRORS if ClickHouse is down.
+        """Start to delete the rows of erased texts. Raises STORE_ERRORS if ClickHouse is down.
 
-        While ClickHouse is deleting, no other deletion is started; rows that arrive meanwhile are
-        found by a later step. A failing deletion is cancelled and started again.
+        While ClickHouse is deleting, no other deletion is started. A later step finds rows that
+        arrive meanwhile. A failing deletion is cancelled and started again.
         """
         rows = await self._store.query(_TO_ERASE, {})
         self._show_age(is_done=not rows)
@@ -120,7 +120,7 @@ class Eraser:
                 log.info("texts_erased", tenant=row["tenant"], until_ms=row["until_ms"])
 
     async def _is_at_it(self) -> bool:
-        """Return whether the server is deleting rows of the table; cancel failing deletions."""
+        """Return whether the server is deleting rows of the table, and cancel failing deletions."""
         local = {"database": self._store.local_database}
         mutations = await self._store.query(_MUTATIONS, local)
         failing = [it for it in mutations if it["latest_fail_reason"]]

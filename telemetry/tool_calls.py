@@ -1,4 +1,4 @@
-"""Reads the calls of server tools: those of one request, and their usage."""
+"""Reads the calls of server tools, both the calls of one request and their usage by tenant."""
 
 from datetime import UTC, datetime
 from typing import Any

@@ -1,4 +1,4 @@
-"""The trace of one request: its event, its copies and its closings from the trace tables."""
+"""Builds the trace of one request from the rows of its event, its copies and its closings."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -11,8 +11,8 @@ from telemetry.store import Store
 from telemetry.tool_calls import calls_of
 
 # A client may use one id for many requests. Rows of `requests` are found by their keys in the table
-# `request_ids`, and rows older than that table by a skipping index. `closings` has few rows, so
-# that it is scanned.
+# `request_ids`. Rows older than that table are found by a skipping index. `closings` has few rows,
+# so it is scanned.
 _ROWS_MAX = 50
 _COPY = "-copy"  # suffix of the request id of a copy for a shadow stage
 
@@ -66,11 +66,11 @@ class RequestTrace:
     """All stored data on one request.
 
     Attributes:
-        request: Event of the request; until the event arrives, its router's first closing.
+        request: Event of the request, or its router's first closing until the event arrives.
         is_settled: Whether the event has arrived, instead of closings only.
         closings: Reports of routers on this request after its gateway's stream broke.
         copies: Events of the request's copies for shadow stages.
-        attempts: Placements of the request's answers; empty if `request` has all of them.
+        attempts: Placements of the request's answers, or empty if `request` contains them.
         tool_calls: Tool calls that the gateway ran for the request.
         others: Other requests with the same id, latest first, because clients choose ids.
     """
@@ -102,7 +102,7 @@ async def find_trace(store: Store, request_id: str, *, tenant_id: str = "") -> R
     Args:
         store: The trace store.
         request_id: Id of the request.
-        tenant_id: Tenant of the request; empty to search the requests of all tenants.
+        tenant_id: Tenant of the request, or empty to search the requests of all tenants.
 
     Raises:
         STORE_ERRORS: ClickHouse cannot be reached.
@@ -141,7 +141,7 @@ async def _attempts(store: Store, request: dict[str, Any]) -> list[dict[str, Any
 def build(
     events: Sequence[dict[str, Any]], closings: Sequence[dict[str, Any]]
 ) -> RequestTrace | None:
-    """Return the trace from rows of `requests` and `closings`; None if there are no rows."""
+    """Return the trace from rows of `requests` and `closings`, or None without rows."""
     told = [_row(row) for row in closings]
     rows = sorted((_row(row) for row in events), key=lambda row: row["received_at"], reverse=True)
     own = [row for row in rows if not row["is_copy"]]

@@ -1,8 +1,8 @@
-"""The ledger: usage by tenant, key, model and hour, computed from request events.
+"""Computes the ledger, which is the usage by tenant, key, model and hour, from request events.
 
-Each accepted request has exactly one event, however it ended, so usage is the sum of the events. It
-is computed for each query, so a late event is included in the next answer, which also reports the
-correction. `telemetry.rollups` decides which parts are read as sums.
+Each accepted request has exactly one event, however it ended, so usage is the sum of the events.
+Each query computes usage anew, so the next answer includes a late event and also reports the
+correction. `telemetry.rollups` decides which parts are read from sums.
 """
 
 from dataclasses import dataclass
@@ -78,11 +78,11 @@ class Export(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class UsageQuery:
-    """A query for usage; an empty id matches all ids.
+    """A query for usage, where an empty id matches all ids.
 
     Attributes:
-        from_ms: Unix time; the first row is the hour or day that contains it.
-        to_ms: Unix time; the last row is the hour or day that ends at or contains it.
+        from_ms: Unix time in ms. The first row is the hour or day that contains it.
+        to_ms: Unix time in ms. The last row is the hour or day that ends at or contains it.
     """
 
     from_ms: int
@@ -94,7 +94,7 @@ class UsageQuery:
 
     @property
     def span_ms(self) -> tuple[int, int]:
-        """The queried time range in Unix time, extended to whole hours or days."""
+        """The queried time range in Unix milliseconds, extended to whole hours or days."""
         length = self.granularity.ms
         return self.from_ms // length * length, -(-self.to_ms // length) * length
 
@@ -145,17 +145,17 @@ def closed_until_ms(ingested_until_ms: int) -> int:
     """Return the end of the last closed hour, whose later events count as late.
 
     Args:
-        ingested_until_ms: Unix time up to which events were ingested; 0 if unknown.
+        ingested_until_ms: Unix time in ms up to which events were ingested, or 0 if unknown.
 
     Returns:
-        Unix time; 0 if the progress of ingestion is unknown.
+        Unix time in ms, or 0 if the progress of ingestion is unknown.
     """
     hour_ms = Granularity.HOUR.ms
     return max(0, ingested_until_ms - CLOSED_AFTER_MS) // hour_ms * hour_ms
 
 
 async def usage(store: Store, query: UsageQuery) -> list[dict[str, Any]]:
-    """Return a row per hour or day, tenant, key and model with usage; times are ISO 8601.
+    """Return a row per hour or day, tenant, key and model, with times as ISO 8601 text.
 
     Raises:
         BadRequestError: The result has more than `ROWS_MAX` rows.
@@ -168,7 +168,7 @@ async def usage(store: Store, query: UsageQuery) -> list[dict[str, Any]]:
 
 
 async def exported_usage(store: Store, query: UsageQuery, export: Export) -> bytes:
-    """Return usage as a file; raises the errors of `usage`.
+    """Return usage as a file, or raise the errors of `usage`.
 
     In Parquet, the start of an interval is a timestamp instead of text.
     """

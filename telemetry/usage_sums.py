@@ -1,8 +1,8 @@
 """Reads usage of whole days or hours from precomputed sums, for web pages over all tenants.
 
-A page reads one row per day or hour, tenant, key and model, however many requests there were. The
-sums are as old as the last round of `telemetry.day_sums`. Bills and budgets use `telemetry.usage`,
-which includes all events.
+A page reads one row per day or hour, tenant, key and model, independently of the number of
+requests. The sums are as old as the last round of `telemetry.day_sums`. Bills and budgets use
+`telemetry.usage`, which includes all events.
 """
 
 from enum import StrEnum
@@ -39,7 +39,7 @@ FROM (
 ORDER BY {{order}}, name
 LIMIT {ROWS_MAX}
 SETTINGS max_execution_time = 25, do_not_merge_across_partitions_select_final = 1
-"""  # noqa: S608 - our own words; values are parameters
+"""  # noqa: S608 - our own words, with values as parameters
 
 
 class UsageGroup(StrEnum):
@@ -52,10 +52,10 @@ class UsageGroup(StrEnum):
 
 
 async def usage_sums(store: Store, query: UsageQuery, group: UsageGroup) -> dict[str, Any]:
-    """Return usage of whole days or hours by one column: rows, their total, and the sums' time.
+    """Return usage of whole days or hours by one column, with the total and the time of the sums.
 
-    At most 1,000 rows are returned: the largest ones, or by time the latest. If the precomputed
-    sums are missing, the rows of the ledger are summed instead.
+    At most 1,000 rows are returned, the largest ones, or the latest if the column is time. If the
+    precomputed sums are missing, the rows of the ledger are summed instead.
 
     Raises:
         BadRequestError: The sums are missing, and the ledger's result has too many rows.

@@ -1,11 +1,11 @@
-"""The token volumes at which running an own fleet is cheaper than an API. Pure.
+"""Computes the token volumes at which running an own fleet is cheaper than an API. Pure.
 
 The cost of a fleet grows by whole replicas, the bill of an API by tokens. Let R be the price of a
-replica-month, C the tokens that a replica serves in a month, p the API's price per token, and
-q = R / p the volume at which the API's bill equals one replica. Then n replicas are cheaper for
-volumes from n * q to n * C. So there is a break-even exactly if q < C, the first one at q. When n
-replicas are full, n + 1 replicas are only cheaper at once if n * C >= (n + 1) * q. From
-N = ceil(q / (C - q)) replicas on, the fleet is therefore cheaper at every volume.
+replica-month, C the tokens that a replica serves in a month, and p the API's price per token. Then
+q = R / p is the volume at which the API's bill equals the price of one replica. So n replicas are
+cheaper for volumes from n * q to n * C. So there is a break-even exactly if q < C, and the first
+one is at q. Between n full replicas and n + 1 replicas there is no dearer volume only if n * C >=
+(n + 1) * q. So the fleet is cheaper at every volume from N = ceil(q / (C - q)) replicas on.
 """
 
 import math
@@ -23,9 +23,9 @@ class BreakEven:
         own_per_million: Cost of 1M tokens on fully loaded replicas at that utilisation.
         api_per_million: The API's price of 1M tokens of the same mix.
         replica_tokens: Tokens that one replica serves in a month at that utilisation.
-        first_tokens: Tokens per month from which one replica is cheaper; None if it never is.
-        always_tokens: Tokens per month from which the fleet is cheaper at every volume; None if
-            there is no such volume.
+        first_tokens: Tokens per month from which one replica is cheaper, or None if it never is.
+        always_tokens: Tokens per month from which the fleet is always cheaper, or None without such
+            a volume.
     """
 
     utilisation: float
@@ -47,18 +47,18 @@ class AtVolume:
 
     @property
     def is_own_cheaper(self) -> bool:
-        """Whether the own fleet is cheaper than the API."""
+        """Whether the own fleet is cheaper than the API at this volume."""
         return self.own < self.api
 
 
 def break_even(
     tokens_per_busy_hour: float, utilisation: float, replica_hour: float, api_per_million: float
 ) -> BreakEven:
-    """Return the break-even; a busy hour is assumed to serve the same tokens at any utilisation.
+    """Return the break-even, if a busy hour serves equally many tokens at any utilisation.
 
     Args:
-        tokens_per_busy_hour: Tokens that one replica serves in a busy hour; above 0.
-        utilisation: Busy share of paid time; above 0, at most 1.
+        tokens_per_busy_hour: Tokens that one replica serves in a busy hour, above 0.
+        utilisation: Busy share of paid time, above 0 and at most 1.
         replica_hour: Price of an hour of all accelerators of a replica.
         api_per_million: The API's price of 1M tokens of the same mix.
     """

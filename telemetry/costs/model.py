@@ -1,9 +1,9 @@
 """Divides the price of paid pool-hours among tenants by the work of their requests. Pure.
 
 An hour of a pool has a price, whether the pool is used or not. The share of its accelerators' time
-in which their replicas had a request is *busy*, the rest is *idle*. The busy part is divided among
-the requests by their minimum device time (roofline model: prefill is bound by compute, decode by
-memory bandwidth):
+in which their replicas had a request is *busy*, and the rest is *idle*. The busy part is divided
+among the requests by their minimum device time. In this roofline model, compute bounds prefill, and
+memory bandwidth bounds decode:
 
     least_s = 2 * parameters * uncached prompt tokens / peak
             + output tokens / batch * weights / bandwidth
@@ -27,13 +27,14 @@ HOUR_MS = 3_600_000
 class Work:
     """The work that a pool did for one tenant and model within an hour.
 
-    A request that spans two hours is divided between them by its time in each, so that counts are
+    A request that spans two hours counts in each by its share of time there, so counts are
     fractions.
 
     Attributes:
         start_ms: Unix time of the hour.
         is_copy: Whether the requests were copies for a shadow stage, which no tenant pays for.
-        attended_tokens: Sum over output tokens of the number of tokens before each.
+        attended_tokens: Sum, over all output tokens, of the number of tokens that precede the
+            token.
     """
 
     start_ms: int
@@ -81,7 +82,7 @@ class Recorded:
     unassigned_hours: float
 
     def paid_hours(self, accelerators_per_replica: int) -> float:
-        """Return the total accelerator-hours."""
+        """Return the accelerator-hours of all replicas, with and without assigned accelerators."""
         return self.accelerator_hours + self.unassigned_hours * accelerators_per_replica
 
 
@@ -90,11 +91,11 @@ class CostLine:
     """One row of the costs.
 
     Attributes:
-        work: Work of the row; zero for idle rows.
+        work: Work of the row, which is zero in idle rows.
         busy_micros: Cost of busy time, divided by work, in millionths of the currency.
-        idle_micros: Cost of time without requests, in millionths of the currency; on idle rows, or
-            spread over the other rows.
-        is_idle: Whether the row is idle time, which belongs to no tenant.
+        idle_micros: Cost of time without requests, in millionths of the currency. Idle rows have
+            it, unless it is spread over the other rows.
+        is_idle: Whether the row is the cost of idle time, which belongs to no tenant.
     """
 
     work: Work
@@ -104,7 +105,7 @@ class CostLine:
 
     @property
     def micros(self) -> int:
-        """The total cost, in millionths of the currency."""
+        """The total cost of the row, in millionths of the currency."""
         return self.busy_micros + self.idle_micros
 
 
@@ -114,12 +115,12 @@ class PoolCost:
 
     Attributes:
         paid_hours: Accelerator-hours.
-        paid_by: Source of the paid hours: `list` for the price list, `given` for the caller,
-            `recorded` for the control plane.
+        paid_by: Source of the paid hours, `list` (the price list), `given` (the caller's query) or
+            `recorded` (the control plane).
         busy_hours: Measured accelerator-hours with requests.
         unpaid_hours: Busy hours in excess of the paid hours, if the price list has too few
             replicas.
-        least_hours: Minimum hours for the same work by the accelerators' data sheets.
+        least_hours: Minimum accelerator-hours for the same work, by the accelerators' data sheets.
         batch: Mean number of requests on a busy replica.
     """
 
@@ -140,7 +141,7 @@ class Costs:
     """The costs of a time range.
 
     Attributes:
-        lines: Rows of the answer; their costs add up to the costs of the pools.
+        lines: Rows of the answer, whose costs add up to the costs of the pools.
         unpriced_requests: Number of requests by pool, for pools that are not in the price list.
     """
 
@@ -150,7 +151,7 @@ class Costs:
 
 
 def split(total: int, weights: Sequence[float]) -> list[int]:
-    """Divide an integer in proportion to weights; the parts add up to the integer exactly.
+    """Divide an integer in proportion to weights, into integers that add up to it exactly.
 
     At least one weight has to be above 0. Each part differs from its exact share by less than 1,
     because the running sums are rounded instead of the shares.
@@ -178,13 +179,13 @@ def costs(
     paid_hours: Mapping[str, float] | None = None,
     recorded: Iterable[Recorded] = (),
 ) -> Costs:
-    """Divide the paid cost of a time range among the work done in it.
+    """Divide the paid cost of a time range among the work in that range.
 
     Args:
-        prices: Price list with the paid pools; work on other pools is not divided.
+        prices: Price list with the paid pools. The work of other pools is counted as unpriced.
         busy: Busy times, at most one per hour and pool.
         works: Work, any number of rows per hour and pool.
-        span_ms: Time range in Unix ms; its first and last hour may be partial.
+        span_ms: Time range in Unix milliseconds, whose first and last hour may be partial.
         paid_hours: Accelerator-hours by pool to use instead of the price list's, spread evenly
             over the time range.
         recorded: Recorded hours, at most one per hour and pool, for pools without hours in
@@ -222,7 +223,7 @@ def costs(
 
 
 def spread_idle(lines: Sequence[CostLine]) -> list[CostLine]:
-    """Spread each pool's idle cost over its users by their busy costs; unused pools stay idle."""
+    """Spread each pool's idle cost over its users by their busy costs, except in unused pools."""
     by_pool: dict[str, list[CostLine]] = defaultdict(list)
     for line in lines:
         by_pool[line.work.pool_id].append(line)
@@ -240,7 +241,7 @@ def spread_idle(lines: Sequence[CostLine]) -> list[CostLine]:
 
 
 def _hours(from_ms: int, to_ms: int) -> dict[int, tuple[int, int]]:
-    """Return the hours of a time range by start, each with its part within the range."""
+    """Return each hour's part of a time range by the hour's start, in Unix milliseconds."""
     first = from_ms // HOUR_MS * HOUR_MS
     return {
         start: (max(start, from_ms), min(start + HOUR_MS, to_ms))
@@ -255,7 +256,7 @@ def _paid(
     given: float | None,
     recorded: Mapping[tuple[str, int], Recorded],
 ) -> tuple[str, dict[int, float]]:
-    """Return the source of the paid hours, and the accelerator-hours by hour."""
+    """Return the source of the paid hours, and the accelerator-hours by start of the hour."""
     if given is not None:
         each = given / sum(end - begin for begin, end in hours.values())
         return "given", {start: each * (end - begin) for start, (begin, end) in hours.items()}

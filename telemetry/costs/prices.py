@@ -1,4 +1,4 @@
-"""The price list: prices and data of accelerators, and prices of APIs for comparison.
+"""Parses the price list, which has prices and data of accelerators, and prices of APIs to compare.
 
 Money is stored as integer millionths of the currency, so that parts add up exactly.
 """
@@ -33,7 +33,7 @@ _HINTS = {
 
 
 class PricesError(ValueError):
-    """The price list is invalid; the text has one line per mistake."""
+    """The price list is invalid. The text has one line per mistake."""
 
 
 class _Part(BaseModel):
@@ -41,12 +41,12 @@ class _Part(BaseModel):
 
 
 class AcceleratorPrice(_Part):
-    """A kind of accelerator.
+    """The price and the data-sheet figures of a kind of accelerator.
 
     Attributes:
-        price_per_hour: Price of one accelerator, used or not.
-        memory_bandwidth_gb_s: GB/s, from its data sheet.
-        tflops: Dense peak in the weights' number format.
+        price_per_hour: Price of one accelerator for an hour, whether used or not.
+        memory_bandwidth_gb_s: Memory bandwidth in GB/s, from the data sheet.
+        tflops: Peak of dense matrix products in TFLOP/s, in the weights' number format.
     """
 
     price_per_hour: _Price
@@ -58,8 +58,9 @@ class PriceStep(_Part):
     """The number of paid replicas from a time on.
 
     Attributes:
-        since: Time with its offset, as 2030-12-31T12:00:00Z; empty: from the beginning.
-        replicas: Number of replicas until the next step; before the first step there are none.
+        since: Time with its offset, for example 2030-12-31T12:00:00Z. By default the step has no
+            lower bound.
+        replicas: Number of replicas until the next step. Before the first step there are none.
     """
 
     since: AwareDatetime = datetime.fromtimestamp(0, UTC)
@@ -70,12 +71,13 @@ class PricedPool(_Part):
     """The paid replicas of a pool, and the model figures that turn its tokens into work.
 
     Attributes:
-        accelerator: Kind of accelerator in the list.
-        replicas: Paid replicas, busy or not: a number, or steps in the order of time; without it,
-            those that the control plane recorded.
+        accelerator: Name of an accelerator in the list.
+        replicas: Paid replicas, whether busy or not, as a number or as steps in the order of time.
+            None means that the control plane has recorded them.
         accelerators_per_replica: Accelerators that one replica is spread over.
-        parameters: Parameters of the base; for a mixture of experts the active ones of a token.
-        bytes_per_parameter: Bytes of a parameter: 2 for bf16, 1 for FP8.
+        parameters: Parameters of the base, or the active parameters per token of a mixture of
+            experts.
+        bytes_per_parameter: Bytes of a parameter, for example 2 for bf16 and 1 for FP8.
         kv_bytes_per_token: Bytes of keys and values of one token in all layers.
     """
 
@@ -102,7 +104,7 @@ class PricedPool(_Part):
         return replicas
 
     def accelerator_hours(self, from_ms: int, to_ms: int) -> float:
-        """Return the paid accelerator-hours of a time range by the price list, in Unix ms."""
+        """Return the accelerator-hours of a time range in Unix ms that the price list contains."""
         assert self.replicas is not None, "the control plane knows"
         steps = [(round(it.since.timestamp() * 1000), it.replicas) for it in self.replicas]
         ends = [begin_ms for begin_ms, _ in steps[1:]] + [to_ms]
@@ -136,13 +138,13 @@ class ApiPrice(_Part):
 
 
 class Prices(_Part):
-    """A whole price list.
+    """A price list.
 
     Attributes:
-        currency: Currency of all prices, by ISO 4217.
+        currency: Currency of all prices, as a code of ISO 4217.
         accelerators: Accelerators by kind.
         pools: Pools by id.
-        apis: APIs by any name, for comparison.
+        apis: APIs to compare with, by a freely chosen name.
     """
 
     currency: Annotated[str, Field(pattern=r"^[A-Z]{3}$")]
@@ -175,7 +177,7 @@ class Prices(_Part):
         }
 
     def accelerator_of(self, pool_id: str) -> AcceleratorPrice:
-        """Return the kind of accelerator of a listed pool."""
+        """Return the kind of accelerator of a pool in the price list."""
         return self.accelerators[self.pools[pool_id].accelerator]
 
 
@@ -183,7 +185,7 @@ def parse_prices(text: str, *, is_json: bool = False) -> Prices:
     """Parse a price list in TOML or JSON.
 
     Raises:
-        PricesError: The list has mistakes; the text names each field and its remedy.
+        PricesError: The list has mistakes. The text names each wrong field and its remedy.
     """
     try:
         found: Any = json.loads(text) if is_json else tomllib.loads(text)

@@ -19,7 +19,7 @@ _TOO_MANY_ROWS = 396
 _BY = ("pool", "model", "tenant", "hour")
 
 # A request occupies its replica from the end of its queueing to its end. It counts in each hour by
-# its share of time there; the longest time that an event can contain is 72 minutes. FINAL makes
+# its share of time there. The longest time that an event can contain is 72 minutes. FINAL returns
 # one row per event.
 SPANS = """
     SELECT *, greatest(0, least(end_ms, (bucket + 1) * 3600000, {to_ms:Int64})
@@ -58,7 +58,7 @@ FROM ({SPANS})
 GROUP BY start_ms, pool_id, tenant_id, model, is_copy
 ORDER BY start_ms, pool_id, tenant_id, model, is_copy
 {LIMITS}
-"""  # noqa: S608 - constants of the code; values are parameters
+"""  # noqa: S608 - constants of the code, with values as parameters
 _BUSY = f"""
 SELECT start_ms, pool_id, sum(replica_ms) / 1000 AS busy_s, sum(sum_ms) / 1000 AS request_s
 FROM (
@@ -71,16 +71,17 @@ FROM (
 GROUP BY start_ms, pool_id
 ORDER BY start_ms, pool_id
 {LIMITS}
-"""  # noqa: S608 - constants of the code; values are parameters
+"""  # noqa: S608 - constants of the code, with values as parameters
 
 
 def cost_query(query: params.Query, now_ms: int) -> CostQuery:
-    """Return the query for a request's parameters; by default the last day by model.
+    """Return the query for a request's parameters, by default for the last day by model.
 
     Raises:
         BadRequestError: A parameter is invalid, or the time range is longer than 100 days.
     """
-    to_ms = min(now_ms, params.moment_ms(query, "to", default_ms=now_ms))  # the future has no data
+    # No events exist in the future
+    to_ms = min(now_ms, params.moment_ms(query, "to", default_ms=now_ms))
     from_ms = params.moment_ms(query, "from", default_ms=max(0, to_ms - _DEFAULT_MS))
     if not 0 < to_ms - from_ms <= RANGE_MS_MAX:
         raise BadRequestError(

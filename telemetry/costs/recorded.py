@@ -1,4 +1,4 @@
-"""Reads the replica-hours that the control plane has recorded, for each query of costs."""
+"""Reads the replica-hours that the control plane has recorded, anew for each query of costs."""
 
 import asyncio
 from datetime import UTC, datetime
@@ -12,13 +12,13 @@ from sluice.errors import ErrorCode, RejectedError
 from sluice.identity import CertificateRole
 from telemetry.costs.model import HOUR_MS, Recorded
 
-_DEADLINE_S = 8.0  # seconds for all pages; the control plane takes at most 4 s per page
+_DEADLINE_S = 8.0  # seconds for all pages, where the control plane needs at most 4 s per page
 _PAGE_ROWS = 10_000
 _ROWS_MAX = 100_000
 
 
 class _HoursRow(BaseModel):
-    """A row of `GET /v1/replica-hours`; unknown fields of newer control planes are ignored."""
+    """A row of `GET /v1/replica-hours`, without any unknown fields of newer control planes."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -37,13 +37,13 @@ class _Page(BaseModel):
 
 
 class RecordedHours:
-    """A client of the control plane's replica-hours; has to be opened with `async with`."""
+    """A client of the control plane's replica-hours, which has to be opened with `async with`."""
 
     def __init__(self, url: str, key: str) -> None:
-        """Prepare.
+        """Prepare the client without connecting.
 
         Args:
-            url: http(s)://host:port of the control plane's REST API; empty if there is none.
+            url: http(s)://host:port of the control plane's REST API, or empty if there is none.
             key: Admin key with the viewer role.
         """
         self._url = url.rstrip("/")
@@ -65,7 +65,7 @@ class RecordedHours:
 
         Raises:
             RejectedError: The control plane cannot be reached, is too slow, or answers with an
-                error; the text names the remedy.
+                error. The text names the remedy.
         """
         if not self._url:
             raise _unknown("TELEMETRY__CONTROL_PLANE_URL is not set")

@@ -1,6 +1,6 @@
 """Builds the answer of `GET /v1/costs` from measured work and a price list. Pure.
 
-The command line computes the same with its own prices, so this module needs no trace store.
+The command line builds the same answer with its own prices, so this module needs no trace store.
 """
 
 from collections import defaultdict
@@ -28,12 +28,12 @@ class CostQuery:
     """A query for costs: the time range, the grouping, and the options of break-even.
 
     Attributes:
-        span_ms: Time range in Unix ms, not rounded.
+        span_ms: Time range in Unix milliseconds, not rounded to hours.
         by: Grouping of the rows, one of `pool`, `model`, `tenant`, `hour`.
-        tenant_id: The only tenant to show; empty to show the whole fleet.
+        tenant_id: The only tenant to show, or empty to show the whole fleet.
         is_idle_spread: Whether the idle cost of a pool is spread over its users.
-        utilisation: Busy share of paid time for break-even; 0 for the measured share.
-        volume_tokens: Tokens per month at which the bills are compared; 0 for no comparison.
+        utilisation: Busy share of paid time for break-even, or 0 to use the measured share.
+        volume_tokens: Tokens per month at which the bills are compared, or 0 for no comparison.
         paid_hours: Accelerator-hours by pool to use instead of the price list's.
     """
 
@@ -53,7 +53,7 @@ class Measured:
     Attributes:
         busy: Busy times of pools, by hour.
         works: Work of requests, by hour, pool, tenant and model.
-        recorded: Recorded replica-hours; empty if they were not queried.
+        recorded: Recorded replica-hours, which are empty if they were not queried.
     """
 
     busy: Sequence[Busy]
@@ -116,7 +116,7 @@ _NAMES: Mapping[str, Callable[[CostLine], str]] = {
 
 
 def _table(lines: Iterable[CostLine], by: str) -> dict[str, Any]:
-    """Return the rows of users, of copies and of idle time, and their total."""
+    """Return one row per group of users, of copies and of idle time, and the total of all rows."""
     groups: dict[tuple[str, str], list[CostLine]] = defaultdict(list)
     for line in lines:
         kind = "idle" if line.is_idle else "copies" if line.work.is_copy else "use"

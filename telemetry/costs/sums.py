@@ -1,7 +1,8 @@
 """Reads costs of whole hours from precomputed sums, for web pages.
 
-`telemetry.day_sums` computes the sums a day at a time from all events of the day, so they are as
-old as its last round. `telemetry.costs.query` reads single events and is always up to date.
+`telemetry.day_sums` computes the sums a day at a time from all events of the day, so the sums are
+as old as its last round. `telemetry.costs.query` reads single events, so its result is always up to
+date.
 """
 
 from typing import Any
@@ -32,7 +33,7 @@ FROM (
 )
 GROUP BY start, kind, pool_id, name, is_copy
 {_MADE}
-"""  # noqa: S608 - constants of the code; values are parameters
+"""  # noqa: S608 - constants of the code, with values as parameters
 _BUSY = f"""
 INSERT INTO busy_hours (start, pool_id, busy_s, request_s, version)
 SELECT start, pool_id, sum(replica_ms) / 1000, sum(sum_ms) / 1000, {_NOW}
