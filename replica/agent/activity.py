@@ -1,4 +1,4 @@
-"""Distinguishes a frozen engine, a starved engine, and a pause of the agent's own process."""
+"""Distinguishes a frozen engine from an engine without processor time and from a stalled agent."""
 
 import asyncio
 import time
@@ -14,7 +14,7 @@ _WINDOW_MIN_S = 0.01  # the kernel counts processor time in ticks of this length
 
 
 class Activity:
-    """The processor time that an engine's processes used since the last call of `look`."""
+    """resolution of the kernel's measurement of processor time"""
 
     def __init__(self) -> None:
         self._looked_at_s = time.monotonic()
@@ -32,14 +32,15 @@ class Activity:
 class ProbeWatch:
     """Watches agent and engine, as an async context, while a probe waits for its answer.
 
-    A starved agent sees answer and deadline at the same time, and cannot tell which came first;
-    `stalled_s` is the time that its event loop was blocked. A starved engine is late as well;
-    `wants_processor` tells it from a frozen engine. The engine's work is measured well before the
-    deadline, because the end of a probe makes even a frozen engine's server work for a moment.
+    An agent without processor time handles answer and deadline at the same time, and cannot
+    determine which was first. So `stalled_s` is the time for which its event loop was blocked. An
+    engine without processor time is late as well, and `wants_processor` distinguishes it from a
+    frozen engine. The engine's work is measured well before the deadline, because the end of a
+    probe makes even a frozen engine's server work for a moment.
     """
 
     def __init__(self, pids: Sequence[int], timeout_s: float) -> None:
-        """Prepare to watch a probe with this deadline, and the engine's processes."""
+        """Schedule the checks of a probe with this deadline in seconds."""
         self.stalled_s = 0.0
         self._pids = pids
         self._wants_processor: bool | None = None
@@ -49,7 +50,7 @@ class ProbeWatch:
         self._tick: asyncio.TimerHandle | None = None
 
     async def __aenter__(self) -> Self:
-        """Begin to watch."""
+        """Start the checks of the event loop."""
         self._schedule()
         return self
 
@@ -59,7 +60,7 @@ class ProbeWatch:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Stop watching, and count the current tick if it is late."""
+        """Stop the checks, and count the current interval if it is late."""
         self._note_tick()
         self._look.cancel()
         if self._tick is not None:

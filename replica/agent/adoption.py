@@ -14,10 +14,10 @@ log = structlog.get_logger(__name__)
 
 
 async def find_leftovers(launcher: TritonLauncher) -> dict[str, Leftover]:
-    """Return the engines to adopt, by replica id; all other leftovers are ended.
+    """Return the engines to adopt, by replica id, after all other leftovers were ended.
 
     An engine is adopted if the process of its record still runs with the marks of its replica and
-    spec. Its health is not checked here, because its canary checks it.
+    spec. This function does not check its health, because its canary does.
     """
     leftovers: dict[str, Leftover] = {}
     for record, launch in await asyncio.to_thread(launcher.recorded):

@@ -1,4 +1,4 @@
-"""Composition root of the node agent."""
+"""Composes the node agent from its parts, and runs it."""
 
 import asyncio
 import fcntl
@@ -70,8 +70,8 @@ class Agent:
         Args:
             settings: Settings of the node.
             launcher: Launcher that starts engines.
-            prober: Prober of engines; None: probes by a real inference.
-            open_hardware: Function that returns a reader of accelerators; called in a thread.
+            prober: Prober of engines, or None to probe by a real inference.
+            open_hardware: Function that returns a reader of accelerators. It is called in a thread.
         """
         self._settings = settings
         self._launcher = launcher
@@ -106,7 +106,7 @@ class Agent:
         self._is_stopping = False
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Serve until `stop` is set; then stop all engines, or leave them running, as configured.
+        """Serve until `stop` is set, and then stop or leave all engines, as configured.
 
         Engines that an earlier agent left are adopted. An error also leaves the engines running,
         because a fault of the agent is no reason to stop them.
@@ -172,14 +172,15 @@ class Agent:
     async def _report(self) -> None:
         """Connect to the control plane once the health of adopted engines is known.
 
-        Before that, an adopted engine would be reported as starting, and routers would drop it.
+        Before that, an adopted engine would be reported as starting, and routers would disconnect
+        from it.
         """
         assert self._fleet is not None
         await self._fleet.settled()
         await self._link.run()
 
     async def _engine_page(self, path: str) -> bytes | None:
-        """Return an engine's metrics for `/engines/REPLICA/metrics`; None: no such engine."""
+        """Return an engine's metrics for `/engines/REPLICA/metrics`, or None if it is unknown."""
         parts = path.split("/")
         if self._fleet is None or len(parts) != 4 or (parts[1], parts[3]) != ("engines", "metrics"):
             return None
@@ -322,7 +323,7 @@ def limits_of(settings: AgentSettings) -> EnginePatience:
 
 
 def _artifacts(settings: AgentSettings, library: Library) -> ArtifactCache | None:
-    """Return the component that fetches and serves artifacts; None without a store."""
+    """Return the component that fetches and serves artifacts, or None without a store."""
     if not settings.artifact_store_url:
         return None
     options = NodeOptions(
@@ -359,7 +360,7 @@ def build_agent(settings: AgentSettings) -> Agent:
 
 
 def _reachable(address: str, host: str) -> str:
-    """Return a listener's address as other nodes see it: a wildcard becomes the node's address."""
+    """Return a listener's address for other nodes, with the node's address for a wildcard."""
     bound, port = host_and_port(address)
     return f"{host}:{port}" if bound in {"0.0.0.0", "::"} else address
 
@@ -374,7 +375,7 @@ def _address_of(host: str) -> str:
 
 @contextmanager
 def _exclusive(state_dir: Path) -> Generator[None]:
-    """Hold the state directory's lock; the kernel releases it however the process ends."""
+    """Lock the state directory while the context lasts, or until the process dies."""
     state_dir.mkdir(parents=True, exist_ok=True)
     with (state_dir / "lock").open("a+") as file:
         try:

@@ -22,7 +22,7 @@ class LlmCanary:
         self._link = RenewedChannel(address, CertificateRole.ENGINE, options=CHANNEL_OPTIONS)
 
     async def probe(self, spec: EngineSpec, timeout_s: float) -> int:
-        """Let the engine generate one token, and check the identity of the engine.
+        """Request one token from the engine, and check the identity of the engine.
 
         Returns:
             Number of sequences of routers that the engine has.

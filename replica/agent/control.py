@@ -1,7 +1,7 @@
-"""The agent's stream to the control plane, which carries observed state up, desired state down.
+"""Runs the agent's stream to the control plane, with observed state sent, desired state received.
 
 An absent control plane stops no engine, however long it is absent. Every desired state is stored on
-disk, so that an agent that starts without a control plane still starts the last desired replicas.
+disk, so an agent that starts without a control plane still starts the last desired replicas.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ _Call = grpc.aio.StreamStreamCall[agent.SyncRequest, agent.SyncResponse]
 
 
 class ControlLink(Link[agent.SyncRequest, agent.SyncResponse]):
-    """Keeps one `Sync` stream open until it is cancelled."""
+    """Opens the `Sync` stream, and reopens it until cancelled."""
 
     def __init__(
         self,
@@ -35,12 +35,12 @@ class ControlLink(Link[agent.SyncRequest, agent.SyncResponse]):
         observe: Callable[[], agent.SyncRequest],
         on_desired: Callable[[agent.SyncResponse], None],
     ) -> None:
-        """Prepare the stream; `run` opens it.
+        """Prepare the stream, which `run` opens.
 
         Args:
             address: Address of the control plane, host:port.
-            observe: Returns the whole observed state of the node.
-            on_desired: Called with every desired state, even if it is unchanged.
+            observe: Function that returns the whole observed state of the node.
+            on_desired: Function that is called with every desired state, even if it is unchanged.
         """
         super().__init__(address, "control_plane", agent.SyncResponse, _BACKOFF_MAX_S)
         self._observe = observe
@@ -77,7 +77,7 @@ class DesiredFile:
         self._written: list[agent.DesiredReplica] | None = None
 
     def load(self) -> agent.SyncResponse | None:
-        """Return the last stored state; None if none can be read."""
+        """Return the last stored state, or None if none can be read."""
         try:
             text = self._path.read_text()
             desired = json_format.Parse(text, agent.SyncResponse(), ignore_unknown_fields=True)

@@ -9,8 +9,8 @@ from sluice.profiles import EMBED
 
 _TEXT = (1, 2, 3, 4)  # token ids that every vocabulary has
 # Seconds that a probe may wait in the engine's queue, for example behind 190 texts of 256 tokens on
-# one core. A longer wait does no harm: a dead stub is detected in other ways, and no stream depends
-# on an embedding engine.
+# one core. A longer limit does no harm, because a dead stub is detected in other ways, and no
+# stream depends on an embedding engine.
 _PATIENCE_S = 10.0
 
 
@@ -23,14 +23,14 @@ class EmbedCanary:
         self._client = EmbeddingClient(address, EMBED.triton_model)
 
     async def probe(self, spec: EngineSpec, timeout_s: float) -> int:
-        """Let the engine embed or score four tokens, and check the identity of the engine.
+        """Request an embedding or a score of four tokens, and check the identity of the engine.
 
         The engine itself checks that an embedding has length 1, and that scores are finite.
 
         The deadline is at least 10 s, because an engine with a long queue is not dead.
 
         Returns:
-            0, because the engine keeps no sequences for routers, and earlier requests are done.
+            0, because the engine has no sequences of routers, and earlier requests have ended.
 
         Raises:
             WrongAnswerError: The vector is invalid, or comes from another base.

@@ -1,9 +1,9 @@
 """Starts a program as another user: `python -I -S engine_entry.py ENTRY PROGRAM ARGUMENT...`.
 
-ENTRY is JSON: `uid`, the user and group; `closed`, which maps a directory to {`trees`, `links`} as
-in `engine_view`; and `environment`, variables for the program alone. This script must run as root.
-The program replaces the script's process and keeps its process id. The script uses only the
-standard library, because it runs before each engine starts.
+ENTRY is a JSON object. Its `uid` is the user and group, `closed` maps a directory to {`trees`,
+`links`} as in `engine_view`, and `environment` has variables for the program alone. This script
+must run as root. The program replaces the script's process and has the same process id. The script
+uses only the standard library, because it runs before each engine starts.
 """
 
 import ctypes
@@ -18,12 +18,12 @@ _CLONE_NEWNS = 0x20000
 _MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_REMOUNT = 1, 2, 4, 32
 _MS_BIND, _MS_REC, _MS_SLAVE = 0x1000, 0x4000, 1 << 19
 _PR_SET_NO_NEW_PRIVS = 38
-# the mount has only directories and links, which take a few pages
+# the mount has only directories and links, which need a few pages
 _SHELL_OPTIONS = "mode=0755,size=1m"
 
 
 def main() -> None:
-    """Prepare the process as ENTRY says, and replace it by the program."""
+    """Prepare the process according to ENTRY, and replace it by the program."""
     entry = json.loads(sys.argv[1])
     program = sys.argv[2:]
     try:
@@ -36,7 +36,7 @@ def main() -> None:
 
 
 def open_view(closed: Mapping[str, Any]) -> None:
-    """Mount over each closed directory one with only its trees and links, in a new namespace."""
+    """Mount a directory of trees and links over each closed directory, in a new namespace."""
     here = str(Path.cwd())
     _checked(_LIBC.unshare(_CLONE_NEWNS), "unshare")
     _mount(None, "/", None, _MS_REC | _MS_SLAVE)
@@ -59,7 +59,7 @@ def open_view(closed: Mapping[str, Any]) -> None:
 
 
 def become(uid: int) -> None:
-    """Become this user irrevocably, without groups, capabilities or set-user-id programs."""
+    """Change to this user irrevocably, without groups, capabilities or set-user-id programs."""
     os.setgroups([])
     os.setresgid(uid, uid, uid)
     os.setresuid(uid, uid, uid)

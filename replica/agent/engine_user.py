@@ -19,7 +19,8 @@ from sluice.accounts import is_root, lacking_capabilities
 
 log = structlog.get_logger(__name__)
 
-_TRIAL_S = 60.0  # seconds for the trial, in which Python starts: 0.1 s on an idle machine
+# Seconds for the trial, in which Python starts, which lasts 0.1 s on an idle machine
+_TRIAL_S = 60.0
 # This runs as the engines' user, and checks that packages are found and each path is readable.
 _TRIAL = """
 import os, sys
@@ -35,7 +36,7 @@ class EngineUser:
 
     Attributes:
         uid: User and group id.
-        view: The parts of closed directories that this user's engines see.
+        view: The parts of closed directories that are visible to this user's engines.
     """
 
     uid: int
@@ -45,7 +46,7 @@ class EngineUser:
         """Return the command with which root runs a program as this user.
 
         Args:
-            program: Program with its arguments; its path is absolute.
+            program: Absolute path of the program, and its arguments.
             environment: Additional variables for the program.
         """
         entry = {
@@ -58,7 +59,7 @@ class EngineUser:
 
 
 def engine_user(settings: AgentSettings) -> EngineUser | None:
-    """Return the user that engines run as; None: the agent's own."""
+    """Return the user that engines run as, or None for the agent's own user."""
     if not is_root() or settings.engine_uid == 0:
         return None
     for path in (settings.state_dir, settings.artifacts_dir):
@@ -74,7 +75,7 @@ def engine_user(settings: AgentSettings) -> EngineUser | None:
 
 
 def needed_paths(settings: AgentSettings) -> list[Path]:
-    """Return the directories that engines read: programs, packages, artifacts, own state."""
+    """Return the directories that engines read: programs, packages, artifacts, state."""
     found = inspect_installation()
     return [
         *(Path(sys.prefix), Path(sys.base_prefix), found.bin_dir),
@@ -85,7 +86,7 @@ def needed_paths(settings: AgentSettings) -> list[Path]:
 
 
 def find_user(uid: int, paths: Sequence[Path]) -> tuple[EngineUser | None, str]:
-    """Return a user that can run engines, as tested by running Python; else None and the reason."""
+    """Return a user that was tested to run Python, or None and the reason why there is none."""
     if lacking := lacking_capabilities(_capabilities(needs_view=False)):
         return None, f"this root lacks the capabilities {', '.join(lacking)}"
     view = view_for(uid, paths)
@@ -109,7 +110,7 @@ def _capabilities(*, needs_view: bool) -> Iterable[str]:
 
 
 def _try(user: EngineUser, paths: Sequence[Path]) -> str:
-    """Return the reason why Python does not run as this user; empty if it runs."""
+    """Return the reason why Python does not run as this user, or empty if it runs."""
     python = str(inspect_installation().bin_dir / "python3")
     known = [str(path.absolute()) for path in paths if path.exists()]
     try:

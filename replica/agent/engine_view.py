@@ -1,8 +1,8 @@
 """Finds the parts of closed directories that engines of another user need.
 
 A node's Python may be installed in a home directory that only its owner may enter. The mode of the
-home stays unchanged. Instead, engines get a mount namespace in which that directory contains only
-the parts they need (`engine_entry`).
+home stays unchanged. Instead, engines run in a mount namespace in which that directory contains
+only the parts they need (`engine_entry`).
 """
 
 import os
@@ -11,7 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-_LINKS_MAX = 1024  # largest number of links followed in all, because a cycle of links has no end
+# Largest number of links that are followed in total, because a cycle of links has no end
+_LINKS_MAX = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +33,8 @@ class EngineView:
     """The closed directories of which parts have to be opened for a user.
 
     Attributes:
-        closed: Closed directories by path; none of them is inside another.
-        problem: Reason why the view does not work, and how to fix it; empty if it works.
+        closed: Closed directories by path, none of which is inside another.
+        problem: Reason why the view does not work, and how to fix it, or empty if it works.
     """
 
     closed: Mapping[str, Closed] = field(default_factory=dict[str, Closed])
@@ -45,7 +46,7 @@ def view_for(uid: int, paths: Iterable[Path]) -> EngineView:
 
     Args:
         uid: User and group id.
-        paths: Paths that the user needs; links are followed, and missing paths are left out.
+        paths: Paths that the user needs. Links are followed, and missing paths are left out.
     """
     # Paths are not resolved, because engines use these very paths, including their links.
     waiting = [Path(os.path.abspath(path)) for path in paths]  # noqa: PTH100
@@ -75,9 +76,9 @@ class _Way:
     """The result of following a path.
 
     Attributes:
-        end: The path, or if it has a link, the path that the link leads to.
-        closed: First directory on the path that the user may not enter; empty if there is none.
-        link: First symbolic link on the path; empty if there is none.
+        end: The path, or if the path has a link, the path after the first link is followed.
+        closed: First directory on the path that the user may not enter, or empty.
+        link: First symbolic link on the path, or empty.
         target: Target of the link.
         is_shut: Whether the end itself is a directory that the user may not enter.
     """

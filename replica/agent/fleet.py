@@ -1,4 +1,4 @@
-"""The replicas of this node: one runner per desired replica, and their observed state."""
+"""Runs the replicas of this node, with one runner per replica, and reports their observed state."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping
@@ -33,7 +33,7 @@ class NodeLauncher(Launcher, Protocol):
 
 
 def reported_state(state: LocalReplicaState) -> control.ReplicaState:
-    """Return the state to report; routers must not attach to STOPPED and FAILED replicas."""
+    """Return the state to report, where routers do not attach to STOPPED and FAILED replicas."""
     if state.has_failed:
         return control.REPLICA_STATE_FAILED
     if state.phase is ReplicaPhase.READY and state.is_draining:
@@ -66,11 +66,12 @@ class NodeReplicas:
             launcher: Launcher that starts engines.
             prober: Prober of engines.
             limits: Time limits for engines.
-            on_change: Called at every change that the control plane should learn.
+            on_change: Function that is called at every change to report to the control plane.
             observer: Receiver of events, for metrics.
-            why_cordoned: Returns why one of some accelerators is out of service; empty: none is.
-            problem_of: Returns the reason why a base's artifact is unusable; empty: it is usable.
-            why_waiting: Returns the reason why a replica of a base cannot start yet; empty: it can.
+            why_cordoned: Function that returns why one of some accelerators is out of service, or
+                empty.
+            problem_of: Function that returns why a base's artifact is unusable, or empty.
+            why_waiting: Function that returns why a replica of a base cannot start yet, or empty.
         """
         self.runners: dict[str, ReplicaRunner] = {}
         self._group = group
@@ -91,7 +92,7 @@ class NodeReplicas:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def adopt(self, leftovers: Mapping[str, Leftover]) -> None:
-        """Adopt engines, by replica id; they count as desired until `apply` is called."""
+        """Adopt engines by replica id, which count as desired until `apply` is called."""
         for replica_id, leftover in leftovers.items():
             self._runner(replica_id, leftover)
 
@@ -103,8 +104,8 @@ class NodeReplicas:
     def apply(self, desired: agent.SyncResponse) -> None:
         """Start and stop replicas in the background until the node has the desired replicas.
 
-        Replicas with cordoned accelerators drain, whatever is desired. A replica whose base is
-        being fetched waits for the base.
+        Replicas with cordoned accelerators drain, regardless of the desired state. A replica whose
+        base is being fetched waits for the base.
         """
         if self._is_stopping:
             return
@@ -137,12 +138,12 @@ class NodeReplicas:
                 self._on_change()
 
     def apply_cordons(self) -> None:
-        """Drain replicas whose accelerators are cordoned; start those whose cordon was lifted."""
+        """Drain replicas with cordoned accelerators, and start those whose cordon was lifted."""
         if self._desired is not None:
             self.apply(self._desired)
 
     def fail(self, base_digest: str, problem: str) -> None:
-        """End the engines of a base as failed; they start again when the base may be used."""
+        """End the engines of a base as failed, which start again when the base may be used."""
         for runner in self.runners.values():
             runner.fail(base_digest, problem)
 
@@ -168,7 +169,7 @@ class NodeReplicas:
 
     @property
     def is_ready(self) -> bool:
-        """Whether every desired replica is ready; true if there are none."""
+        """Whether every desired replica is ready, which is true if there are none."""
         return not self._waiting and all(runner.is_ready for runner in self.runners.values())
 
     @property
@@ -192,7 +193,7 @@ class NodeReplicas:
         return sorted(found, key=lambda replica: replica.replica_id)
 
     def _waits_for(self, replica_id: str, spec: EngineSpec) -> str:
-        """Return why a replica cannot start yet; empty if it can, or already runs this base."""
+        """Return why a replica cannot start yet, or empty if it can, or already runs this base."""
         runner = self.runners.get(replica_id)
         wanted = runner.wanted if runner is not None else None
         if wanted is not None and wanted.base_digest == spec.base_digest:
@@ -203,7 +204,7 @@ class NodeReplicas:
         return why
 
     def _cordon(self, spec: EngineSpec | None) -> str:
-        """Return why the spec's accelerators are out of service; empty if they are in service."""
+        """Return why one of the spec's accelerators is out of service, or empty if none is."""
         if spec is None:
             return ""
         kind = KINDS.get(spec.engine)
@@ -235,7 +236,7 @@ class NodeReplicas:
             await runner.run()
             if not runner.is_wanted and not self._is_stopping:
                 await asyncio.to_thread(self._launcher.forget, runner.replica_id)
-            if not runner.is_wanted:  # otherwise the replica is wanted again by now
+            if not runner.is_wanted:  # otherwise the replica has become wanted again
                 break
         del self.runners[runner.replica_id]
         if not self.runners:

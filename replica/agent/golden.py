@@ -1,8 +1,8 @@
 """Sends golden prompts to the node's ready replicas from time to time, beside their normal load.
 
-The control plane compares the answers across the pool; the agent does not judge them. A golden
-request is greedy, short and urgent, and ends within a few steps. It has a prefix cache root of its
-own, because cached blocks could hide that an engine computes wrongly now.
+The control plane compares the answers across the pool, and the agent does not judge them. A golden
+request is greedy, short and urgent, and ends within a few steps. It has a new root of block hashes,
+because cached blocks could hide that an engine computes wrongly at present.
 """
 
 import asyncio
@@ -34,19 +34,20 @@ PROMPTS_MAX = 512  # largest number of prompts per node
 # Prefixes of the ids of the platform's own prompts, which tenants' prompts must not displace.
 PLATFORM = ("default/", "default-")
 _REMEMBERED_MAX = 16_384  # largest number of remembered (replica, prompt) pairs
-RESULTS_MAX = 256  # results kept for the control plane; the oldest are dropped first
+# Largest number of results stored for the control plane, above which the oldest are deleted
+RESULTS_MAX = 256
 DEADLINE_S = 20.0  # seconds per golden request, in which an adapter may have to be loaded
 _LOOK_S = 0.25
-_PAUSE_S = 1.0  # least seconds between two golden requests to one replica
+_PAUSE_S = 1.0  # shortest pause in seconds between two golden requests to one replica
 _FIRST_WITHIN_S = 5.0  # seconds within which a new replica, or a new prompt, has its first request
-# spread of the interval, as a share, so that a pool's replicas are not probed at once
+# spread of the interval, as a share of it, so that a pool's replicas are not probed at once
 _JITTER = 0.2
 _ERROR_MAX = 500
 
 
 @dataclass(frozen=True, slots=True)
 class GoldenTarget:
-    """A replica that may get a golden prompt now.
+    """A replica that may receive a golden prompt at present.
 
     Attributes:
         replica_id: Id of the replica.
@@ -73,11 +74,11 @@ class GoldenObserver(Protocol):
 
 
 class GoldenSchedule:
-    """Chooses the next golden prompt of each replica. Pure; times are monotonic seconds."""
+    """Chooses the next golden prompt of each replica. Pure, with times in monotonic seconds."""
 
     def __init__(self) -> None:
         self._prompts: dict[str, agent.GoldenPrompt] = {}
-        # time of a pair's last request; for a new pair, a virtual one
+        # time of a pair's last request, which is a virtual one for a new pair
         self._asked_s: dict[tuple[str, str], float] = {}
         self._free_s: dict[str, float] = {}  # replica -> earliest time of its next request
         # replica -> time since when the platform's prompts are due
@@ -85,12 +86,12 @@ class GoldenSchedule:
         self._replicas: frozenset[str] = frozenset()
 
     def want(self, prompts: Iterable[agent.GoldenPrompt]) -> None:
-        """Replace the prompts; remaining prompts keep the time of their last request."""
+        """Replace the prompts, where remaining prompts retain the time of their last request."""
         kept = list(prompts)[:PROMPTS_MAX]
         self._prompts = {prompt.id: prompt for prompt in kept if prompt.every_s > 0}
 
     def next(self, target: GoldenTarget, now_s: float) -> agent.GoldenPrompt | None:
-        """Return a replica's most overdue prompt, platform prompts first; None: none is due."""
+        """Return a replica's most overdue prompt, platform prompts first, or None without any."""
         if now_s < self._free_s.get(target.replica_id, 0.0):
             return None
         best, first = None, (True, now_s)
@@ -113,7 +114,7 @@ class GoldenSchedule:
         self._free_s[replica_id] = now_s + _PAUSE_S
 
     def forget(self, replica_ids: Iterable[str]) -> None:
-        """Forget all replicas but these, and if too many, the oldest pairs of removed prompts."""
+        """Forget all other replicas, and above a limit the oldest pairs of removed prompts."""
         kept = frozenset(replica_ids)
         if kept != self._replicas:
             self._replicas = kept
@@ -153,9 +154,9 @@ class GoldenAsker:
         """Compose from the agent's parts.
 
         Args:
-            targets: Returns the replicas that may get a prompt now.
+            targets: Function that returns the replicas that may receive a prompt at present.
             observer: Observer of golden requests, for metrics.
-            ask: Sends one prompt; None: by the engine's probe.
+            ask: Function that sends one prompt, or None to use the engine's probe.
         """
         self._targets = targets
         self._observer = observer
@@ -199,7 +200,7 @@ class GoldenAsker:
                 await asyncio.sleep(_LOOK_S)
 
     async def _put(self, target: GoldenTarget, prompt: agent.GoldenPrompt) -> None:
-        """Send one prompt and keep the answer."""
+        """Send one prompt and store the answer."""
         result = agent.GoldenResult(
             replica_id=target.replica_id,
             prompt_id=prompt.id,
@@ -222,8 +223,8 @@ async def probe_engine(target: GoldenTarget, prompt: agent.GoldenPrompt) -> engi
     """Return the engine's answer, computed without cached blocks.
 
     Raises:
-        WrongAnswerError: Another engine answered, or no frame came.
-        FailedError: The engine gives no answer.
+        WrongAnswerError: Another engine answered, or no frame arrived.
+        FailedError: The engine does not answer.
     """
     count = max(1, min(prompt.output_tokens_max, OUTPUT_TOKENS_MAX))
     try:

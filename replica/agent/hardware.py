@@ -1,21 +1,23 @@
 """Decides when an accelerator is taken out of service.
 
-Pure: `judge` maps (state, readings, now) to the next state. A `HardwareReader` supplies the
-readings; the fleet decides how a cordon affects replicas. A cordon stays until an operator lifts
-it, even if the agent restarts, because XIDs are reported only once.
+The decision is pure, since `judge` maps (state, readings, now) to the next state. A
+`HardwareReader` supplies the readings, and `replica.agent.fleet` decides how a cordon affects
+replicas. A cordon stays until an operator lifts it, even if the agent restarts, because XIDs are
+reported only once.
 """
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-# NVIDIA's Xid catalog (docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html, read in
-# November 2026): XIDs whose immediate action is to reset the GPU, restart the machine, check its
-# mechanics, or a workflow that ends in one of these; and 94, after which applications may go on
-# until the GPU is reset when that is convenient, which is what draining is for. Not here: XIDs that
-# end only the application (13, 31, 43, 45, ...), XIDs to be ignored (63, 92), 155, which also
-# reports links that were taken down on purpose, and 144-150, whose weight is in a sub-code that
-# NVML does not report: the fatal ones come with 48.
+# From NVIDIA's Xid catalog (docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html, read in
+# November 2026). The table has XIDs whose immediate action is to reset the GPU, to restart the
+# machine, or to check its mechanics. It also has XIDs with a workflow that ends in one of these
+# actions. It also has 94, after which applications may continue until a convenient reset, which a
+# drain prepares. It omits XIDs that end only the application (13, 31, 43, 45, ...) and XIDs to be
+# ignored (63, 92). It omits 155, which also reports links that were disabled on purpose. It omits
+# 144-150, whose severity is in a sub-code that NVML does not report, because fatal ones occur
+# together with 48.
 CORDON_XIDS: Mapping[int, str] = {
     46: "the GPU stopped processing",
     48: "uncorrectable ECC error",
@@ -48,11 +50,12 @@ class GpuReading:
         name: Model of the accelerator.
         memory_bytes: Total memory in bytes.
         memory_used_bytes: Used memory in bytes.
-        temperature_c: Temperature of the chip in degrees Celsius; 0: not reported.
-        power_w: Power drawn now, in watts; 0: not reported.
-        ecc_uncorrected: Uncorrected memory errors since the driver was loaded; 0 without ECC.
+        temperature_c: Temperature of the chip in degrees Celsius, or 0 if not reported.
+        power_w: Present power consumption in watts, or 0 if not reported.
+        ecc_uncorrected: Number of uncorrected memory errors since the driver was loaded, or 0
+            without ECC.
         has_remap_failure: Whether a broken row of the memory could not be replaced.
-        is_lost: Whether the driver cannot reach the accelerator any more.
+        is_lost: Whether the driver can no longer reach the accelerator.
     """
 
     index: int
@@ -69,7 +72,7 @@ class GpuReading:
 
 @dataclass(frozen=True, slots=True)
 class Xid:
-    """An error reported by NVIDIA's driver; an empty uuid means that the GPU is unknown."""
+    """An error reported by NVIDIA's driver, with an empty uuid if the GPU is unknown."""
 
     uuid: str
     number: int
@@ -109,7 +112,7 @@ class Cordon:
 
     @property
     def id(self) -> str:
-        """Id of this cordon; a later cordon of the same accelerator has a different id."""
+        """Id of this cordon, which differs from that of a later cordon of the same accelerator."""
         return f"{self.uuid}@{self.since_unix_s:.3f}"
 
 
@@ -120,7 +123,7 @@ class HardwareState:
     Attributes:
         gpus: Last readings of all accelerators, including lost ones.
         cordons: Cordons by uuid.
-        accepted: Pairs (uuid, cause) of lifted cordons; these causes set no new cordon.
+        accepted: Pairs (uuid, cause) of lifted cordons. These causes set no new cordon.
     """
 
     gpus: tuple[GpuReading, ...] = ()
@@ -139,7 +142,7 @@ def judge(state: HardwareState, readings: Readings, now_unix_s: float) -> Hardwa
     Args:
         state: State from the last call.
         readings: Readings of the accelerators.
-        now_unix_s: Wall-clock time, which is only shown to people.
+        now_unix_s: Wall-clock time in Unix seconds, which is only shown to people.
     """
     seen = {gpu.uuid: gpu for gpu in readings.gpus}
     gone = [replace(gpu, is_lost=True) for gpu in state.gpus if gpu.uuid not in seen]
@@ -156,7 +159,7 @@ def judge(state: HardwareState, readings: Readings, now_unix_s: float) -> Hardwa
 
 
 def lift(state: HardwareState, ids: Collection[str]) -> HardwareState:
-    """Return the state without these cordons; faults that persist set no new cordon."""
+    """Return the state without these cordons, where present faults set no new cordon."""
     uuids = {cordon.uuid for cordon in state.cordons.values() if cordon.id in ids}
     if not uuids:
         return state
@@ -171,7 +174,7 @@ def lift(state: HardwareState, ids: Collection[str]) -> HardwareState:
 def _faults(gpu: GpuReading, xids: Collection[Xid]) -> list[tuple[str, str]]:
     """Return (cause, reason) of all faults, the clearest fault first.
 
-    A cause is never shown; it only serves to recognise the faults of lifted cordons.
+    A cause is never shown, since it only serves to recognise the faults of lifted cordons.
     """
     faults = [
         (f"xid {xid.number}", f"XID {xid.number}: {CORDON_XIDS[xid.number]}")

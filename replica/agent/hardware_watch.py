@@ -1,4 +1,4 @@
-"""Keeps the state of the node's accelerators: reads and judges them, and stores cordons on disk."""
+"""Reads and judges the state of the node's accelerators, and stores their cordons on disk."""
 
 import asyncio
 import json
@@ -27,11 +27,11 @@ from sluice.wire.agent.v1 import agent_pb2 as agent
 log = structlog.get_logger(__name__)
 
 READ_EVERY_S = 2.0
-# pause between readings, so that a GPU with endless errors does not keep the agent busy
+# pause between readings in seconds, so that a GPU with endless errors does not busy the agent
 _PAUSE_S = 0.2
 _SILENCE_S = 30.0  # seconds without an answer after which a driver is reported as hanging
 
-_Result = Readings | Exception | None  # None: there are no accelerators
+_Result = Readings | Exception | None  # None if there are no accelerators
 
 
 class CordonFile:
@@ -41,7 +41,7 @@ class CordonFile:
         self.path = state_dir / "cordons.json"
 
     def load(self) -> HardwareState:
-        """Return the saved cordons; none if there is no file."""
+        """Return the saved cordons, or none if there is no file."""
         try:
             values = json.loads(self.path.read_text())
             cordons = [Cordon(**cordon) for cordon in values["cordons"]]
@@ -54,7 +54,7 @@ class CordonFile:
         return HardwareState(cordons={c.uuid: c for c in cordons}, accepted=accepted)
 
     def save(self, state: HardwareState) -> None:
-        """Write the cordons atomically; an unwritable disk is logged, not raised."""
+        """Write the cordons atomically, and log an error if the disk is unwritable."""
         values: dict[str, Any] = {
             "cordons": [asdict(cordon) for cordon in state.cordons.values()],
             "accepted": sorted(state.accepted),
@@ -67,14 +67,14 @@ class CordonFile:
             log.warning("cordons_not_saved", path=str(self.path), error=str(error))
 
     def remove(self) -> list[str]:
-        """Lift all cordons for an operator; return their reasons."""
+        """Lift all cordons for an operator, and return their reasons."""
         reasons = [cordon.reason for cordon in self.load().cordons.values()]
         self.path.unlink(missing_ok=True)
         return reasons
 
 
 class HardwareWatch:
-    """The state of the node's accelerators, which `run` keeps up to date."""
+    """The state of the node's accelerators, which `run` updates."""
 
     def __init__(
         self,
@@ -86,8 +86,8 @@ class HardwareWatch:
 
         Args:
             file: File of cordons.
-            on_change: Called when a cordon was set or lifted.
-            on_readings: Called with all readings, for metrics.
+            on_change: Function that is called when a cordon was set or lifted.
+            on_readings: Function that is called with all readings, for metrics.
         """
         self._file = file
         self._on_change = on_change
@@ -97,10 +97,11 @@ class HardwareWatch:
             log.warning("cordon_kept", gpu=cordon.uuid, reason=cordon.reason)
 
     async def run(self, open_reader: Callable[[], HardwareReader | None]) -> None:
-        """Read and judge until cancelled; return at once if there are no accelerators.
+        """Read and judge until cancelled, or return at once if there are no accelerators.
 
         Args:
-            open_reader: Returns the reader, or None without accelerators. May hang like a reader.
+            open_reader: Function that returns the reader, or None without accelerators. It may hang
+                like a reader.
         """
         loop = asyncio.get_running_loop()
         arrived: asyncio.Queue[_Result] = asyncio.Queue()
@@ -121,7 +122,8 @@ class HardwareWatch:
             else:
                 post(None)
 
-        # A daemon thread of its own, because a thread that hangs in a driver can never be joined.
+        # The thread is a separate daemon thread, because a thread that hangs in a driver never
+        # ends.
         threading.Thread(target=read_on, name="hardware", daemon=True).start()
         try:
             while (result := await self._next(arrived)) is not None:
@@ -152,7 +154,7 @@ class HardwareWatch:
         self._change(lift(self.state, ids))
 
     def why_cordoned(self, accelerators: Collection[int]) -> str:
-        """Return why one of these accelerators is out of service; if none is given, one of all."""
+        """Return why one of these accelerators, or of all if none is given, is out of service."""
         cordon = self.state.cordon_of(accelerators)
         return f"GPU {cordon.index}: {cordon.reason}" if cordon else ""
 

@@ -1,8 +1,7 @@
 """Checks whether this machine can run Triton's Python backend, and finds the parts of Triton.
 
-Each problem that is found here would otherwise appear as an obscure failure of Triton's stub
-process or, with numpy 2, as wrong data. The stub is a program that embeds this environment's
-Python.
+Each problem that this module finds would otherwise cause an obscure failure of Triton's stub
+process or, with numpy 2, wrong data. The stub is a program that embeds this environment's Python.
 """
 
 import importlib.metadata
@@ -28,16 +27,19 @@ class Installation:
     """The parts of this environment that matter to Triton.
 
     Attributes:
-        python: Python version for which the stub must be built, e.g. `3.11`.
-        bin_dir: Directory of `python3`; first on PATH, because the stub finds site-packages by it.
-        libpython: File name of the shared libpython; not `.so` if Python is linked statically.
-        libpython_dir: Directory of libpython; empty if the system's loader finds it, None if there
-            is no libpython.
-        glibc: Version of glibc as (major, minor); None if the C library is not glibc.
-        versions: Versions of the distributions that matter; distributions not installed are absent.
-        triton: `pytriton/tritonserver` of the wheel, otherwise its directory in NVIDIA's images;
-            None if neither exists.
-        shm_bytes_free: Free bytes in /dev/shm; None if there is no /dev/shm.
+        python: Python version for which the stub must be built, for example `3.11`.
+        bin_dir: Directory of `python3`. It is the first on PATH, because the stub finds
+            site-packages by it.
+        libpython: File name of the shared libpython, which does not end in `.so` if Python is
+            linked statically.
+        libpython_dir: Directory of libpython, empty if the system's loader finds it, or None
+            without libpython.
+        glibc: Version of glibc as (major, minor), or None if the C library is not glibc.
+        versions: Versions of the relevant Python distributions, without those that are not
+            installed.
+        triton: `pytriton/tritonserver` of the wheel, otherwise its directory in NVIDIA's images, or
+            None.
+        shm_bytes_free: Free bytes in /dev/shm, or None if there is no /dev/shm.
     """
 
     python: str
@@ -51,7 +53,7 @@ class Installation:
 
     @property
     def stub(self) -> Path | None:
-        """The program that runs Python models with this Python; None if there is none."""
+        """The program that runs Python models with this Python, or None if there is none."""
         if self.triton is None:
             return None
         stubs = self.triton / "python_backend_stubs"
@@ -76,7 +78,7 @@ def inspect_installation() -> Installation:
 
 
 def problems_of(found: Installation, engines: Sequence[str]) -> list[str]:
-    """Return one line per reason why Triton cannot run here; each line says how to fix it."""
+    """Return one line per reason why Triton cannot run here, each with its remedy."""
     problems: list[str] = []
     if found.triton is None:
         problems.append("nvidia-pytriton is not installed: pip install nvidia-pytriton==0.7.0")
@@ -149,7 +151,7 @@ def _versions(*names: str) -> dict[str, str]:
 def _triton() -> Path | None:
     """Return the server's directory.
 
-    The wheel is not imported, because it warns and probes then.
+    The wheel is not imported, because its import logs warnings and probes the system.
     """
     with suppress(importlib.metadata.PackageNotFoundError):
         wheel = importlib.metadata.distribution("nvidia-pytriton")

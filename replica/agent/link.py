@@ -26,7 +26,7 @@ OPTIONS = (
     ("grpc.use_local_subchannel_pool", 1),
 )
 CALL_S = 5.0  # seconds to connect, and to send one message
-# seconds of silence after which a stream is closed; the control plane sends every few seconds
+# seconds of silence after which a stream is closed, since the control plane sends every few seconds
 _SILENCE_S = 15.0
 # seconds after which a session counts as steady, so that its end causes an immediate retry
 _STEADY_S = 1.0
@@ -40,7 +40,7 @@ _ERRORS = (
 
 
 class Link(ABC, Generic[Sent, Received]):
-    """Keeps one bidirectional stream open until it is cancelled."""
+    """Opens one bidirectional stream, and reopens it until cancelled."""
 
     def __init__(
         self, address: str, name: str, answers: type[Received], pause_max_s: float
@@ -75,7 +75,7 @@ class Link(ABC, Generic[Sent, Received]):
             await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311 - spreads load
 
     async def _end_of_session(self) -> str:
-        """Run one session; return the reason of its end, empty if the reason is already logged."""
+        """Run one session, and return the reason of its end, which is empty if already logged."""
         try:
             await self._session()
         except grpc.aio.AioRpcError as error:
@@ -90,14 +90,14 @@ class Link(ABC, Generic[Sent, Received]):
 
     @abstractmethod
     async def _speak(self, call: grpc.aio.StreamStreamCall[Sent, Received]) -> None:
-        """Send messages until cancelled; `_write` enforces a deadline."""
+        """Send messages until cancelled, with `_write`, which has a deadline."""
 
     @abstractmethod
     async def _take(self, received: Received) -> None:
-        """Handle a received message; must be quick."""
+        """Handle a received message without delay, because further messages wait."""
 
     def _lost(self) -> None:
-        """Handle the end of a session; does nothing by default."""
+        """Handle the end of a session, by default without any action."""
 
     async def _write(self, call: grpc.aio.StreamStreamCall[Sent, Received], message: Sent) -> None:
         async with asyncio.timeout(CALL_S):
@@ -110,7 +110,7 @@ class Link(ABC, Generic[Sent, Received]):
             async with asyncio.timeout(CALL_S):
                 await channel.channel_ready()
             call = self._open(channel)
-            # The halves return their errors: if they raised them, the task group would swallow a
+            # The two tasks return their errors. If they raised them, the task group would swallow a
             # cancellation of this task that arrives at the same time.
             async with asyncio.TaskGroup() as group:
                 halves = [
@@ -139,6 +139,6 @@ async def _outcome(half: Coroutine[object, object, None]) -> Exception:
     """Return the error that ends one direction of the stream."""
     try:
         await half
-    except Exception as error:  # noqa: BLE001 - whoever gets it raises it
+    except Exception as error:  # noqa: BLE001 - the caller raises it
         return error
     raise AssertionError("a direction of the stream ended without an error")

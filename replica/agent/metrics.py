@@ -1,4 +1,4 @@
-"""Declares the metrics of the agent. Replica ids are not used as labels, because they change."""
+"""Declares the metrics of the agent, without replica ids as labels, because these change."""
 
 from collections.abc import Collection, Mapping
 from math import inf
@@ -27,7 +27,7 @@ class ArtifactMetrics:
     """Metrics of a node's artifact folder."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        """Register."""
+        """Register the metrics."""
         self._count = Gauge(
             "agent_artifacts", "Artifacts that lie on this node as a whole", registry=registry
         )
@@ -69,7 +69,7 @@ class ArtifactMetrics:
 
 
 class AgentMetrics:
-    """All metrics of the agent, on a registry of their own."""
+    """All metrics of the agent, on a separate registry."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -184,7 +184,7 @@ class AgentMetrics:
                 gauge.labels(str(gpu.index)).set(getattr(gpu, field))
 
     def set_engine_certificate(self, left_s: float) -> None:
-        """Set the seconds until the engines' certificates expire; infinite if they never expire."""
+        """Set the seconds until the engines' certificates expire, infinite if they never expire."""
         self._engine_certificate.set(left_s)
 
     def set_connected(self, *, is_connected: bool) -> None:

@@ -1,4 +1,4 @@
-"""The table of engines: the Triton model of each, and the inference that checks its health.
+"""Defines the table of engines, with the Triton model and the health check of each.
 
 A node can offer only engines of this table, whatever AGENT__ENGINES names.
 """
@@ -14,18 +14,18 @@ from sluice.profiles import EMBED, FRAMES
 
 # Runs a real inference at an address (host:port) within a number of seconds, and returns the number
 # of routers' sequences that the engine has. Raises PlatformError, OSError or TimeoutError if the
-# engine is not healthy, and WrongAnswerError if its answer is wrong, which no load excuses.
+# engine is not healthy. Raises WrongAnswerError for a wrong answer, which no load excuses.
 Canary = Callable[[str, EngineSpec, float], Awaitable[int]]
 
 
-_LINKS_MAX = 64  # largest number of kept connections; more than the engines of a node
+_LINKS_MAX = 64  # largest number of open connections, which exceeds the number of engines of a node
 
 
 class CanaryLink(Protocol):
     """A connection to one engine for canary inferences, one at a time."""
 
     async def probe(self, spec: EngineSpec, timeout_s: float) -> int:
-        """Run an inference; same results as `Canary`."""
+        """Run an inference, with the results and errors of `Canary`."""
         ...
 
     async def close(self) -> None:
@@ -39,10 +39,11 @@ class ModelKind:
 
     Attributes:
         model: Name of the Triton model, and of its folder in the model repository.
-        connect: Prepares a connection for canaries to the engine at an address.
+        connect: Function that prepares a connection for canaries to the engine at an address.
         uses_accelerators: Whether engines of this kind use accelerators, so that a replica drains
             when one of its accelerators is cordoned.
-        can_sleep: Whether an engine may be requested to release its KV memory; it may still refuse.
+        can_sleep: Whether an engine may be requested to release its KV memory, which it may still
+            refuse.
     """
 
     model: str
@@ -62,7 +63,7 @@ KINDS: Mapping[str, ModelKind] = {
 
 
 class Canaries:
-    """Runs canaries over kept connections, because connecting costs more than a canary.
+    """Runs canaries over open connections, because a new connection costs more than a canary.
 
     After a failed canary its connection is closed, and the next canary opens a new connection.
     """
@@ -72,7 +73,7 @@ class Canaries:
         self._links: dict[tuple[str, str], CanaryLink] = {}
 
     async def __call__(self, address: str, spec: EngineSpec, timeout_s: float) -> int:
-        """Run the canary of the spec's engine; same results as `Canary`."""
+        """Run the canary of the spec's engine, with the results and errors of `Canary`."""
         key = (address, spec.engine)
         link = self._links.pop(key, None) or KINDS[spec.engine].connect(address)
         try:
@@ -95,7 +96,7 @@ class Canaries:
 
 
 async def canary(address: str, spec: EngineSpec, timeout_s: float) -> int:
-    """Run the canary of the spec's engine once; same results as `Canary`."""
+    """Run the canary of the spec's engine once, with the results and errors of `Canary`."""
     canaries = Canaries()
     try:
         return await canaries(address, spec, timeout_s)

@@ -1,4 +1,4 @@
-"""Reads the resources that a node offers: processors, memory, accelerators."""
+"""Reads the resources that a node offers, which are processors, memory and accelerators."""
 
 import os
 from contextlib import suppress

@@ -1,6 +1,6 @@
 """Reads accelerators through NVIDIA's management library (optional package `nvidia-ml-py`).
 
-The code follows the library's documentation and is tested against a simulated library; it has not
+The code follows the library's documentation and is tested against a simulated library. It has not
 run on hardware yet. Errors reported while no agent runs are missed, except where counters show them
 (ECC, failed remapping, a lost GPU).
 """
@@ -16,11 +16,11 @@ from replica.agent.hardware import GpuReading, Readings, Xid
 
 log = structlog.get_logger(__name__)
 
-_EVENTS_MAX = 64  # events per reading; a broken GPU can report thousands
+_EVENTS_MAX = 64  # events per reading, since a broken GPU can report thousands
 
 
 class NvmlReader:
-    """Reads all NVIDIA GPUs of the node. Use one thread, because a read blocks and may hang."""
+    """Reads all NVIDIA GPUs of the node in one thread, because a read blocks and may hang."""
 
     def __init__(self, nvml: Any) -> None:
         """Use the initialized module `pynvml`, and subscribe to the errors that it reports.
@@ -45,7 +45,7 @@ class NvmlReader:
 
     @classmethod
     def open(cls) -> "NvmlReader | None":
-        """Return a reader; None, with a log line, on a node without GPUs."""
+        """Return a reader, or None with a log line on a node without GPUs."""
         try:
             nvml = importlib.import_module("pynvml")
         except ImportError:
@@ -100,7 +100,7 @@ class NvmlReader:
         )
 
     def _xids(self, wait_s: float) -> tuple[Xid, ...]:
-        """Wait for the first error; return it with all errors that follow at once."""
+        """Wait for the first error, and return it with all errors that follow at once."""
         nvml = self._nvml
         found: list[Xid] = []
         timeout_ms = round(wait_s * 1000)

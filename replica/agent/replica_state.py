@@ -1,13 +1,12 @@
-"""Decides when an engine is started, probed, stopped and restarted: a state machine per replica.
+"""Decides when an engine is started, probed, stopped and restarted, per replica.
 
-Pure: `decide` maps (state, event, now) to (state, actions), without I/O and without a clock. The
-shell (`replica.agent.runner`) performs the actions and reports their results as events.
+The state machine is pure, since `decide` maps (state, event, now) to (state, actions) without I/O.
+`replica.agent.runner` performs the actions and reports their results as events.
 
-Everything else relies on one invariant: `StartEngine` is decided only after `EngineGone` of the
-previous engine, which is then killed with all its descendants and cleaned up. So a replica never
-has two engines, in whatever order events arrive. Each engine has a run number, and late events of
-earlier runs are ignored. An engine that an earlier agent left running is reported as the first
-event.
+The agent relies on one invariant. `StartEngine` is decided only after `EngineGone` reports the end
+of the previous engine and its descendants. So a replica never has two engines, in whatever order
+events arrive. Each engine has a run number, and late events of earlier runs are ignored. An engine
+that an earlier agent left running is reported as the first event.
 """
 
 from dataclasses import dataclass, replace
@@ -18,7 +17,7 @@ from replica.agent.resting import AWAKE, Rested, RestEngine, RestState
 from sluice.detector.evidence import AnswerVerdict, EvidenceKind
 from sluice.detector.record import CLEAN, Record, Suspicion
 
-# Share of a processor above which an engine counts as busy; heartbeats alone take 1-2 %.
+# Used processors above which an engine counts as busy, since heartbeats alone need 1-2 %.
 _BUSY_RATIO = 0.1
 # A starting engine that works at least this share of the time is never considered frozen.
 _START_WORK_RATIO = 0.1
@@ -32,7 +31,7 @@ class EngineSpec:
         engine: Name of the driver.
         base_digest: Digest of the base artifact.
         options: Options of the driver, sorted by name.
-        accelerators: Indexes of the accelerators that the engine may use; empty: all of the node.
+        accelerators: Indexes of the accelerators that the engine may use, or empty for all.
     """
 
     engine: str
@@ -46,8 +45,8 @@ class EnginePatience:
     """Time limits for engines, in seconds.
 
     Attributes:
-        start_s: Longest time from the start of the process to the first good canary; an engine that
-            takes longer is killed.
+        start_s: Longest time from the start of the process to the first good canary. A slower
+            engine is killed.
         start_poll_s: Pause between canaries while the engine starts.
         start_probe_s: Deadline of one canary while the engine starts, since loading may delay
             answers.
@@ -58,21 +57,21 @@ class EnginePatience:
         probe_retry_s: Pause after a missed probe.
         misses_max: Missed probes in a row after which an idle engine counts as dead or frozen.
         busy_misses_max: Missed probes in a row after which an engine that used or wanted a
-            processor counts as dead: it may only be overloaded, and a kill would make the overload
-            worse. The limit also applies to probes during which the agent itself was stalled.
+            processor counts as dead. The limit is high, because a kill would worsen an overload. It
+            also applies to probes during which the agent itself was stalled.
         stall_s: Pause of the agent itself after which a missed answer is blamed on the agent.
-        backoff_first_s: Pause before the first restart; doubles up to `backoff_max_s`.
+        backoff_first_s: Pause before the first restart, which doubles up to `backoff_max_s`.
         healthy_s: Time of readiness after which the count of failures starts again.
-        drain_settle_s: Shortest time of a drain, during which routers that have not learned of the
-            drain may still send requests.
-        drain_s: Longest time of a drain; then the engine is stopped although it has requests.
+        drain_settle_s: Shortest time of a drain, during which routers without the news of the drain
+            may still send requests.
+        drain_s: Longest time of a drain, after which the engine is stopped with its requests.
     """
 
     start_s: float = 120.0
     start_poll_s: float = 0.1
     start_probe_s: float = 5.0
     start_stall_s: float = 10.0
-    # At most 1.3 s from the first missed step to the decision; 1.7 s if a miss may be the agent's.
+    # At most 1.3 s from the first missed step to the decision, or 1.7 s if the agent stalled too.
     probe_interval_s: float = 0.4
     probe_s: float = 0.4
     probe_retry_s: float = 0.05
@@ -87,7 +86,7 @@ class EnginePatience:
 
 
 class ReplicaPhase(StrEnum):
-    """The phase of a replica's engine; only IDLE and WAITING guarantee that no process exists."""
+    """The phase of a replica's engine, where only IDLE and WAITING guarantee that none exists."""
 
     IDLE = "idle"
     ADOPTING = "adopting"  # an earlier agent's ready engine, whose health is being checked
@@ -110,7 +109,7 @@ class Wanted:
 class Adopted:
     """An earlier agent left this engine running. This can only be the very first event.
 
-    The engine counts as desired until a desired state arrives. `age_s`: seconds since its start.
+    The engine counts as desired until a desired state arrives. It was started `age_s` ago.
     """
 
     run: int
@@ -144,10 +143,10 @@ class Probed:
 
     Attributes:
         run: Number of the engine's run.
-        problem: Reason why the probe counts as missed; empty for a good answer.
+        problem: Reason why the probe counts as missed, or empty for a good answer.
         active: Number of routers' sequences that the engine has.
-        busy: Number of processors that the engine used since the previous probe, e.g. 0.3; at least
-            1 if it was waiting for a processor or a disk at the end.
+        busy: Number of processors that the engine used since the previous probe, for example 0.3.
+            It is at least 1 if the engine was waiting for a processor or a disk at the end.
         stalled_s: Longest pause of the agent itself during the probe, in seconds.
         is_wrong: Whether the problem is a wrong answer, which no load excuses.
     """
@@ -176,7 +175,7 @@ class EngineGone:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaTick:
-    """Time has passed; `wake_at` returns when this event is due."""
+    """Time has passed, until the time that `wake_at` returned."""
 
 
 Event = Wanted | Adopted | Started | ProcessEnded | Probed | Rested | EngineGone | ReplicaTick
@@ -184,7 +183,7 @@ Event = Wanted | Adopted | Started | ProcessEnded | Probed | Rested | EngineGone
 
 @dataclass(frozen=True, slots=True)
 class StartEngine:
-    """Start the engine's process; the result is `Started` or `ProcessEnded`."""
+    """Start the engine's process, which results in `Started` or `ProcessEnded`."""
 
     run: int
     spec: EngineSpec
@@ -192,7 +191,7 @@ class StartEngine:
 
 @dataclass(frozen=True, slots=True)
 class ProbeEngine:
-    """Run an inference; the result is `Probed`."""
+    """Run an inference, which results in `Probed`."""
 
     run: int
     timeout_s: float
@@ -200,7 +199,7 @@ class ProbeEngine:
 
 @dataclass(frozen=True, slots=True)
 class StopEngine:
-    """End the engine with its processes and shared memory; the result is `EngineGone`."""
+    """End the engine with its processes and shared memory, which results in `EngineGone`."""
 
     run: int
     is_kill: bool  # kill at once, without a signal to terminate first
@@ -211,27 +210,27 @@ Action = StartEngine | ProbeEngine | RestEngine | StopEngine
 
 @dataclass(frozen=True, slots=True)
 class LocalReplicaState:
-    """Everything that the agent knows about one replica.
+    """The agent's state of one replica.
 
     Attributes:
-        wanted: Desired spec; None: the replica is to be removed.
+        wanted: Desired spec, or None if the replica is to be removed.
         is_draining: Whether the replica finishes its requests, then stops, and is not restarted.
-        draining_at_s: Time when the drain began; infinite if the replica does not drain.
-        is_drained: Whether a draining engine has no sequences any more.
+        draining_at_s: Time when the drain began, infinite if the replica does not drain.
+        is_drained: Whether a draining engine has no more sequences.
         rest: State of the engine's sleep.
         active: Number of routers' sequences in the engine at the last probe.
-        run: Run number of the last started engine; 0 before the first start.
-        running: Spec of the last started engine; None when it is gone.
-        pid: Process id of the engine; 0 if it has not started or has ended.
+        run: Run number of the last started engine, or 0 before the first start.
+        running: Spec of the last started engine, or None when it is gone.
+        pid: Process id of the engine, or 0 if it has not started or has ended.
         phase_at_s: Time when the phase began.
-        probe_at_s: Time when the next probe is due; infinite while a probe is in progress.
-        retry_at_s: End of the back-off; used in WAITING.
+        probe_at_s: Time when the next probe is due, infinite while a probe is in progress.
+        retry_at_s: End of the back-off in the phase WAITING.
         misses: Missed probes in a row.
         stalls: Missed probes in a row during which the agent itself was stalled.
         record: Record of the engine's answers.
         probed_at_s: Time when the last probe of a starting engine ended, or when the process
             started.
-        idle_s: Seconds for which a starting engine has done nothing; work reduces them.
+        idle_s: Seconds for which a starting engine was idle, which work reduces.
         failures: Failures in a row, without a healthy time between them.
         restarts: Total number of engines that failed and were replaced.
         message: Reason why the replica is not ready, as text.
@@ -277,7 +276,7 @@ def decide(
     """Return the next state and the actions to perform.
 
     Args:
-        state: State from the last call, or `ReplicaState()`.
+        state: State from the last call, or `LocalReplicaState()`.
         event: Event to process.
         now_s: Monotonic seconds.
         limits: Time limits.
@@ -360,7 +359,7 @@ def _with_wish(state: LocalReplicaState, wish: Wanted, now_s: float) -> LocalRep
             is_drained=False,
         )
     if wish.spec != state.wanted:
-        # Another spec means another engine, which does not wait for the old engine's back-off.
+        # Another spec requires another engine, which does not wait for the old engine's back-off.
         state = replace(state, wanted=wish.spec, failures=0)
         if state.phase is ReplicaPhase.WAITING:
             state = replace(state, phase=ReplicaPhase.IDLE)
@@ -393,7 +392,7 @@ def _with_probe(
 def _with_start_miss(
     state: LocalReplicaState, probe: Probed, now_s: float, limits: EnginePatience
 ) -> tuple[LocalReplicaState, list[Action]]:
-    # This is capped at a probe's duration, because any longer time means that the agent stalled.
+    # Capped at a probe's duration, because any longer time means that the agent stalled.
     watched_s = min(now_s - state.probed_at_s, limits.start_probe_s + limits.start_poll_s)
     change_s = watched_s if probe.busy < _BUSY_RATIO else -watched_s / _START_WORK_RATIO
     idle_s = max(0.0, state.idle_s + change_s)

@@ -1,4 +1,4 @@
-"""Decides when a ready engine has to sleep or to wake; part of a replica's state. Pure."""
+"""Decides when a ready engine has to sleep or to wake, for `replica.agent.replica_state`. Pure."""
 
 from dataclasses import dataclass, replace
 from math import inf
@@ -8,7 +8,7 @@ _RETRY_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class RestEngine:
-    """Put the engine to sleep, or wake it; the result is `Rested`."""
+    """Put the engine to sleep, or wake it, which results in `Rested`."""
 
     run: int
     is_asleep: bool
@@ -20,8 +20,8 @@ class Rested:
 
     Attributes:
         run: Number of the engine's run.
-        is_asleep: Whether the engine sleeps now.
-        problem: Reason why the engine did not do so; empty if it did.
+        is_asleep: Whether the engine sleeps after the action.
+        problem: Reason why the action failed, or empty if it succeeded.
         is_refused: Whether the engine can never sleep.
     """
 
@@ -41,7 +41,7 @@ class RestState:
         is_asleep: Whether the engine sleeps now.
         is_asked: Whether a `RestEngine` action is in progress.
         retry_at_s: Time of the next attempt after a failure.
-        problem: Reason why the engine is not in the desired state; empty if it is.
+        problem: Reason why the engine is not in the desired state, or empty if it is.
         is_refused: Whether the engine can never sleep.
     """
 
@@ -55,7 +55,7 @@ class RestState:
 
     @property
     def is_hidden(self) -> bool:
-        """Whether routers must send no new request: the engine sleeps, or is about to sleep."""
+        """Whether routers must send no new request, because the engine sleeps or is about to."""
         return self.is_asleep or (self.sleeps and not self.is_refused)
 
     def wished(self, now_s: float, *, sleeps: bool) -> "RestState":
@@ -76,7 +76,7 @@ class RestState:
         )
 
     def ended(self) -> "RestState":
-        """Return the state after the engine's end; the next engine starts awake."""
+        """Return the state after the engine's end, from which the next engine starts awake."""
         return RestState(self.sleeps, self.since_s)
 
     def is_due(self, active: int, now_s: float, settle_s: float) -> bool:

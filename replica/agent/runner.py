@@ -1,9 +1,9 @@
-"""Performs the decisions of one replica's state machine: it runs processes, probes and waits.
+"""Performs the decisions of one replica's state machine, which are processes, probes and waits.
 
-All events of a replica go through one queue to `decide`; each action is a task that reports its
-result as an event. The engine process of a run is owned by one task from start to end. Only a
-decision ends an engine. If the owning task is cancelled or fails, the agent is ending without an
-order to end its engines, so they keep running, and the next agent adopts them.
+All events of a replica pass through one queue to `decide`. Each action is a task that reports its
+result as an event. One task owns the engine process of a run from start to end. Only a decision
+ends an engine. If the owning task is cancelled or fails, the agent is ending without an order to
+end its engines. So the engines continue, and the next agent adopts them.
 """
 
 import asyncio
@@ -71,7 +71,7 @@ class RunnerObserver(Protocol):
         ...
 
     def failed(self) -> None:
-        """Record that an engine failed: it crashed, froze, or did not start."""
+        """Record that an engine crashed, froze, or did not start."""
         ...
 
     def became_ready(self, took_s: float) -> None:
@@ -110,7 +110,7 @@ class _Run:
 
 
 class ReplicaRunner:
-    """Runs one replica: its desired state and its engine."""
+    """Runs one replica, with its desired state and its engine."""
 
     def __init__(
         self,
@@ -124,16 +124,16 @@ class ReplicaRunner:
         problem_of: Callable[[str], Awaitable[str]],
         leftover: Leftover | None = None,
     ) -> None:
-        """Prepare the replica; `run` starts it.
+        """Prepare the replica, which `run` starts.
 
         Args:
             replica_id: Id of the replica, unique on the node.
             launcher: Launcher that starts engines.
             prober: Prober of engines.
             limits: Time limits for engines.
-            on_change: Called at every change of the observed state.
+            on_change: Function that is called at every change of the observed state.
             observer: Observer of engines, for metrics.
-            problem_of: Returns the reason why a base's artifact is unusable; empty: it is usable.
+            problem_of: Function that returns why a base's artifact is unusable, or empty.
             leftover: Engine that an earlier agent left. Its spec counts as desired until a desired
                 state arrives.
         """
@@ -163,7 +163,7 @@ class ReplicaRunner:
     def want(
         self, spec: EngineSpec | None, *, is_draining: bool = False, sleeps: bool = False
     ) -> None:
-        """Change the desired spec; None ends the replica."""
+        """Change the desired spec, where None ends the replica."""
         wish = Wanted(spec, is_draining, sleeps)
         if wish == self._wish:
             return
@@ -173,14 +173,14 @@ class ReplicaRunner:
             self._events.put_nowait(wish)  # its reader uses the latest wish
 
     def fail(self, base_digest: str, problem: str) -> None:
-        """End the engine as failed if it runs this base; the replica starts a new engine."""
+        """End the engine as failed if it runs this base, after which a new engine starts."""
         running = self.state.running
         if running is not None and running.base_digest == base_digest:
             self._events.put_nowait(ProcessEnded(self.state.run, problem))
 
     @property
     def wanted(self) -> EngineSpec | None:
-        """The engine that the replica has to run; None if the replica has to be removed."""
+        """The engine that the replica has to run, or None if the replica has to be removed."""
         return self._wish.spec
 
     @property
@@ -199,7 +199,10 @@ class ReplicaRunner:
         return self.state.phase is ReplicaPhase.READY or self.is_draining or not self.is_wanted
 
     async def run(self) -> None:
-        """Run until the replica is removed and its engine gone; a cancellation keeps the engine."""
+        """Run until the replica and its engine are gone.
+
+        A cancellation leaves the engine running.
+        """
         probe: asyncio.Task[None] | None = None
         async with asyncio.TaskGroup() as group:
             if self._leftover is not None:
@@ -217,7 +220,7 @@ class ReplicaRunner:
                 if self.state.is_finished and not self._has_new_wish:
                     break
             if probe is not None:
-                probe.cancel()  # its answer is not needed any more
+                probe.cancel()  # its answer is no longer needed
 
     async def measure_memory(self) -> None:
         """Update `memory_bytes` in a thread, because the kernel walks page tables for it."""
@@ -242,7 +245,7 @@ class ReplicaRunner:
         return event
 
     def _run_of(self, action: Action) -> _Run:
-        """Return the signals of the action's run; they exist before any task of the run starts."""
+        """Return the signals of the action's run, which exist before any task of the run starts."""
         return self._runs.setdefault(action.run, _Run())
 
     async def _perform(self, action: Action, told: _Run) -> None:
@@ -285,7 +288,7 @@ class ReplicaRunner:
         await self._events.put(EngineGone(run))
 
     async def _own_engine(self, run: int, spec: EngineSpec, told: _Run) -> None:
-        """Start the engine and own it until its end; return when it is gone."""
+        """Start the engine and own it until its end, and return when it is gone."""
         try:
             launch = await self._prepare(spec)
             child = await launch.start()
@@ -350,7 +353,7 @@ class ReplicaRunner:
     async def _watch_stubs(
         self, run: int, process: OwnedProcess, launch: Launch, told: _Run
     ) -> None:
-        """Detect a dead stub at once: Triton stays "ready" without it, and probes take seconds."""
+        """Detect a dead stub at once, because Triton stays "ready" without it."""
         await told.became_ready.wait()
         self._members = group_processes(process.pid)
         stubs = [pid for pid in self._members if program_name(pid) == launch.vital_program]

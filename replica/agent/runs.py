@@ -52,7 +52,7 @@ class RunRecord:
 
     @property
     def is_running(self) -> bool:
-        """Whether the recorded process still exists, not just a later one with its id."""
+        """Whether the recorded process still exists, instead of a later process with its id."""
         return self.start_ticks > 0 and start_ticks(self.pid) == self.start_ticks
 
 
@@ -66,7 +66,7 @@ class RunFile:
     def save(self, record: RunRecord) -> None:
         """Write the record atomically.
 
-        An unwritable disk is logged, not raised: the engine serves anyway, but the next agent
+        An unwritable disk is logged, not raised. The engine serves anyway, but the next agent
         starts a new engine instead of adopting it.
         """
         staging = self._path.with_suffix(".new")
@@ -88,7 +88,7 @@ class RunFile:
             self.save(replace(self._record, is_asleep=is_asleep))
 
     def load(self) -> RunRecord | None:
-        """Return the saved record; None if there is none that this version can read."""
+        """Return the saved record, or None if there is none that this version can read."""
         with suppress(OSError, ValueError, KeyError, TypeError):
             self._record = _record_from(json.loads(self._path.read_text()))
         return self._record

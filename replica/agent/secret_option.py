@@ -1,9 +1,9 @@
 """Passes a program one option that no other user of the machine can read.
 
 A program's arguments are visible to all users (`ps`), its environment only to its own user. But
-Triton accepts secrets only as arguments. So the secret is passed in the environment, and the
-program is stopped before its first instruction, while the pointer to its last argument is changed
-to point to the secret:
+Triton accepts secrets only as arguments. So the secret is passed in the environment. The program is
+stopped before its first instruction, while the pointer to its last argument is changed to point to
+the secret:
 
 * Before the program begins, the dynamic linker opens the path in LD_PRELOAD. This path is a pipe,
   which the agent creates. A pipe opens only when both of its ends are open, so the program waits
@@ -26,7 +26,8 @@ from pathlib import Path
 PLACEHOLDER = "--option-of-the-environment"
 _OPTION = "SLUICE_SECRET_OPTION"
 _GATE = "LD_PRELOAD"
-_OPEN_S = 10.0  # seconds in which the program must start; a millisecond on an idle machine
+# Seconds in which the program must start, which needs a millisecond on an idle machine
+_OPEN_S = 10.0
 _POLL_S = 0.001
 _WORD = 8
 # Fields of /proc/PID/stat, counted from 1.
@@ -34,14 +35,14 @@ _START_STACK, _ENV_START, _ENV_END = 28, 50, 51
 
 
 class SecretOptionError(OSError):
-    """The option could not be passed; the message says how to fix it."""
+    """The option could not be passed. The message names the remedy."""
 
 
 class SecretOption:
     """One secret option of one program.
 
-    Append `arguments` to the command, add `environment` and `gate` to the environment, start the
-    program, then call `hand_over`.
+    The caller appends `arguments` to the command, adds `environment` and `gate` to the environment,
+    starts the program, and then calls `hand_over`.
     """
 
     def __init__(self, option: str, gate: Path) -> None:
@@ -49,7 +50,7 @@ class SecretOption:
 
         Args:
             option: Option with its value.
-            gate: Path of the pipe to create; an existing file is replaced.
+            gate: Path of the pipe to create, which replaces an existing file.
         """
         self._option = option
         self._gate = gate
@@ -58,7 +59,7 @@ class SecretOption:
         """Create the pipe. Raises OSError if that fails.
 
         Args:
-            uid: User of the program; None: the user of this process.
+            uid: User id of the program, or None for the user of this process.
         """
         self._gate.unlink(missing_ok=True)
         os.mkfifo(self._gate, 0o600)
@@ -67,7 +68,7 @@ class SecretOption:
 
     @property
     def arguments(self) -> Sequence[str]:
-        """Arguments that the option replaces; they must be the last of the command line."""
+        """Arguments that the option replaces, which must be the last of the command line."""
         return (PLACEHOLDER,)
 
     @property
@@ -81,7 +82,7 @@ class SecretOption:
         return {_GATE: str(self._gate)}
 
     def hand_over(self, pid: int) -> None:
-        """Pass the option to a program that was just started, and let it run; blocks.
+        """Pass the option to a program that was just started, and let it run. Blocks.
 
         Raises:
             SecretOptionError: The program ended or hangs, or this kernel forbids the change of its

@@ -1,4 +1,4 @@
-"""Settings of the node agent, from `AGENT__*`."""
+"""Settings of the node agent, which are read from variables `AGENT__*`."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -13,47 +13,51 @@ class AgentSettings(ServiceSettings):
     """Settings of the node agent.
 
     Attributes:
-        node_id: Unique in the fleet and stable over restarts.
+        node_id: Id of the node, unique in the fleet and stable over restarts.
         control_address: host:port of the control plane's gRPC.
-        state_dir: The agent's own directory: desired state, replicas, logs.
-        artifacts_dir: Holds one directory per artifact digest.
-        artifacts_max_bytes: Most bytes of all artifacts together; 0: the free bytes of their disk,
-            without
-            `artifacts_reserve_bytes`. The least used artifact makes way.
-        artifacts_reserve_bytes: Bytes of that disk that stay free for others.
-        artifact_store_url: URL of the store of chunks, the same as the control plane's; with S3,
-            AWS_* of the environment. Empty: the node fetches nothing, and artifacts are put there
-            by hand.
-        peer_address: host:port on which other nodes are served chunks; port 0 picks one.
-        peer_advertised: host:port at which other nodes reach it, port 0 the bound one; empty: the
-            bound address. If that is the loopback or a wildcard, and the control plane is on
-            another machine, the node serves no other node.
-        region: Region of the node: nodes ask nodes of their own region first.
-        rack: Rack of the node in its region: nodes ask nodes of their own rack before others.
-        downloads_max: Chunks that are fetched at once.
-        uploads_max: Chunks that are served at once; some more requests wait.
-        download_bytes_per_second: Bytes per second of all downloads together; 0: any.
-        upload_bytes_per_second: Bytes per second of all uploads together; 0: any.
+        state_dir: The agent's own directory, with its desired state, replicas and logs.
+        artifacts_dir: Directory with one directory per artifact digest.
+        artifacts_max_bytes: Largest number of bytes of all artifacts together, or 0 for the free
+            bytes of their disk without `artifacts_reserve_bytes`. The least used artifact is
+            evicted first.
+        artifacts_reserve_bytes: Bytes of that disk that stay free for other uses.
+        artifact_store_url: URL of the store of chunks, equal to the control plane's. S3 also
+            requires the environment's AWS_* variables. If empty, the node fetches nothing, and
+            operators copy artifacts to it.
+        peer_address: host:port on which chunks are served to other nodes, where port 0 selects a
+            free port.
+        peer_advertised: host:port at which other nodes reach this node, where port 0 means the
+            bound port. Empty means the bound address. If that is the loopback or a wildcard, and
+            the control plane is on another machine, the node serves no other node.
+        region: Region of the node. Nodes fetch from nodes of their own region first.
+        rack: Rack of the node in its region. Nodes fetch from nodes of their own rack before
+            others.
+        downloads_max: Largest number of chunks that are fetched concurrently.
+        uploads_max: Largest number of chunks that are served concurrently. Further requests wait.
+        download_bytes_per_second: Largest rate of all downloads together, or 0 for no limit.
+        upload_bytes_per_second: Largest rate of all uploads together, or 0 for no limit.
         http_address: host:port for /healthz, /readyz and /metrics.
         engines: Drivers that this node offers, separated by commas.
-        engine_host: Address that Triton listens on, or a name of it, looked up at the start;
-            routers must reach it.
-        engine_uid: User and group id that engines run as where the agent is root; what of closed
-            directories they need is opened for them alone; 0: as the agent.
-        hides_secrets: Whether the secret of an engine is kept from other users of the node, who can
-            list its processes. Without it, the secret is an argument of Triton's.
-        on_stop: Effect of SIGTERM on engines: `stop` ends them, too; `leave` ends the agent alone,
-            to replace it, and the next one adopts the engines, as it does after a crash.
+        engine_host: Address that Triton listens on, which routers must reach, or a name that is
+            resolved at the start.
+        engine_uid: User and group id that engines run as if the agent is root, or 0 for the agent's
+            own. The needed parts of closed directories are opened for engines alone.
+        hides_secrets: Whether the secret of an engine is hidden from other users of the node, who
+            can list its processes. Otherwise the secret is an argument of Triton.
+        on_stop: Effect of SIGTERM on engines. `stop` ends them, too. `leave` ends the agent alone
+            in order to replace it, and the next agent adopts the engines, as after a crash.
         start_timeout_s: Seconds from the start of an engine to its first good canary.
-        start_stall_s: A starting engine that does not answer and uses no processor for so long is
-            frozen.
+        start_stall_s: Seconds without answer and processor time after which a starting engine
+            counts as frozen.
         probe_interval_s: Seconds from one good probe of an engine to the next.
-        probe_timeout_s: Longest wait for a probe's answer.
+        probe_timeout_s: Longest wait for a probe's answer, in seconds.
         probe_misses_max: Missed probes in a row that end an engine.
-        probe_busy_misses_max: Misses in a row that end an engine which uses, or waits for, a
+        probe_busy_misses_max: Missed probes in a row that end an engine which uses, or waits for, a
             processor.
-        drain_timeout_s: A draining engine is stopped then, whatever it still runs.
-        backoff_max_s: Longest pause before an engine that keeps failing is started again.
+        drain_timeout_s: Seconds after which a draining engine is stopped, even with running
+            requests.
+        backoff_max_s: Longest pause in seconds before an engine that fails repeatedly is started
+            again.
     """
 
     model_config = SettingsConfigDict(env_prefix="AGENT__")

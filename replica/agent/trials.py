@@ -1,7 +1,7 @@
-"""Trials: an adapter is loaded and generates a token before a rollout sends requests to it.
+"""Loads an adapter and generates a token with it, before a rollout sends requests to it.
 
-One ready replica of the pool on this node tries each adapter. The result is sent with every report
-for as long as the control plane wants the trial.
+This is the adapter's trial, which one ready replica of the pool on this node performs. The result
+is sent with every report for as long as the control plane wants the trial.
 """
 
 import asyncio
@@ -23,7 +23,8 @@ from sluice.wire.agent.v1 import agent_pb2 as agent
 log = structlog.get_logger(__name__)
 
 TRIALS_MAX = 256  # largest number of trials per node
-FAILURES_MAX = 3  # failures, of engines able to load adapters, after which the adapter is at fault
+# Number of failures after which the adapter is at fault, for engines able to load adapters
+FAILURES_MAX = 3
 _DEADLINE_S = 60.0  # seconds per attempt, in which the adapter may have to be fetched
 _RETRY_S = 2.0
 _LOOK_S = 0.25
@@ -36,7 +37,7 @@ Try = Callable[[GoldenTarget, str], Awaitable[None]]
 
 @dataclass(slots=True)
 class _Trial:
-    """An adapter to try, and the result if there is one; times are monotonic."""
+    """An adapter to try, and the result if there is one, with times in monotonic seconds."""
 
     wish: agent.Trial
     failures: int = 0
@@ -46,19 +47,14 @@ class _Trial:
 
 
 def is_fault(code: ErrorCode, failures: int) -> bool:
-    """Return whether an adapter is at fault; pure.
-
-    Args:
-        code: Result code of the last attempt.
-        failures: Number of attempts so far, including the last, whose code may blame the adapter.
-    """
+    """Return whether an adapter is at fault. Pure."""
     if code is ErrorCode.ADAPTER_INVALID:
         return True
     return not code.policy.spares_adapter and failures >= FAILURES_MAX
 
 
 class AdapterTrials:
-    """Runs the trials of one node; start `run` in a TaskGroup."""
+    """Runs the trials of one node in a loop, `run`, which runs in a TaskGroup."""
 
     def __init__(
         self,
@@ -69,9 +65,10 @@ class AdapterTrials:
         """Compose from the agent's parts.
 
         Args:
-            targets: Returns the replicas that may get a trial now.
-            on_change: Called when there is a result.
-            attempt: Loads an adapter in a replica and generates; None: by the engine's probe.
+            targets: Function that returns the replicas that may receive a trial at present.
+            on_change: Function that is called when there is a result.
+            attempt: Function that loads an adapter in a replica and generates, or None for the
+                engine's probe.
         """
         self._targets = targets
         self._on_change = on_change
@@ -80,7 +77,7 @@ class AdapterTrials:
         self._pools: dict[str, str] = {}  # replica id -> pool id
 
     def follow(self, desired: agent.SyncResponse) -> None:
-        """Follow the trials that the control plane wants from now on, and drop all others."""
+        """Replace the trials by those that the control plane wants, and drop all others."""
         self._pools = {wish.replica_id: wish.pool_id for wish in desired.replicas}
         before = self._trials
         self._trials = {}
@@ -144,7 +141,7 @@ class AdapterTrials:
 
 
 async def try_adapter(target: GoldenTarget, adapter_digest: str) -> None:
-    """Load an adapter in a replica, and let it generate a token.
+    """Load an adapter in a replica, and generate a token with it.
 
     Raises:
         FailedError: The engine cannot load or run the adapter.

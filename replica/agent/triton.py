@@ -1,9 +1,10 @@
-"""Prepares and starts a Triton process for each replica, and removes what it leaves behind.
+"""Prepares and starts a Triton process for each replica, and removes its leftovers.
 
-All files of a replica are in `<state_dir>/replicas/<replica id>/`: the backend directory (symlinks
-into the wheel, because a copied stub would lose its library path), a copy of the Triton model
-(because the stub writes `__pycache__` beside it), its ports and its log. Its shared memory has a
-prefix of its own, so that it can be removed after a crash without affecting other replicas.
+All files of a replica are in `<state_dir>/replicas/<replica id>/`. The backend directory has
+symlinks into the wheel, because a copied stub would lose its library path. The Triton model is a
+copy, because the stub writes `__pycache__` beside it. Ports and log are there as well. The
+replica's shared memory has a unique prefix, so it can be removed after a crash without affecting
+other replicas.
 """
 
 import asyncio
@@ -53,10 +54,11 @@ log = structlog.get_logger(__name__)
 
 MODEL = LLM.model
 DEFAULT_ENGINES = ("openvino", "sim", "embed")
-# Variable that marks every process of an agent, and their children, with its state directory.
+# Variable with the state directory, which marks every process of an agent, and their children.
 OWNER = "SLUICE_AGENT"
 EXIT_TIMEOUT_S = 5  # seconds that Triton gives open streams at SIGTERM
-_STOP_GRACE_S = 9.0  # with hung streams and this exit timeout, a stop took 6-7 s
+# Seconds until a kill, since a stop with hung streams and this exit timeout lasted 6-7 s
+_STOP_GRACE_S = 9.0
 _EXPIRES = "certificate.expires"
 _NONE: Mapping[str, int] = MappingProxyType({})
 # All groups of calls that Triton can restrict to callers with the secret.
@@ -69,7 +71,7 @@ _SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
 class LaunchError(RuntimeError):
-    """The replica cannot be started as desired; the message says how to fix it."""
+    """The replica cannot be started as desired. The message names the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +91,10 @@ class Launch:
         ports: Ports of the process.
         grpc_address: host:port of Triton's gRPC.
         metrics_address: host:port of the agent and the path before `/metrics`, under which it
-            serves Triton's metrics; empty without an agent.
-        vital_program: File name of the program without which Triton fails, though it does not
-            notice.
-        secret: The option that other users must not read; None: the command contains the option.
-        uid: User and group of the process; None: those of the agent.
+            serves Triton's metrics, or empty without an agent.
+        vital_program: File name of the program (the stub) without which Triton fails unnoticed.
+        secret: The option that other users must not read, or None if the command contains it.
+        uid: User and group of the process, or None for those of the agent.
     """
 
     process: ProcessSpec
@@ -114,7 +115,7 @@ class Launch:
         """Start the process, and pass its secret to it.
 
         Raises:
-            OSError: Triton cannot be started; the message says how to fix it.
+            OSError: Triton cannot be started. The message names the remedy.
         """
         if self.secret is None:
             return await ChildProcess.start(self.process)
@@ -129,7 +130,7 @@ class Launch:
 
 
 def preflight(engines: Sequence[str] = DEFAULT_ENGINES) -> list[str]:
-    """Return the reasons why Triton cannot run on this machine, one line each; empty if it can."""
+    """Return one line per reason why Triton cannot run on this machine, or none if it can."""
     return problems_of(inspect_installation(), engines)
 
 
@@ -147,7 +148,7 @@ def _short_hash(text: str) -> str:
 
 
 class TritonLauncher:
-    """Prepares the Triton processes of one agent. Its methods block: call them in a thread."""
+    """Prepares the Triton processes of one agent. Its methods block, so callers use a thread."""
 
     def __init__(
         self,
@@ -167,10 +168,12 @@ class TritonLauncher:
             state_dir: The agent's own directory, which no other agent may use.
             artifacts_dir: Directory with one directory per artifact digest.
             engines: Drivers that this node offers.
-            host: Address that Triton listens on; routers must reach it.
-            model_source: Directory of the Triton model; None: the product's model for the engine.
-            user: User of the engines; None: the user of this process.
-            metrics_told: host:port at which this node serves the engines' metrics; empty: nowhere.
+            host: Address that Triton listens on, which routers must reach.
+            model_source: Directory of the Triton model, or None for the product's model of the
+                engine.
+            user: User of the engines, or None for the user of this process.
+            metrics_told: host:port at which this node serves the engines' metrics, or empty for
+                nowhere.
             hides_secrets: Whether other users of the node must not see engines' secrets.
         """
         self._state_dir = state_dir.resolve()
@@ -185,14 +188,14 @@ class TritonLauncher:
 
     @property
     def uid(self) -> int | None:
-        """User and group that engines run as; None: those of the agent."""
+        """User and group that engines run as, or None for those of the agent."""
         return self._user.uid if self._user else None
 
     async def remove_leftovers(self, spare: Mapping[str, int] = _NONE) -> list[int]:
         """Kill every process that agents of this state directory started, and clean up.
 
         Args:
-            spare: Replica id -> process group not to kill, and whose shared memory stays.
+            spare: Process groups by replica id that are not killed, and whose shared memory stays.
 
         Returns:
             The ids of the killed processes.
@@ -214,7 +217,7 @@ class TritonLauncher:
         return found
 
     def is_engine(self, record: RunRecord, pid: int) -> bool:
-        """Return whether this process is the recorded engine, started by this agent or a former."""
+        """Return whether this process is the recorded engine of this agent or an earlier one."""
         marks = environment(pid)
         expected = self._marks(record.replica_id, record.spec)
         return (
@@ -230,7 +233,7 @@ class TritonLauncher:
             shutil.rmtree(self._home(replica_id), ignore_errors=True)
 
     def certificate_expires_unix_s(self, replica_id: str) -> float:
-        """Return when a replica's server certificate expires; infinite without mutual TLS."""
+        """Return when a replica's server certificate expires, infinite without mutual TLS."""
         try:
             return float((self._home(replica_id) / _EXPIRES).read_text())
         except (OSError, ValueError):
@@ -240,8 +243,7 @@ class TritonLauncher:
         """Write the files that a Triton process needs, and return its launch.
 
         Raises:
-            LaunchError: The replica cannot be started with this spec; the message says how to fix
-                it.
+            LaunchError: The replica cannot be started with this spec. The message names the remedy.
             OSError: The disk is full, or access is denied.
         """
         if not _SAFE_NAME.fullmatch(replica_id):
@@ -256,7 +258,7 @@ class TritonLauncher:
         self._copy_model(model, home / "models")
         ports = self._ports(home / "ports.json")
         launch = self._launch(replica_id, ports, RunFile(home))
-        # operators ask about the previous run, so its log is kept
+        # operators need the log of the previous run, so it is renamed
         with suppress(FileNotFoundError):
             (home / "triton.log").replace(home / "triton.log.1")
         launch.process.cleanup()
@@ -290,7 +292,7 @@ class TritonLauncher:
         home.chmod(0o700)
 
     def _launch(self, replica_id: str, ports: Ports, run_file: RunFile) -> Launch:
-        """Return the launch without the parts that need the spec: command and environment."""
+        """Return the launch without command and environment, which depend on the spec."""
         home, prefix = self._home(replica_id), self._shm_prefix(replica_id)
         process = ProcessSpec(
             name=f"triton-{replica_id}",
@@ -365,7 +367,7 @@ class TritonLauncher:
         return Ports(*chosen)
 
     def _marks(self, replica_id: str, spec: EngineSpec) -> dict[str, str]:
-        """Return the environment variables that identify an engine: its agent, replica and spec."""
+        """Return the environment variables that identify an engine by agent, replica and spec."""
         marks = {
             OWNER: self.owner,
             "SLUICE_REPLICA": replica_id,
@@ -373,7 +375,7 @@ class TritonLauncher:
             "SLUICE_BASE_DIGEST": spec.base_digest,
             "SLUICE_ENGINE_OPTIONS": json.dumps(dict(spec.options)),
         }
-        if spec.accelerators:  # NVML counts in this order, CUDA by default in another
+        if spec.accelerators:  # NVML numbers GPUs in this order, CUDA by default in another
             marks["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
             marks["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, spec.accelerators))
         return marks
@@ -413,7 +415,7 @@ def _command(
         f"--backend-config=python,shm-region-prefix-name={shm_prefix}",
         "--model-control-mode=explicit",
         f"--load-model={model}",
-        # The configurations are complete; auto-completion would start every stub twice.
+        # The configurations are complete, and auto-completion would start every stub twice.
         "--disable-auto-complete-config",
         f"--exit-timeout-secs={EXIT_TIMEOUT_S}",
         "--allow-http=false",
@@ -435,7 +437,7 @@ def _access_option() -> str:
 
 
 def _tls_options(home: Path) -> list[str]:
-    """Return Triton's options for mutual TLS; Triton reads the files once, when it starts."""
+    """Return Triton's options for mutual TLS, whose files Triton reads once, when it starts."""
     certificates = ours()
     expires = inf if certificates is None else certificates.fresh().expires_unix_s
     (home / _EXPIRES).write_text(str(expires))
@@ -478,7 +480,7 @@ def _link_backend(found: Installation, directory: Path) -> None:
 
 
 def _read_ports(file: Path) -> list[int]:
-    """Return the remembered ports; none if the file is missing or incomplete."""
+    """Return the remembered ports, or none if the file is missing or incomplete."""
     with suppress(OSError, ValueError, KeyError, TypeError):
         ports = json.loads(file.read_text())
         return [int(ports["grpc"]), int(ports["metrics"])]

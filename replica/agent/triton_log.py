@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def last_error(log_file: Path | None) -> str:
-    """Return Triton's reason for giving up, e.g. why the model did not load; empty if unknown.
+    """Return the reason of Triton's end, for example a failed load, or empty if it is unknown.
 
     The last lines of the log are a table of settings and a stack trace, so they are skipped.
     """

@@ -4,21 +4,22 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 
-# Seconds after which a use counts half, so that last week's artifacts are evicted before today's.
+# Seconds after which a use counts half, so that artifacts used last week are evicted before those
+# used today.
 HALF_LIFE_S = 6 * 3600.0
 
 
 class Hold(IntEnum):
-    """How strongly an artifact is protected from eviction."""
+    """The degree to which an artifact is protected from eviction."""
 
     NONE = 0
-    PREFETCHED = 1  # wanted on this node, but no request waits for it
+    PREFETCHED = 1  # wanted on this node, but no request waits for the artifact
     FAST = 2  # a replica's base, in use by an engine, or needed by a waiting replica
 
 
 @dataclass(frozen=True, slots=True)
 class Heat:
-    """How much an artifact has been used.
+    """The amount of use of an artifact, in which older uses count less.
 
     Attributes:
         score: Number of uses as of `at_s`, with older uses weighted less.
@@ -57,15 +58,15 @@ class EvictionCandidate:
 def to_evict(
     items: Iterable[EvictionCandidate], room_bytes: int, *, needed: bool
 ) -> list[str] | None:
-    """Return the artifacts to evict for `room_bytes`, the coldest adapter first; None: impossible.
+    """Return the artifacts to evict, the least used adapter first, or None if that is impossible.
 
-    An artifact is evicted only if that helps. If all evictable artifacts together are not enough,
-    none is evicted.
+    Artifacts are evicted only if that frees enough bytes. If all evictable artifacts together are
+    not enough, none is evicted.
 
     Args:
         items: All artifacts on the disk.
-        room_bytes: Number of bytes to free; 0 or less: nothing is evicted.
-        needed: Whether a request waits for the room. If not, wanted artifacts stay, because one
+        room_bytes: Number of bytes to free. For 0 or less, nothing is evicted.
+        needed: Whether a request waits for the room. If not, prefetched artifacts stay, because one
             prefetched artifact is worth as much as another.
     """
     highest = Hold.PREFETCHED if needed else Hold.NONE

@@ -1,4 +1,4 @@
-"""The agent's distribution stream: it reports its chunks and receives orders to fetch."""
+"""Runs the agent's distribution stream, which reports chunks and receives orders to fetch."""
 
 import asyncio
 import json
@@ -47,11 +47,11 @@ class ArtifactNews:
         self._event = asyncio.Event()
 
     def note(self) -> None:
-        """Request a report soon."""
+        """Request that a report is sent soon."""
         self._event.set()
 
     async def wait(self, at_most_s: float) -> None:
-        """Wait for news, for at most this long."""
+        """Wait until a report is due early, for at most `at_most_s` seconds."""
         try:
             async with asyncio.timeout(at_most_s):
                 await self._event.wait()
@@ -62,7 +62,7 @@ class ArtifactNews:
 
 
 class ArtifactExchange(Link[wire.DistributionReport, wire.DistributionAnswer]):
-    """Keeps one `ArtifactExchange` stream open until it is cancelled."""
+    """Opens the `Exchange` stream of artifacts, and reopens it until cancelled."""
 
     def __init__(
         self,
@@ -73,13 +73,13 @@ class ArtifactExchange(Link[wire.DistributionReport, wire.DistributionAnswer]):
         news: ArtifactNews,
         directory: Path,
     ) -> None:
-        """Prepare the stream; `run` opens it.
+        """Prepare the stream, which `run` opens.
 
         Args:
             address: host:port of the control plane.
             identity: Id and place of the node.
             fetcher: Provides the reports, and executes the orders.
-            keys: Keys that verify the tickets of other nodes; the control plane changes them every
+            keys: Keys that verify the tickets of other nodes. The control plane changes them every
                 hour.
             news: Signal to send a report at once.
             directory: Directory of artifacts, whose disk's free space is reported.
@@ -95,7 +95,7 @@ class ArtifactExchange(Link[wire.DistributionReport, wire.DistributionAnswer]):
         self._peer_address = ""
 
     def serve_at(self, peer_address: str) -> None:
-        """Set the address at which this node serves others, host:port; empty: it serves none."""
+        """Set the host:port at which this node serves others, or empty if it serves none."""
         self._peer_address = peer_address
         self._changes.note()
 
@@ -141,7 +141,7 @@ class ArtifactExchange(Link[wire.DistributionReport, wire.DistributionAnswer]):
 
 
 def free_bytes(directory: Path) -> int:
-    """Return the free bytes on the disk of a folder; 0 if unknown."""
+    """Return the free bytes on the disk of a folder, or 0 if they are unknown."""
     try:
         return shutil.disk_usage(directory).free
     except OSError:

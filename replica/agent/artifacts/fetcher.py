@@ -1,8 +1,8 @@
 """Fetches artifacts chunk by chunk as the control plane orders, or from the store without it.
 
 Every answer of the control plane replaces all orders. Several downloads run concurrently. Each
-chunk is verified before it is written, recorded once it is on the disk, and served to other nodes
-from then on.
+chunk is verified before it is written. Once the chunk is on the disk, it is recorded and served to
+other nodes.
 """
 
 import asyncio
@@ -25,18 +25,18 @@ from sluice.wire.distribution.v1 import distribution_pb2 as wire
 
 log = structlog.get_logger(__name__)
 
-# seconds for one chunk, including the wait in a peer's queue; less than the planner's deadline
+# seconds for one chunk, including the wait in a peer's queue, less than the planner's deadline
 _CHUNK_S = 25.0
-# Seconds without a control plane, or without an order, after which a node fetches from the store on
-# its own. The time is longer if there was a control plane, because the next one may start soon and
-# plan; and it is spread, so that not all nodes begin at once.
+# Seconds without a control plane, or without an order, after which a node fetches from the store
+# without orders. The time is longer if there was a control plane, because a new one may start soon
+# and plan. It is spread, so that not all nodes begin at once.
 _AWAY_S = 2.0
 _LOST_S = 10.0
 _LOST_SPREAD_S = 5.0
 _UNORDERED_S = 6.0
-# seconds after which tickets may expire while they wait in a peer's queue
+# seconds after which orders are ignored, because their tickets may expire in a peer's queue
 _ORDERS_S = LIFETIME_S - 30.0
-_IDLE_S = 300.0  # seconds after which a partial artifact that is no longer wanted is dropped
+_IDLE_S = 300.0  # seconds after which a partial artifact that is no longer wanted is deleted
 _FAILED_S = 1.0  # seconds for which a chunk is not requested again from a source that failed
 _DISK_PAUSE_S = 5.0
 _DECLINED_S = 20.0
@@ -58,14 +58,14 @@ class ChunkSource(Protocol):
         ...
 
 
-# Returns a manifest. Raises UnknownArtifactError if there is none, ConnectionError without an
-# answer.
+# Function that returns a manifest. It raises UnknownArtifactError if there is none, and
+# ConnectionError without an answer.
 AskManifest = Callable[[str], Awaitable[Manifest]]
 
 
 @dataclass(slots=True)
 class _Wait:
-    """The callers that wait for an artifact; `needed` of them have a request waiting."""
+    """The callers that wait for an artifact, of which `needed` have a waiting request."""
 
     since_s: float
     count: int = 0
@@ -88,7 +88,7 @@ class _State:
     problems: dict[str, tuple[float, str]] = field(default_factory=dict[str, tuple[float, str]])
     declined: dict[str, float] = field(default_factory=dict[str, float])
     preparing: set[str] = field(default_factory=set[str])
-    # digest -> time since when it is idle
+    # digest -> time since when the partial artifact is idle
     idle: dict[str, float] = field(default_factory=dict[str, float])
     running: dict[tuple[str, int], _Download] = field(
         default_factory=dict[tuple[str, int], _Download]
@@ -99,7 +99,7 @@ class _State:
 
 
 class Fetcher:
-    """Executes the control plane's orders while `run` runs."""
+    """Executes the control plane's orders to fetch artifacts, while `run` runs."""
 
     def __init__(
         self,
@@ -117,9 +117,9 @@ class Fetcher:
             holdings: The node's whole and partial artifacts.
             source: Source of chunks.
             fetch_manifest: Fetches an artifact's manifest from the control plane.
-            node_id: Id of the node, which spreads the times at which nodes turn to the store.
+            node_id: Id of the node, which spreads the times at which nodes fetch from the store.
             downloads_max: Largest number of concurrent downloads of chunks.
-            on_news: Called when a report should be sent to the control plane at once.
+            on_news: Function that is called when a report should be sent at once.
         """
         self._holdings = holdings
         self._library = holdings.library
@@ -149,7 +149,7 @@ class Fetcher:
             self._away_since_s = time.monotonic()
 
     def take(self, answer: wire.DistributionAnswer) -> None:
-        """Replace the orders, and give up downloads that are no longer ordered."""
+        """Replace the orders, and abort downloads that are no longer ordered."""
         self._orders = tuple(answer.orders)
         self._ordered_s = time.monotonic()
         if not answer.is_wanted_unchanged:
@@ -166,7 +166,7 @@ class Fetcher:
         self._note_change()
 
     def report(self, *, is_full: bool) -> wire.DistributionReport:
-        """Return a report of all changes since the last; the caller adds the node's identity."""
+        """Return a report of all changes since the last one, without the node's identity."""
         failures, self._failures = self._failures, []
         now_s = time.monotonic()
         state = self._state
@@ -187,20 +187,20 @@ class Fetcher:
     # --- towards the node
 
     async def ensure(self, digest: str, *, needed: bool) -> None:
-        """Return when the artifact is complete in the library.
+        """Wait until the artifact is complete in the library.
 
         Args:
             digest: Digest of the artifact.
             needed: Whether a request waits for the artifact.
 
         Raises:
-            PlatformError: With ADAPTER_NOT_FOUND if it is unknown. If needed, also with ENGINE_BUSY
-                if there is no room for it, and with UNAVAILABLE if no source answers.
+            PlatformError: With ADAPTER_NOT_FOUND if the artifact is unknown. If needed, also with
+                ENGINE_BUSY if the disk has no room, and with UNAVAILABLE if no source answers.
         """
         if self._library.has(digest):
             return
         if digest not in self._state.waits:
-            # room may have been made since, so a new wait tries at once
+            # room may have become free meanwhile, so a new wait tries at once
             self._state.problems.pop(digest, None)
         wait = self._state.waits.setdefault(digest, _Wait(time.monotonic()))
         wait.count += 1
@@ -220,7 +220,7 @@ class Fetcher:
                 del self._state.waits[digest]
 
     def progress(self, digest: str) -> str:
-        """Return the progress of an artifact as text; empty if it is complete."""
+        """Return the progress of an artifact as text, which is empty once it is complete."""
         if self._library.has(digest):
             return ""
         have, count = self._holdings.progress(digest)
@@ -235,7 +235,7 @@ class Fetcher:
                 tasks.create_task(self._work())
             tasks.create_task(self._tidy())
 
-    # --- what to do next
+    # --- the next chunk or artifact
 
     def _next(self) -> tuple[wire.Order, int] | None:
         """Return a chunk to fetch, or an order to begin or complete an artifact (chunk -1)."""
@@ -267,7 +267,8 @@ class Fetcher:
             is_unordered = away_since_s is None and digest not in ordered
             if is_away or (is_unordered and now_s - wait.since_s > _UNORDERED_S):
                 yield wire.Order(digest=digest, stop=1 << 16)
-        # Without a newer answer the tickets for peers have expired, and peers would be blamed.
+        # Without a newer answer, tickets for peers have expired, so a refusal would not be the
+        # peer's fault.
         is_stale = now_s - self._ordered_s > _ORDERS_S
         yield from (o for o in self._orders if not (is_stale and o.source_node_id))
 
@@ -284,7 +285,7 @@ class Fetcher:
         until_s, text = self._state.problems.get(digest, (0.0, ""))
         return text if until_s > time.monotonic() else ""
 
-    # --- doing it
+    # --- the execution of orders
 
     async def _work(self) -> None:
         while True:
@@ -295,7 +296,7 @@ class Fetcher:
                 await self._do(*found)
 
     async def _do(self, order: wire.Order, number: int) -> None:
-        """Fetch a chunk, or begin or end an artifact; an error affects no other artifact."""
+        """Fetch a chunk, or begin or end an artifact, where errors affect no other artifact."""
         try:
             if number < 0:
                 await self._prepare(order.digest)
@@ -350,13 +351,14 @@ class Fetcher:
         except CorruptChunkError as error:
             log.warning("artifact_download_corrupt", digest=partial.digest, error=str(error))
             self._hold_up(partial.digest, _DISK_PAUSE_S, str(error))
-            self._library.give_up(partial.digest)  # if it is still wanted, it is begun again
+            # If the artifact is still wanted, its download begins again
+            self._library.give_up(partial.digest)
         else:
             log.info("artifact_download_completed", digest=partial.digest)
         self._on_change()
 
     async def _drop_idle(self, after_s: float) -> bool:
-        """Remove partial artifacts not requested for `after_s`; return whether there was any."""
+        """Remove partial artifacts not requested for `after_s`, and return whether any existed."""
         now_s, state = time.monotonic(), self._state
         asked = {order.digest for order in self._orders} | self._wanted.keys() | state.waits.keys()
         busy = {digest for digest, _ in state.running} | state.preparing
@@ -401,7 +403,7 @@ class Fetcher:
             if digest in self._holdings.partials:
                 await self._prepare(digest)
         elif not self._state.running:
-            self._on_change()  # nothing is left to fetch, so a report asks for the next orders
+            self._on_change()  # nothing is left to fetch, so a report requests the next orders
 
     def _failed(self, order: wire.Order, number: int, trouble: wire.Trouble) -> None:
         key = (order.digest, number, order.source_node_id)
@@ -451,7 +453,7 @@ class Fetcher:
         return manifest
 
     async def _tidy(self) -> None:
-        """Adopt wanted artifacts that others put into the folder; drop idle partial artifacts."""
+        """Adopt wanted artifacts that others put into the folder, and delete idle partial ones."""
         while True:
             try:
                 await self._drop_idle(_IDLE_S)
@@ -463,7 +465,7 @@ class Fetcher:
                 log.warning("artifact_folder_unreadable", error=str(error))
             await asyncio.sleep(_LOOK_S)
 
-    # --- waking
+    # --- events for waiting tasks
 
     def _note_change(self) -> None:
         event, self._changed = self._changed, asyncio.Event()
@@ -478,7 +480,7 @@ class Fetcher:
 
 
 def _with_own(shared: Mapping[str, int], own: Collection[wire.Wanted]) -> Mapping[str, int]:
-    """Return the wanted artifacts, changed by an answer's entries for this node alone."""
+    """Return the wanted artifacts with the changes in an answer for this node alone."""
     if not own:
         return shared
     without = {item.digest for item in own}

@@ -1,7 +1,7 @@
 """Records inode, size and time of verified artifacts' files, to avoid reading them again.
 
 A file whose inode, size and time of change equal those at its verification counts as unchanged.
-Decay of the disk changes none of the three, so all files of a doubted artifact are read again.
+Damage on the disk changes none of the three, so all files of a doubted artifact are read again.
 """
 
 import json
@@ -35,7 +35,7 @@ def fingerprint_of(directory: Path) -> Fingerprint:
 
 
 class Fingerprints:
-    """Stores one small file per verified artifact; a lost file only costs another verification."""
+    """Stores one small file per verified artifact, whose loss only costs another verification."""
 
     def __init__(self, directory: Path) -> None:
         """Set the folder of the fingerprints, which is created when it is needed."""
@@ -53,7 +53,7 @@ class Fingerprints:
             return False
 
     def keep(self, digest: str, seen: Fingerprint) -> None:
-        """Store a verified artifact's fingerprint; if that fails, it is verified again later."""
+        """Store a verified artifact's fingerprint, without which it is verified again later."""
         path = self._path(digest)
         staging = path.with_suffix(".new")
         try:
@@ -64,7 +64,7 @@ class Fingerprints:
             log.warning("fingerprint_not_kept", digest=digest, error=str(error))
 
     def forget(self, digest: str) -> None:
-        """Drop an artifact's fingerprint, so that it is read again before its next use."""
+        """Delete an artifact's fingerprint, so that it is read again before its next use."""
         self._path(digest).unlink(missing_ok=True)
 
     def _path(self, digest: str) -> Path:

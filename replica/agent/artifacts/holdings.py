@@ -1,7 +1,7 @@
-"""A node's artifacts: whole artifacts, partial ones, and the manifests that list their files.
+"""Manages a node's artifacts: whole ones, partial ones, and the manifests that list their files.
 
-Manifests stay on the disk under `.manifests/`, even those of evicted artifacts, because with its
-manifest an artifact can be fetched from the store while no control plane answers.
+Manifests stay on the disk under `.manifests/`, even those of evicted artifacts. With its manifest,
+an artifact can be fetched from the store while no control plane answers.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ _MANIFESTS = ".manifests"
 
 
 class Holdings:
-    """The artifacts of a node, owned by one event loop; slow work runs in threads."""
+    """The artifacts of a node, owned by one event loop, with slow work in threads."""
 
     def __init__(self, directory: Path, library: Library) -> None:
         self.library = library
@@ -55,12 +55,12 @@ class Holdings:
                 self._pieces[digest] = pieces_of(manifest)
 
     def close(self) -> None:
-        """Close the files of partial artifacts; the next agent continues them."""
+        """Close the files of partial artifacts, which the next agent continues."""
         for partial in self.partials.values():
             partial.close()
 
     async def manifest(self, digest: str) -> Manifest | None:
-        """Return a manifest that is on this node; None if it is not."""
+        """Return a manifest that is on this node, or None if there is none."""
         partial = self.partials.get(digest)
         return partial.manifest if partial else await asyncio.to_thread(self._load, digest)
 
@@ -100,7 +100,7 @@ class Holdings:
         self.library.give_up(digest)
 
     async def adopt(self, digest: str) -> None:
-        """Compute the manifest of a whole artifact that others put there, by reading it once."""
+        """Read a whole artifact that others put into the folder once, to compute its manifest."""
         if digest in self._pieces or digest in self._spoiled or not self.library.has(digest):
             return
         manifest = await asyncio.to_thread(self._load, digest)
@@ -124,7 +124,7 @@ class Holdings:
         return (partial.held.bit_count(), len(partial.pieces)) if partial else (0, 0)
 
     def read(self, digest: str, number: int) -> bytes | None:
-        """Return a verified chunk; None if this node does not have it. Blocks."""
+        """Return a verified chunk, or None if this node does not have it. Blocks."""
         partial, pieces = self.partials.get(digest), self._pieces.get(digest, ())
         try:
             if partial is not None and partial.held >> number & 1:
@@ -137,7 +137,7 @@ class Holdings:
         return None
 
     def held(self, *, is_full: bool) -> list[wire.Held]:
-        """Return all held chunks, or only the artifacts that changed since the last call."""
+        """Return all present chunks, or only the artifacts that changed since the last call."""
         now = self._now()
         if is_full:
             self._reported = {}
@@ -155,7 +155,8 @@ class Holdings:
         for digest in self._pieces.keys() - whole.keys():
             del self._pieces[digest]
         for digest, pieces in self._pieces.items():
-            # An artifact without chunks is planned with one, which is present if the artifact is.
+            # An artifact without chunks is planned as one chunk, which is present if the artifact
+            # is.
             now[digest] = ((1 << max(1, len(pieces))) - 1, True)
         return now
 

@@ -1,8 +1,8 @@
-"""The journal of those chunks of an artifact that are verified and on the disk.
+"""Records the chunks of a partial artifact that are verified and on the disk, in a journal file.
 
-The file only grows: a header with the artifact's digest, then a record per chunk. It is read up to
-the first invalid byte and continued from there. So a crash during a write may lose the last
-records, but never adds a chunk that is not on the disk.
+The file only grows. It has a header with the artifact's digest, and then a record per chunk. An
+opened journal is read up to the first invalid byte and continued from there. So a crash during a
+write may lose the last records, but never adds a chunk that is not on the disk.
 """
 
 import os
@@ -17,7 +17,7 @@ _HEADER_BYTES = 32
 
 
 class Journal:
-    """The journal of one artifact. Its methods block, so call them in a thread."""
+    """The journal of one artifact. Its methods block, so callers run them in a thread."""
 
     def __init__(self, file: int, seed: int, held: int) -> None:
         self._file = file
@@ -30,11 +30,11 @@ class Journal:
 
         Args:
             path: Path of the file.
-            digest: Digest of the artifact; a journal of another artifact is overwritten.
+            digest: Digest of the artifact. A journal of another artifact is overwritten.
             count: Number of chunks of the artifact.
 
         Returns:
-            The journal; bit i of its `held` is set if chunk i is on the disk.
+            The journal, where bit i of `held` is set if chunk i is on the disk.
 
         Raises:
             OSError: The file cannot be read or written.

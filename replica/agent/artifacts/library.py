@@ -1,8 +1,8 @@
-"""A node's folder of whole artifacts, with the eviction that makes room for more.
+"""Manages a node's folder of whole artifacts, and evicts artifacts to make room for more.
 
 The folder is the third tier of adapters, below the engines' device slots and host memory, and above
 the store. An artifact is present as a whole or not at all, because it is added and removed by a
-rename. `replica.agent.artifacts.eviction` decides what to evict.
+rename. `replica.agent.artifacts.eviction` chooses the artifacts to evict.
 """
 
 import asyncio
@@ -27,7 +27,8 @@ log = structlog.get_logger(__name__)
 
 PARTIAL = ".partial"  # downloads, one directory per digest
 _LEAVING = ".leaving"
-_SPOILED = ".spoiled-"  # followed by the digest: the last bad copy, kept for operators
+# Followed by the digest of the artifact, whose last bad copy is stored for operators
+_SPOILED = ".spoiled-"
 _FINGERPRINTS = ".fingerprints"
 _HEAT_FILE = ".heat.json"
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -45,7 +46,7 @@ class _Entry:
 class Library:
     """The artifact folder of a node.
 
-    All methods must be called in one event loop; slow work runs in threads.
+    All methods must be called in one event loop, and slow work runs in threads.
     """
 
     def __init__(
@@ -57,16 +58,16 @@ class Library:
         clock: Callable[[], float] = time.time,
         free_bytes: Callable[[], int] | None = None,
     ) -> None:
-        """Prepare to use the folder; call `scan` before anything else.
+        """Prepare to use the folder, which `scan` has to read before any other call.
 
         Args:
             directory: Folder of artifacts, created if missing.
-            max_bytes: Largest number of bytes of all artifacts together; 0: only the disk limits
-                them.
+            max_bytes: Largest number of bytes of all artifacts together, or 0 if only the disk
+                limits them.
             reserve_bytes: Bytes of the disk that must stay free for other uses.
             clock: Clock in Unix seconds.
-            free_bytes: Function that returns the free bytes of the disk; None: the disk's own
-                figure.
+            free_bytes: Function that returns the free bytes of the disk, or None to ask the
+                operating system.
         """
         self._directory = directory
         self._max_bytes = max_bytes
@@ -109,10 +110,11 @@ class Library:
         return self.has(digest) and self._fingerprints.matches(digest, self._directory / digest)
 
     async def problem_of(self, digest: str) -> str:
-        """Return why a present artifact must not be used; empty if it may be, or is not present.
+        """Return why a present artifact must not be used, or empty if it may be used or is absent.
 
         An artifact that was changed since its verification, or is doubted, is read as a whole. If
-        it does not match its digest, it is moved away, so that it is fetched again.
+        its content does not match its digest, the artifact is moved away, so that it is fetched
+        again.
         """
         if not self.has(digest) or self.looks_sound(digest):
             return ""
@@ -159,13 +161,13 @@ class Library:
             self._is_heat_saved = False
 
     async def make_room(self, size_bytes: int, *, needed: bool, digest: str = "") -> bool:
-        """Free room for an artifact; False, without any eviction, if that is impossible.
+        """Free room for an artifact, or return False without any eviction if that is impossible.
 
         Args:
             size_bytes: Size of the whole artifact.
             needed: Whether a request waits for the artifact, so that prefetched artifacts may be
                 evicted for it.
-            digest: Artifact for which the room is reserved until it is admitted or given up; empty:
+            digest: Artifact for which the room is reserved until `admit` or `give_up`, or empty for
                 no reservation.
         """
         async with self._room:
@@ -173,15 +175,15 @@ class Library:
                 self._coming.pop(digest, None)
             coming, used_bytes = dict(self._coming), self.used_bytes
             missing = size_bytes - await asyncio.to_thread(self._left, coming, used_bytes)
-            if missing > 0:  # bad copies are removed first
+            if missing > 0:  # stored bad copies are removed first
                 await asyncio.to_thread(self._remove_spoiled)
                 missing = size_bytes - await asyncio.to_thread(self._left, coming, used_bytes)
             leaving = to_evict(self._items(), missing, needed=needed)
             if leaving is None:
                 log.warning("artifact_room_exhausted", size_bytes=size_bytes, missing_bytes=missing)
                 return False
-            # All are renamed before any is deleted, since a deletion takes time in which one may
-            # get in use.
+            # All are renamed before any is deleted, because an artifact may become used during the
+            # long deletion.
             paths = [path for name in leaving if (path := self._take_away(name)) is not None]
             for path in paths:
                 await asyncio.to_thread(shutil.rmtree, path, ignore_errors=True)
@@ -233,7 +235,7 @@ class Library:
             found = (await asyncio.to_thread(manifest_of_directory, path)).digest
         except ManifestError as error:
             seen, found = {}, str(error)
-        except OSError as error:  # an unreadable disk is no evidence about the content
+        except OSError as error:  # an unreadable disk proves nothing about the content
             if not path.is_dir():  # evicted meanwhile
                 return ""
             return f"artifact {digest} cannot be read: {error}; look at the disk of this node"
@@ -272,7 +274,7 @@ class Library:
 
     def _left(self, coming: Mapping[str, int], used_bytes: int) -> int:
         """Return the bytes that may be used, without reserved room."""
-        # bytes still to be written; the written part of a reservation is in use on the disk already
+        # bytes still to be written, since the written part of a reservation uses the disk already
         owed = 0
         for digest, size in coming.items():
             written = sum(size for size, _ in _files(self._directory / PARTIAL / digest))
@@ -283,7 +285,7 @@ class Library:
         return left
 
     def _take_away(self, digest: str) -> Path | None:
-        """Move an artifact aside for deletion, and return its new path; None if it is gone."""
+        """Move an artifact aside for deletion, and return its new path, or None if it is gone."""
         leaving = self._directory / new_id(_LEAVING)
         try:
             (self._directory / digest).rename(leaving)  # from here on no reader finds the artifact
@@ -340,7 +342,7 @@ def _entry(path: Path) -> _Entry:
 
 
 def _files(directory: Path) -> Iterator[tuple[int, float]]:
-    """Yield size and time of change of each file below a directory; nothing if it is missing."""
+    """Yield size and time of change of each file below a directory, or nothing if it is missing."""
     for root, _, names in os.walk(directory):
         for name in names:
             try:

@@ -1,7 +1,7 @@
-"""The socket on which a node's engines request artifacts from the agent.
+"""Serves the socket on which a node's engines request artifacts from the agent.
 
-It is a socket in the file system, because only engines of this agent may request fetches. An
-artifact is fetched once, however many engines and requests wait for it.
+The socket is in the file system, because only engines of this agent may request fetches. An
+artifact is fetched once, even if several engines and requests wait for it.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ log = structlog.get_logger(__name__)
 
 SOCKET = "artifacts.sock"
 FETCHES_MAX = 256  # largest number of artifacts that are being fetched for requests
-FETCH_S_MAX = 120.0  # longest wait in seconds; the requests' own deadlines are shorter
+FETCH_S_MAX = 120.0  # longest wait in seconds, since the requests' own deadlines are shorter
 _ENGINES_MAX = 256
 _UNSENT_BYTES_MAX = 1 << 20
 
@@ -38,20 +38,20 @@ class AdapterFetcher(Protocol):
     """Fetches artifacts from peers or the store into the library."""
 
     async def ensure(self, digest: str, *, needed: bool) -> None:
-        """Return when the artifact is complete in the library.
+        """Wait until the artifact is complete in the library.
 
         Raises:
-            PlatformError: With ADAPTER_NOT_FOUND if the artifact is unknown, with ENGINE_BUSY if
-                there is no room for it.
+            PlatformError: With ADAPTER_NOT_FOUND if the artifact is unknown, and with ENGINE_BUSY
+                if the disk has no room.
         """
         ...
 
 
 class OnlyHere:
-    """A fetcher for nodes without a store, which has only the artifacts in the library."""
+    """A fetcher for nodes without a store, which provides only the artifacts in the library."""
 
     async def ensure(self, digest: str, *, needed: bool) -> None:  # noqa: ARG002 - of the protocol
-        """Raise ADAPTER_NOT_FOUND."""
+        """Raise ADAPTER_NOT_FOUND, because the artifact is not in the library."""
         text = f"artifact {digest} is not on this node, which fetches none; import it there"
         raise PlatformError(ErrorCode.ADAPTER_NOT_FOUND, text)
 
@@ -62,13 +62,13 @@ class LocalApi:
     def __init__(
         self, state_dir: Path, library: Library, fetcher: AdapterFetcher, *, uid: int | None = None
     ) -> None:
-        """Prepare the socket; `serve` opens it.
+        """Prepare the socket, which `serve` opens.
 
         Args:
             state_dir: Directory of the agent, in which the socket is created.
             library: The artifacts on the node.
             fetcher: Fetcher of missing artifacts.
-            uid: User of the engines; None: the agent's own user.
+            uid: User id of the engines, or None for the agent's own user.
         """
         self._uid = uid
         self._state_dir = state_dir
@@ -143,7 +143,7 @@ class LocalApi:
                 _send(writer, ArtifactOutcome(digest, ErrorCode.ENGINE_BUSY, text))
 
     def _forget(self, writer: asyncio.StreamWriter, waits: Collection[str]) -> None:
-        """Remove an engine from artifacts it no longer waits for; their downloads continue."""
+        """Remove an engine from artifacts that it no longer waits for, whose downloads continue."""
         for digest, writers in self._waiting.items():
             if digest not in waits:
                 writers.discard(writer)
@@ -160,7 +160,7 @@ class LocalApi:
         told = ArtifactOutcome(digest)
         try:
             async with asyncio.timeout(FETCH_S_MAX):
-                await self._library.problem_of(digest)  # this moves a bad copy out of the way
+                await self._library.problem_of(digest)  # this moves a bad copy away
                 if not self._library.has(digest):
                     await self._fetcher.ensure(digest, needed=True)
             if not self._library.has(digest):  # evicted just after it was fetched
@@ -187,7 +187,7 @@ class LocalApi:
 
 
 def _code_of(error: PlatformError) -> ErrorCode:
-    """Return the error code for a request: a fault of this node alone becomes a retryable code."""
+    """Return the error code for a request, which is retryable if only this node is at fault."""
     no_engine_loads_it = error.code.policy.goes_to_control
     return error.code if no_engine_loads_it else ErrorCode.ENGINE_BUSY
 
@@ -197,13 +197,13 @@ def _send(writer: asyncio.StreamWriter, told: ArtifactOutcome) -> None:
         return
     writer.write(encode_outcome(told))
     if writer.transport.get_write_buffer_size() > _UNSENT_BYTES_MAX:
-        writer.transport.abort()  # the engine does not read; it can connect again
+        writer.transport.abort()  # the engine does not read, and it can connect again
 
 
 def _listen(state_dir: Path, uid: int | None) -> socket.socket:
     """Return the listening socket, which only the engines' user (and root) may open.
 
-    Its path may exceed the 107 bytes of a socket address, so the socket is bound through a handle
+    The path may exceed the 107 bytes of a socket address, so the socket is bound through a handle
     of the directory.
     """
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

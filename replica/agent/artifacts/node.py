@@ -1,4 +1,4 @@
-"""The distribution of artifacts on a node: exchange with the control plane, fetching, serving."""
+"""Composes a node's distribution of artifacts: exchange with the control plane, fetch, service."""
 
 import asyncio
 import time
@@ -32,7 +32,7 @@ log = structlog.get_logger(__name__)
 _LOOK_S = 0.5
 _STARTING_LOOK_S = 0.05
 _RESTART_PAUSE_S = 5.0
-_LOOKUP_PAUSE_S = 5.0  # seconds before an unknown base is looked up again
+_LOOKUP_PAUSE_S = 5.0  # seconds before an unknown base is requested from the control plane again
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +47,13 @@ class NodeOptions:
         directory: Directory of artifacts.
         store_url: URL of the store of chunks.
         keys_file: File of the keys that verify other nodes' tickets.
-        peer_address: host:port on which other nodes are served; port 0 picks a free port.
-        peer_advertised: host:port at which other nodes reach this node, port 0 for the bound port;
-            empty: the bound address, if other machines can reach it.
+        peer_address: host:port on which other nodes are served, where port 0 selects a free port.
+        peer_advertised: host:port at which other nodes reach this node, where port 0 means the
+            bound port. Empty means the bound address, if other machines can reach it.
         downloads_max: Largest number of concurrent downloads.
         uploads_max: Largest number of concurrent uploads.
-        download_bytes_per_s: Largest rate of all downloads together; 0: no limit.
-        upload_bytes_per_s: Largest rate of all uploads together; 0: no limit.
+        download_bytes_per_s: Largest rate of all downloads together, or 0 for no limit.
+        upload_bytes_per_s: Largest rate of all uploads together, or 0 for no limit.
     """
 
     node_id: str
@@ -72,12 +72,12 @@ class NodeOptions:
 
 
 def advertised(bound: str, told: str, control_address: str) -> str:
-    """Return the address that other nodes should use; empty if they cannot reach this node.
+    """Return the address that other nodes should use, or empty if they cannot reach this node.
 
     Args:
         bound: host:port of the listener.
-        told: host:port that the operator configured, port 0 for the bound port; empty: none.
-        control_address: Address of the control plane; if it is on this machine, so are the other
+        told: host:port that the operator configured, with port 0 for the bound port, or empty.
+        control_address: Address of the control plane. If it is on this machine, so are the other
             nodes.
     """
     port = bound.rpartition(":")[2]
@@ -109,7 +109,7 @@ class ArtifactCache:
     """Fetches the wanted artifacts and serves the present ones, while `run` runs."""
 
     def __init__(self, options: NodeOptions, library: Library) -> None:
-        """Compose from the options and the library."""
+        """Compose the parts of the node, without any I/O."""
         self._options = options
         self._library = library
         self._fetcher: Fetcher | None = None
@@ -117,10 +117,10 @@ class ArtifactCache:
         # bytes received before the last restart of the sources
         self._before: Mapping[str, int] = {}
         self._is_up = asyncio.Event()
-        self._trouble = ""  # reason why fetching is not up
+        self._trouble = ""  # reason why artifacts cannot be fetched at present
         self._bases: frozenset[str] = frozenset()
         self._warming: set[str] = set()
-        # digest of an unknown base -> time of its next look-up
+        # digest of an unknown base -> time of its next request to the control plane
         self._unknown: dict[str, float] = {}
         self.uploaded_bytes = 0
 
@@ -179,7 +179,7 @@ class ArtifactCache:
         exchange: ArtifactExchange,
         is_tried: asyncio.Event,
     ) -> None:
-        """Serve other nodes; while the address is in use, the control plane sends no peer here."""
+        """Serve other nodes, and retry while the address is in use."""
         options = self._options
         while True:
             try:
@@ -202,7 +202,7 @@ class ArtifactCache:
             await asyncio.sleep(_RESTART_PAUSE_S)
 
     async def ensure(self, digest: str, *, needed: bool) -> None:
-        """Wait until an artifact is complete in the library; raises as `Fetcher.ensure` does."""
+        """Wait until an artifact is complete in the library, or raise as `Fetcher.ensure` does."""
         while not self._is_up.is_set():
             if needed and self._trouble:
                 text = f"the node cannot fetch artifacts: {self._trouble}"
@@ -216,9 +216,9 @@ class ArtifactCache:
         self._bases = frozenset(bases)
 
     def why_waiting(self, base_digest: str) -> str:
-        """Return why a replica of a base has to wait; empty if it may start.
+        """Return why a replica of a base has to wait, or empty if it may start.
 
-        It may also start if the base is unknown, so that its failure to start reports this.
+        A replica of an unknown base may also start, so that its failure to start reports this.
         """
         if self._library.has(base_digest) or base_digest in self._unknown:
             return ""
@@ -235,7 +235,7 @@ class ArtifactCache:
         self.uploaded_bytes += size_bytes
 
     async def _warm(self, group: asyncio.TaskGroup) -> None:
-        """Wait for each missing base, so that the fetcher gets it from the store if necessary."""
+        """Wait for each missing base, so that the fetcher requests it from the store if needed."""
 
         async def look() -> None:
             now_s = time.monotonic()

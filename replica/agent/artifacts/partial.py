@@ -1,7 +1,7 @@
-"""A partial artifact: sparse files, and a journal of the chunks that are verified.
+"""Stores a partial artifact as sparse files, with a journal of the verified chunks.
 
-It is stored in `<artifacts>/.partial/<digest>/`, where `files/` is filled chunk by chunk in any
-order and is renamed when complete. All methods block, so call them in threads.
+It is in `<artifacts>/.partial/<digest>/`, where `files/` is filled chunk by chunk in any order and
+is renamed when complete. All methods block, so callers run them in threads.
 """
 
 import hashlib
@@ -17,7 +17,8 @@ from sluice.artifacts import digest_directory
 from sluice.ids import new_id
 from sluice.manifests import CHUNK_BYTES, Manifest
 
-STAGING = ".staging"  # prefix of small files being written; leftovers are those of a killed agent
+# Prefix of small files being written, whose leftovers are those of a killed agent
+STAGING = ".staging"
 
 
 class CorruptChunkError(ValueError):
@@ -26,7 +27,7 @@ class CorruptChunkError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A chunk and its places: names of files, each with an offset."""
+    """A chunk and its places, which are names of files with offsets in bytes."""
 
     sha256: str
     size_bytes: int
@@ -97,7 +98,7 @@ class Partial:
     def write(self, number: int, content: bytes) -> None:
         """Write a chunk, and return when the chunk will survive any crash.
 
-        Concurrent threads share the syncs.
+        Concurrent threads share the syncs of files.
 
         Raises:
             CorruptChunkError: The bytes do not match the chunk's hash.
@@ -127,14 +128,14 @@ class Partial:
                 raise
 
     def read(self, number: int) -> bytes:
-        """Return a held chunk. Raises OSError if it cannot be read."""
+        """Return a present chunk. Raises OSError if it cannot be read."""
         return read_piece(self.files, self.pieces[number])
 
     def seal(self) -> Path:
-        """Verify and sync the whole artifact again; return its directory, which is to be renamed.
+        """Verify and sync the whole artifact again, and return its directory to be renamed.
 
         Raises:
-            CorruptChunkError: The disk returned other bytes than were written; all files were
+            CorruptChunkError: The disk returned other bytes than were written. All files were
                 removed.
             OSError: The artifact cannot be read.
         """
@@ -153,7 +154,7 @@ class Partial:
         shutil.rmtree(self.root, ignore_errors=True)
 
     def close(self) -> None:
-        """Close the journal; later writes raise OSError."""
+        """Close the journal, after which writes raise OSError."""
         with self._commit_lock:
             if not self._is_closed:
                 self._is_closed = True

@@ -1,4 +1,4 @@
-"""The keys with which this node verifies the tickets of other nodes, stored for the next start."""
+"""Stores the keys with which this node verifies the tickets of other nodes, for the next start."""
 
 import json
 import os
@@ -11,7 +11,7 @@ log = structlog.get_logger(__name__)
 
 
 class PeerKeys:
-    """The last keys from the control plane; their file is readable by its owner only."""
+    """The last keys from the control plane, in a file that only its owner can read."""
 
     def __init__(self, path: Path) -> None:
         """Read the keys from their file, if it exists."""
@@ -27,11 +27,11 @@ class PeerKeys:
 
     @property
     def known(self) -> Mapping[int, bytes]:
-        """All valid keys, by id; empty until the control plane has sent keys."""
+        """All valid keys by id, which are empty until the control plane has sent keys."""
         return self._keys
 
     def take(self, keys: Mapping[int, bytes]) -> None:
-        """Replace the keys and store them. Blocks if they have changed.
+        """Replace the keys and store them. The call blocks if they have changed.
 
         An unwritable disk is logged instead of raised, because serving does not depend on it.
         """

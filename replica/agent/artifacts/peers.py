@@ -1,8 +1,8 @@
 """Serves verified chunks to other nodes: `GET /v1/artifacts/{digest}/chunks/{number}`.
 
-Artifacts are tenants' property. A request gets an artifact's chunks, and learns whether they are on
-this node, only with the control plane's ticket for this artifact. With mutual TLS the peer must
-also be an agent; without it, traffic is not encrypted.
+Artifacts are tenants' property. A request without the control plane's ticket for an artifact is
+refused, and the answer does not reveal whether the artifact is on this node. With mutual TLS the
+peer must also be an agent. Without mutual TLS, traffic is not encrypted.
 """
 
 import asyncio
@@ -22,14 +22,14 @@ from sluice.identity import Service
 from sluice.tickets import is_valid
 
 _CHUNK = r"/v1/artifacts/{digest:[0-9a-f]{64}}/chunks/{number:\d{1,5}}"
-_LINE_MAX = 256  # largest number of requests in the queue; further requests are refused
+_LINE_MAX = 256  # largest number of requests in the queue, above which requests are refused
 _SEND_S = 30.0
 _SHUTDOWN_S = 1.0
 _KEEPALIVE_S = 15.0
 
 
 class _Handler:
-    """Serves a few chunks concurrently; further requests wait in a queue."""
+    """Serves a few chunks concurrently, while further requests wait in a queue."""
 
     def __init__(
         self,
@@ -99,12 +99,12 @@ async def serve_peers(
     """Serve while the context lasts.
 
     Args:
-        address: host:port to listen on; port 0 picks a free port.
+        address: host:port to listen on, where port 0 selects a free port.
         holdings: The node's whole and partial artifacts.
         keys: Keys that verify tickets.
-        uploads_max: Largest number of concurrent uploads; further requests wait in a queue.
-        bytes_per_s: Largest rate of all uploads together; 0: no limit.
-        count: Called with the number of bytes of each sent chunk.
+        uploads_max: Largest number of concurrent uploads. Further requests wait in a queue.
+        bytes_per_s: Largest rate of all uploads together, or 0 for no limit.
+        count: Function that is called with the number of bytes of each sent chunk.
 
     Yields:
         The address with the port that was bound.

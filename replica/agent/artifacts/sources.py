@@ -1,4 +1,4 @@
-"""The sources of chunks: peers over HTTP, and the store."""
+"""Fetches chunks from their sources, which are peers over HTTP, and the store."""
 
 import asyncio
 import time
@@ -27,7 +27,7 @@ class FetchPace:
     """Limits a flow of bytes to a rate."""
 
     def __init__(self, bytes_per_s: float) -> None:
-        """Set the rate in bytes per second; 0: no limit."""
+        """Set the rate in bytes per second, or 0 for no limit."""
         self._bytes_per_s = bytes_per_s
         self._free_at_s = 0.0
 
@@ -56,8 +56,8 @@ class Sources:
         """Yield the sources of a node.
 
         Args:
-            store_url: URL of the store, see `open_backend`.
-            bytes_per_s: Largest rate of all downloads together; 0: no limit.
+            store_url: URL of the store, in a form that `open_backend` accepts.
+            bytes_per_s: Largest rate of all downloads together, or 0 for no limit.
 
         Raises:
             ValueError: The URL is not the URL of a store.
@@ -77,7 +77,7 @@ class Sources:
         """Return the unverified bytes of a chunk.
 
         Args:
-            address: host:port of a peer; empty: the store.
+            address: host:port of a peer, or empty for the store.
             digest: Digest of the artifact.
             number: Number of the chunk.
             piece: The chunk's hash and size.
@@ -85,7 +85,7 @@ class Sources:
 
         Raises:
             SourceRefusedError: The source does not exist, or does not have the chunk.
-            TimeoutError: The source does not answer; the caller's deadline must end slower answers.
+            TimeoutError: The source does not answer. The caller's deadline must end slower answers.
         """
         await self._pace.take(piece.size_bytes)
         if address:
@@ -128,7 +128,7 @@ class Sources:
 
 
 async def _body(answer: aiohttp.ClientResponse, size_bytes: int) -> bytes:
-    """Return the received bytes, up to one byte more than expected."""
+    """Return the received bytes, at most one byte more than expected."""
     parts: list[bytes] = []
     have = 0
     async for part in answer.content.iter_any():

@@ -1,6 +1,6 @@
 """Verifies all files of replicas that answer wrongly, and reports which bases are damaged.
 
-The control plane names such replicas. A quarantined replica is being removed, so its files are
+The control plane names the replicas. A quarantined replica is being removed, so its files are
 verified before another engine uses them. A suspected replica has to stay because its pool is small,
 so its base is verified at once. A damaged base is proof, while a comparison of few answers is not.
 """
@@ -17,14 +17,15 @@ log = structlog.get_logger(__name__)
 
 
 class SuspectReader:
-    """Runs the loop that verifies the bases of suspected replicas, one after another."""
+    """Verifies the bases of suspected replicas in a loop, one after another."""
 
     def __init__(self, library: Library, on_spoiled: Callable[[str, str], None]) -> None:
-        """Prepare the reader; start `run` in a TaskGroup.
+        """Prepare the reader, whose `run` the caller starts in a TaskGroup.
 
         Args:
             library: Artifacts of this node.
-            on_spoiled: Called with the digest of a damaged base and a description of the damage.
+            on_spoiled: Function that is called with the digest of a damaged base and a description
+                of the damage.
         """
         self._library = library
         self._on_spoiled = on_spoiled
@@ -58,7 +59,7 @@ class SuspectReader:
                 digest = next(iter(self._unread))
                 del self._unread[digest]
                 problem = await self._library.problem_of(digest)
-                if problem and self._library.has(digest):  # the disk cannot be read now
+                if problem and self._library.has(digest):  # the disk cannot be read at present
                     log.error("base_not_read", digest=digest, problem=problem)
                 elif problem:
                     self._on_spoiled(digest, problem)
