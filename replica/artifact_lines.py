@@ -1,7 +1,7 @@
-"""The protocol between an engine and its node's agent about artifacts, as lines of JSON.
+"""Encodes the messages between an engine and its node's agent about artifacts, as lines of JSON.
 
-With every change, the engine sends its complete lists of awaited artifacts and of files in use, so
-that a restarted agent has the same knowledge. The agent sends the outcomes of the waits.
+With every change, the engine sends complete lists of awaited artifacts and of files in use. So a
+restarted agent has the same state. The agent sends the outcomes of the waits.
 """
 
 import json
@@ -19,7 +19,7 @@ class LineError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A line from the engine: its waits, its files in use, and its new uses.
+    """A line from the engine with its waits, its files in use, and its new uses.
 
     Attributes:
         waits: Digests of all artifacts for which requests wait.
@@ -34,9 +34,9 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class ArtifactOutcome:
-    """A line from the agent: the outcome of a wait.
+    """A line from the agent with the outcome of a wait.
 
-    If it has no code, the artifact is on the disk.
+    Without a code, the artifact is on the disk.
     """
 
     digest: str

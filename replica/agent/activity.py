@@ -10,11 +10,11 @@ from sluice.procfs import cpu_s, wants_processor
 
 _TICK_S = 0.05
 _LOOK_SHARE = 0.75  # share of the deadline after which the engine's work is measured
-_WINDOW_MIN_S = 0.01  # the kernel counts processor time in ticks of this length
+_WINDOW_MIN_S = 0.01  # resolution of the kernel's measurement of processor time
 
 
 class Activity:
-    """resolution of the kernel's measurement of processor time"""
+    """The processor time that an engine's processes used since the last call of `look`."""
 
     def __init__(self) -> None:
         self._looked_at_s = time.monotonic()

@@ -1,4 +1,4 @@
-"""The KV pool of the OpenVINO engine in host memory: per layer a tensor of keys, one of values."""
+"""Allocates the OpenVINO engine's KV pool in host memory, with two tensors per layer."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -15,10 +15,11 @@ _PREFIXES = ("key_cache.", "value_cache.")
 
 
 class KvPool:
-    """A pool of `blocks` blocks of `BLOCK_TOKENS` tokens, shared by all compiled graphs of a base.
+    """A pool of `blocks` blocks of 32 tokens, which all compiled graphs of a base share.
 
     Attributes:
-        layout: Layout of a block's bytes: for each layer, its keys and then its values.
+        layout: Description of a block's bytes, which are the keys and then the values of each
+            layer.
     """
 
     def __init__(self, ports: Iterable[Any], blocks: int) -> None:
@@ -32,7 +33,8 @@ class KvPool:
                 shape = [d.get_length() for d in list(inputs[name].partial_shape)[1:]]
                 element = inputs[name].element_type
                 tensor = ov.Tensor(element, ov.Shape([blocks, *shape]))
-                # This write makes the system allocate the memory before the first request needs it.
+                # This write forces the system to allocate the memory before the first request needs
+                # it.
                 tensor.data[...] = 0
                 self._tensors[name] = tensor
                 self._bytes.append(tensor.data.reshape(blocks, -1).view(np.uint8))
@@ -47,12 +49,12 @@ class KvPool:
         )
 
     def attach(self, request: Any) -> None:
-        """Make a request of a compiled graph use this pool."""
+        """Connect a request of a compiled graph to this pool."""
         for name, tensor in self._tensors.items():
             request.set_tensor(name, tensor)
 
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """Copy the contents of blocks, given as pairs (from, to); no block may be in both roles."""
+        """Copy the contents of blocks, as pairs (from, to), where no block may be in both roles."""
         if pairs:
             sources, targets = (list(blocks) for blocks in zip(*pairs, strict=True))
             for array in self._bytes:
@@ -67,7 +69,7 @@ class KvPool:
         """Replace the contents of blocks.
 
         Raises:
-            RefusedError: A content has the wrong length; no block was changed.
+            RefusedError: A content has the wrong length. No block was changed.
         """
         for content in data:
             if len(content) != self.block_bytes:

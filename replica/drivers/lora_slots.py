@@ -1,4 +1,4 @@
-"""The adapters of a batch, as slots of the tables that the LoRA graph reads, in shared memory."""
+"""Stores the adapters of a batch in slots of the tables that the LoRA graph reads."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -16,10 +16,10 @@ _Floats = npt.NDArray[np.float32]
 
 
 class LoraSlots:
-    """Tables with `slots` times `rank` rows; the unused rows of an adapter of lower rank are 0.
+    """Tables with `slots` times `rank` rows, where unused rows of adapters of lower rank are 0.
 
-    A step costs the rows that it reads. Slots are filled from 0 on, so that a step reads only the
-    leading slots, up to the highest slot in use. The number of slots read is a power of two,
+    The cost of a step grows with the rows that it reads. Slots are filled from 0 on, so a step
+    reads only the slots up to the highest one in use. The number of slots read is a power of two,
     because the plugin compiles a kernel per shape.
     """
 
@@ -44,7 +44,7 @@ class LoraSlots:
         self._attached = 0
 
     def load(self, slot: int, adapter: LoraAdapter) -> None:
-        """Copy an adapter into a slot, replacing the previous adapter."""
+        """Copy an adapter into a slot, where it replaces the previous adapter."""
         begin, end = slot * self._rank, (slot + 1) * self._rank
         for layer in range(self._layers):
             for name in PROJECTIONS:
@@ -65,7 +65,8 @@ class LoraSlots:
         Args:
             request: Inference request of the LoRA graph, the same in every call.
             tokens: Number of tokens in the step.
-            users: (slot, first token, end) of each run of tokens; the slot is NO_SLOT for the base.
+            users: (slot, first token, end) of each run of tokens, where the slot is NO_SLOT for the
+                base.
         """
         runs = [run for run in users if run[0] != NO_SLOT]
         highest = max((slot for slot, _, _ in runs), default=0)

@@ -1,4 +1,4 @@
-"""The driver `openvino`: continuous batching on a CPU, with its options and its composition."""
+"""Loads the driver `openvino`, which batches continuously on a CPU, and parses its options."""
 
 import logging
 import os
@@ -24,12 +24,13 @@ from sluice.hashing import cache_root
 
 log = logging.getLogger(__name__)
 
-# The plugin caches a compiled kernel per input shape; without this bound, memory would grow.
+# The plugin caches a compiled kernel per input shape. Without this bound, memory would grow.
 _KERNEL_CACHE = "64"
-# Parameters per thread; with fewer, a second thread waits longer than it computes (3.9 M: slower;
-# 100 M: almost twice as fast).
+# Parameters per thread. With fewer, a second thread waits longer than it computes. A second thread
+# is slower with 3.9 M parameters, and almost twice as fast with 100 M.
 _PARAMETERS_PER_THREAD = 25_000_000
-# Weights above which there is no second graph, because each compiled graph repacks them for itself.
+# Bytes of weights above which there is no second graph, because each compiled graph repacks them
+# separately.
 _SECOND_GRAPH_BYTES_MAX = 256 << 20
 _LOGPROBS_MAX = 20  # alternatives per token, as in OpenAI's API
 _BASE_GRAPH = {"auto", "on", "off"}
@@ -42,21 +43,24 @@ class OpenvinoOptions:
     """Options of the driver `openvino`, set by SLUICE_ENGINE_OPTIONS.
 
     Attributes:
-        threads: Threads of the computation; 0: by the size of the base. One is fastest for small
-            bases on a busy machine, where several wait for one another.
-        blocks: Blocks of the KV pool, 32 tokens each.
-        step_tokens_max: Most tokens per graph call; larger calls delay decoding sequences.
-        context_tokens_max: Most tokens of a sequence; 0: the base's own limit.
-        precision: Number format of the computation; auto: bf16 where the CPU has instructions for
+        threads: Threads of the computation, or 0 for a number by the size of the base. One thread
+            is fastest for small bases on a busy machine, where several threads wait for one
+            another.
+        blocks: Number of blocks of the KV pool, each of 32 tokens.
+        step_tokens_max: Largest number of tokens per graph call, since larger calls delay decoding
+            sequences.
+        context_tokens_max: Largest number of tokens of a sequence, or 0 for the base's own limit.
+        precision: Number format of the computation. auto means bf16 if the CPU has instructions for
             it, else f32.
-        kv_precision: Number format of the KV pool; auto: u8 with bf16, else f32 (which is
-            deterministic).
-        adapter_slots: Adapters in one batch; 0: the base alone.
+        kv_precision: Number format of the KV pool. auto means u8 with bf16, else f32, which is
+            deterministic.
+        adapter_slots: Number of adapters in one batch, or 0 for the base alone.
         adapter_rank: Largest rank of an adapter. The cost of a step grows with it.
-        adapter_memory_bytes: Most bytes of all adapters in host memory.
-        base_graph: Whether steps without adapters have a graph of their own: twice as fast for
-            small bases, at the price of a second copy of the weights. auto: for small bases.
-        draft_tokens: Speculated tokens per step and sequence by prompt lookup, 0 to 16; -1:
+        adapter_memory_bytes: Largest number of bytes of all adapters in host memory.
+        base_graph: Whether steps without adapters use a separate graph (on, off, auto). It is twice
+            as fast for small bases, but needs a second copy of the weights. auto means on for small
+            bases.
+        draft_tokens: Speculated tokens per step and sequence by prompt lookup, 0 to 16. -1 means
             `prompt_lookup_num_tokens` of the base's generation_config.json, or none.
     """
 
@@ -78,7 +82,7 @@ class OpenvinoOptions:
 def choose_precision(options: OpenvinoOptions, cpu_flags: frozenset[str]) -> tuple[str, str]:
     """Return (precision of computation, precision of the pool).
 
-    Raises OptionsError if impossible.
+    Raises OptionsError if the options or the CPU do not permit them.
     """
     if options.precision not in _PRECISIONS or options.kv_precision not in _KV_PRECISIONS:
         raise OptionsError(
@@ -102,7 +106,7 @@ def choose_precision(options: OpenvinoOptions, cpu_flags: frozenset[str]) -> tup
 
 
 def read_cpu_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
-    """Return the instruction sets of this CPU; empty if the system does not list them."""
+    """Return the instruction sets of this CPU, or none if the system does not list them."""
     try:
         lines = cpuinfo.read_text().splitlines()
     except OSError:
@@ -112,12 +116,12 @@ def read_cpu_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
 
 
 def choose_threads(threads: int, parameters: int, cpus: int) -> int:
-    """Return the number of threads; 0 means a choice by the number of parameters."""
+    """Return the number of threads, where 0 means a choice by the number of parameters."""
     return threads or max(1, min(cpus, parameters // _PARAMETERS_PER_THREAD))
 
 
 def has_base_graph(choice: str, slots: int, weight_bytes: int) -> bool:
-    """Return whether steps without adapters get a graph of their own. Raises OptionsError."""
+    """Return whether steps without adapters have a separate graph. Raises OptionsError."""
     if choice not in _BASE_GRAPH:
         raise OptionsError(f"base_graph {choice!r}; known are {sorted(_BASE_GRAPH)}")
     if slots == 0 or choice != "auto":
@@ -201,13 +205,14 @@ def _properties(precision: str, kv_precision: str, threads: int) -> dict[str, st
         "KV_CACHE_PRECISION": kv_precision,
         "INFERENCE_NUM_THREADS": str(threads),
         "CPU_RUNTIME_CACHE_CAPACITY": _KERNEL_CACHE,
-        # Without this, activations are rounded to 8 bits where weights are INT8: logits off by 0.1.
+        # Without this setting, activations are rounded to 8 bits for INT8 weights, which changes
+        # logits by 0.1.
         "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0",
     }
 
 
 def _grammars(directory: Path, facts: BaseFacts, threads: int) -> GrammarCompiler | None:
-    """Return the compiler of grammars; None if the base has no tokenizer."""
+    """Return the compiler of grammars, or None if the base has no tokenizer."""
     tokenizer = directory / "tokenizer.json"
     if not tokenizer.exists():
         return None

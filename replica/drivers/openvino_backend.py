@@ -1,8 +1,8 @@
 """Computes steps with OpenVINO's paged attention operator, in one graph call per batch.
 
-Two graphs share one KV pool and the files of the weights: a graph without adapters, and a graph
-with the inputs of LoRA, which cost time even when unused. The second graph is compiled when the
-first adapter is read, in the reading thread, so that the batch continues meanwhile.
+Two graphs share one KV pool and the files of the weights. One has no inputs of LoRA, because these
+cost time even when unused. The other graph has them, and is compiled when the first adapter is
+read. The thread that reads the adapter compiles it, so that the batch continues meanwhile.
 """
 
 import logging
@@ -35,7 +35,8 @@ from sluice.hashing import BLOCK_TOKENS
 
 log = logging.getLogger(__name__)
 
-_WARM_UP_TOKENS = (1, 8, 32)  # numbers of tokens of the warm-up calls; a block has room for 32
+# Numbers of tokens of the warm-up calls, where a block has room for 32
+_WARM_UP_TOKENS = (1, 8, 32)
 
 
 class OpenvinoBackend:
@@ -54,13 +55,13 @@ class OpenvinoBackend:
         """Compile the graph for the first step and allocate a pool of `blocks`.
 
         Args:
-            base: Base, which is kept because compiled graphs read its files.
+            base: Base, which is stored because compiled graphs read its files.
             sampler: Sampler for logits of this base.
             properties: Properties of the CPU plugin.
             blocks: Number of KV blocks.
             capabilities: Capabilities, which include the number and rank of adapter slots.
-            has_two_graphs: Whether steps without adapters have a graph of their own. A single graph
-                takes less memory, because compiled graphs do not share their repacked weights.
+            has_two_graphs: Whether steps without adapters have a separate graph. A single graph
+                needs less memory, because compiled graphs do not share their repacked weights.
         """
         self.capabilities = capabilities
         self._base = base
@@ -108,7 +109,7 @@ class OpenvinoBackend:
         return self._sampler.sample(logits.reshape(-1, self._base.config.vocabulary), plan)
 
     def read_adapter(self, digest: str, directory: Path) -> Adapter:
-        """Read and check an adapter, in any thread; the first one makes the LoRA graph compile."""
+        """Read and check an adapter, in any thread. The first adapter compiles the LoRA graph."""
         limit = self.capabilities.adapter_rank_max
         if not limit:
             raise RefusedError(
@@ -121,11 +122,11 @@ class OpenvinoBackend:
         return adapter
 
     def allocated(self, blocks: int) -> KvPool:
-        """Allocate and return KV memory for this many blocks; any thread may call it."""
+        """Allocate and return KV memory for this many blocks. Any thread may call this."""
         return KvPool(self._ports, blocks)
 
     def use(self, memory: KvPool) -> None:
-        """Compute with the given memory from now on; the previous memory is freed."""
+        """Compute with the given memory from now on, and free the previous memory."""
         with self._lora_lock:
             self._pool = memory
             for request in (self._base_request, self._lora_request):
@@ -160,7 +161,7 @@ class OpenvinoBackend:
         self._slots, self._lora_request = slots, request
 
     def _warm_request(self, compiled: Any, slots: LoraSlots | None) -> Any:
-        """Return a request that has computed some steps on a KV pool of its own.
+        """Return a request that has computed some steps on a temporary KV pool.
 
         The first steps pack the weights and compile kernels, which would stop the batch for a
         while.
@@ -178,7 +179,7 @@ class OpenvinoBackend:
         return request
 
     def _set_inputs(self, plan: StepPlan, batch: "StepBatch") -> Any:
-        """Return the request that computes a batch, after loading adapters into their slots."""
+        """Load the step's adapters into slots, and return the request that computes the batch."""
         for slot, adapter in plan.loads:
             assert self._slots is not None
             assert isinstance(adapter, LoraAdapter)
@@ -202,10 +203,10 @@ def _graph_call() -> Generator[None]:
 
 
 class StepBatch:
-    """The token rows of a step: `plan.decode`, then `plan.prefill`."""
+    """The token rows of a step, `plan.decode` before `plan.prefill`."""
 
     def __init__(self, plan: StepPlan) -> None:
-        """Lay out a plan; `replica.engine.plan` defines the order of the rows of logits."""
+        """Arrange the rows of a plan, whose logits have the order of `replica.engine.plan`."""
         self.sequences: list[ScheduledSequence] = plan.decode.copy()
         self.ids = [sequence.tokens[-1] for sequence in plan.decode]
         self.positions = [sequence.computed for sequence in plan.decode]

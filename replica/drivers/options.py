@@ -1,4 +1,4 @@
-"""Parses engine options, names and values, into a frozen dataclass, and refuses mistakes."""
+"""Parses engine options into a frozen dataclass, and refuses unknown names and wrong types."""
 
 from collections.abc import Mapping
 from dataclasses import fields
@@ -9,11 +9,11 @@ _BOOLEANS = {"true": True, "false": False}
 
 
 class OptionsError(ValueError):
-    """An engine option is unknown or has a wrong type; the message names the option."""
+    """An engine option is unknown or has a wrong type. The message names the option."""
 
 
 def parse_options(cls: type[_OptionsT], given: Mapping[str, Any]) -> _OptionsT:
-    """Return `cls(**given)`; each field's default value defines the type of the option.
+    """Return `cls(**given)`, where each field's default value defines the type of the option.
 
     Numbers and booleans may be given as text, because a pool's options are text.
     """

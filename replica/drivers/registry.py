@@ -41,13 +41,13 @@ def load_driver(
 
     Args:
         engine: Name in `LOADERS`.
-        directory: Directory of the base artifact; None if the node does not have it, which only
+        directory: Directory of the base artifact, or None if the node does not have it, which only
             engines without weights accept.
-        base_digest: Digest of the base; part of every prefix hash.
-        options: Options of the engine; unknown options are refused.
+        base_digest: Digest of the base, which is part of every prefix hash.
+        options: Options of the engine. Unknown options are refused.
 
     Raises:
-        ValueError: The driver cannot serve; the message says how to fix it.
+        ValueError: The driver cannot serve. The message names the remedy.
     """
     loader = LOADERS.get(engine)
     if loader is None:

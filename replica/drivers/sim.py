@@ -1,11 +1,11 @@
-"""The driver `sim`: an engine without weights, whose steps take the time of a cost model.
+"""Simulates an engine without weights, whose steps last as long as a cost model computes.
 
-Scheduling, KV blocks, prefix cache, adapters, preemption and limits are those of the real engine;
-only the values are missing. Token ids are ordinary words of the artifact's vocabulary. Each id is a
-hash of the adapter and of all ids before it, so a sequence that resumes elsewhere continues with
-the same ids, and drafts can be verified. Of the sampling parameters only the seed has an influence:
-unless the temperature is 0, the first token of an answer depends on the seed, and so do all later
-tokens.
+This is the driver `sim`. Scheduling, KV blocks, prefix cache, adapters, preemption and limits are
+those of the real engine, and only the values are missing. Token ids are ordinary words of the
+artifact's vocabulary. Each id is a hash of the adapter and of all ids before it. So a sequence that
+resumes elsewhere continues with the same ids, and drafts can be verified. The only sampling
+parameter with an influence is the seed. Unless the temperature is 0, the first token of an answer
+depends on the seed, and so do all later tokens.
 """
 
 import logging
@@ -48,13 +48,13 @@ log = logging.getLogger(__name__)
 
 _ANY_BASE = BaseFacts(vocabulary=32_000, context_tokens=8192, eos_ids=frozenset())
 _MASK = (1 << 32) - 1
-# 2^32 / golden ratio; a CRC alone is linear, so similar sequences would get similar ids
+# 2^32 / golden ratio, because similar sequences would get similar ids by a CRC, which is linear
 _MIXER = 0x9E3779B1
 _BLOCK = bytes(16)  # the empty content of a KV block
 _CUSTOM = "custom"
 _CUSTOM_SIZE = EngineSize(blocks=65_536, step_tokens_max=4096, sequences_max=2048)
-# Bytes per rank of a simulated adapter: rank 8 of an 8B model in 16 bits, all seven projections of
-# 32 layers, as the platform's sizing assumes (66 MB).
+# Bytes per rank of a simulated adapter. The platform's sizing assumes 66 MB for rank 8 and an 8B
+# model in 16 bits, with all seven projections of 32 layers.
 _RANK_BYTES = 66_000_000 // 8
 
 
@@ -62,35 +62,37 @@ _RANK_BYTES = 66_000_000 // 8
 class SimOptions:
     """Options of the driver `sim`, set by SLUICE_ENGINE_OPTIONS.
 
-    The defaults of the constants resemble an 8B model in FP8 on one GPU with 8 TB/s of memory,
-    rounded: a step launches its kernels and reads 8 GB of weights (2 ms), prefill computes 250,000
-    tokens/s, attention reads 64 KiB of KV values per token of context (8 ns). 1,000 sequences give
-    about 180,000 tokens/s. An invention for tests and load, not a claim about any machine.
+    The defaults of the constants resemble an 8B model in FP8 on one GPU with 8 TB/s of memory. A
+    step launches its kernels and reads 8 GB of weights in 2 ms. Prefill computes 250,000 tokens/s,
+    and attention reads 64 KiB of KV values per token of context in 8 ns. 1,000 sequences generate
+    about 180,000 tokens/s. The figures are invented for tests and load, and describe no machine.
 
     Attributes:
-        blocks: Blocks of the KV pool, 32 tokens each; 0: by the cost model.
-        step_tokens_max: Most tokens per step; 0: by the cost model.
-        sequences_max: Most running sequences; 0: by the cost model.
-        context_tokens_max: Most tokens of a sequence; 0: the base's own limit.
-        speed: Divisor of every duration; 2 is an engine twice as fast.
-        cost: Name of a cost model of `sim_costs`: custom, h70, m8, or a GPU and a model.
-        cost_step_s: Seconds of every step. This and the next three are for the cost model `custom`.
+        blocks: Number of blocks of the KV pool, each of 32 tokens, or 0 for that of the cost model.
+        step_tokens_max: Largest number of tokens per step, or 0 for that of the cost model.
+        sequences_max: Largest number of running sequences, or 0 for that of the cost model.
+        context_tokens_max: Largest number of tokens of a sequence, or 0 for the base's own limit.
+        speed: Divisor of every duration, for example 2 for an engine twice as fast.
+        cost: Name of a cost model of `sim_costs`, which is custom, h70, m8, or a GPU and a model.
+        cost_step_s: Seconds of every step. This constant and the next three are for the cost model
+            `custom`.
         cost_decode_row_s: Seconds of every sequence that decodes.
         cost_prefill_token_s: Seconds of every prompt token that is computed.
         cost_context_token_s: Seconds of every token that is attended to.
-        noise: Standard deviation of the logarithm of a factor on each step; its mean is 1.
+        noise: Standard deviation of the logarithm of a random factor on each step, whose mean is 1.
         seed: Seed of the noise.
-        wake_s: Seconds that a sleeping engine takes to wake.
-        adapter_slots: Adapters in one batch.
+        wake_s: Seconds that a sleeping engine needs to wake.
+        adapter_slots: Number of adapters in one batch.
         adapter_rank: Largest rank of an adapter.
-        adapter_memory_bytes: Most bytes of all adapters in host memory.
-        adapter_read_s: Seconds from disk to host memory. The platform assumes about 1 s from NVMe.
-        adapter_load_s: Seconds from host memory to a slot, in a step. The platform assumes about 50
-            ms.
-        faults: Plan of `sim_faults`, from the start on.
-        faults_file: Path of a file with such a plan; every change of it is a new plan.
-        steps_file: Path of a file that gets a line for each step: when it ended, in seconds of the
-            monotonic clock. A client's later time was added on the way.
+        adapter_memory_bytes: Largest number of bytes of all adapters in host memory.
+        adapter_read_s: Seconds to read an adapter from disk to host memory. The platform assumes
+            about 1 s from NVMe.
+        adapter_load_s: Seconds of a step to copy an adapter from host memory to a slot. The
+            platform assumes about 50 ms.
+        faults: Fault plan of `sim_faults`, which begins when the engine starts.
+        faults_file: Path of a file with a fault plan, where every change of the file is a new plan.
+        steps_file: Path of a file to which each step appends the time of its end, in seconds of the
+            monotonic clock. The difference to a client's time is the delay on the way.
     """
 
     blocks: int = 0
@@ -143,7 +145,7 @@ def choose_cost(options: SimOptions) -> CostModel:
 
 
 def measure(plan: StepPlan) -> StepWork:
-    """Return the work of a plan, as cost models measure it."""
+    """Return the work of a plan in the units of cost models."""
     tokens = context = 0
     pairs = 0.0
     for sequence, count in plan.prefill:
@@ -169,7 +171,7 @@ class SimAdapter:
 
 
 class SimBackend:
-    """Generates token ids, lets the time of a step pass, and fails as its fault plan says."""
+    """Generates token ids, waits for the time of a step, and fails according to its fault plan."""
 
     block_layout = f"sim {len(_BLOCK)} bytes"
 
@@ -194,7 +196,7 @@ class SimBackend:
         self._die = die
         self._random = random.Random(options.seed)  # noqa: S311 - noise, not secrets
         self._steps = 0
-        # steps yet to fail, sequences yet to get a wrong token
+        # number of steps yet to fail, number of sequences yet to receive a wrong token
         self._failures = self._corruptions = 0
         self._ended_at_s = float("-inf")
         try:
@@ -206,7 +208,7 @@ class SimBackend:
 
     @property
     def capabilities(self) -> Capabilities:
-        """The capabilities: adapters, drafts and KV transfer, but no probabilities."""
+        """The capabilities, which are adapters, drafts and KV transfer, but no probabilities."""
         return Capabilities(
             adapter_slots=self._options.adapter_slots,
             adapter_rank_max=self._options.adapter_rank if self._options.adapter_slots else 0,
@@ -215,7 +217,7 @@ class SimBackend:
         )
 
     def check_request(self, request: SequenceRequest) -> None:
-        """Accept every request; limits and capabilities are already checked."""
+        """Accept every request, whose limits and capabilities are already checked."""
 
     def run(self, plan: StepPlan) -> StepOutput:
         """Return the next ids after the duration of the step."""
@@ -244,7 +246,7 @@ class SimBackend:
         return output
 
     def read_adapter(self, digest: str, directory: Path) -> Adapter:
-        """Read the rank from adapter_config.json; the weights are not read."""
+        """Read the rank from adapter_config.json, without the weights."""
         try:
             rank = read_json(directory / "adapter_config.json").get("r")
         except ArtifactError as error:
@@ -260,7 +262,7 @@ class SimBackend:
         return SimAdapter(rank, rank * _RANK_BYTES)
 
     def allocated(self, blocks: int) -> int:
-        """Return the number of blocks after the time that an allocation would take."""
+        """Return the number of blocks after the duration of an allocation."""
         if blocks >= self._blocks:
             self._sleep(self._options.wake_s / self._options.speed)
         return blocks
@@ -293,7 +295,7 @@ class SimBackend:
             output.more.setdefault(index, []).append(token)
 
     def _suffer(self) -> float:
-        """Apply the faults that are due; return the seconds for which the step stalls."""
+        """Apply the faults that are due, and return the seconds for which the step stalls."""
         now_s = self._clock()
         self._steps += 1
         if self._file is not None:
@@ -329,7 +331,7 @@ class SimBackend:
     def _pass_time(self, cost_s: float) -> None:
         """Sleep until the end of the step.
 
-        Consecutive steps begin when the previous step ended, so that the time between steps is
+        Consecutive steps begin at the end of the previous step, so the time between steps is
         hidden, as on a GPU that computes asynchronously.
         """
         now_s = self._clock()
@@ -349,10 +351,7 @@ def _state(tokens: list[int], adapter_digest: str) -> int:
 
 
 def _seeded(state: int, sequence: ScheduledSequence) -> int:
-    """Return the state that chooses the next token, mixed with the seed for a first sampled token.
-
-    The sequence's own state does not change, so that it depends only on the ids.
-    """
+    """Return the state that selects the next token, which for the first one includes the seed."""
     request = sequence.request
     emitted = len(sequence.tokens) - sequence.prompt_tokens + request.resumed_tokens
     if emitted or request.sampling.temperature == 0:
@@ -382,9 +381,9 @@ def load_sim(
         directory: Directory of the base.
         base_digest: Digest of the base.
         options: Fields of `SimOptions`.
-        clock: Clock in seconds; in a simulation, the simulated clock.
-        sleep: Function that lets the clock advance.
-        die: Effect of the fault `die`; a simulation passes a function that does not exit.
+        clock: Clock in seconds, which is the simulated clock in a simulation.
+        sleep: Function that sleeps for a number of seconds of the clock.
+        die: Effect of the fault `die`. A simulation passes a function that does not exit.
 
     Raises:
         OptionsError: An option is unknown, of the wrong type, or impossible.

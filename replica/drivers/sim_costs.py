@@ -1,13 +1,13 @@
-"""The cost models of the driver `sim`, pure functions from the work of a step to its duration.
+"""Cost models of the driver `sim`, which compute the duration of a step from its work. Pure.
 
 There are three kinds of models, none of which was measured for this project:
 
-* `custom`: five constants, set by engine options; the defaults are invented.
-* `h70` and `m8`: published fits for one deployment each, as the routing study uses them. h70 is
-  Llama-3-70B in bf16 on four H100: Preble's measured fit for two GPUs (arXiv 2407.00023) halved for
-  four at 0.9 scaling; its decode part is a roofline. m8 is the polynomial of Dynamo's mocker, a
-  model of the 8B class.
-* `<gpu>-<model>` (`h100-8b`, `b200-70b`, ...): estimates by roofline from the vendor's data sheets
+* `custom` has constants that engine options set, with invented defaults.
+* `h70` and `m8` are published fits for one deployment each, as in the routing study. h70 is
+  Llama-3-70B in bf16 on four H100. It is Preble's measured fit for two GPUs (arXiv 2407.00023),
+  halved for four at 0.9 scaling, with a roofline for decode. m8 is the polynomial of Dynamo's
+  mocker for the 8B class.
+* `<gpu>-<model>` (`h100-8b`, `b200-70b`, ...) is a roofline estimate from the vendor's data sheets
   and the shapes in the models' config.json:
 
       step = launches + all-reduces
@@ -17,9 +17,9 @@ There are three kinds of models, none of which was measured for this project:
       all-reduces = 2 * layers * (10 us + 2 * tokens * width * 2 bytes * (gpus - 1) / gpus / link),
                     0 on one GPU
 
-  0.5 of the peak is what large matrix products reach in prefill, 0.75 of the bandwidth is h70's
-  own share; 2 ms of launches per step and 10 us per all-reduce are typical with CUDA graphs and
-  NVLink. Expect them to be right within a factor of two, and the order of GPUs to be right.
+  Large matrix products in prefill reach 0.5 of the peak, and the fit h70 has 0.75 of the bandwidth.
+  2 ms of launches per step and 10 us per all-reduce are typical with CUDA graphs and NVLink. The
+  estimates should be right within a factor of two, and so should the order of GPUs.
 """
 
 from dataclasses import dataclass
@@ -37,9 +37,10 @@ class StepWork:
 
     Attributes:
         prefill_tokens: Number of prompt tokens.
-        prefill_pairs: Sum over prompt parts of tokens * (tokens before + tokens / 2).
-        prefill_context: Sum over prompt parts of the number of tokens before the part.
-        decode_tokens: Number of tokens of decoding sequences: one per sequence, and its drafts.
+        prefill_pairs: Sum, over prompt parts, of tokens * (tokens before the part + tokens / 2).
+        prefill_context: Sum, over prompt parts, of the number of tokens before the part.
+        decode_tokens: Number of tokens of decoding sequences, which are one per sequence, and its
+            drafts.
         decode_context: Number of tokens that the decoding sequences attend to.
         adapter_loads: Number of adapters copied into slots.
     """
@@ -82,7 +83,7 @@ class CostModel(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LinearCost:
-    """Step times as a sum of linear terms; `SimOptions` explains the constants."""
+    """Step times as a sum of linear terms, with the constants of `SimOptions`."""
 
     size: EngineSize
     step: float
@@ -103,7 +104,7 @@ class LinearCost:
 
 
 class H70Cost:
-    """Llama-3-70B, bf16, 4 x H100; see the module."""
+    """Step times of Llama-3-70B in bf16 on 4 x H100 (see the module's docstring)."""
 
     size = EngineSize(blocks=448_000 // BLOCK_TOKENS)
 
@@ -120,11 +121,11 @@ class H70Cost:
 
 
 class M8Cost:
-    """Dynamo's mocker, for the 8B class; see the module.
+    """Step times of Dynamo's mocker for the 8B class (see the module's docstring).
 
-    Its prefill polynomial is of the whole prompt: 16.50 ms + 0.01518 n + 4.21e-7 n^2. Of the
-    constant, 5.74 ms are the least cost of a decode step, and are counted once. A chunk of n tokens
-    after b other tokens costs the difference of the squares, which is twice its pairs.
+    The mocker's prefill polynomial for a whole prompt of n tokens is 16.50 ms + 0.01518 n + 4.21e-7
+    n^2. The constant includes the 5.74 ms of an empty decode step, which are counted once. A chunk
+    of n tokens after b other tokens costs the difference of the squares, which is twice its pairs.
     """
 
     _KV_TOKENS = 16_384 * 64
@@ -144,7 +145,10 @@ class M8Cost:
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A GPU's data sheet: dense bf16 peak, memory, and NVLink (both directions together)."""
+    """Figures of a GPU's data sheet, where flops is the dense bf16 peak.
+
+    `link_bytes_s` is the bandwidth of NVLink in both directions together.
+    """
 
     flops: float
     bandwidth_bytes_s: float
@@ -175,25 +179,25 @@ GPUS = {
     "h200": Gpu(989e12, 4.8e12, 141e9, 900e9),
     "b200": Gpu(2250e12, 8.0e12, 180e9, 1800e9),
 }
-# Llama 3.1.
+# Llama 3.1, from the config.json of each size.
 MODELS = {
     "8b": ModelShape(8.03e9, 32, 4096, 8, 128),
     "70b": ModelShape(70.6e9, 80, 8192, 8, 128),
 }
-# GPUs per replica: the fewest (of 1, 2, 4, 8) with memory for weights and a useful cache.
+# GPUs per replica, the fewest (of 1, 2, 4, 8) with memory for weights and a useful cache.
 _TENSOR_PARALLEL = {
     ("a100", "70b"): 4,
     ("h100", "70b"): 4,
     ("h200", "70b"): 2,
     ("b200", "70b"): 2,
 }
-# share of a GPU's memory for weights and cache; activations and runtime need the rest
+# share of a GPU's memory for weights and cache, while activations and runtime need the rest
 _MEMORY_SHARE = 0.9
 
 
 @dataclass(frozen=True, slots=True)
 class RooflineCost:
-    """An estimate for any GPU and dense model; the module docstring has the formula.
+    """Estimated step times for any GPU and dense model, by the formula in the module's docstring.
 
     Attributes:
         gpus: Number of tensor-parallel GPUs.
@@ -210,7 +214,7 @@ class RooflineCost:
 
     @property
     def size(self) -> EngineSize:
-        """The capacity of the engine, whose cache gets the memory that the weights leave free."""
+        """The capacity of the engine, whose cache has the memory that the weights leave free."""
         left = self.gpus * self.gpu.memory_bytes * _MEMORY_SHARE - 2 * self.model.parameters
         return EngineSize(blocks=int(left / self.model.kv_token_bytes) // BLOCK_TOKENS)
 

@@ -1,14 +1,15 @@
-"""Faults of a simulated engine on command, according to a plan.
+"""Decides when a simulated engine has faults, according to a plan.
 
-A plan is data, so that one plan acts in a real Triton and in simulated time. It is a JSON array:
+A plan is data, so that one plan acts in a real Triton and in simulated time. The plan is a JSON
+array:
 
     [{"kind": "stall", "at_s": 5, "amount": 3},
      {"kind": "slow", "at_step": 100, "amount": 4, "for_s": 10},
      {"kind": "corrupt"}, {"kind": "fail"}, {"kind": "die", "at_s": 60}]
 
-`at_s` and `at_step` are relative to the start of the plan; a fault without either is due at once.
-Faults act in steps, so an idle engine has none. This module only decides which faults are due; the
-backend applies them.
+`at_s` and `at_step` are relative to the start of the plan, and a fault without either is due at
+once. Faults act in steps, so an idle engine has none. This module only decides which faults are
+due, and the backend applies them.
 """
 
 import json
@@ -23,10 +24,11 @@ from typing import Any, cast
 class FaultKind(StrEnum):
     """The kind of a fault, which defines the meaning of its `amount`.
 
-    STALL: seconds for which the step, and thus the whole engine, stalls. SLOW: factor of the
-    duration of each step (for `for_s` seconds; 0: until the next SLOW fault). DIE: unused, because
-    the process exits. CORRUPT: number of sequences of a step that get a wrong token (at least 1).
-    FAIL: number of consecutive steps that fail (at least 1).
+    For STALL it is the seconds for which the step, and thus the whole engine, stalls. For SLOW it
+    is a factor of the duration of each step, for `for_s` seconds, or with 0 until the next SLOW
+    fault. For DIE it is unused, because the process exits. For CORRUPT it is the number of
+    sequences of a step with a wrong token (at least 1). For FAIL it is the number of consecutive
+    steps that fail (at least 1).
     """
 
     STALL = "stall"
@@ -38,7 +40,7 @@ class FaultKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class EngineFault:
-    """One fault of a plan; the module and `FaultKind` explain the fields."""
+    """One fault of a plan, with the fields that the module's docstring and `FaultKind` explain."""
 
     kind: FaultKind
     at_s: float = 0.0
@@ -66,7 +68,7 @@ class FaultPlan:
         self._slow_until_s = math.inf
 
     def take(self, now_s: float, step: int) -> list[EngineFault]:
-        """Return the faults that are due in this step, in the plan's order; each is due once."""
+        """Return the faults that are due in this step, in the plan's order, and each only once."""
         due = [
             fault
             for fault in self._pending
@@ -81,7 +83,7 @@ class FaultPlan:
         return due
 
     def factor(self, now_s: float) -> float:
-        """Return the factor by which steps are slower now."""
+        """Return the factor by which steps are slower at this time."""
         return self._factor if now_s < self._slow_until_s else 1.0
 
 
@@ -114,17 +116,17 @@ def _fault(entry: Any) -> EngineFault:
 
 
 class FaultFile:
-    """A file with the fault plan of a running engine; each change of the file is a new plan."""
+    """A file with the fault plan of a running engine, whose changes are new plans."""
 
     def __init__(self, path: Path) -> None:
-        """Watch `path`; its present content counts as a new plan."""
+        """Watch `path`, whose present content counts as a new plan."""
         self._path = path
         self._seen: tuple[int, int] | None = None
 
     def read(self) -> list[EngineFault] | None:
-        """Return the new plan; None if the file is unchanged.
+        """Return the new plan, or None if the file is unchanged.
 
-        Raises ValueError if it is no plan.
+        Raises ValueError if the content is not a plan.
         """
         try:
             stat = self._path.stat()

@@ -1,4 +1,4 @@
-"""The driver `trtllm`: TensorRT-LLM on GPUs through its LLM API, inside this process.
+"""Loads the driver `trtllm`, which runs TensorRT-LLM on GPUs by its LLM API in this process.
 
 The engine is loaded and generates one token before it is returned.
 """
@@ -73,7 +73,7 @@ def load_trtllm(
 
 
 def _grammar_check(directory: Path, facts: BaseFacts) -> Callable[[Grammar], None] | None:
-    """Return the common check of grammars; None if the installed llguidance is too old for it.
+    """Return the common check of grammars, or None if the installed llguidance is too old for it.
 
     TensorRT-LLM 1.2 pins a version of llguidance (0.7) that may lack a required function.
     """
@@ -88,7 +88,7 @@ def _grammar_check(directory: Path, facts: BaseFacts) -> Callable[[Grammar], Non
 def _first_token(
     api: TrtllmApi, client: TrtllmClient, facts: BaseFacts, timeout_s: float
 ) -> Mapping[str, Any]:
-    """Generate one token, which proves that the engine works; return its statistics."""
+    """Generate one token, which proves that the engine works, and return its statistics."""
     request = SequenceRequest(0, [facts.vocabulary // 2], 1)
     client.submit(
         0, list(request.prompt), api.sampling(request, frozenset()), lora=None, cache_salt=None

@@ -1,4 +1,4 @@
-"""Adapters of the driver `trtllm`: directories from which TensorRT-LLM itself reads them."""
+"""Checks the adapters of the driver `trtllm`, which TensorRT-LLM reads from their directories."""
 
 import hashlib
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ _WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 class DirectoryAdapter:
     """A LoRA adapter in PEFT's layout in a directory of this machine.
 
-    TensorRT-LLM reads the adapter at its first use, and again whenever it has evicted the adapter,
+    TensorRT-LLM reads the adapter at its first use, and again after each eviction of the adapter,
     so the directory must stay in its place.
     """
 
@@ -25,9 +25,9 @@ class DirectoryAdapter:
 
 
 def adapter_number(digest: str) -> int:
-    """Return the number of an adapter for TensorRT-LLM: 63 bits of its digest, never 0.
+    """Return the number of an adapter for TensorRT-LLM, which is 63 bits of its digest, never 0.
 
-    TensorRT-LLM's caches use this number as key, so different contents must never share a number.
+    TensorRT-LLM's caches use this number as key, so different adapters must never share a number.
     """
     found = hashlib.blake2b(digest.encode(), digest_size=8).digest()
     return (int.from_bytes(found, "little") >> 1) or 1

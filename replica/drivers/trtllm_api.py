@@ -1,19 +1,19 @@
-"""TensorRT-LLM's LLM API as the driver uses it; only this module contains names of that API.
+"""Wraps TensorRT-LLM's LLM API for the driver, as the only module with names of that API.
 
 Differences between versions are determined once, when the engine loads, by the version number and
-by the names that exist; nothing is guessed while the engine serves. These are the names, and where
-each was seen in NVIDIA/TensorRT-LLM (1.2 line unless stated otherwise):
+by the names that exist. The following list has the names, and the places in NVIDIA/TensorRT-LLM
+where each was read (1.2 line unless stated otherwise):
 
 * `LLM(...)`, `generate_async(inputs, sampling_params, lora_request, streaming, cache_salt)`,
   `get_stats_async`, `get_kv_cache_events_async`, `shutdown`: tensorrt_llm/llmapi/llm.py @4c05a748
   and tests/unittest/api_stability/references/llm.yaml @ea35fd67.
 * `SamplingParams`, `GuidedDecodingParams`: tensorrt_llm/sampling_params.py @a98a9061. A result ends
-  at `end_id`, or at a stop word, which is cut off unless `include_stop_str_in_output`; so every end
-  is given as a stop word here, and `end_id` is -1.
+  at `end_id`, or at a stop word, which is cut off unless `include_stop_str_in_output`. So the
+  driver passes every end as a stop word, and `end_id` is -1.
 * `RequestOutput`: iteration, `abort`, `finished`, `cached_tokens`, `outputs[0].token_ids` (all so
   far), `.logprobs` (a dict of `Logprob` per token), `.finish_reason` (stop, length, cancelled,
   timeout): tensorrt_llm/executor/result.py @a678b91a. Iterating raises `RequestError` for errors of
-  the request alone, and anything else when the engine is lost: tensorrt_llm/executor/executor.py
+  the request alone, and other errors when the engine is lost: tensorrt_llm/executor/executor.py
   @ed53795b.
 * `LoRARequest(lora_name, lora_int_id, lora_path)`: tensorrt_llm/executor/request.py @4ce835a5.
   `LoraConfig`: tensorrt_llm/lora_helper.py, as the 1.2 examples import it.
@@ -23,9 +23,9 @@ each was seen in NVIDIA/TensorRT-LLM (1.2 line unless stated otherwise):
 * `trace_headers` of `generate_async` belongs to its OpenTelemetry traces, which are newer than the
   code that was read of the 1.2 line. It is passed if the signature has it.
 
-Not used although there: per-request seeds (1.2's sampler has one seed for all; pull request 17172
-came later), `prompt_logprobs` (1.2 reports the most probable ones without the prompt's own token),
-penalties (1.2's default sampler has none).
+The driver does not use three features. 1.2's sampler has one seed for all requests, since pull
+request 17172 (seeds per request) is newer. `prompt_logprobs` of 1.2 has the most probable tokens
+without the prompt's own token. 1.2's default sampler has no penalties.
 """
 
 import importlib
@@ -41,11 +41,11 @@ from sluice.errors import ErrorCode
 
 IMAGE = "nvidia/tritonserver:26.07-trtllm-python-py3"
 _OLDEST = (1, 2)
-# characters of an engine's error message that are kept; the rest is a stack trace
+# characters of an engine's error message that are stored, since the rest is a stack trace
 _MESSAGE_MAX = 500
 
-# Errors are texts. These texts mean that one request exceeds a limit or is invalid. (They are from
-# C++ and Python of the 1.2 line, and from the grammar compiler.)
+# Errors are texts. The following texts mean that one request exceeds a limit or is invalid. They
+# are from C++ and Python of the 1.2 line, and from the grammar compiler.
 _REFUSED = (
     "should not exceed",
     "exceeds the",
@@ -55,7 +55,7 @@ _REFUSED = (
     "Unsupported guide type",
     "require 0 <=",
 )
-# These texts mean that there is no room at the moment.
+# The following texts mean that there is no room at the moment.
 _BUSY = ("Maximum queue size", "Exceeds maximum queue size", "Cache is full")
 # Special characters of the regular expressions of Rust, which the grammar compiler uses.
 _REGEX_META = re.compile(r"[\\.+*?()|\[\]{}^$#&\-~]")
@@ -68,15 +68,16 @@ class TrtllmApi:
 
     Attributes:
         version: Version that the library reports.
-        takes_trace: Whether requests may carry a W3C trace context: with `otlp_traces_endpoint`
-            among the engine's options TensorRT-LLM adds its own spans.
+        takes_trace: Whether requests may contain a W3C trace context. With `otlp_traces_endpoint`
+            among the engine's options, TensorRT-LLM then adds its own spans.
     """
 
     def __init__(self, importer: Importer = importlib.import_module) -> None:
-        """Import TensorRT-LLM, which takes long and initialises the GPUs.
+        """Import TensorRT-LLM, which is slow and initialises the GPUs.
 
         Raises:
-            ValueError: TensorRT-LLM is absent or too old; the message names the image that has it.
+            ValueError: TensorRT-LLM is absent or too old. The message names an image that contains
+                it.
         """
         try:
             package = importer("tensorrt_llm")
@@ -105,11 +106,11 @@ class TrtllmApi:
 
     @property
     def request_error(self) -> type[Exception]:
-        """The class of errors that concern one request only."""
+        """The class of errors that concern only one request."""
         return self._api.RequestError
 
     def make(self, *names: str, **arguments: Any) -> Any:
-        """Return an object of the first of these classes that this version has."""
+        """Return an object of the first of these classes that exists in this version."""
         for name in names:
             cls = getattr(self._api, name, None)
             if cls is not None:
@@ -121,16 +122,16 @@ class TrtllmApi:
         return self._import("tensorrt_llm.lora_helper").LoraConfig(**arguments)
 
     def start(self, arguments: dict[str, Any]) -> Any:
-        """Return an `LLM`, which is loaded with these arguments."""
+        """Return an `LLM` that was loaded with these arguments."""
         return self._llm(**arguments)
 
     def poll_s(self, llm: Any) -> float:
-        """Return the seconds for which an iterator over statistics or events should wait for more.
+        """Return the seconds for which an iterator over statistics or events should wait.
 
-        With the executor of 1.2 the iterator is one object that, once it is exhausted, stays so
-        until another request is submitted, so it should wait long. The executor over RPC, an option
-        in 1.2 and the default later, queries the engine at each call, and the iterator then waits
-        once more, so it should not wait long (tensorrt_llm/executor/rpc_proxy.py).
+        The executor of 1.2 has one iterator, which remains exhausted until another request is
+        submitted, so it should wait long. The executor over RPC is an option in 1.2 and the default
+        later. It queries the engine at each call, and its iterator then waits once more, so it
+        should not wait long (tensorrt_llm/executor/rpc_proxy.py).
         """
         return 0.1 if "Rpc" in type(getattr(llm, "_executor", None)).__name__ else 2.0
 
@@ -151,7 +152,7 @@ class TrtllmApi:
             "add_special_tokens": False,
         }
         if wanted.temperature == 0:
-            arguments["top_k"] = 1  # this is greedy in every version; a temperature of 0 is not
+            arguments["top_k"] = 1  # greedy in every version, unlike a temperature of 0
         else:
             arguments["temperature"] = wanted.temperature
             arguments["seed"] = wanted.seed
@@ -160,7 +161,8 @@ class TrtllmApi:
             if wanted.top_k:
                 arguments["top_k"] = wanted.top_k
         if wanted.logprobs >= 0:
-            arguments["logprobs"] = max(1, wanted.logprobs)  # 1.2 treats 0 as no logprobs
+            # 1.2 treats 0 as a request without logprobs
+            arguments["logprobs"] = max(1, wanted.logprobs)
         if wanted.grammar is not None:
             arguments["guided_decoding"] = self._api.GuidedDecodingParams(**guide(wanted.grammar))
         return self._api.SamplingParams(**arguments)

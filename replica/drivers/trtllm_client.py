@@ -1,8 +1,9 @@
-"""The asyncio side of the driver `trtllm`: TensorRT-LLM's results as one stream of messages.
+"""Turns TensorRT-LLM's results into one stream of messages, on an event loop for `trtllm`.
 
-TensorRT-LLM schedules by itself and answers on an event loop. One thread runs that loop, in which
-one task follows each request. All results go into one outbox, which the driver's thread empties.
-The outbox has at most the output of the living requests, so it needs no other bound.
+TensorRT-LLM schedules requests and answers on an event loop. One thread runs that loop, in which
+one task per request reads its results. All results are put into one outbox, which the driver's
+thread empties. The outbox has at most the output of the running requests, so it needs no other
+bound.
 """
 
 import asyncio
@@ -19,8 +20,8 @@ from replica.drivers.trtllm_api import TrtllmApi
 log = logging.getLogger(__name__)
 
 _IDLE_S = 0.05  # seconds between two iterators over events
-# Seconds to wait for the tokens of one engine iteration, which arrive one by one, to send one
-# frame.
+# Seconds to wait for the tokens of one engine iteration, which arrive one by one, so that they are
+# sent in one frame.
 _GATHER_S = 0.0005
 
 
@@ -31,8 +32,8 @@ class RequestTokens:
     Attributes:
         handle: Handle of the request.
         tokens: New tokens, in order.
-        logprobs: Logprobs per token: id -> object with `logprob` and `rank`; empty if not
-            requested.
+        logprobs: Logprobs per token, which map ids to objects with `logprob` and `rank`, or empty
+            if not requested.
         cached_tokens: Prompt tokens that were found in the prefix cache.
     """
 
@@ -95,7 +96,7 @@ class TrtllmClient:
         self._poll_s = api.poll_s(self._llm)
         self._takes_trace = api.takes_trace
         self._outbox = _Outbox()
-        self._results: dict[int, Any] = {}  # handle -> result; only the loop's thread uses this
+        self._results: dict[int, Any] = {}  # handle -> result, which only the loop's thread uses
         self._has_cache_events = has_cache_events
         self._started = threading.Event()
         self._thread = threading.Thread(target=self._run, name="trtllm", daemon=True)
@@ -104,7 +105,7 @@ class TrtllmClient:
 
     @property
     def has_messages(self) -> bool:
-        """Whether `take` would return something at once."""
+        """Whether `take` would return messages at once."""
         return bool(self._outbox.messages)
 
     def submit(
@@ -117,7 +118,7 @@ class TrtllmClient:
         cache_salt: str | None,
         trace: Mapping[str, str] | None = None,
     ) -> None:
-        """Send a request; `RequestEnd` is the last of its messages."""
+        """Send a request, whose last message is `RequestEnd`."""
         arguments: dict[str, Any] = {
             "inputs": prompt,
             "sampling_params": sampling,
@@ -130,11 +131,11 @@ class TrtllmClient:
         self._loop.call_soon_threadsafe(self._begin, handle, arguments)
 
     def abort(self, handle: int) -> None:
-        """End a request; a request that has ended is ignored."""
+        """End a request, unless it has ended."""
         self._loop.call_soon_threadsafe(self._abort, handle)
 
     def take(self, wait_s: float) -> list[Message]:
-        """Return all waiting messages; if there are none, wait up to `wait_s` for some."""
+        """Return all waiting messages, or wait up to `wait_s` for the first if there are none."""
         return self._outbox.take(wait_s)
 
     def close(self, timeout_s: float) -> None:
@@ -149,7 +150,8 @@ class TrtllmClient:
     async def _main(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._closing = asyncio.Event()
-        self._wakes: list[asyncio.Event] = []  # one event per poll; every submission sets all
+        # One event per poll, all of which every submission sets
+        self._wakes: list[asyncio.Event] = []
         async with asyncio.TaskGroup() as self._tasks:
             self._tasks.create_task(self._poll(self._llm.get_stats_async, _stats))
             if self._has_cache_events:
@@ -202,13 +204,13 @@ class TrtllmClient:
         iterate: Callable[[float], AsyncIterable[Any]],
         convert: Callable[[Any], Message | None],
     ) -> None:
-        """Read one of the engine's own streams for ever; `TrtllmApi.poll_s` explains the waits."""
+        """Read one of the engine's own streams forever, with the waits of `TrtllmApi.poll_s`."""
         wake = asyncio.Event()
         self._wakes.append(wake)
         while True:
             await wake.wait()
             if not self._results:
-                wake.clear()  # one more round for the last results; no further results follow
+                wake.clear()  # one more round for the last results, after which no results follow
             try:
                 # This runs in a thread, because over RPC this call itself waits for events.
                 async for item in await asyncio.to_thread(iterate, self._poll_s):

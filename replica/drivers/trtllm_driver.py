@@ -1,14 +1,14 @@
-"""The driver `trtllm` over a loaded engine; `replica.drivers.trtllm` loads it.
+"""Implements the driver `trtllm` over an engine that `replica.drivers.trtllm` has loaded.
 
 TensorRT-LLM schedules first come, first served. To preserve priorities and late decisions, requests
-wait in this driver: at most `sequences_max` requests are in the engine at a time, the most
+wait in this driver. At most `sequences_max` requests are in the engine at a time, the most
 important first, and only if their adapters fit into its slots. `step()` submits requests and
 collects results. It waits only briefly for results, so that the host can add new requests in
 between.
 
-The driver infers facts that TensorRT-LLM does not report: a sequence counts as admitted when it is
-submitted, and adapters as resident by the order of their use. docs/engines.md lists what is
-missing.
+The driver infers facts that TensorRT-LLM does not report. A sequence counts as admitted when it is
+submitted, and adapters as resident by the order of their use. docs/engines.md lists the missing
+features.
 """
 
 import itertools
@@ -52,7 +52,8 @@ from sluice.errors import ErrorCode
 
 log = logging.getLogger(__name__)
 
-_WAIT_S = 0.002  # seconds that a step waits for results: the longest delay of a new request
+# Seconds that a step waits for results, which is the longest delay of a new request
+_WAIT_S = 0.002
 _LOGPROBS_MAX = 20  # as in OpenAI's API
 _REASONS = {"stop": Finish.STOP, "length": Finish.LENGTH}
 
@@ -82,9 +83,9 @@ class TrtllmDriver:
             facts: Facts of the base.
             limits: Limits of the engine, which never change.
             options: Options with which the engine was loaded.
-            root: Hash chain root of sequences without a root of their own.
-            check_grammar: Raises RefusedError for a grammar that cannot be served; None: grammars
-                are not checked.
+            root: Root of the hash chain for sequences without an own root.
+            check_grammar: Function that raises RefusedError for a grammar that cannot be served, or
+                None if grammars are not checked.
             clock: Clock in seconds.
         """
         self._api = api
@@ -138,14 +139,15 @@ class TrtllmDriver:
         return bool(self._living or self._events.finished or self._client.has_messages)
 
     def add(self, request: SequenceRequest) -> None:
-        """Accept a sequence and its forks. Raises RefusedError if this engine cannot serve them."""
+        """Accept a sequence and its forks, or raise RefusedError if this engine cannot do so."""
         self._check(request)
         stop_ids = frozenset[int]()
         if not request.ignore_eos:
             stop_ids = request.stop_token_ids | self._facts.eos_ids
         leader = self._enter(request, stop_ids)
         for fork in request.forks:
-            # A fork is submitted when the leader's prompt is computed, and finds it in the cache.
+            # A fork is submitted when the leader's prompt is computed, and finds the prompt in the
+            # cache.
             sampling = replace(request.sampling, seed=fork.seed)
             own = replace(request, key=fork.key, sampling=sampling, forks=())
             sibling = self._enter(own, stop_ids)
@@ -155,7 +157,7 @@ class TrtllmDriver:
         self._waiting.push(leader)
 
     def check_grammar(self, request: SequenceRequest) -> None:
-        """Check a request's grammar, in any thread; may be slow the first time."""
+        """Check a request's grammar, in any thread, because the first check may be slow."""
         grammar = request.sampling.grammar
         if grammar is None or not self._capabilities.has_grammars:
             return
@@ -175,7 +177,7 @@ class TrtllmDriver:
             raise RefusedError(ErrorCode.INVALID_REQUEST, text, param="grammar") from None
 
     def cancel(self, key: int) -> None:
-        """End a sequence now; the next step reports the event."""
+        """End a sequence at once, which the next step reports."""
         sequence = self._living.get(key)
         if sequence is not None:
             if sequence.scratch:
@@ -183,7 +185,7 @@ class TrtllmDriver:
             self._finish(sequence, Finish.CANCELLED)
 
     def step(self) -> StepEvents:
-        """Submit requests and collect results; waits for results only briefly."""
+        """Submit requests and collect results, with a short wait for results."""
         self._hand_over()
         self._step_prompt_tokens = 0
         has_news = self._events.finished or not self._living
@@ -230,11 +232,11 @@ class TrtllmDriver:
         return list(self._cached)
 
     def read_adapter(self, digest: str, directory: Path) -> DirectoryAdapter:
-        """Check an adapter; TensorRT-LLM reads its directory later, so the directory must stay."""
+        """Check an adapter, whose directory must stay because TensorRT-LLM reads it later."""
         return read_directory_adapter(digest, directory, self._options.adapter_rank)
 
     def put_adapter(self, digest: str, adapter: Any) -> None:
-        """Register an adapter for sequences. Raises RefusedError if there is no memory for it."""
+        """Register an adapter for sequences, or raise RefusedError if there is no memory for it."""
         self._adapters.put(digest, adapter)
         self._directories[digest] = adapter
         held = {state.digest for state in self._adapters.states({})}
@@ -245,11 +247,11 @@ class TrtllmDriver:
         self._adapters.drop(digest)
 
     def has_adapter(self, digest: str) -> bool:
-        """Whether new sequences may name this adapter now."""
+        """Whether new sequences may use this adapter at present."""
         return self._adapters.has(digest)
 
     def adapters(self) -> list[AdapterState]:
-        """Return the adapters; those used most recently count as in slots."""
+        """Return the adapters, of which those used most recently count as in slots."""
         emitted: dict[str, int] = {}
         for sequence in self._living.values():
             digest = sequence.request.adapter_digest
@@ -290,7 +292,7 @@ class TrtllmDriver:
         return sequence
 
     def _hand_over(self) -> None:
-        """Submit waiting requests, the most important first, as far as there is room."""
+        """Submit waiting requests, the most important first, while the engine has room."""
         while (sequence := self._waiting.first()) is not None:
             if self._failure:
                 self._finish(sequence, Finish.FAILED, ErrorCode.ENGINE_FAILED, self._failure)
@@ -314,7 +316,7 @@ class TrtllmDriver:
         self._waiting.pop(sequence)
         if request.adapter_digest:
             self._adapters.acquire(request.adapter_digest)
-            # TensorRT-LLM loads adapters itself; the table only does the bookkeeping
+            # TensorRT-LLM loads adapters itself, so the table only counts them
             self._adapters.take_loads()
         sequence.admitted_at_s = now_s = self._clock()
         if not self._sent:
@@ -328,14 +330,14 @@ class TrtllmDriver:
             sequence.tokens.copy(),
             sampling,
             lora=lora,
-            # The root depends on base, adapter and tenant, so blocks are shared only if all are
-            # equal.
+            # The root depends on base, adapter and tenant, so blocks are shared only if all three
+            # are equal.
             cache_salt=request.cache_root.hex() if request.cache_root else None,
             trace=request.trace,
         )
 
     def _lora(self, digest: str) -> Any:
-        """Return the reference to an adapter for a request; None for the base."""
+        """Return the reference to an adapter for a request, or None for the base."""
         if not digest:
             return None
         directory = self._directories[digest].directory
@@ -399,7 +401,7 @@ class TrtllmDriver:
             self._finish(sequence, Finish.FAILED, ErrorCode.ENGINE_FAILED, text)
 
     def _is_own(self, error: Exception) -> bool:
-        """Whether an error concerns one request only, so that the engine continues."""
+        """Whether an error concerns only one request, so that the engine continues."""
         return isinstance(error, self._api.request_error | ValueError | TypeError)
 
     def _fail_all(self, message: str) -> None:
@@ -410,7 +412,7 @@ class TrtllmDriver:
             self._finish(sequence, Finish.FAILED, ErrorCode.ENGINE_FAILED, message)
 
     def _watch(self) -> None:
-        """Give up an engine that is silent although it has requests."""
+        """Declare an engine failed that is silent although it has requests."""
         silent_s = self._clock() - self._heard_at_s
         if self._sent and silent_s > self._options.silence_s_max:
             self._fail_all(f"TensorRT-LLM has said nothing for {silent_s:.0f} s")
@@ -465,8 +467,8 @@ def _output_tokens(sequence: ScheduledSequence) -> int:
 def _logprobs(key: int, token: int, found: Mapping[int, Any], wanted: int) -> TokenLogprobs:
     """Return the logprobs of one token.
 
-    Version 1.2 leaves out a sampled token that is not among the most probable tokens; the least
-    probable of these then gives the best known upper bound.
+    Version 1.2 leaves out a sampled token that is not among the most probable tokens. The least
+    probable of these is then the best known upper bound.
     """
     ranked = sorted(found.items(), key=lambda item: -item[1].logprob)
     own = found[token] if token in found else ranked[-1][1]

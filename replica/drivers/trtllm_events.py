@@ -1,12 +1,12 @@
-"""Translates TensorRT-LLM's KV cache events into the platform's events; pure.
+"""Translates TensorRT-LLM's KV cache events into the platform's events. Pure.
 
-TensorRT-LLM names cached blocks by hashes of its own. But its events carry the tokens of each block
-and the hash of the previous block, so the platform's chained hashes can be computed as well. Its
-events lack the other two inputs of a chain, adapter and tenant salt (1.2 leaves both out). The
-submitted requests replace them: the first block of a chain gets the root of the oldest request with
-these tokens whose root has no such block yet. Where two requests with equal beginnings and
-different roots overlap, this guess can swap the roots until the blocks are evicted. A router then
-expects a hit in the wrong place, and `cached_tokens` of the request corrects it.
+TensorRT-LLM names cached blocks by its own hashes. But its events contain the tokens of each block
+and the hash of the previous block. So the platform's chained hashes can be computed as well. Its
+events lack the other two inputs of a chain, adapter and tenant salt (1.2 leaves both out). So the
+root of the chain is guessed. The first block of a chain gets the root of the oldest request with
+these tokens whose root has no first block yet. If two requests with equal beginnings and different
+roots overlap, this guess can swap the roots until the blocks are evicted. A router then expects a
+hit at the wrong place, and `cached_tokens` of the request corrects this.
 """
 
 from array import array
@@ -27,12 +27,13 @@ class BlockTranslator:
     def __init__(self) -> None:
         # Tokens of a first block -> roots of requests that began with it, oldest first.
         self._roots: OrderedDict[bytes, list[bytes]] = OrderedDict()
-        # (window, their hash) -> our hash; None for blocks that are not full or of unknown root.
+        # (window, TensorRT-LLM's hash) -> platform's hash, or None for partial blocks and for
+        # unknown roots.
         self._hashes: dict[tuple[int, Any], bytes | None] = {}
-        self._holders: dict[bytes, int] = {}  # our hash -> number of their blocks with this hash
+        self._holders: dict[bytes, int] = {}  # platform's hash -> number of TensorRT-LLM's blocks
 
     def expect(self, prompt: Sequence[int], root: bytes) -> None:
-        """Record that a request with this prompt and root is about to be computed."""
+        """Record that a request with this prompt and root will be computed soon."""
         if len(prompt) < BLOCK_TOKENS:
             return
         beginning = _key(prompt[:BLOCK_TOKENS])
@@ -45,7 +46,7 @@ class BlockTranslator:
             self._roots.popitem(last=False)
 
     def apply(self, events: Iterable[Mapping[str, Any]]) -> dict[bytes, bool]:
-        """Return the changes in these events: our hash -> whether its block is cached now."""
+        """Return the changes in these events, as platform's hash -> whether its block is cached."""
         changed: dict[bytes, bool] = {}
         for event in events:
             data = event.get("data") or {}

