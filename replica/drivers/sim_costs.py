@@ -172,7 +172,7 @@ class ModelShape:
         return 2 * self.layers * self.kv_heads * self.head_dim * 2
 
 
-# SXM modules, from the vendor's data sheets; the peaks are those without sparsity.
+# SXM modules, from the vendor's data sheets. The peaks are those without sparsity.
 GPUS = {
     "a100": Gpu(312e12, 2.039e12, 80e9, 600e9),
     "h100": Gpu(989e12, 3.35e12, 80e9, 900e9),

@@ -1,8 +1,8 @@
-"""The adapters of an engine: in host memory within a byte budget, and in the slots of a batch.
+"""Tracks an engine's adapters, in host memory within a byte budget and in the slots of a batch.
 
-A slot is *busy* while running sequences use its adapter. Otherwise it is *idle*, and its adapter
-may be replaced by another, longest unused first. The table does only the bookkeeping:
-`StepPlan.loads` lists what the backend has to copy.
+A slot is *busy* while running sequences use its adapter. Otherwise the slot is *idle*, and its
+adapter may be replaced by another, longest unused first. The table only records the state, and
+`StepPlan.loads` lists the adapters that the backend has to copy.
 """
 
 from collections import OrderedDict
@@ -13,7 +13,7 @@ from replica.engine.plan import Adapter
 from replica.engine.types import AdapterState, RefusedError
 from sluice.errors import ErrorCode
 
-# Number of evicted adapters whose counters are kept in case the adapter returns.
+# Number of evicted adapters whose counters are stored in case the adapter returns.
 _FORGOTTEN_MAX = 4096
 
 
@@ -38,17 +38,17 @@ class AdapterTable:
     """The adapters in host memory, by digest."""
 
     def __init__(self, slots: int, memory_bytes: int) -> None:
-        """Make an empty table.
+        """Create an empty table.
 
         Args:
-            slots: Number of adapters in one batch; 0: no adapter can be served.
+            slots: Number of adapters in one batch, or 0 if no adapter can be served.
             memory_bytes: Largest number of bytes of all adapters in host memory together.
         """
         self.memory_bytes = memory_bytes
         self._used_bytes = 0
         self._entries: OrderedDict[str, _Entry] = OrderedDict()  # longest unused first
         self._slots: list[str | None] = [None] * slots
-        # adapters in idle slots; longest unused first
+        # adapters in idle slots, longest unused first
         self._idle: OrderedDict[str, None] = OrderedDict()
         self._empty = list(range(slots))[::-1]
         self._loads: list[tuple[int, Adapter]] = []
@@ -62,15 +62,15 @@ class AdapterTable:
 
     @property
     def resident(self) -> tuple[str, ...]:
-        """Digests of adapters in slots, sorted; the identical tuple until the digests change."""
+        """Digests of adapters in slots, sorted, as the identical tuple until the digests change."""
         return self._resident
 
     def put(self, digest: str, adapter: Adapter) -> None:
-        """Store an adapter in host memory; evicts unused adapters for it, longest unused first.
+        """Store an adapter in host memory, and evict unused adapters for it, longest unused first.
 
         Raises:
-            RefusedError: With UNSUPPORTED_PARAMETER if there are no slots, ADAPTER_INVALID if the
-                adapter is larger than the whole budget, ENGINE_BUSY if adapters in use fill the
+            RefusedError: With UNSUPPORTED_PARAMETER without slots, with ADAPTER_INVALID if the
+                adapter exceeds the whole budget, or with ENGINE_BUSY if adapters in use fill the
                 budget.
         """
         if not self._slots:
@@ -101,7 +101,7 @@ class AdapterTable:
         return entry is not None and not entry.is_dropped
 
     def states(self, emitted: Mapping[str, int]) -> list[AdapterState]:
-        """Return all adapters; `emitted` is the number of tokens by adapter of living sequences."""
+        """Return all adapters, where `emitted` has the tokens of living sequences by adapter."""
         return [
             AdapterState(
                 digest=digest,
@@ -135,7 +135,7 @@ class AdapterTable:
         self._entries[digest].usage.prompt_tokens += tokens
 
     def slot_of(self, digest: str) -> int | None:
-        """Return the slot that contains an adapter; None if the adapter is in no slot."""
+        """Return the slot that contains an adapter, or None if the adapter is in no slot."""
         entry = self._entries.get(digest)
         return None if entry is None else entry.slot
 
@@ -145,7 +145,7 @@ class AdapterTable:
         return bool(self._empty or self._idle)
 
     def least_busy_slot(self) -> int:
-        """Return the slot with the fewest running sequences; the table must have a slot."""
+        """Return the slot with the fewest running sequences, in a table with at least one slot."""
         running = [self._entries[digest].running if digest else 0 for digest in self._slots]
         return running.index(min(running))
 
@@ -179,7 +179,7 @@ class AdapterTable:
         return loads
 
     def redo_loads(self, loads: list[tuple[int, Adapter]]) -> None:
-        """Handle the failure of a step with these loads: adapters still in use are loaded again."""
+        """Load adapters of a failed step again, if they are still in use."""
         for slot, adapter in loads:
             digest = self._slots[slot]
             if digest is None:

@@ -1,6 +1,6 @@
 """Reads the configuration of a checkpoint, and refuses everything that the graph cannot compute.
 
-A field that a graph builder ignores gives wrong tokens, not an error. So each field of config.json
+A field that a graph builder ignores causes wrong tokens, not an error. So each field of config.json
 must be used, have no effect on inference, or have the only supported value.
 """
 
@@ -56,11 +56,11 @@ class Architecture:
 
     Attributes:
         has_qkv_bias: Whether the projections to query, key and value have a bias.
-        has_qk_norm: Whether each head of query and key goes through an RMS norm before the
+        has_qk_norm: Whether an RMS norm is applied to each head of query and key before the
             rotation.
-        required: Fields that must be present, because the reference implementation would otherwise
-            assume defaults of its own.
-        window: Fields that define layers with a sliding window; empty: no layer has a window.
+        required: Fields that must be present, because the reference implementation has its own
+            defaults for them.
+        window: Fields that define layers with a sliding window, or empty if no layer has a window.
     """
 
     has_qkv_bias: bool = False
@@ -89,7 +89,7 @@ class ModelConfig:
     """A dense decoder with RMS norms, rotary positions, grouped queries and SwiGLU.
 
     Attributes:
-        windows: Per layer, the number of tokens that a token attends to, including itself; 0: it
+        windows: Number of tokens per layer that a token attends to, including itself, or 0 if it
             attends to all tokens before it.
     """
 
@@ -111,7 +111,7 @@ class ModelConfig:
     def of(cls, config: Mapping[str, Any]) -> "ModelConfig":
         """Return the model described by config.json.
 
-        Raises ArtifactError that names unsupported fields.
+        Raises ArtifactError, which names the unsupported fields.
         """
         architecture = ARCHITECTURES.get(str(config.get("model_type")))
         if architecture is None:

@@ -1,4 +1,4 @@
-"""Reads the facts of a base artifact besides its weights: vocabulary, context and end ids."""
+"""Reads the facts of a base besides its weights, which are vocabulary, context and end ids."""
 
 import json
 import re
@@ -11,7 +11,7 @@ _ORDINARY = re.compile("Ġ?[A-Za-z]+")
 
 
 class ArtifactError(ValueError):
-    """An artifact cannot be served; the message names the file and the defect."""
+    """An artifact cannot be served. The message names the file and the defect."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +22,8 @@ class BaseFacts:
         vocabulary: Number of token ids.
         context_tokens: Largest number of tokens of a sequence that the base was trained for.
         eos_ids: Ids that end a sequence.
-        draft_tokens: Draft length that the base's authors recommend (`prompt_lookup_num_tokens`);
-            0: none.
+        draft_tokens: Draft length that the base's authors recommend (`prompt_lookup_num_tokens`),
+            or 0 without one.
     """
 
     vocabulary: int
@@ -35,7 +35,7 @@ class BaseFacts:
 def read_json(path: Path) -> dict[str, Any]:
     """Return the object in a JSON file.
 
-    Raises ArtifactError if the file is missing or no object.
+    Raises ArtifactError if the file is missing or its content is not an object.
     """
     try:
         document = json.loads(path.read_bytes())
@@ -73,7 +73,7 @@ def read_base_facts(directory: Path) -> BaseFacts:
 
 
 def ordinary_token_ids(directory: Path, vocabulary: int) -> list[int]:
-    """Return the ids whose text is an English word or part of one; never a special token.
+    """Return the ids whose text is an English word or part of one, without special tokens.
 
     If the tokenizer has no such ids, the function returns every id of the vocabulary except the
     first sixteenth, where special tokens usually are.

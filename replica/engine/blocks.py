@@ -1,16 +1,16 @@
-"""The pool of KV blocks, with their reference counts and the prefix cache.
+"""Manages the pool of KV blocks, with their reference counts and the prefix cache.
 
-A block is in exactly one state. *Free*: without content. *Idle*: not in use, but its content can be
-found by its hash. *Kept*: idle and pinned, so it must not be evicted. *Held*: used by one or more
-sequences. Full blocks are never written again, so several holders can share them. The pool has only
-block numbers; the driver has the KV values.
+A block is in exactly one of four states. A *free* block has no content. An *idle* block is not in
+use, but its content can be found by its hash. A *kept* block is idle and pinned, so it must not be
+evicted. A *held* block is used by one or more sequences. Full blocks are never written again, so
+several holders can share them. The pool has only block numbers, and the driver has the KV values.
 """
 
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
 from math import inf
 
-# Share of the pool that may be pinned; the rest must suffice for running sequences.
+# Share of the pool that may be pinned, since the rest must suffice for running sequences.
 PINNED_RATIO_MAX = 0.5
 PIN_S = 3600.0  # seconds that a pin lasts after the last use of the block
 
@@ -32,7 +32,7 @@ class BlockPool:
         self._events: dict[bytes, bool] = {}
 
     def resize(self, count: int) -> None:
-        """Replace the pool by `count` free blocks; no block may be held."""
+        """Replace the pool by `count` free blocks, while no block is held."""
         assert not any(self._holders), "blocks are held"
         for key in self._block_of:
             self._events[key] = False
@@ -46,7 +46,7 @@ class BlockPool:
 
     @property
     def available(self) -> int:
-        """Number of blocks that `take` can return: free and idle blocks."""
+        """Number of blocks that `take` can return, which are free or idle."""
         return len(self._free) + len(self._idle)
 
     @property
@@ -65,9 +65,9 @@ class BlockPool:
         return bool(self._events)
 
     def take(self) -> int | None:
-        """Return a block for one holder; evicts the oldest idle block if necessary.
+        """Return a block for one holder, after evicting the oldest idle block if necessary.
 
-        None: all are held.
+        The result is None if all blocks are held or pinned.
 
         The previous content of the block is lost.
         """
@@ -104,15 +104,15 @@ class BlockPool:
         return block
 
     def hold(self, blocks: Iterable[int]) -> None:
-        """Add one holder to each block; each must have a holder already."""
+        """Add one holder to each block, which must have a holder already."""
         for block in blocks:
             assert self._holders[block] > 0, block
             self._holders[block] += 1
 
     def publish(self, block: int, key: bytes) -> None:
-        """Make a full block findable by its hash.
+        """Enter a full block into the cache under its hash.
 
-        If another block with equal content is findable already, that block stays the findable one.
+        If another block with equal content is cached already, that block remains the cached one.
         """
         assert self._holders[block] > 0, block
         if key not in self._block_of:
@@ -124,9 +124,9 @@ class BlockPool:
     def release(self, blocks: Iterable[int]) -> None:
         """Remove one holder from each block.
 
-        The caller lists the blocks of a chain first to last. They become idle last to first, so
-        that the tail of a chain is evicted before its head: the head serves more prompts, and the
-        tail is useless without it.
+        The caller lists the blocks of a chain first to last. The blocks become idle last to first,
+        so that the tail of a chain is evicted before its head. The head serves more prompts, and
+        the tail is useless without the head.
         """
         for block in reversed(list(blocks)):
             left = self._holders[block] - 1
@@ -144,8 +144,8 @@ class BlockPool:
         """Protect cached blocks from eviction until `until_s`, which replaces an earlier expiry.
 
         Returns:
-            Number of leading blocks that are cached and pinned now: 0 if `until_s` is past, and
-                fewer than all if PINNED_RATIO_MAX is reached.
+            Number of leading blocks that are now cached and pinned, which is 0 if `until_s` is
+                past, and fewer than all if PINNED_RATIO_MAX is reached.
         """
         self.expire_pins(now_s)
         blocks = [self._block_of[key] for key in hashes[: self.find(hashes)[0]]]
@@ -182,7 +182,7 @@ class BlockPool:
                 self._idle[block] = None
 
     def drain_events(self) -> dict[bytes, bool]:
-        """Return the changes since the last call: hash -> whether its block is cached now."""
+        """Return the changes since the last call, as hash -> whether its block is cached now."""
         events, self._events = self._events, {}
         return events
 
@@ -191,7 +191,7 @@ class BlockPool:
         return key in self._block_of
 
     def cached(self) -> list[bytes]:
-        """Return the hashes of all findable blocks."""
+        """Return the hashes of all cached blocks."""
         return list(self._block_of)
 
     def check(self) -> None:

@@ -19,7 +19,7 @@ from replica.engine.safetensors import (
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 _FLOATS = (np.dtype(np.float32), np.dtype(np.float16), BFLOAT16)
-# Suffix of tables that older checkpoints contain although they follow from config.json.
+# Suffix of tensors that older checkpoints contain although config.json determines them.
 _DERIVED = "rotary_emb.inv_freq"
 
 
@@ -29,7 +29,7 @@ class Weight:
 
     Attributes:
         values: Values as float32, float16, `BFLOAT16`, or int8 with a scale.
-        scale: Scale of int8 values, one per row: float32 [rows].
+        scale: Scale of int8 values, one per row, as float32 [rows].
     """
 
     values: Array
@@ -92,7 +92,7 @@ def _shards(directory: Path) -> list[str]:
 
 
 def join_scales(tensors: Mapping[str, Array]) -> dict[str, Weight]:
-    """Return the weights by name; INT8 weights are combined with their scales.
+    """Return the weights by name, where INT8 weights are combined with their scales.
 
     Raises:
         ArtifactError: A type is not supported, or an INT8 matrix has no scale per row.

@@ -1,7 +1,7 @@
-"""A driver made of the scheduler and a backend that computes steps.
+"""Implements a driver that consists of the scheduler and a backend that computes steps.
 
-Engines differ only in their backend, which gets a plan and returns the new tokens of the sampled
-sequences. A backend that fails a step ends the sequences of that step and no others.
+Engines differ only in their backend, which receives a plan and returns the new tokens of the
+sampled sequences. A step that the backend fails ends only its own sequences.
 """
 
 from collections.abc import Callable, Sequence
@@ -39,7 +39,7 @@ class ScheduledEngine:
         *,
         draft_tokens: int = 0,
     ) -> None:
-        """Connect scheduler and backend; `draft_tokens` is the default length of a draft."""
+        """Connect scheduler and backend, where `draft_tokens` is the default length of a draft."""
         self._draft_tokens = draft_tokens
         slots = backend.capabilities.adapter_slots
         assert scheduler.adapters.slots == slots, (scheduler.adapters.slots, slots)
@@ -114,8 +114,8 @@ class ScheduledEngine:
             except StepFailedError as error:
                 self._scheduler.fail(plan, str(error))
             except MemoryError as error:
-                # A memory error is no bug: a smaller batch may fit, or this batch when others have
-                # ended.
+                # A memory error is no bug. A smaller batch may fit, or the same batch after other
+                # sequences have ended.
                 self._scheduler.fail(plan, f"no memory for a step of {plan.tokens} tokens: {error}")
             else:
                 now_s = self._clock()
@@ -149,7 +149,7 @@ class ScheduledEngine:
         self._scheduler.adapters.drop(digest)
 
     def has_adapter(self, digest: str) -> bool:
-        """Whether new sequences may name this adapter now."""
+        """Whether new sequences may use this adapter at present."""
         return self._scheduler.adapters.has(digest)
 
     def adapters(self) -> list[AdapterState]:
@@ -169,7 +169,7 @@ class ScheduledEngine:
         return KvBlocks(self._backend.block_layout, found, tuple(data))
 
     def import_blocks(self, blocks: KvBlocks) -> int:
-        """Put blocks into the cache where there is room; return how many leading blocks are cached.
+        """Add blocks to the cache where there is room, and return how many leading ones are cached.
 
         Imported blocks use free blocks and evict idle blocks, but never pinned blocks or blocks in
         use.
@@ -177,7 +177,8 @@ class ScheduledEngine:
         self._check_transfer()
         _check_blocks(blocks, self._backend.block_layout)
         pool = self._scheduler.pool
-        # Blocks that are cached already are held first, so that taking blocks does not evict them.
+        # Blocks that are cached already are held first, so that they are not evicted for the new
+        # blocks.
         held = {key: pool.share(key) for key in blocks.hashes if pool.has(key)}
         taken: dict[bytes, int] = {}
         data: list[bytes] = []
@@ -198,7 +199,10 @@ class ScheduledEngine:
         return pool.find(blocks.hashes)[0]
 
     def sleep(self, blocks: int) -> bool:
-        """Free all KV memory but `blocks` blocks; False if the engine has work or cannot sleep."""
+        """Free all KV memory but `blocks` blocks, or return False if that is impossible.
+
+        The engine cannot sleep while it has work, or if its backend cannot free memory.
+        """
         backend = self._backend
         if not isinstance(backend, ResizableBackend) or self.has_work:
             return False
@@ -207,12 +211,12 @@ class ScheduledEngine:
         return True
 
     def restored(self) -> Any:
-        """Allocate and return KV memory of full size; any thread may call it."""
+        """Allocate and return KV memory of full size. Any thread may call this."""
         assert isinstance(self._backend, ResizableBackend)
         return self._backend.allocated(self.limits.kv_blocks)
 
     def wake(self, memory: Any) -> None:
-        """Use the given memory for all KV blocks again; no sequence may be running."""
+        """Use the given memory for all KV blocks again, while no sequence is running."""
         assert isinstance(self._backend, ResizableBackend)
         self._backend.use(memory)
         self._scheduler.pool.resize(self.limits.kv_blocks)

@@ -1,7 +1,7 @@
-"""The interface of all engines.
+"""Defines the interface of all engines.
 
 A driver owns sequences from `add` until their `FinishedEvent`. One thread calls `step()`, and the
-driver never calls back. `tests/contract/test_drivers.py` is the contract that every driver passes.
+driver never calls back. `tests/contract/test_drivers.py` tests every driver for this contract.
 """
 
 from collections.abc import Sequence
@@ -43,21 +43,21 @@ class Driver(Protocol):
         ...
 
     def add(self, request: SequenceRequest) -> None:
-        """Accept a sequence; it and each of its forks end with one `FinishedEvent` each.
+        """Accept a sequence, which ends with one `FinishedEvent`, as does each of its forks.
 
-        `put_adapter` must have been called with the sequence's adapter before.
+        The sequence's adapter must have been stored by `put_adapter` before.
 
         Raises:
-            RefusedError: The request is not valid for this engine; the driver accepted nothing.
+            RefusedError: The request is not valid for this engine, and no part of it was accepted.
         """
         ...
 
     def cancel(self, key: int) -> None:
-        """End a sequence at the next step; unknown keys are ignored."""
+        """End a sequence at the next step, unless the key is unknown."""
         ...
 
     def step(self) -> StepEvents:
-        """Compute one step for all running sequences, and return its events; blocks until then."""
+        """Compute one step for all running sequences, and return its events. Blocks until then."""
         ...
 
     def load(self) -> EngineLoad:
@@ -65,24 +65,24 @@ class Driver(Protocol):
         ...
 
     def cached_blocks(self) -> list[bytes]:
-        """Return the hashes of all cached blocks: the sum of all `StepEvents.kv` so far."""
+        """Return the hashes of all cached blocks, as reported by all `StepEvents.kv` so far."""
         ...
 
     def read_adapter(self, digest: str, directory: Path) -> Any:
-        """Read and check an adapter; may be slow.
+        """Read and check an adapter, which may be slow.
 
-        Any thread may call this method, and only this method.
+        Any thread may call this method.
 
         Returns:
             The adapter in the form that `put_adapter` expects.
 
         Raises:
-            RefusedError: This base cannot serve the adapter; the message gives the reason.
+            RefusedError: This base cannot serve the adapter. The message has the reason.
         """
         ...
 
     def put_adapter(self, digest: str, adapter: Any) -> None:
-        """Store an adapter in host memory, so that sequences may name it from now on; quick.
+        """Store an adapter in host memory quickly, so that sequences may use it from now on.
 
         Unused adapters are evicted to make room, longest unused first.
 
@@ -92,14 +92,14 @@ class Driver(Protocol):
         ...
 
     def drop_adapter(self, digest: str) -> None:
-        """Drop an adapter as soon as its last sequence has ended; unknown adapters are ignored.
+        """Drop an adapter as soon as its last sequence has ended, unless it is unknown.
 
         `has_adapter` returns false from this call on.
         """
         ...
 
     def has_adapter(self, digest: str) -> bool:
-        """Whether new sequences may name this adapter now."""
+        """Whether new sequences may use this adapter at present."""
         ...
 
     def adapters(self) -> list[AdapterState]:
@@ -115,7 +115,7 @@ class Driver(Protocol):
         ...
 
     def import_blocks(self, blocks: KvBlocks) -> int:
-        """Put blocks into the cache; return how many of them, from the first on, are cached now.
+        """Add blocks to the cache, and return how many leading ones are cached now.
 
         The caller must have verified that contents and hashes match.
 
@@ -130,11 +130,14 @@ class Sleeper(Protocol):
     """A driver that can free its KV memory and allocate it again while the weights stay loaded."""
 
     def sleep(self, blocks: int) -> bool:
-        """Drop all KV contents and free all memory but `blocks` blocks; False if there is work."""
+        """Drop all KV contents and free all memory but `blocks` blocks.
+
+        False while there is work.
+        """
         ...
 
     def restored(self) -> Any:
-        """Allocate and return KV memory for `wake`; slow, and any thread may call it.
+        """Allocate and return KV memory for `wake`, slowly and in any thread.
 
         Raises:
             MemoryError: There is not enough memory.
@@ -142,7 +145,7 @@ class Sleeper(Protocol):
         ...
 
     def wake(self, memory: Any) -> None:
-        """Use the given memory for all KV blocks again; call only while `has_work` is false."""
+        """Use the given memory for all KV blocks again, only while `has_work` is false."""
         ...
 
 
@@ -151,9 +154,9 @@ class ChecksGrammars(Protocol):
     """A driver that can compile a request's grammar early, so that `add` is quick."""
 
     def check_grammar(self, request: SequenceRequest) -> None:
-        """Compile the grammar of a request that is about to be added; any thread may call it.
+        """Compile the grammar of a request before the request is added, in any thread.
 
         Raises:
-            RefusedError: The grammar cannot be used; the message gives the reason.
+            RefusedError: The grammar cannot be used. The message has the reason.
         """
         ...

@@ -1,7 +1,7 @@
 """Turns the output of a computed step into events, and appends the new tokens to the sequences.
 
-Most sequences get one token and nothing else, so the common step is one pass over two columns. Runs
-of tokens (accepted drafts), failures and logprobs cost time only in steps that have them.
+Most sequences have one new token and nothing else, so the common step is one pass over two columns.
+Runs of tokens (accepted drafts), failures and logprobs cost time only in steps that have them.
 """
 
 from collections.abc import Iterable, Mapping
@@ -22,7 +22,7 @@ def emit(
     failed sequence is emitted.
 
     Returns:
-        The sequences that have ended; and pairs of a sequence and the number of its tokens beyond
+        The sequences that have ended, and pairs of a sequence and the number of its tokens after
         the first, if it has any.
     """
     if output.failed:
@@ -71,7 +71,7 @@ def report_prompts(
 def _extend(
     sampled: list[ScheduledSequence], more: Mapping[int, list[int]], ended: Ended
 ) -> dict[int, int]:
-    """Append the tokens after the first ones; return index -> number of them, where not zero."""
+    """Append the tokens after the first ones, and return their numbers by index, without zeros."""
     runs: dict[int, int] = {}
     for index in sorted(more):
         sequence = sampled[index]

@@ -1,7 +1,7 @@
-"""Compiled grammars, which compute the tokens that may follow in a constrained answer.
+"""Compiles grammars, and computes the tokens that may follow in a constrained answer.
 
-Besides `replica.engine.grammar_source`, which reads the text of grammars, this is the only module
-that uses llguidance.
+This module and `replica.engine.grammar_source`, which reads the text of grammars, are the only ones
+that use llguidance.
 """
 
 from collections import OrderedDict
@@ -30,7 +30,7 @@ from replica.engine.types import Grammar
 Words = npt.NDArray[np.int32]
 
 _PROBES = 3
-# bounds of the cache; a compiled grammar takes 60 KB to 30 MB
+# bounds of the cache, since a compiled grammar needs 60 KB to 30 MB
 _CACHE_ENTRIES, _CACHE_TEXT_BYTES = 256, 1 << 20
 
 
@@ -49,7 +49,7 @@ class Matcher:
 
     @property
     def inner(self) -> LLMatcher:
-        """The matcher of llguidance, as the executor needs it."""
+        """The matcher of llguidance, which its executor requires."""
         return self._matcher
 
     def copy(self) -> "Matcher":
@@ -57,10 +57,10 @@ class Matcher:
         return Matcher(self._matcher.deep_copy(), self._eos_ids, self._text_mask)
 
     def advance(self, tokens: Sequence[int]) -> None:
-        """Advance by emitted tokens; a token that the grammar excludes leaves an `error`.
+        """Advance by emitted tokens, where a token that the grammar excludes sets `error`.
 
-        End tokens are skipped, because they are no text: where one did not end the sequence, more
-        may follow.
+        End tokens are skipped, because they are not text. If an end token did not end the sequence,
+        more tokens may follow.
         """
         text = [token for token in tokens if token not in self._eos_ids]
         if text and not self._matcher.is_error():
@@ -68,23 +68,23 @@ class Matcher:
 
     @property
     def error(self) -> str:
-        """Reason why the sequence cannot continue; empty while it can."""
+        """Reason why the sequence cannot continue, or empty while it can."""
         if not self._matcher.is_error():
             return ""
         return shortened(self._matcher.get_error()) or "a token does not follow from the grammar"
 
 
 class GrammarCompiler:
-    """Compiles each grammar once for one tokenizer; any thread may use it."""
+    """Compiles each grammar once for one tokenizer, in any thread."""
 
     def __init__(
         self, tokenizer_json: Path, vocabulary: int, eos_ids: Iterable[int], *, threads: int = 1
     ) -> None:
-        """Prepare to compile; the tokenizer is read when the first grammar is compiled.
+        """Prepare to compile. The tokenizer is read when the first grammar is compiled.
 
         Args:
             tokenizer_json: The base's tokenizer.json.
-            vocabulary: Number of columns of the logits; may be larger than the tokenizer's
+            vocabulary: Number of columns of the logits, which may exceed the tokenizer's
                 vocabulary.
             eos_ids: Ids that end an answer.
             threads: Number of threads that fill the masks of a step while the graph runs.
@@ -98,8 +98,8 @@ class GrammarCompiler:
         self._executor: LLExecutor | None = None
         self._cache: OrderedDict[Grammar, LLMatcher] = OrderedDict()
         self._cache_text_bytes = 0
-        # One bit per token. `eos_mask`: the token ends an answer. `text_mask`: the token is text,
-        # neither special nor beyond the tokenizer.
+        # One bit per token. `eos_mask` has the tokens that end an answer. `text_mask` has the
+        # tokens that are text, neither special nor beyond the tokenizer.
         self.eos_mask = self.text_mask = np.zeros(0, np.int32)
 
     @property
@@ -120,13 +120,13 @@ class GrammarCompiler:
         return Matcher(matcher, self.eos_ids, self._text_mask(grammar))
 
     def fill(self, entries: Sequence[tuple[Matcher, int, list[int]]], rows: int) -> Words:
-        """Return one bit per token that may follow; end tokens only where the text may end.
+        """Return one bit per token that may follow, with end tokens only where the text may end.
 
         Args:
-            entries: (matcher, row, draft): `row` gets the mask of the next token, the rows after it
-                get the masks of the tokens after each token of the draft. After a draft token that
-                the grammar excludes, every token is permitted.
-            rows: Number of rows; the result has the shape (rows, words).
+            entries: Tuples (matcher, row, draft). `row` gets the mask of the next token, and the
+                rows after it the masks of the tokens after each token of the draft. After a draft
+                token that the grammar excludes, every token is permitted.
+            rows: Number of rows of the result, whose shape is (rows, words).
         """
         size = self._load().vocab_size
         assert self._executor is not None
@@ -140,7 +140,7 @@ class GrammarCompiler:
         return np.ascontiguousarray(masks[:, : len(self.eos_mask)])
 
     def load(self) -> None:
-        """Read the tokenizer now instead of at the first grammar: 0.1 s, or 1 s for 128k tokens."""
+        """Read the tokenizer before the first grammar, in 0.1 s, or 1 s for 128k tokens."""
         self._load()
 
     def _load(self) -> LLTokenizer:
@@ -216,9 +216,8 @@ def _bits(masks: Words) -> npt.NDArray[np.uint8]:
 
 
 def _limits() -> LLParserLimits:
-    # With these limits a step of a hostile grammar takes some ten milliseconds and its tables some
-    # 30 MB, and `(a{1000}){1000}` is refused after 0.3 s instead of 4 s with a million lexer
-    # states.
+    # With these limits, a step of a hostile grammar needs some ten milliseconds and its tables some
+    # 30 MB. `(a{1000}){1000}` is refused after 0.3 s instead of 4 s with a million lexer states.
     return LLParserLimits(
         initial_lexer_fuel=200_000,
         step_lexer_fuel=100_000,

@@ -1,8 +1,8 @@
 """Finds the numbers of a schema that llguidance would change, and their replacements. Pure.
 
-llguidance stores each number as a float. Whole numbers become 64-bit integers; the least of these,
-which also replaces lower numbers, overflows its stack. Other numbers are compared as text, by their
-shortest digits.
+llguidance stores each number as a float. Whole numbers become 64-bit integers. The least of these
+integers, which also replaces lower numbers, overflows its stack. Other numbers are compared as
+text, by their shortest digits.
 """
 
 import math
@@ -12,11 +12,12 @@ from typing import Any
 
 _EXACT_MAX = 1 << 53  # from here on, not every whole number is a float
 _KEPT_MAX = (1 << 63) - (1 << 10)  # the greatest float that is a 64-bit integer
-# Distance by which an exclusive whole bound of fractional numbers is moved away from 0: where the
-# other bound is less than 1 away, the compiler would permit the bound itself. From some 10,000 on,
-# the distance between adjacent floats is greater than this.
+# Distance by which an exclusive whole bound of fractional numbers is moved away from 0. Otherwise
+# the compiler would permit the bound itself if the other bound is less than 1 away. From about
+# 10,000 on, the distance between adjacent floats is greater.
 _STEP = 1e-12
-# Bound -> side that it permits (1: greater), and the keyword that excludes the bound itself.
+# Bound -> side that it permits (1 for greater numbers), and the keyword that excludes the bound
+# itself.
 _BOUNDS = {
     "minimum": (1, "exclusiveMinimum"),
     "exclusiveMinimum": (1, None),
@@ -26,18 +27,18 @@ _BOUNDS = {
 
 
 def read_float(text: str) -> float:
-    """Return a number, exactly if whole, because the compiler reads exponents inexactly."""
+    """Return a number, exactly if it is whole, because the compiler reads exponents inexactly."""
     value = float(text)
     return int(value) if value.is_integer() and is_kept(value) else value
 
 
 def is_kept(constant: float) -> bool:
-    """Return whether the compiler keeps a number unchanged."""
+    """Return whether the compiler leaves a number unchanged."""
     return abs(constant) <= _KEPT_MAX and float(constant) == constant
 
 
 def overflows(constant: float) -> bool:
-    """Return whether a number would crash the process if the compiler read it as a whole number."""
+    """Return whether the compiler would overflow its stack if it read a number as whole."""
     return constant < -_KEPT_MAX
 
 
@@ -47,7 +48,7 @@ def numeric_bounds(schema: dict[str, Any]) -> dict[str, float]:
 
 
 def changed_bounds(schema: dict[str, Any]) -> Iterable[tuple[str, float | None]]:
-    """Yield bounds that the compiler would change, and replacements (None: `nearest_bound`)."""
+    """Yield bounds that the compiler would change, with replacements, or None without one."""
     types = schema.get("type", "number")
     types = types if isinstance(types, list) else [types]
     is_whole = "number" not in types
@@ -67,11 +68,11 @@ def changed_bounds(schema: dict[str, Any]) -> Iterable[tuple[str, float | None]]
 
 
 def nearest_bound(value: float, side: int, *, is_open: bool, is_whole: bool) -> int | None:
-    """Return the nearest bound that permits no additional number; None if there is none.
+    """Return the nearest bound that permits no additional number, or None if there is none.
 
     Args:
         value: Number from 2^53 on.
-        side: Permitted side: 1 for greater numbers, -1 for lesser numbers.
+        side: Permitted side, 1 for greater numbers and -1 for lesser numbers.
         is_open: Whether the bound itself is excluded.
         is_whole: Whether the numbers are whole, so that digits after the point are ignored.
     """

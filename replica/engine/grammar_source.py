@@ -1,10 +1,10 @@
 """Reads the text of a grammar, and refuses unsafe text before it is compiled.
 
-A grammar is foreign text, and llguidance bounds neither its time nor its stack: a chain of a
+A grammar is foreign text, and llguidance bounds neither its time nor its stack. A chain of a
 thousand references crashes the process, and a large `multipleOf` never ends. So the text is checked
-first. An accepted text typically compiles in one or two milliseconds, in 0.2 s if it is large, and
-in less than two seconds at worst (a product of many `anyOf` in one `allOf`, which is then refused).
-The worst step takes 30 ms, and a few such steps end the answer with an error.
+first. An accepted text typically compiles in one or two milliseconds, or in 0.2 s if it is large.
+The worst case is below two seconds, for a product of many `anyOf` in one `allOf`, which is then
+refused. The slowest step needs 30 ms, and a few of these steps end the answer with an error.
 """
 
 import json
@@ -33,34 +33,34 @@ _TEXT_BYTES_MAX = {
     GrammarKind.JSON: 0,
     GrammarKind.JSON_SCHEMA: 65_536,
     GrammarKind.CHOICE: 65_536,
-    GrammarKind.REGEX: 8_192,  # a step of a long expression takes 0.3 ms per KiB
+    GrammarKind.REGEX: 8_192,  # a step of a long expression needs 0.3 ms per KiB
     GrammarKind.EBNF: 16_384 + 65_536,
 }
-# bytes per grammar in Lark's syntax: of its rules, of its schemas
+# largest number of bytes of the rules, and of the schemas, in a grammar in Lark's syntax
 _LARK_BYTES_MAX, _SCHEMAS_BYTES_MAX = 16_384, 65_536
 # characters per string in a schema or a choice, for the reason that limits a regex
 _STRING_CHARACTERS_MAX = 4_096
-# Limits on nesting, because the compiler descends through references and rules on the stack. With 8
-# MiB of stack it survives 3,000 to 4,000 levels of a schema, and chains of 2,000 rules.
+# Limits on nesting, because the compiler follows references and rules on the stack. With 8 MiB of
+# stack it survives 3,000 to 4,000 levels of a schema, and chains of 2,000 rules.
 _LEVELS_MAX = 1_000
 _RULES_MAX = 500
-# Optional properties of one object. The parser gives up at about this number, after a time that
-# grows with its square: 150 ms.
+# Optional properties of one object. The parser aborts at about this number, after 150 ms, a time
+# that grows with the square of the number.
 _OPTIONAL_MAX = 500
-_PATTERNS_MAX = 20  # patterns are compared pairwise, and 400 patterns took far too long
-# states of the automaton of a multiple, which equal the multiple; 10,000 take 40 ms
+_PATTERNS_MAX = 20  # patterns are compared pairwise, and 400 patterns were far too slow
+# states of the automaton of a multiple, which equal the multiple, and 10,000 need 40 ms
 _MULTIPLE_MAX = 10_000
 _CONSTANTS = ("const", "enum")
 # Keywords whose values map names to schemas.
 _NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _DIRECTIVES = re.compile(r"%\s*(json|regex|lark|llguidance)")
-# The keyword for how JSON is formatted, which is the gateway's decision and no schema's.
+# The keyword for the format of JSON, which the gateway decides, not the schema.
 _OPTIONS_KEY, _OPTIONS_CHARACTERS_MAX = "x-guidance", 200
 # Special tokens are written by number, because a name could be part of what looks like text.
 _TOKEN = re.compile(r"<\[([0-9]{1,7})\]>")
 _UNQUOTABLE = re.compile("[\x00-\x1f\ud800-\udfff]")
-# Optional spaces only after commas and colons: with free spacing a weak model would emit spaces
-# endlessly, and without the usual spaces, which it learned, its answers get worse.
+# Optional spaces are permitted only after commas and colons. With free spacing, a weak model would
+# emit spaces endlessly. Without the usual spaces, which it has learned, its answers become worse.
 _SPACED: Any = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
 _MESSAGE_CHARACTERS = 300
 # llguidance appends lines of the grammar, or its state, to its messages, and prepends the place.
@@ -70,7 +70,7 @@ _LITERAL = re.compile(r'"(?:[^"\\\n]|\\.)*"')
 
 
 def grammar_source(grammar: Grammar) -> str:
-    """Return the grammar in llguidance's form. Raises RefusedError if compiling it is not safe."""
+    """Return the grammar in llguidance's form. Raises RefusedError if its compilation is unsafe."""
     _check_size(grammar)
     kind, text = grammar.kind, grammar.text
     if kind is GrammarKind.JSON:
@@ -89,8 +89,8 @@ def grammar_source(grammar: Grammar) -> str:
         return LLMatcher.grammar_from_lark(_choice(grammar, document))
     _check_schema(grammar, document)
     try:
-        # The parsed schema is compiled, not the text, because with duplicate keys the two could
-        # differ.
+        # The parsed schema is compiled instead of the text, because the two could differ if keys
+        # are duplicate.
         return LLMatcher.grammar_from_json_schema(json.dumps(document | {_OPTIONS_KEY: _SPACED}))
     # Python's JSON reader accepts NaN and surrogates, which llguidance does not
     except ValueError as error:
@@ -98,7 +98,7 @@ def grammar_source(grammar: Grammar) -> str:
 
 
 def refused(grammar: Grammar, reason: str) -> RefusedError:
-    """Return the error that gives a client the reason."""
+    """Return the error that reports the reason to a client."""
     message = f"the grammar ({grammar.kind.value}) cannot be used: {reason}"
     return RefusedError(ErrorCode.INVALID_REQUEST, message, param="grammar")
 
@@ -109,7 +109,7 @@ def shortened(message: str) -> str:
 
 
 def located(grammar: Grammar, message: str) -> str:
-    """Return a message whose place the caller can find: a rule's literal, not a line."""
+    """Return a message with a place that the caller can find, a literal instead of a line."""
     message = shortened(message)
     place = _PLACE.match(message)
     if place is None:
@@ -158,12 +158,12 @@ def named_tokens(grammar: Grammar) -> frozenset[int]:
 
 
 def _checked_lark(grammar: Grammar) -> str:
-    """Return a grammar in Lark's syntax after all checks, with its schemas as they were checked."""
+    """Return a grammar in Lark's syntax after all checks, with its schemas as checked."""
     try:
         lark = read_lark(grammar.text)
     except (ValueError, RecursionError) as error:
         raise refused(grammar, f"a schema in it is not JSON: {error}") from None
-    # an unclosed string would make the compiler read the rest as text
+    # an unclosed string would cause the compiler to read the rest as text
     if lark.is_open or "/" in lark.bare:
         raise refused(grammar, "a string or an expression is not closed on its line")
     if "<" in _TOKEN.sub("", lark.bare):
@@ -207,14 +207,14 @@ class _Place(Enum):
 
 @dataclass(slots=True)
 class _Survey:
-    """The features of a schema that decide the cost of compiling it.
+    """The features of a schema that determine the cost of compiling it.
 
     Attributes:
         depth: Levels of nested objects and arrays.
         optional: Sum over all objects of the square of their number of optional properties.
         patterns: Sum over all objects of the square of their number of `patternProperties`.
         string: Length of the longest string.
-        bounds: (object, key, number) where the number must replace the bound in the schema.
+        bounds: Tuples (object, key, number), where the number must replace the bound in the schema.
         lost: Numbers that the compiler would change, and that have no replacement.
     """
 
@@ -228,7 +228,7 @@ class _Survey:
     lost: list[float] = field(default_factory=list[float])
 
     def add(self, node: Any, place: _Place) -> Iterable[tuple[Any, _Place]]:
-        """Record one node; return the nodes below it, with their places."""
+        """Record one node, and return the nodes below it, with their places."""
         if isinstance(node, str):
             self.string = max(self.string, len(node))
         if isinstance(node, int | float):
@@ -275,7 +275,7 @@ def _survey(document: Any) -> _Survey:
 
 
 def _check_schema(grammar: Grammar, document: Any) -> None:
-    """Refuse schemas that are too costly to compile; replace inexact bounds in place."""
+    """Refuse schemas that are too costly to compile, and replace inexact bounds in place."""
     if not isinstance(document, dict):
         raise refused(grammar, "a schema is a JSON object")
     survey = _survey(document)
@@ -322,7 +322,7 @@ def _mapping(value: Any) -> dict[str, Any]:
 
 
 def _number(value: Any) -> list[Fraction]:
-    """Return a list with the exact value of a number; empty if it is no finite number, or 0."""
+    """Return a list with the exact value of a number, or empty if it is not finite, or 0."""
     if isinstance(value, float) and math.isfinite(value) and value:
         return [Fraction(str(value))]
     return [Fraction(value)] if type(value) is int and value else []

@@ -33,7 +33,7 @@ _WINDOW_INPUT = 10  # index of the window among the inputs of the paged attentio
 class Base:
     """A checked base artifact, whose weights are views of memory-mapped files.
 
-    Compiled graphs may still read the weights, so keep the base as long as its graphs run.
+    Compiled graphs may still read the weights, so callers store the base while its graphs run.
     """
 
     config: ModelConfig
@@ -53,7 +53,7 @@ class Base:
 def read_base(directory: Path) -> Base:
     """Return the base in `directory`.
 
-    Raises ArtifactError if the graph would not compute it correctly.
+    Raises ArtifactError if the graph would not compute the base correctly.
     """
     config = ModelConfig.of(read_json(directory / "config.json"))
     weights = join_scales(read_checkpoint(directory))
@@ -65,18 +65,19 @@ def read_base(directory: Path) -> Base:
 def build_graph(base: Base, *, has_sampled_rows: bool = False, has_lora: bool = False) -> ov.Model:
     """Return the stateful graph of a base.
 
-    Inputs: input_ids [batch, new], attention_mask [batch, all], position_ids [batch, new],
-    beam_idx [batch]. Output: logits.
+    The inputs are input_ids [batch, new], attention_mask [batch, all], position_ids [batch, new]
+    and beam_idx [batch]. The output is logits.
 
     Args:
         base: Base from `read_base`.
-        has_sampled_rows: Whether to add the input sampled_tokens_indices [rows]. Only these tokens
-            then go through the output projection, which is the largest matrix of a small model.
-        has_lora: Whether to add low-rank deltas to every projection: y = Wx + ((x A^T) * mask) B,
-            with lora_mask [batch, new, ranks] and, per layer and projection, lora_a.* [ranks,
-            inputs] and lora_b.* [ranks, outputs], all float32. Each adapter has its own range of
-            ranks, and each token has a mask that is 1 for the ranks of its adapter. The number of
-            ranks is dynamic.
+        has_sampled_rows: Whether to add the input sampled_tokens_indices [rows]. The output
+            projection, which is the largest matrix of a small model, is then computed only for
+            these tokens.
+        has_lora: Whether to add low-rank deltas to every projection, as y = Wx + ((x A^T) * mask)
+            B. The inputs, all float32, are then lora_mask [batch, new, ranks] and, per layer and
+            projection, lora_a.* [ranks, inputs] and lora_b.* [ranks, outputs]. Each adapter has its
+            own range of ranks, and each token has a mask that is 1 for the ranks of its adapter.
+            The number of ranks is dynamic.
     """
     return _Builder(base, has_lora=has_lora).build(has_sampled_rows=has_sampled_rows)
 
@@ -84,10 +85,10 @@ def build_graph(base: Base, *, has_sampled_rows: bool = False, has_lora: bool = 
 def paged(model: ov.Model, windows: tuple[int, ...]) -> ov.Model:
     """Replace the KV variables by block tables, in place, and return the graph.
 
-    The inputs are then: input_ids [tokens], position_ids [tokens], past_lens [rows],
+    The inputs are then input_ids [tokens], position_ids [tokens], past_lens [rows],
     subsequence_begins [rows + 1], block_indices, block_indices_begins [rows + 1], max_context_len,
-    key_cache.<layer>, value_cache.<layer>, and the inputs of sampled rows and of LoRA, whose mask
-    is [tokens, 1, ranks].
+    key_cache.<layer> and value_cache.<layer>. Inputs of sampled rows and of LoRA remain, with an
+    adapter mask of [tokens, 1, ranks].
 
     Args:
         model: Model from `build_graph`.
@@ -117,7 +118,7 @@ def _i64(value: Any) -> Node:
 
 
 class _Builder:
-    """The state of one build: shared nodes, parameters and cache writes."""
+    """The state of one build, with shared nodes, parameters and cache writes."""
 
     def __init__(self, base: Base, *, has_lora: bool) -> None:
         self._config = base.config
@@ -177,17 +178,18 @@ class _Builder:
         return node
 
     def _weight(self, name: str) -> Node:
-        """Return a weight as float32; in memory it keeps its smaller type."""
+        """Return a weight as float32, which in memory retains its smaller type."""
         node = self._constant(name)
         scale = self._weights[name].scale
         if node.get_element_type() != Type.f32:
             node = op.convert(node, Type.f32)
-            # Without this mark the plugin folds both into a float32 copy: 2 to 4 times the memory.
+            # Without this mark the plugin folds both into a float32 copy, which needs 2 to 4 times
+            # the memory.
             node.get_rt_info()["decompression_0"] = ""
         return node if scale is None else op.multiply(node, _f32(scale[:, None]))
 
     def _embeddings(self, ids: Node) -> Node:
-        """Return embeddings [batch, new, hidden]; only rows that are looked up are converted."""
+        """Return embeddings [batch, new, hidden], of which only the selected rows are converted."""
         name = "model.embed_tokens.weight"
         rows = op.gather(self._constant(name), ids, _i64(0))
         scale = self._weights[name].scale
@@ -200,7 +202,7 @@ class _Builder:
         )
 
     def _attention_mask(self, ids: Node, attention: Node, window: int) -> Node:
-        """Return the mask of causality, padding and window; the paged form drops this mask."""
+        """Return the mask of causality, padding and window, which the paged form drops."""
         new = op.gather(op.shape_of(ids), _i64(1), _i64(0))
         first = op.subtract(self._all_tokens, new)
         rows = op.unsqueeze(op.range(first, self._all_tokens, _i64(1), Type.i64), _i64(1))
@@ -277,7 +279,7 @@ class _Builder:
         return self._linear(mixed, layer, "self_attn.o_proj")
 
     def _doubt(self) -> Node:
-        """Return, per token, 0 if its values are finite in all layers, else NaN: [batch, new, 1].
+        """Return 0 per token whose values are finite in all layers, else NaN, as [batch, new, 1].
 
         An 8-bit KV cache turns NaN into a number, so without this the answer would look valid.
         """
@@ -296,7 +298,7 @@ class _Builder:
         return op.transpose(split, self._to_heads)
 
     def _cached(self, name: str, current: Node) -> Node:
-        """Append the new entries to the KV cache; return the whole cache."""
+        """Append the new entries to the KV cache, and return the whole cache."""
         heads, dim = self._config.kv_heads, self._config.head_dim
         info = VariableInfo()
         info.data_shape = PartialShape([-1, heads, -1, dim])

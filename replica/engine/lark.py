@@ -8,7 +8,7 @@ from typing import Any
 from replica.engine.grammar_numbers import read_float
 
 # The pattern also matches literals that are not closed on their line. Otherwise each quote would
-# start another search to the end of the line, which could take a second and block all threads.
+# start another search to the end of the line, which could last a second and block all threads.
 _PARTS = re.compile(r'"(?:[^"\\\n]|\\.)*("?)|/(?:[^/\\\n]|\\.)+(/?)|//.*|#.*|%\s*json\s*(?=\{)')
 _DECODER = json.JSONDecoder(parse_float=read_float)
 

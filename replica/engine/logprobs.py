@@ -1,4 +1,4 @@
-"""Log probabilities under the model's own distribution: of chosen, prompt and best tokens."""
+"""Computes logprobs, under the model's own distribution, of chosen, prompt and best tokens."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,8 @@ from replica.engine.types import TokenLogprobs
 Floats = npt.NDArray[np.float32]
 # 8 MiB per temporary array, independent of the number of rows of a prompt
 _BLOCK_ELEMENTS = 1 << 21
-_GROUP = 16  # elements per maximum in `least_of_top`; larger groups would let more candidates pass
+# Elements per maximum in `least_of_top`, where larger groups would admit more candidates
+_GROUP = 16
 
 
 def token_logprobs(
@@ -21,7 +22,7 @@ def token_logprobs(
     Args:
         logits: Logits of the model, shape (rows, vocabulary).
         tokens: Token of each row, either chosen or of the prompt.
-        tops: Number of best tokens to report per row; equal logits are ordered by id.
+        tops: Number of best tokens to report per row. Equal logits are ordered by id.
         keys: Key of the sequence of each row.
     """
     entries: list[TokenLogprobs] = []
@@ -43,7 +44,7 @@ def token_logprobs(
 
 
 def score_tokens(logits: Floats, tokens: Sequence[int], key: int) -> list[TokenLogprobs]:
-    """Return logprob and entropy of one token per row; all rows belong to one sequence."""
+    """Return logprob and entropy of one token per row, for rows of one sequence."""
     entries: list[TokenLogprobs] = []
     size = max(1, _BLOCK_ELEMENTS // logits.shape[1])
     for begin in range(0, len(tokens), size):
@@ -61,16 +62,16 @@ def score_tokens(logits: Floats, tokens: Sequence[int], key: int) -> list[TokenL
 
 
 def best_tokens(values: Floats, count: int) -> npt.NDArray[np.intp]:
-    """Return the ids of the greatest values of each row, best first; equal values by id.
+    """Return the ids of the greatest values of each row, best first, and equal values by id.
 
     Args:
         values: Values, shape (rows, vocabulary).
-        count: Number of ids to return per row; 0: none.
+        count: Number of ids to return per row, or 0 for none.
     """
     count = max(0, min(count, values.shape[1]))
     if not count:
         return np.zeros((len(values), 0), np.intp)
-    # NaN compares false with everything; NaN values must not change the shape of the result.
+    # NaN compares false with everything. NaN values must not change the shape of the result.
     is_candidate = ~(values < least_of_top(values, count)[:, None])
     rows, ids = np.divmod(np.flatnonzero(is_candidate), values.shape[1])
     order = np.lexsort((ids, -values[rows, ids], rows))
@@ -79,9 +80,9 @@ def best_tokens(values: Floats, count: int) -> npt.NDArray[np.intp]:
 
 
 def least_of_top(values: Floats, count: int) -> Floats:
-    """Return, per row, a lower bound that the `count` greatest values reach, and few others.
+    """Return, per row, a lower bound that at least `count` values reach, and few others.
 
-    The bound is one of the maxima of disjoint groups: each maximum above it is a value that reaches
+    The bound is the `count`-th greatest of the maxima of disjoint groups, so `count` values reach
     it. This is several times faster than an exact partition of all values.
     """
     rows, vocabulary = values.shape
@@ -97,7 +98,7 @@ def _log_sums(logits: Floats) -> npt.NDArray[np.float64]:
     """Return, per row, the logarithm of the sum of exponentials, accumulated in float64."""
     best = logits.max(axis=1, keepdims=True)
     weights = np.exp(logits - best)
-    # Groups of a few are summed in float32, which is much faster, and their sums in float64.
+    # Small groups are summed in float32, which is much faster, and the groups' sums in float64.
     vocabulary = weights.shape[1]
     whole = vocabulary - vocabulary % _GROUP
     parts = np.einsum("ijk->ij", weights[:, :whole].reshape(len(weights), -1, _GROUP))

@@ -1,8 +1,8 @@
 """Reads LoRA adapters in PEFT's layout: adapter_config.json and adapter_model.safetensors.
 
-An adapter is foreign data, and an adapter that is applied in part gives wrong answers, not an
-error. So each field of its config and each tensor must be used or have no effect; everything else
-is refused by name.
+An adapter is foreign data, and an adapter that is applied in part causes wrong answers, not an
+error. So each field of its config and each tensor must be used or have no effect. All others are
+refused by name.
 """
 
 import math
@@ -31,7 +31,7 @@ _USED = frozenset(
     {"peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern"}
     | {"target_modules", "exclude_modules", "layers_to_transform"}
 )
-# Fields of training and bookkeeping; the name of a tensor says which module it changes.
+# Fields of training and bookkeeping, and those whose content follows from the names of tensors.
 _HARMLESS = frozenset(
     {"auto_mapping", "base_model_name_or_path", "inference_mode", "lora_dropout", "peft_version"}
     | {"revision", "task_type", "layers_pattern", "runtime_config", "megatron_core", "eva_config"}
@@ -43,8 +43,8 @@ _ONLY: Mapping[str, tuple[Any, ...]] = {
     # Other initialisations (pissa, olora, loftq, ...) train against a changed base.
     "init_lora_weights": (True, False, None, "gaussian", "eva", "orthogonal"),
 }
-# Limits, because reading JSON blocks all other threads: 10 ms per megabyte. A header needs some 200
-# bytes per tensor.
+# Limits, because reading JSON blocks all other threads for 10 ms per megabyte. A header needs about
+# 200 bytes per tensor.
 _CONFIG_BYTES_MAX, _HEADER_BYTES_MAX = 1 << 20, 4 << 20
 _FLOATS = (np.dtype(np.float32), np.dtype(np.float16), BFLOAT16)
 _TENSOR = re.compile(r"base_model\.model\.model\.layers\.(\d+)\.([a-z_.]+)\.lora_([AB])\.weight")
@@ -56,11 +56,11 @@ Module = tuple[int, str]  # (layer, one of PROJECTIONS)
 
 @dataclass(frozen=True, slots=True)
 class LoraDelta:
-    """An adapter's change to one projection: y += (x down^T) up.
+    """An adapter's change to one projection, y += (x down^T) up.
 
     Attributes:
-        down: Matrix from the inputs to the rank: float32 [rank, inputs].
-        up: Matrix from the rank to the outputs: float32 [rank, outputs], already scaled.
+        down: Matrix from the inputs to the rank, float32 [rank, inputs].
+        up: Matrix from the rank to the outputs, float32 [rank, outputs], already scaled.
     """
 
     down: Array
@@ -91,7 +91,7 @@ def read_adapter(digest: str, directory: Path, base: ModelConfig, rank_max: int)
 
     Raises:
         RefusedError: With ADAPTER_NOT_FOUND if there is no directory, otherwise with
-            ADAPTER_INVALID; the message names what is not supported, and the limit if there is one.
+            ADAPTER_INVALID. The message names the unsupported part, and the limit if there is one.
     """
     if not directory.is_dir():
         raise RefusedError(
@@ -133,7 +133,7 @@ def _check_size(path: Path, bytes_max: int) -> None:
 
 
 def _is_one_of(value: Any, values: Iterable[Any]) -> bool:
-    # Types are compared too: 1 == True, but they are not the same setting.
+    # Types are compared too, because 1 == True, although they are different settings.
     return any(value == known and type(value) is type(known) for known in values)
 
 
@@ -147,7 +147,7 @@ class _Scaling:
 
     rank: int
     alpha: float
-    is_stabilised: bool  # rslora: the factor is alpha / sqrt(rank) instead of alpha / rank
+    is_stabilised: bool  # the factor of rslora, alpha / sqrt(rank) instead of alpha / rank
     rank_pattern: Mapping[str, Any]
     alpha_pattern: Mapping[str, Any]
     rank_max: int
@@ -201,7 +201,7 @@ def _first_match(pattern: Mapping[str, Any], module: Module, default: Any) -> An
 
 
 def _names(target: str, module: Module) -> bool:
-    """Whether a name in a config matches the module: its whole path, or the end of its path."""
+    """Whether a name in a config matches the module's whole path, or the end of its path."""
     path = f"model.layers.{module[0]}.{module[1]}"
     return path == target or path.endswith(f".{target}")
 
@@ -309,7 +309,7 @@ def _check_complete(
 
 
 def _layers(config: Mapping[str, Any]) -> list[int] | None:
-    """Return the layers that the adapter changes; None: all layers."""
+    """Return the layers that the adapter changes, or None for all layers."""
     given = config.get("layers_to_transform")
     if given is None:
         return None

@@ -1,4 +1,4 @@
-"""Changes to logits before sampling: penalties, bias, minimum length."""
+"""Changes logits before sampling by penalties, bias and bans of tokens."""
 
 from collections.abc import Sequence
 
@@ -21,11 +21,11 @@ def has_penalties(sampling: Sampling) -> bool:
 class PenaltyCounts:
     """The number of occurrences of each emitted token of a sequence, for penalties.
 
-    The counts are updated with the sequence, so a step costs its new tokens, not the whole history.
+    Each step only counts its new tokens, so its cost does not grow with the history.
     """
 
     def __init__(self, prompt: Sequence[int]) -> None:
-        """Begin with the prompt's tokens at count 0; empty if no penalty depends on the prompt."""
+        """Begin with count 0 for the prompt's tokens, or empty if no penalty depends on them."""
         self._prompt_index = {token: at for at, token in enumerate(dict.fromkeys(prompt))}
         self._index: dict[int, int] = {}  # token -> index, for tokens that are not in the prompt
         self._size = len(self._prompt_index)
@@ -34,7 +34,7 @@ class PenaltyCounts:
         self._counts = np.zeros(len(self._ids), np.float32)
 
     def copy(self) -> "PenaltyCounts":
-        """Return counts for a sibling; the prompt's index, which is the large part, is shared."""
+        """Return counts for a sibling, which shares the prompt's index because it is large."""
         other = PenaltyCounts(())
         other._prompt_index = self._prompt_index
         other._index = self._index.copy()
@@ -57,7 +57,7 @@ class PenaltyCounts:
             self._counts[at] += 1
 
     def view(self, ahead: Sequence[int] = ()) -> tuple[Ids, Floats]:
-        """Return (ids, counts) as if the tokens `ahead` were emitted too; do not modify them."""
+        """Return (ids, counts) as if the tokens `ahead` were emitted too, as read-only views."""
         ids, counts = self._ids[: self._size], self._counts[: self._size]
         if not ahead:
             return ids, counts
@@ -88,7 +88,7 @@ class Changes:
             self._penalized.append((row, sampling, *counts))
 
     def bias(self, row: int, ids: Ids, values: Floats) -> None:
-        """Add a bias to some logits of a row; `ids` are distinct."""
+        """Add a bias to some logits of a row, for distinct `ids`."""
         self._biased.append((row, ids, values))
 
     def ban(self, row: int, ids: Ids) -> None:

@@ -1,13 +1,13 @@
-"""The interface between scheduler and backend: the plan of a step, and the output of a step.
+"""Defines the interface of scheduler and backend, which are the plan and the output of a step.
 
-A backend only computes; queues and pools belong to the scheduler. The rows of logits of a step have
-one order, on which backends and `replica.engine.sampler` agree:
+A backend only computes, while queues and pools belong to the scheduler. Backends and
+`replica.engine.sampler` use this order of a step's rows of logits:
 
-1. `plan.decode`, in order, 1 + len(draft) rows per sequence: one row for the token after the last
-   token, and one row for the token after each token of the draft, valid if the draft is right so
-   far;
-2. parts of `plan.prefill` that end their prompt, in order, one row each, shared with the forks;
-3. parts of `plan.prefill` that want logprobs of their prompt, in order, with the rows of
+1. `plan.decode`, in order, 1 + len(draft) rows per sequence. The first row is for the token after
+   the last token. The others are for the tokens after each token of the draft, and are valid if the
+   draft is right so far.
+2. Parts of `plan.prefill` that end their prompt, in order, one row each, shared with the forks.
+3. Parts of `plan.prefill` that need logprobs of their prompt, in order, with the rows of
    `logprob_rows`. The row of the prompt's last token is not among these, because it is of the
    second kind.
 """
@@ -33,21 +33,21 @@ NO_SLOT = -1
 
 
 class ScheduledSequence:
-    """A living sequence. Backends read `tokens`, `computed`, `blocks`, `slot` and `request` of it.
+    """A living sequence. Backends read its `tokens`, `computed`, `blocks`, `slot` and `request`.
 
     Attributes:
         tokens: Ids of the prompt and of the emitted tokens.
         computed: Number of leading tokens whose KV values are in the pool.
         blocks: Blocks that the sequence holds, in the order of its tokens.
-        slot: Slot of its adapter while it runs; NO_SLOT for a sequence of the base.
-        scratch: Data that the backend keeps for the sequence.
-        sampler: Data that the sampler keeps for the sequence; None at first.
+        slot: Slot of its adapter while the sequence runs, or NO_SLOT for a sequence of the base.
+        scratch: Data that the backend stores for the sequence.
+        sampler: Data that the sampler stores for the sequence, None at first.
         leader: The sibling that computes the prompt, while this sequence waits to be forked from
             it.
         forks: Siblings that wait until this sequence has computed the prompt.
-        scored: Number of leading prompt tokens whose logprobs are done: reported, not wanted, or
-            (the first token) undefined.
-        drafter: Source of drafts; None if the sequence uses no drafts.
+        scored: Number of leading prompt tokens whose logprobs were reported, are not requested, or
+            are undefined, as for the first token.
+        drafter: Source of drafts, or None if the sequence uses no drafts.
     """
 
     __slots__ = (
@@ -83,7 +83,7 @@ class ScheduledSequence:
         stop_ids: frozenset[int],
         leader: "ScheduledSequence | None" = None,
     ) -> None:
-        """Create a waiting sequence; with a leader, it will share the leader's computed prompt."""
+        """Create a waiting sequence, which with a leader shares the leader's computed prompt."""
         self.request = request
         self.arrival = arrival
         self.root = root
@@ -104,10 +104,11 @@ class ScheduledSequence:
         self.leader: ScheduledSequence | None = None
         self.forks: list[ScheduledSequence] = []
         self.scored = self.prompt_tokens - request.scored_tokens if request.scored_tokens else 1
-        self.scores = (0.0, 0.0)  # sums over the scored tokens: of logprobs, of entropies
+        self.scores = (0.0, 0.0)  # sums of logprobs and of entropies over the scored tokens
         self.drafter: PromptLookup | None = None
         width, prediction = request.draft_tokens_max, None
-        # No drafts with a grammar: its matcher would have to be rolled back after each wrong draft.
+        # A grammar excludes drafts, because its matcher would have to be rolled back after each
+        # wrong draft.
         if (width or request.prediction) and request.sampling.grammar is None:
             if request.prediction:
                 answer_from = self.prompt_tokens - request.resumed_tokens
@@ -123,7 +124,7 @@ class ScheduledSequence:
 
     @property
     def final_score(self) -> Score | None:
-        """Mean score of the scored tokens; None if there are none or not all are computed yet."""
+        """Mean score of the scored tokens, or None without any or before all are computed."""
         count = self.request.scored_tokens
         if not count or self.scored < self.prompt_tokens:
             return None
@@ -131,9 +132,9 @@ class ScheduledSequence:
         return Score(logprobs / count, entropies / count)
 
     def logprob_rows(self, count: int) -> range:
-        """Return the rows of a prompt part that give the logprobs of prompt tokens.
+        """Return the rows of a prompt part that determine the logprobs of prompt tokens.
 
-        The row of a position predicts the next token; the row of the last token is used for
+        The row of a position predicts the next token. The row of the last token is used for
         sampling.
 
         Args:
@@ -156,7 +157,7 @@ class ScheduledSequence:
 
     @property
     def prefill_s(self) -> float:
-        """Seconds from the first scheduling to the first token; 0 if no token was emitted."""
+        """Seconds from the first scheduling to the first token, or 0 if no token was emitted."""
         begun, first = self.admitted_at_s, self.first_token_at_s
         if begun is None or first is None or not self.output_tokens:
             return 0.0
@@ -168,7 +169,7 @@ class ScheduledSequence:
         return NO_DRAFTS if self.drafter is None else self.drafter.counts
 
     def rank(self) -> tuple[int, int]:
-        """Return the sort key of importance; the most important sequence has the least key."""
+        """Return the sort key of importance, which is least for the most important sequence."""
         return (-self.request.priority, self.arrival)
 
 
@@ -191,11 +192,11 @@ class ResizableBackend(Protocol):
     """A backend whose KV memory can be freed and allocated again."""
 
     def allocated(self, blocks: int) -> Any:
-        """Allocate and return KV memory for this many blocks; slow, and any thread may call it."""
+        """Allocate and return KV memory for this many blocks, slowly and in any thread."""
         ...
 
     def use(self, memory: Any) -> None:
-        """Compute with the given memory from now on; the content of the previous memory is lost."""
+        """Compute with the given memory from now on, without the content of the previous memory."""
         ...
 
 
@@ -205,16 +206,16 @@ class StepPlan:
     Attributes:
         decode: Sequences whose last token is computed, and also their draft if there is one.
         prefill: Sequences, each with the number of tokens to compute after `computed`.
-        sampled: Sequences that get new tokens, in the order in which the backend returns the
-            tokens: `decode`, then the sequences of `prefill` whose prompt ends, each followed by
+        sampled: Sequences with new tokens, in the order in which the backend returns the tokens.
+            First are those of `decode`, then those of `prefill` whose prompt ends, each followed by
             its forks.
         fork_of: Index of a fork in `sampled` -> index of the sequence whose row of logits it
             shares.
         drafts: Index into `decode` -> ids to try after the last token. Most sequences have no
             draft.
         loads: Pairs of a slot and the adapter to load into the slot before the computation.
-        copies: Pairs (from, to) of blocks to copy after the computation: the unfinished last block
-            of a prompt, copied once per fork.
+        copies: Pairs (from, to) of blocks to copy after the computation, which are the unfinished
+            last block of a prompt, once per fork.
     """
 
     __slots__ = ("copies", "decode", "drafts", "fork_of", "loads", "prefill", "sampled")
@@ -248,17 +249,17 @@ class StepPlan:
 
 @dataclass(slots=True)
 class StepOutput:
-    """The result of a computed step; every index is an index into `plan.sampled`.
+    """The result of a computed step, where every index refers to `plan.sampled`.
 
     Attributes:
         tokens: The first new token of each sampled sequence.
-        more: Index -> further tokens after the first, where tokens of a draft were right.
+        more: Index -> further tokens after the first, if tokens of a draft were right.
         logprobs: Index -> one entry per new token, for sequences that requested logprobs.
         prompt_logprobs: Logprobs of prompt parts computed in this step.
-        failed: Index -> reason why the sequence cannot continue; its tokens of this step are
+        failed: Index -> reason why the sequence cannot continue. Its tokens of this step are
             dropped.
-        refused: Index of a failed sequence whose request is the reason -> field at fault, e.g. a
-            grammar that is stuck. The same sequence would fail on every replica.
+        refused: Index of a sequence that failed because of its request -> field at fault, for
+            example the grammar. The same sequence would fail on every replica.
     """
 
     tokens: list[int] = field(default_factory=list[int])
@@ -278,23 +279,24 @@ class Backend(Protocol):
 
     @property
     def capabilities(self) -> Capabilities:
-        """The capabilities of the backend; they never change."""
+        """The capabilities of the backend, which never change."""
         ...
 
     @property
     def block_layout(self) -> str:
-        """Description of a KV block's bytes; empty if the backend cannot export blocks."""
+        """Description of a KV block's bytes, or empty if the backend cannot export blocks."""
         ...
 
     def check_request(self, request: SequenceRequest) -> None:
-        """Check a request for what only the backend can judge, above all that its grammar compiles.
+        """Check the parts of a request that only the backend can judge, above all its grammar.
 
-        The step thread calls this before it accepts a sequence, so that a bad request gets an error
-        instead of failing a step for all. Another thread may call it earlier, because a grammar can
-        take long to compile. The compiled grammar should be cached, since its sequence comes next.
+        The step thread calls this method before it accepts a sequence. Otherwise a bad request
+        would fail a step of all sequences. Another thread may call it earlier, because the
+        compilation of a grammar can be slow. The compiled grammar should be cached, since its
+        sequence follows.
 
         Raises:
-            RefusedError: The backend cannot compute the request; the sequence is not accepted.
+            RefusedError: The backend cannot compute the request, so the sequence is not accepted.
         """
         ...
 

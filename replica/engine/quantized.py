@@ -1,8 +1,8 @@
-"""INT8 checkpoints with one scale per row of a matrix, named as in compressed-tensors.
+"""Writes and checks INT8 checkpoints with one scale per matrix row, as in compressed-tensors.
 
-`<name>.weight` is I8 [outputs, inputs]; `<name>.weight_scale` is F32, F16 or BF16 [outputs] or
-[outputs, 1] and multiplies the rows (format `int-quantized`, symmetric, strategy `channel`).
-Activations keep the engine's precision. The command `python -m replica.engine.quantized SOURCE
+`<name>.weight` is I8 [outputs, inputs]. `<name>.weight_scale` is F32, F16 or BF16 [outputs] or
+[outputs, 1], and multiplies the rows (format `int-quantized`, symmetric, strategy `channel`).
+Activations retain the engine's precision. The command `python -m replica.engine.quantized SOURCE
 TARGET` quantises a base.
 """
 
@@ -45,9 +45,10 @@ _SUPPORTED = "supported is compressed-tensors, int-quantized, 8 bits, symmetric,
 
 
 def quantization_problem(config: Any) -> str:
-    """Return a description of the unsupported part of `quantization_config`; empty: none.
+    """Return a description of the unsupported part of `quantization_config`, or empty.
 
-    A checkpoint for 8-bit activations is accepted; they are not rounded, which is more exact.
+    A checkpoint for 8-bit activations is accepted. Its activations are not rounded, which is more
+    exact.
     """
     if not isinstance(config, dict):
         return f"{config!r}"
@@ -78,7 +79,7 @@ def quantize_rows(matrix: Array) -> tuple[Array, Array]:
 def quantize_base(source: Path, target: Path) -> None:
     """Write the base in `source` with INT8 matrices into `target`, which is created if necessary.
 
-    Vectors (norms, biases) keep their type; every file without weights is copied.
+    Vectors (norms, biases) retain their type, and every file without weights is copied.
 
     Raises:
         ArtifactError: `source` is not a valid checkpoint.
@@ -100,7 +101,7 @@ def quantize_base(source: Path, target: Path) -> None:
 
 
 def main() -> None:
-    """Quantise a base; the entry point of the command line."""
+    """Quantise a base by the arguments of the command line."""
     parser = argparse.ArgumentParser(description="Write an INT8 copy of a base.")
     parser.add_argument("source", type=Path)
     parser.add_argument("target", type=Path)

@@ -1,4 +1,4 @@
-"""Rotary positions: the rotation frequencies of a checkpoint, with the supported scalings."""
+"""Computes the rotation frequencies of rotary positions, with the supported scalings."""
 
 import math
 from collections.abc import Mapping
@@ -25,11 +25,11 @@ class Rope:
         theta: Base of the frequencies.
         kind: Kind of scaling: default, linear or llama3.
         factor: Factor by which the context was extended.
-        low_freq_factor: For llama3: waves longer than the original context / this are stretched in
-            full.
-        high_freq_factor: For llama3: waves shorter than the original context / this are not
+        low_freq_factor: For llama3, waves longer than the original context / this factor are
+            stretched in full.
+        high_freq_factor: For llama3, waves shorter than the original context / this factor are not
             stretched.
-        original_context_tokens: For llama3: context before its extension.
+        original_context_tokens: For llama3, context in tokens before its extension.
     """
 
     theta: float

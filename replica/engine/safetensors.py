@@ -1,4 +1,4 @@
-"""Reader and writer of safetensors files that uses only numpy.
+"""Reads and writes safetensors files with numpy alone.
 
 A file is foreign data, so every length and offset is checked before it is used.
 """
@@ -14,8 +14,7 @@ import numpy.typing as npt
 
 Array = npt.NDArray[Any]
 
-# numpy has no bfloat16. The bits have a type of their own, so that no code mistakes them for
-# numbers.
+# numpy has no bfloat16. The bits have a separate type, so that no code mistakes them for numbers.
 BFLOAT16 = np.dtype([("bfloat16", np.uint16)])
 _DTYPES: dict[str, np.dtype[Any]] = {
     "F64": np.dtype(np.float64),
@@ -29,11 +28,11 @@ _DTYPES: dict[str, np.dtype[Any]] = {
 }
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 HEADER_BYTES_MAX = 100_000_000  # the limit of the reference implementation
-_AXES_MAX = 8  # largest number of axes; numpy has a limit as well, and no model needs more
+_AXES_MAX = 8  # largest number of axes, which suffices for all models and is below numpy's limit
 
 
 class SafetensorsError(ValueError):
-    """A file is not a valid safetensors file; the message says where."""
+    """A file is not a valid safetensors file. The message has the place of the defect."""
 
 
 def widened(array: Array) -> Array:
@@ -54,10 +53,10 @@ def read_safetensors(
 
     Args:
         path: Path of the file.
-        keeps_bf16: Whether BF16 stays `BFLOAT16`; if not, it is copied and widened to float32.
-        is_mapped: Whether the file is mapped into memory. If it is read instead, a failing disk
-            raises OSError; a read error of a mapped file would crash the process.
-        header_bytes_max: Largest header in bytes. Parsing a megabyte of JSON takes some ten
+        keeps_bf16: Whether BF16 stays `BFLOAT16`. Otherwise it is copied and widened to float32.
+        is_mapped: Whether the file is mapped into memory. If the file is read instead, a failing
+            disk raises OSError, while a read error of a mapped file would crash the process.
+        header_bytes_max: Largest header in bytes. Parsing a megabyte of JSON needs about ten
             milliseconds, during which no other thread runs.
 
     Raises:
@@ -118,7 +117,7 @@ def _tensor(where: str, info: Any, data: Array | None) -> Array:
 
 
 def write_safetensors(path: Path, tensors: Mapping[str, Array]) -> None:
-    """Write arrays as a safetensors file; equal tensors give equal bytes."""
+    """Write arrays as a safetensors file, with equal bytes for equal tensors."""
     header: dict[str, dict[str, Any]] = {}
     offset = 0
     for name, array in tensors.items():

@@ -1,9 +1,9 @@
-"""Turns the logits of a step into new tokens; `replica.engine.sampling` defines the order.
+"""Turns the logits of a step into new tokens, in the order of `replica.engine.sampling`.
 
 Rows without penalties, masks or logprobs are sampled together in one call. A row after a draft
-token is prepared as if the draft were right: its history is then known before the graph has run,
-and if the draft is wrong, the row is ignored. So the penalties and grammar masks of all rows are
-prepared together while the graph runs.
+token is prepared as if the draft were right, so its history is known before the graph has run. If
+the draft is wrong, the row is ignored. So the penalties and grammar masks of all rows are prepared
+together while the graph runs.
 """
 
 from collections.abc import Sequence
@@ -33,9 +33,8 @@ _BYTE_TO_LOGITS = np.where(
 class _State:
     """The sampler's state of one sequence.
 
-    It depends only on the sequence's request and tokens, so it stays valid when the sequence is
-    preempted and computed again.
-    computed again.
+    The state depends only on the sequence's request and tokens, so it stays valid when the sequence
+    is preempted and computed again.
     """
 
     __slots__ = (
@@ -62,7 +61,8 @@ class _State:
         stop_ids = np.array(sorted(eos_ids | sequence.request.stop_token_ids), np.intp)
         stop_ids = stop_ids[stop_ids < vocabulary]
         self.output_start = sequence.prompt_tokens - sequence.request.resumed_tokens
-        # A leader's state covers the prompt and resumed tokens, but no new token of the leader yet.
+        # A leader's state includes the prompt and resumed tokens, but no new token of the leader
+        # yet.
         self.seen = self.output_start if leader is None else leader.seen
         self.counts: PenaltyCounts | None = None
         if leader is not None:
@@ -115,7 +115,7 @@ class _Prepared:
         changes: Changes to the logits, without grammars.
         masked: Picks whose sequence has a grammar.
         masks: Masks, one per entry of `masked`.
-        refused: Index into `plan.sampled` -> reason why its grammar cannot continue.
+        refused: Index into `plan.sampled` -> reason why the sequence's grammar cannot continue.
     """
 
     plan: StepPlan
@@ -138,7 +138,7 @@ class _Prepared:
 
 
 class Sampler:
-    """Samples the tokens of one engine, in one thread; any thread may call `check`."""
+    """Samples the tokens of one engine in one thread, while any thread may call `check`."""
 
     def __init__(
         self,
@@ -146,7 +146,7 @@ class Sampler:
         eos_ids: frozenset[int],
         grammars: GrammarCompiler | None = None,
     ) -> None:
-        """Make a sampler for logits of `vocabulary` columns; grammars=None: grammars are refused.
+        """Create a sampler for logits of `vocabulary` columns, without grammars if None is passed.
 
         The state of each sequence is in `ScheduledSequence.sampler`.
         """
@@ -158,8 +158,8 @@ class Sampler:
     def check(self, request: SequenceRequest) -> None:
         """Raise RefusedError if the request's grammar cannot be used. Any thread may call this.
 
-        A new grammar is compiled here, usually in 1 to 2 ms (`replica.engine.grammar_source` gives
-        the worst case), and cached for the sequence; a cached grammar costs nothing.
+        A new grammar is compiled here, usually in 1 to 2 ms, and cached for the sequence. A cached
+        grammar costs nothing. `replica.engine.grammar_source` describes the worst case.
         """
         grammar = request.sampling.grammar
         if grammar is None:
@@ -173,16 +173,16 @@ class Sampler:
         self._grammars.check(grammar)
 
     def prepare(self, plan: StepPlan) -> None:
-        """Prepare everything that needs no logits; call this while the graph computes them."""
+        """Prepare everything that needs no logits, while the graph computes them."""
         self._prepared = self._prepare(plan)
 
     def sample(self, logits: Floats, plan: StepPlan) -> StepOutput:
         """Return the new tokens of a step.
 
         Args:
-            logits: Shape (rows, vocabulary), in the order that `replica.engine.plan` defines; not
-                changed.
-            plan: The computed plan; it is prepared now if `prepare` was not called with it.
+            logits: Logits of shape (rows, vocabulary), in the order of `replica.engine.plan`, which
+                are not changed.
+            plan: The computed plan, which is prepared now if `prepare` was not called with it.
         """
         prepared, self._prepared = self._prepared, None
         if prepared is None or prepared.plan is not plan:
@@ -310,7 +310,7 @@ def _lay_out(plan: StepPlan) -> _Prepared:
 
 
 def _keep(prepared: _Prepared, chosen: list[int], output: StepOutput) -> list[int]:
-    """Add the valid tokens to the output; return their picks."""
+    """Add the valid tokens to the output, and return their picks."""
     plan = prepared.plan
     if NO_TOKEN in chosen:
         for pick, token in enumerate(chosen):
@@ -335,8 +335,8 @@ def _keep(prepared: _Prepared, chosen: list[int], output: StepOutput) -> list[in
 def _verified(chosen: list[int], draft: list[int], sequence: ScheduledSequence) -> list[int]:
     """Return the leading valid tokens, up to a stop or the first difference from the draft.
 
-    A row that cannot be sampled ends the run before it; the next step computes that row again
-    first.
+    A row that cannot be sampled ends the run before it. The next step first computes that row
+    again.
     """
     count = 1
     for token, tried in zip(chosen, draft, strict=False):
@@ -370,7 +370,7 @@ def _add_logprobs(
 
 
 def _prompt_logprobs(logits: Floats, plan: StepPlan) -> list[PromptLogprobs]:
-    """Return the logprobs of prompt tokens; the row of a position predicts the next token."""
+    """Return the logprobs of prompt tokens, where the row of a position predicts the next token."""
     parts: list[PromptLogprobs] = []
     row = len(logits)
     for sequence, count in reversed(plan.prefill):
@@ -379,7 +379,8 @@ def _prompt_logprobs(logits: Floats, plan: StepPlan) -> list[PromptLogprobs]:
             continue
         told = sequence.logprob_rows(count)
         row -= len(told)
-        # Emitted tokens that are computed again are not prompt, and no position is reported twice.
+        # Emitted tokens that are computed again are not part of the prompt, and no position is
+        # reported twice.
         first = max(sequence.computed + 1, sequence.scored)
         end = min(sequence.computed + count + 1, sequence.prompt_tokens)
         if first >= end:

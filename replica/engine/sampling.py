@@ -1,25 +1,26 @@
 """Chooses the next tokens of many rows at once, and defines the order of all sampling steps.
 
 1. Logprobs are computed from the model's own distribution, before any of the steps below.
-2. `repetition_penalty`: logits of tokens in the prompt or the output are divided by it if positive,
-   and multiplied by it if negative.
+2. Logits of tokens in the prompt or the output are divided by `repetition_penalty` if positive, and
+   multiplied by it if negative.
 3. From the logit of an emitted token, `frequency_penalty` is subtracted once per occurrence, and
-   `presence_penalty` once in all; tokens of the prompt do not count.
+   `presence_penalty` only once. Tokens of the prompt do not count.
 4. `logit_bias` is added.
 5. Below `tokens_min` emitted tokens, the end-of-sequence and stop ids are forbidden, except where a
    grammar is complete and permits no other token.
 6. The grammar forbids tokens that cannot follow. End-of-sequence and stop ids are permitted only
    where the text so far is complete.
-7. At `temperature` 0 the most probable token is chosen, the lowest id among equals; otherwise the
-   logits are divided by the temperature.
-8. `top_k`, then `top_p` of the remaining tokens, then `min_p`; the best token always remains.
-   SGLang and Transformers use the same order (vLLM applies min_p first, which differs only if top_p
-   is used too, and the bias before the penalties).
-9. One random draw. It is a hash of (seed, position), not a generator with state. So a seed gives
-   the same token whatever else is in the batch, after a preemption, and on another replica that
-   resumes from prompt and emitted ids.
+7. At `temperature` 0 the most probable token is chosen, with the lowest id among equals. Otherwise
+   the logits are divided by the temperature.
+8. `top_k`, then `top_p` of the remaining tokens, then `min_p` are applied. The best token always
+   remains. SGLang and Transformers use the same order. vLLM applies min_p first, which differs only
+   if top_p is used too, and the bias before the penalties.
+9. One random number selects the token. It is a hash of (seed, position), not a generator with
+   state. So a seed selects the same token regardless of the batch, after a preemption, and on
+   another replica that resumes from prompt and emitted ids.
 
-This module performs steps 7 to 9; `replica.engine.sampler` calls it and performs the others.
+This module performs steps 7 to 9, and `replica.engine.sampler` performs the others and calls this
+module.
 """
 
 from collections.abc import Sequence
@@ -33,18 +34,18 @@ from replica.engine.types import Sampling
 Floats = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
 NO_TOKEN = -1  # result for a row whose best logit is not finite
-_GROUP = 64  # tokens per group; about the square root of a vocabulary
-# lower bound, below which float32 overflows; sampling is greedy long before
+_GROUP = 64  # tokens per group, about the square root of a vocabulary
+# lower bound, below which float32 overflows, although sampling is greedy long before
 _TEMPERATURE_MIN = np.float32(1e-6)
 _BELOW_ONE = 1.0 - 2.0**-53
 _SPLITMIX = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 
 
 def sample(logits: Floats, rows: Sequence[tuple[Sampling, int]]) -> list[int]:
-    """Return one token id per row; NO_TOKEN if the row's best logit is not finite.
+    """Return one token id per row, or NO_TOKEN if the row's best logit is not finite.
 
     Args:
-        logits: Shape (rows, vocabulary); the logits of forbidden tokens are minus infinity.
+        logits: Logits of shape (rows, vocabulary), which are minus infinity for forbidden tokens.
         rows: For each row, the sampling parameters and the position of the token to choose.
     """
     if not rows:  # a step may compute rows only for logprobs of a prompt
@@ -107,32 +108,33 @@ def _draw(logits: Floats, rows: Sequence[tuple[Sampling, int]]) -> list[int]:
 def _inverse(weights: Floats, draws: Doubles) -> npt.NDArray[np.intp]:
     """Return, per row, the token at which the running sum of the weights exceeds the draw.
 
-    The search has two levels, first the group and then the token in the group, because a running
-    sum over a whole vocabulary took longer than the rest of a step of the default model. Tokens and
-    groups of weight 0 are never chosen, because the sum must exceed the draw, not equal it.
+    The search has two levels, first the group and then the token in the group. A running sum over a
+    whole vocabulary was slower than the rest of a step of the default model. Tokens and groups of
+    weight 0 are never chosen, because the sum must exceed the draw, not equal it.
     """
     count, vocabulary = weights.shape
     row = np.arange(count)
     if vocabulary % _GROUP:
         weights = np.pad(weights, ((0, 0), (0, -vocabulary % _GROUP)))
     groups = weights.reshape(count, -1, _GROUP)
-    # einsum takes a quarter of the time of sum()
+    # einsum needs a quarter of the time of sum()
     masses = np.einsum("ijk->ij", groups).astype(np.float64)
     sums = masses.cumsum(axis=1)
     targets = draws * sums[:, -1]
     group = (sums <= targets[:, None]).sum(axis=1)
     left = (targets - (sums[row, group] - masses[row, group])) / masses[row, group]
     inside = groups[row, group].cumsum(axis=1, dtype=np.float64)
-    # The mass of a group and the sum of its tokens differ in the last bits, so clip the target.
+    # The mass of a group and the sum of its tokens differ in the last bits, so the target is
+    # clipped.
     targets = np.clip(left, 0.0, _BELOW_ONE) * inside[:, -1]
     return group * _GROUP + (inside <= targets[:, None]).sum(axis=1)
 
 
 def _truncate(weights: Floats, sampling: Sampling) -> None:
-    """Set the weights of one row outside top_k, top_p or min_p to 0; the best weight is 1.
+    """Set the weights of one row outside top_k, top_p or min_p to 0, where the best weight is 1.
 
-    Only tokens that may remain are sorted, in most rows a handful. For top_p, tokens below a bound
-    cannot remain: the bound is the mass that top_p excludes, divided by the vocabulary.
+    Only tokens that may remain are sorted, which are few in most rows. For top_p, tokens below a
+    bound cannot remain. The bound is the mass that top_p excludes, divided by the vocabulary.
     """
     vocabulary = len(weights)
     top_k, top_p, min_p = sampling.top_k, sampling.top_p, np.float32(sampling.min_p)

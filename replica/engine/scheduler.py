@@ -1,16 +1,16 @@
-"""Continuous batching: the scheduler chooses which tokens of which sequences a step computes.
+"""Chooses which tokens of which sequences a step computes (continuous batching).
 
-A step has first one token for every decoding sequence, then prompt chunks of admitted sequences in
-order, then new admissions, then drafts, all within `step_tokens_max`. A sequence is admitted when
-its whole prompt fits into the pool above a watermark. When decoding sequences need a block and none
-is left, the least important sequence (lowest priority, then newest) is preempted. It returns its
-blocks, waits at its old position, and is computed again from its prompt and emitted tokens; most of
-these are usually still cached. The most important sequence always advances, so the engine always
-makes progress; it may evict pinned blocks if there is no other way.
+A step has at most `step_tokens_max` tokens. First is one token for every decoding sequence, then
+prompt chunks of admitted sequences in order, then new admissions, then drafts. A sequence is
+admitted when its whole prompt fits into the pool above a watermark. When decoding sequences need a
+block and none is left, the least important sequence (lowest priority, then newest) is preempted. It
+releases its blocks, and waits at its old position. It is computed again from its prompt and emitted
+tokens, most of which are usually still cached. The most important sequence always advances, if
+necessary by evicting pinned blocks. So the engine always makes progress.
 
 Siblings (n > 1) wait for the prompt of their leader, the first of them. They join in the step that
-computes the prompt's end: they share its full blocks and copy the unfinished block. If some do not
-fit, or the leader ends early, the first of these queues as leader of the rest.
+computes the prompt's end, where they share its full blocks and copy the unfinished block. If some
+do not fit, or the leader ends early, the first of these is queued as leader of the rest.
 """
 
 from dataclasses import replace
@@ -38,7 +38,7 @@ _PREFILL_TOKENS_MIN = 16
 
 
 class EngineScheduler:
-    """Owns the living sequences and the block pool; needs no model and no clock."""
+    """Owns the living sequences and the block pool, without a model and a clock."""
 
     def __init__(
         self,
@@ -50,16 +50,16 @@ class EngineScheduler:
         watermark_ratio: float = 0.01,
         adapters: AdapterTable | None = None,
     ) -> None:
-        """Make an idle scheduler.
+        """Create an idle scheduler.
 
         Args:
             limits: Limits of the engine, which never change.
-            root: Hash chain root for sequences without a root of their own.
+            root: Root of the hash chain for sequences without an own root.
             eos_ids: The model's own end-of-sequence ids.
-            prefix_cache: Whether prefixes are cached; if not, every prompt is computed in full.
+            prefix_cache: Whether prefixes are cached. If not, every prompt is computed in full.
             watermark_ratio: Share of the pool that admissions must leave free for running
                 sequences.
-            adapters: Table of adapters; None: only the base is served.
+            adapters: Table of adapters, or None if only the base is served.
         """
         self.limits = limits
         self.pool = BlockPool(limits.kv_blocks)
@@ -87,7 +87,7 @@ class EngineScheduler:
         return bool(self._living or self._events.finished or self.pool.has_events)
 
     def add(self, request: SequenceRequest) -> None:
-        """Queue a sequence and its siblings; `request` is valid and its adapter is loaded."""
+        """Queue a sequence and its siblings, for a valid `request` whose adapter is loaded."""
         stop_ids = request.stop_token_ids
         if request.ignore_eos:
             stop_ids = frozenset()
@@ -100,20 +100,20 @@ class EngineScheduler:
                 key=fork.key,
                 sampling=replace(request.sampling, seed=fork.seed),
                 forks=(),
-                prompt_logprobs=-1,  # the leader reports them
+                prompt_logprobs=-1,  # the leader reports the prompt's logprobs
             )
             self._enter(own, stop_ids, leader)
         self._waiting.push(leader)
 
     def cancel(self, key: int) -> None:
-        """End a sequence now; the next step reports the event."""
+        """End a sequence at once, which the next step reports."""
         sequence = self._living.get(key)
         if sequence is not None:
             self._remove(sequence)
             self._finish(sequence, Finish.CANCELLED)
 
     def load(self, step_s: float, step_prompt_tokens: int) -> EngineLoad:
-        """Return the present load; the caller passes the figures of the last step."""
+        """Return the present load, with the figures of the last step that the caller passes."""
         return EngineLoad(
             running=self._running,
             waiting=self._waiting.count + self._following,
@@ -141,7 +141,7 @@ class EngineScheduler:
         return self.adapters.states(emitted)
 
     def plan(self, now_s: float) -> StepPlan:
-        """Return the plan of the next step; the plan is empty when no sequence can run."""
+        """Return the plan of the next step, which is empty when no sequence can run."""
         preempted_before = self.preemptions
         self.pool.expire_pins(now_s)
         self._grow()
@@ -180,7 +180,7 @@ class EngineScheduler:
             self._decoding = [s for s in self._decoding if not s.ended]
 
     def fail(self, plan: StepPlan, message: str) -> None:
-        """End the sequences of a step that failed as a whole; a retry elsewhere may succeed."""
+        """End the sequences of a step that failed as a whole, which may be retried elsewhere."""
         self._decoding = self._decoding + self._joining
         joined, self._joining = self._joining, []
         for sequence in plan.decode + [s for s, _ in plan.prefill] + joined:
@@ -204,7 +204,7 @@ class EngineScheduler:
         stop_ids: frozenset[int],
         leader: ScheduledSequence | None,
     ) -> ScheduledSequence:
-        """Register a new sequence; if it has a leader, it waits for the leader's prompt."""
+        """Register a new sequence, which waits for its leader's prompt if it has a leader."""
         assert request.key not in self._living, request.key
         self._arrivals += 1
         root = request.cache_root or self._root
@@ -259,7 +259,7 @@ class EngineScheduler:
                     self._fork(plan, sequence, now_s)
 
     def _fork(self, plan: StepPlan, leader: ScheduledSequence, now_s: float) -> None:
-        """Let the siblings join their leader, which was planned last, as far as they fit."""
+        """Add the siblings that fit to the batch of their leader, which was planned last."""
         row = len(plan.sampled) - 1
         full, unfinished = divmod(leader.prompt_tokens, BLOCK_TOKENS)
         while leader.forks:
@@ -282,7 +282,7 @@ class EngineScheduler:
             plan.sampled.append(sibling)
 
     def _advance(self, plan: StepPlan, now_s: float) -> None:
-        """Record the computed tokens; sequences whose prompts are complete start to decode."""
+        """Record the computed tokens, and start to decode sequences whose prompts are complete."""
         for sequence in plan.decode:
             sequence.computed = computed = sequence.computed + 1
             if computed % BLOCK_TOKENS == 0:
@@ -330,7 +330,7 @@ class EngineScheduler:
         self._accepted_tokens += right
 
     def _admit_next(self, now_s: float) -> ScheduledSequence | None:
-        """Admit the queue's first sequence; None if there is none or it does not fit yet."""
+        """Admit the queue's first sequence, or return None if there is none or it does not fit."""
         if self._running >= self.limits.sequences_max:
             return None
         sequence = self._waiting.first()
@@ -348,7 +348,7 @@ class EngineScheduler:
         return sequence
 
     def _admit_urgent(self, now_s: float) -> None:
-        """Admit probes at once, beyond `sequences_max`; preempt sequences for their blocks.
+        """Admit probes at once, beyond `sequences_max`, and preempt sequences for their blocks.
 
         If a probe had to wait, a busy engine would look dead.
         """
@@ -382,7 +382,7 @@ class EngineScheduler:
         return hits, self.pool.available - idle - needed
 
     def _admit(self, sequence: ScheduledSequence, hits: int, now_s: float) -> None:
-        """Allocate all blocks of the queue's first sequence; the first `hits` are cached blocks."""
+        """Allocate all blocks of the queue's first sequence, where the first `hits` are cached."""
         self._waiting.pop(sequence)
         sequence.blocks = [self.pool.share(key) for key in sequence.hashes[:hits]]
         sequence.capacity = hits * BLOCK_TOKENS
@@ -393,7 +393,7 @@ class EngineScheduler:
         self._begin(sequence, sequence.computed, now_s)
 
     def _begin(self, sequence: ScheduledSequence, cached_tokens: int, now_s: float) -> None:
-        """Assign an adapter slot to a sequence that has its blocks; report its first admission."""
+        """Assign an adapter slot to a sequence with blocks, and report its first admission."""
         request = sequence.request
         if request.adapter_digest:
             sequence.slot = self.adapters.acquire(request.adapter_digest)
@@ -415,7 +415,7 @@ class EngineScheduler:
         return True
 
     def _grow(self) -> None:
-        """Allocate a block to every decoding sequence that needs it; preempt if none is left."""
+        """Allocate a block to every decoding sequence that needs it, with preemptions if needed."""
         short = [s for s in self._decoding if s.computed >= s.capacity]
         if len(short) > 1:
             short.sort(key=ScheduledSequence.rank)
@@ -429,7 +429,7 @@ class EngineScheduler:
                     self._preempt(max(running, key=ScheduledSequence.rank))
 
     def _preempt(self, victim: ScheduledSequence) -> None:
-        """Release a running sequence's blocks and queue it; `_grow` checks for empty `blocks`."""
+        """Release a running sequence's blocks and queue it. `_grow` checks for empty `blocks`."""
         self.preemptions += 1
         self._remove(victim)
         victim.computed = 0
@@ -480,7 +480,7 @@ class EngineScheduler:
         if request.adapter_digest:
             self.adapters.leave(request.adapter_digest, sequence.output_tokens)
         if sequence.forks:
-            # An heir reports the logprobs of the prompt, because this leader did not yet.
+            # The new leader reports the logprobs of the prompt, because this leader has not.
             heir = self._hand_over(sequence)
             heir.request = replace(heir.request, prompt_logprobs=request.prompt_logprobs)
         self._events.finished.append(

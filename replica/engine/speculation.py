@@ -1,12 +1,12 @@
-"""Drafts by prompt lookup: proposes the tokens that followed the last tokens earlier in the text.
+"""Drafts tokens by prompt lookup, as those that followed the last tokens earlier in the text.
 
-A caller that knows most of the answer (for example a file with one change) sends this text as a
-prediction. Its tokens are proposed wherever the answer follows the prediction, before those of the
-lookup.
+A caller that can predict most of the answer, for example a file with one change, sends this text as
+a prediction. Its tokens are proposed while the answer follows the prediction, in preference to
+those of the lookup.
 
-Drafts need no draft model, and they pay where answers repeat their prompt (summaries, edits, code,
-JSON). The engine computes a draft beside the last token and keeps only the tokens that it would
-have chosen anyway. So the answer is unchanged, and a wrong draft only costs its computation.
+The drafts need no draft model, and save steps if answers repeat their prompt (summaries, edits,
+code, JSON). The engine computes a draft beside the last token and keeps only the tokens that it
+would have chosen anyway. So the answer is unchanged, and a wrong draft only costs its computation.
 """
 
 from bisect import bisect_right
@@ -14,13 +14,14 @@ from collections.abc import Sequence
 
 from replica.engine.types import DraftCounts
 
-# Tokens that must match: two match by chance too often, four find little in short prompts.
+# Tokens that must match, since two match by chance too often, and four find few matches in short
+# prompts.
 NGRAM_TOKENS = 3
-# Prompt tokens to index per step, which takes about a millisecond. Indexing a long prompt at once
+# Prompt tokens to index per step, which needs about a millisecond. Indexing a long prompt at once
 # would delay the step of all sequences.
 READ_TOKENS_MAX = 2048
 DRAFT_TOKENS_MAX = 16  # largest number of drafted tokens per step and sequence
-_ID_BITS = 24  # bits per token id; more than any vocabulary needs
+_ID_BITS = 24  # bits per token id, which exceeds the needs of any vocabulary
 _NGRAM_MASK = (1 << NGRAM_TOKENS * _ID_BITS) - 1
 _WIDTH_FIRST = 4
 _PAUSE_MAX = 32
@@ -35,14 +36,14 @@ class _NgramIndex:
         """Begin with the first token, or continue at the end of `older`, which is complete."""
         self.follower: dict[int, int] = {}  # n-gram -> position after its last occurrence
         self._older: dict[int, int] = {} if older is None else older.follower
-        # `ngram`: the last tokens, packed. `match`: position after their previous occurrence, 0:
-        # none.
+        # `ngram` has the last tokens, packed. `match` is the position after their previous
+        # occurrence, or 0.
         self.ngram, self.match, self.seen = 0, 0, 0
         if older is not None:
             self.ngram, self.match, self.seen = older.ngram, older.match, older.seen
 
     def read(self, tokens: Sequence[int], end: int) -> None:
-        """Index `tokens` up to `end`; each token is indexed once."""
+        """Index `tokens` up to `end`, where each token is indexed once."""
         ngram, follower, older = self.ngram, self.follower, self._older
         for position in range(self.seen, end):
             ngram = (ngram << _ID_BITS | tokens[position]) & _NGRAM_MASK
@@ -56,8 +57,9 @@ class _NgramIndex:
 class _Pace:
     """The adaptive length of drafts.
 
-    The length doubles after a draft that was right as a whole, and otherwise falls to the accepted
-    part. After a draft without any accepted token, drafting pauses for 2, 4, ... 32 steps.
+    The length doubles after a draft that was right as a whole, and otherwise falls to the length of
+    the accepted part. After a draft without any accepted token, drafting pauses for 2, 4, ... 32
+    steps.
 
     Attributes:
         width: Largest number of tokens of the next draft.
@@ -77,7 +79,7 @@ class _Pace:
         return is_resting
 
     def observe(self, tried: int, right: int) -> None:
-        """Adapt the length to how many of the tried tokens were right."""
+        """Adapt the length to the number of tried tokens that were right."""
         self.width = min(2 * self.width, self._width_max) if right == tried else max(1, right)
         self._misses = 0 if right else self._misses + 1
         if self._misses:
@@ -87,9 +89,9 @@ class _Pace:
 class PredictedText:
     """The position of an answer in its prediction.
 
-    Both begin at their first tokens. After a difference, the position moves to the next occurrence
-    of the answer's last tokens in the prediction. The prediction is indexed in parts, like a long
-    prompt.
+    Answer and prediction are compared from their first tokens on. After a difference, the position
+    moves to the next occurrence of the answer's last tokens in the prediction. The prediction is
+    indexed in parts, like a long prompt.
     """
 
     __slots__ = (
@@ -115,7 +117,7 @@ class PredictedText:
         self.pace = _Pace(width_max, width_max)
 
     def propose(self, tokens: Sequence[int], count_max: int) -> list[int]:
-        """Return at most `count_max` ids that may follow; `tokens` is the whole sequence."""
+        """Return at most `count_max` ids that may follow the whole sequence `tokens`."""
         self._follow(tokens)
         if self._is_lost or self._at == len(self._text) or self.pace.rests():
             return []
@@ -151,9 +153,9 @@ class PredictedText:
 
 
 class PromptLookup:
-    """Drafts for one sequence; each token is indexed once, in constant time.
+    """Drafts for one sequence, where each token is indexed once, in constant time.
 
-    A long prompt is indexed in parts, once for all siblings; there are no drafts until it is
+    A long prompt is indexed in parts, once for all siblings. There are no drafts until its index is
     complete.
     """
 
@@ -169,13 +171,13 @@ class PromptLookup:
         sibling: "PromptLookup | None" = None,
         prediction: PredictedText | None = None,
     ) -> None:
-        """Make a drafter without indexed tokens.
+        """Create a drafter without indexed tokens.
 
         Args:
-            width_max: Largest number of tokens of a draft; 0: only the prediction is used.
+            width_max: Largest number of tokens of a draft, or 0 if only the prediction is used.
             prompt_tokens: Number of leading tokens that all siblings share.
             sibling: Sibling with the same prompt, whose index of the prompt is shared.
-            prediction: Prediction of the answer; None: the request has none.
+            prediction: Prediction of the answer, or None if the request has none.
         """
         self.counts = DraftCounts()
         self._prediction, self._is_predicted = prediction, False
@@ -193,7 +195,7 @@ class PromptLookup:
         """Return at most `count_max` ids that may follow.
 
         Args:
-            tokens: All tokens of the sequence; this list only grows.
+            tokens: All tokens of the sequence, in a list that only grows.
             count_max: Largest number of tokens to propose.
         """
         if self._prediction is not None:
@@ -213,7 +215,7 @@ class PromptLookup:
         return draft
 
     def observe(self, tried: int, right: int) -> None:
-        """Count and learn how many of the tokens tried last were right."""
+        """Count the tokens tried last, and adapt the next draft to the number that were right."""
         before = self.counts
         predicted = (tried, right) if self._is_predicted else (0, 0)
         self.counts = DraftCounts(
@@ -228,7 +230,7 @@ class PromptLookup:
         pace.observe(tried, right)
 
     def _read(self, tokens: Sequence[int]) -> int:
-        """Return the position after the previous occurrence of the last tokens; 0: none."""
+        """Return the position after the previous occurrence of the last tokens, or 0 if new."""
         if self._index is None:
             end = min(self._prompt_tokens, self.prompt.seen + READ_TOKENS_MAX)
             self.prompt.read(tokens, end)

@@ -1,13 +1,13 @@
-"""Makes a tokenizer encode the text of its added tokens in ordinary tokens.
+"""Changes a tokenizer so that it encodes the text of its added tokens in ordinary tokens.
 
-The compiler of grammars asks the tokenizer how to encode text that must follow, and the tokenizer
-uses an added token wherever it finds the text of that token. So `<|im_end|>` in a schema's `const`
-would end the answer, and `<tool_call>` would become the mark of a tool call. This module gives
-added tokens names that occur in no text, and marks them as special, so that free text in a grammar
-does not match the names either.
+The compiler of grammars encodes text that must follow with the tokenizer, which uses an added token
+wherever it finds the text of that token. So `<|im_end|>` in a schema's `const` would end the
+answer, and `<tool_call>` would become the mark of a tool call. This module renames added tokens to
+names that occur in no text. It also marks them as special, so that free text in a grammar does not
+match the names either.
 
-This has a price: where a base has added tokens of mere text, such as a run of spaces, a grammar
-produces that text only from the model's ordinary tokens or bytes.
+The disadvantage concerns bases with added tokens of mere text, for example a run of spaces. A
+grammar produces that text only from the model's ordinary tokens or bytes.
 """
 
 import json
@@ -77,7 +77,7 @@ def _rename(model: _Document, names: Mapping[str, str]) -> None:
     if model.get("unk_token") in names:
         model["unk_token"] = names[model["unk_token"]]
     if "merges" in model:
-        # SentencePiece vocabularies also have merges that end in an added token; these are dropped.
+        # SentencePiece vocabularies also have merges that end in an added token, which are dropped.
         model["merges"] = [merge for merge in model["merges"] if _is_kept(merge, names)]
 
 

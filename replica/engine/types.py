@@ -1,7 +1,7 @@
-"""Data between an engine host and a driver: requests, events and states.
+"""Defines the data between an engine host and a driver, which are requests, events and states.
 
-`replica.engine.driver` defines the interface itself. The caller chooses the key of each sequence;
-no two living sequences may have equal keys.
+`replica.engine.driver` defines the interface itself. The caller chooses the key of each sequence,
+and no two living sequences may have equal keys.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ URGENT_PRIORITY = 1 << 31
 
 
 class Finish(IntEnum):
-    """The reason why a sequence ended; the numbers are those of `FinishReason` on the wire."""
+    """The reason why a sequence ended, with the numbers of `FinishReason` on the wire."""
 
     STOP = 1
     LENGTH = 2
@@ -29,7 +29,7 @@ class Finish(IntEnum):
 class GrammarKind(StrEnum):
     """The syntax of a grammar."""
 
-    JSON = "json"  # any JSON object; the text is empty
+    JSON = "json"  # any JSON object, with empty text
     JSON_SCHEMA = "json_schema"
     REGEX = "regex"
     CHOICE = "choice"  # the text is a JSON array of strings
@@ -46,25 +46,26 @@ class Grammar:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """The sampling parameters of a sequence; `replica.engine.sampling` applies them in its order.
+    """The sampling parameters of a sequence, in whose order `replica.engine.sampling` applies them.
 
     Attributes:
-        temperature: Temperature; 0 is greedy decoding, which ignores top_p, top_k and min_p.
-        top_p: Probability mass of the smallest set of tokens to sample from; 1 is off.
-        top_k: Number of the most probable tokens to sample from; 0 is off.
-        min_p: Least probability of a token, as a share of the most probable token's; 0 is off.
-        seed: Seed. A token depends on (seed, position, logits) alone. So the rest of the batch has
-            no influence, and a sequence that another replica resumes gets the tokens it would have
-            got here.
+        temperature: Temperature, where 0 is greedy decoding, which ignores top_p, top_k and min_p.
+        top_p: Probability mass of the smallest set of tokens to sample from, where 1 is off.
+        top_k: Number of the most probable tokens to sample from, where 0 is off.
+        min_p: Least probability of a token, as a share of the most probable token's, where 0 is
+            off.
+        seed: Seed of the random numbers. A token depends on (seed, position, logits) alone. So the
+            rest of the batch has no influence, and a sequence that another replica resumes
+            continues with the same tokens.
         presence_penalty: Penalty that is subtracted from the logit of every emitted token.
         frequency_penalty: Penalty that is subtracted once for each occurrence of an emitted token.
-        repetition_penalty: Factor for tokens in the prompt or the output: their positive logits are
-            divided by it, their negative logits multiplied; 1 is off.
+        repetition_penalty: Factor for tokens in the prompt or the output. Their positive logits are
+            divided by it, and their negative logits multiplied. 1 is off.
         logit_bias: Pairs of a token and the value added to its logit, at most one pair per token.
         tokens_min: Number of tokens to emit before any end-of-sequence or stop token may follow.
-        logprobs: Number of alternatives to report per token; 0: only the token's own logprob, -1:
-            none.
-        grammar: Grammar that the answer must match; None: no constraint.
+        logprobs: Number of alternatives to report per token. 0 reports only the token's own
+            logprob, and -1 nothing.
+        grammar: Grammar that the answer must match, or None without a constraint.
     """
 
     temperature: float = 0.0
@@ -83,7 +84,7 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Fork:
-    """A sibling of a sequence: it shares the prompt's computation but has an answer of its own.
+    """A sibling of a sequence, which shares the prompt's computation but has a separate answer.
 
     Attributes:
         key: Key of the sibling in events.
@@ -101,30 +102,31 @@ class SequenceRequest:
     Attributes:
         key: Key of the sequence in events.
         prompt: Token ids.
-        output_tokens_max: Largest number of output tokens; at least 1.
+        output_tokens_max: Largest number of output tokens, at least 1.
         stop_token_ids: Ids that end the sequence, besides the model's own end-of-sequence ids.
         sampling: Sampling parameters.
         cache_root: Root of the prefix cache, 16 bytes (`sluice.hashing.cache_root`), or empty for
             the root of the base.
-        adapter_digest: Digest of the adapter; empty for the base.
-        priority: Priority; a higher one is scheduled first and preempted last.
-        ignore_eos: Whether the sequence ends only at `output_tokens_max` or by a cancel; for
+        adapter_digest: Digest of the adapter, or empty for the base.
+        priority: Priority. Sequences with a higher priority are scheduled first and preempted last.
+        ignore_eos: Whether the sequence ends only at `output_tokens_max` or by a cancel, for
             benchmarks.
         submitted_at_s: Time when the sequence arrived at the host, by the driver's clock.
-        forks: Siblings (n > 1). Each sibling gets its own admission and end events; logprobs of the
+        forks: Siblings (n > 1). Each sibling has its own admission and end events. Logprobs of the
             prompt are reported once, under the key of the sequence that computes the prompt.
         resumed_tokens: Number of trailing prompt tokens that an earlier attempt emitted. Penalties,
             `tokens_min` and the grammar treat them as output.
-        prompt_logprobs: Number of alternatives to report per prompt token; -1 reports nothing.
+        prompt_logprobs: Number of alternatives to report per prompt token, or -1 to report nothing.
             Otherwise the whole prompt is computed, even if parts of it are cached.
-        draft_tokens_max: Largest number of tokens to speculate per step by prompt lookup; 0: the
-            engine's own option decides. Speculation does not change the answer.
-        prediction: Expected answer; its tokens are proposed as drafts while the answer follows it.
+        draft_tokens_max: Largest number of tokens to speculate per step by prompt lookup, or 0 for
+            the engine's own option. Speculation does not change the answer.
+        prediction: Expected answer, whose tokens are proposed as drafts while the answer follows
+            it.
         pinned_blocks: Number of leading prompt blocks that stay in the cache for `PIN_S` after the
-            first token, as far as the pool's limit on pinned blocks permits.
+            first token, within the pool's limit on pinned blocks.
         scored_tokens: Number of trailing prompt tokens to score together instead of one by one.
             `prompt_logprobs` must then be 0, and only the scored tokens are always computed.
-        trace: W3C trace context as headers by name, for engines that emit spans of their own.
+        trace: W3C trace context as headers by name, for engines that emit spans.
     """
 
     key: int
@@ -151,12 +153,14 @@ class SequenceRequest:
 class Capabilities:
     """The abilities of an engine beyond plain sampling.
 
-    Requests that need a missing one are refused.
+    Requests that need a missing ability are refused.
 
     Attributes:
-        adapter_slots: Number of adapters that fit into one batch; 0: the engine serves no adapters.
+        adapter_slots: Number of adapters that fit into one batch, or 0 if the engine serves no
+            adapters.
         adapter_rank_max: Largest rank of one adapter.
-        logprobs_max: Largest number of alternatives per token; 0: the engine reports no logprobs.
+        logprobs_max: Largest number of alternatives per token, or 0 if the engine reports no
+            logprobs.
         has_prompt_logprobs: Whether the engine reports logprobs of the prompt's tokens.
         has_penalties: Whether the engine supports penalties, logit bias, min_p and tokens_min.
         has_grammars: Whether the engine can constrain answers by a grammar.
@@ -185,11 +189,12 @@ class Limits:
 
     Attributes:
         context_tokens_max: Largest number of prompt and output tokens of one sequence together.
-        sequences_max: Largest number of running sequences; further sequences wait.
-        step_tokens_max: Largest number of tokens per step; at least `sequences_max`, so that every
-            running sequence can advance in every step. Prompts and probes may exceed it slightly.
+        sequences_max: Largest number of running sequences. Further sequences wait.
+        step_tokens_max: Largest number of tokens per step. It is at least `sequences_max`, so that
+            every running sequence can advance in every step. Prompts and probes may exceed it
+            slightly.
         kv_blocks: Number of KV blocks, of `sluice.hashing.BLOCK_TOKENS` tokens each.
-        vocabulary: Number of token ids; valid ids are 0 .. vocabulary - 1.
+        vocabulary: Number of token ids. Valid ids are 0 .. vocabulary - 1.
     """
 
     context_tokens_max: int
@@ -199,7 +204,7 @@ class Limits:
     vocabulary: int
 
     def __post_init__(self) -> None:
-        """Raise ValueError for limits under which the engine could make no progress."""
+        """Raise ValueError for limits under which the engine could not make progress."""
         smallest = min(self.context_tokens_max, self.sequences_max, self.kv_blocks, self.vocabulary)
         if smallest < 1 or self.step_tokens_max < self.sequences_max:
             raise ValueError(
@@ -252,19 +257,20 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class FinishedEvent:
-    """A sequence ended; no further event names this sequence.
+    """A sequence ended, and no further event names this sequence.
 
     Attributes:
         key: Key of the sequence.
         reason: Reason of the end.
-        code: Code of `sluice.errors`; set for REFUSED, BUSY and FAILED.
+        code: Code of `sluice.errors`, set for REFUSED, BUSY and FAILED.
         message: Text for operators and clients.
         prompt_tokens: Length of the prompt.
         output_tokens: Number of emitted tokens.
-        prefill_s: Seconds from the first scheduling to the first token; 0 if no token was emitted.
-        param: Request field at fault, as in `RefusedError`; set for REFUSED.
+        prefill_s: Seconds from the first scheduling to the first token, or 0 if no token was
+            emitted.
+        param: Request field at fault, as in `RefusedError`, set for REFUSED.
         drafts: Draft counts of the sequence alone.
-        score: Score of the `SequenceRequest.scored_tokens`; None if there are none or the engine
+        score: Score of the `SequenceRequest.scored_tokens`, or None if there are none or the engine
             reports no score.
     """
 
@@ -288,7 +294,7 @@ class TokenLogprobs:
         key: Key of the sequence.
         logprob: Logprob of the token itself.
         top: Pairs (token, logprob) of the most probable tokens, best first.
-        entropy: Entropy of the distribution; set only for scored tokens.
+        entropy: Entropy of the distribution in nats, set only for scored tokens.
     """
 
     key: int
@@ -303,9 +309,9 @@ class PromptLogprobs:
 
     Attributes:
         key: Key of the sequence.
-        first: Position of the first token in `tokens`; at least 1, because position 0 has no
+        first: Position of the first token in `tokens`, at least 1, because position 0 has no
             logprob.
-        tokens: One entry per prompt token; the `key` of each entry is the sequence's key.
+        tokens: One entry per prompt token, whose `key` is the sequence's key.
     """
 
     key: int
@@ -318,17 +324,17 @@ class StepEvents:
     """Events of one step.
 
     Attributes:
-        keys: Column of sequence keys; several tokens of one sequence appear in their order.
-        tokens: Column of tokens; `tokens[i]` is a new token of the sequence `keys[i]`.
+        keys: Column of sequence keys, where several tokens of one sequence appear in their order.
+        tokens: Column of tokens, where `tokens[i]` is a new token of the sequence `keys[i]`.
         has_runs: Whether a sequence may appear more than once in the columns.
         logprobs: One entry per token of the sequences that requested logprobs, in the columns'
             order.
         prompt_logprobs: Logprobs of prompt parts computed in this step.
         admitted: Sequences admitted in this step, in order.
-        finished: Sequences that finished in this step, in order; the columns include their last
+        finished: Sequences that finished in this step, in order. The columns include their last
             tokens.
-        kv: Block hash -> whether the block is now cached (True: stored, False: removed). Only the
-            last change of each hash is here, so the order does not matter.
+        kv: Block hash -> whether the block is now cached (True if stored, False if removed). Only
+            the last change of each hash is included, so the order does not matter.
     """
 
     keys: list[int] = field(default_factory=list[int])
@@ -348,18 +354,19 @@ class EngineLoad:
     Attributes:
         running: Number of sequences that hold KV blocks.
         waiting: Number of sequences without KV blocks, including preempted ones.
-        kv_blocks_used: Number of blocks that sequences hold; cached blocks in no use count as free.
+        kv_blocks_used: Number of blocks that sequences hold. Cached blocks without a sequence count
+            as free.
         prefill_tokens_owed: Prompt tokens that are accepted and not yet computed, counted as if no
             block were cached.
         step_s: Duration of the last step.
         preemptions: Number of preemptions since the start.
         prompt_tokens: Prompt tokens of all sequences admitted since the start.
         cached_tokens: Part of `prompt_tokens` that was found in the prefix cache.
-        kv_blocks_pinned: Cached blocks that must not be evicted now.
+        kv_blocks_pinned: Number of pinned blocks, which must not be evicted at present.
         draft_tokens: Speculated tokens since the start.
         accepted_tokens: Speculated tokens that were accepted since the start.
-        adapters_resident: Digests of adapters in slots, sorted; the identical tuple object until
-            the residents change.
+        adapters_resident: Digests of adapters in slots, sorted, as the identical tuple object until
+            the digests change.
         prefilling: Running sequences whose prompt is not yet computed in full.
         step_prompt_tokens: Prompt tokens computed in the last step.
     """
@@ -386,7 +393,7 @@ class AdapterState:
 
     Attributes:
         digest: Digest of the adapter's artifact.
-        is_in_slot: Whether the adapter is in a slot, ready for use by a batch; otherwise it is only
+        is_in_slot: Whether the adapter is in a slot, ready for use by a batch. Otherwise it is only
             in host memory.
         rank: Rank of the adapter's matrices.
         memory_bytes: Bytes in host memory.
@@ -412,7 +419,7 @@ class KvBlocks:
     """Contents of cached KV blocks, for the transfer from one engine to another.
 
     Attributes:
-        layout: Description of a block's bytes: their types and shapes. Engines with equal layouts
+        layout: Description of the types and shapes of a block's bytes. Engines with equal layouts
             and equal bases can use each other's blocks.
         hashes: Hashes that name the blocks, in the order of their chain.
         data: One array of bytes per block, all of the same length.
@@ -424,12 +431,12 @@ class KvBlocks:
 
 
 class RefusedError(ValueError):
-    """A sequence cannot be served by this engine; a retry on the same engine does not help.
+    """A sequence cannot be served by this engine, and a retry on the same engine does not help.
 
     Attributes:
         code: Error code.
         message: Text for operators and clients.
-        param: Field of `SequenceRequest` or `Sampling` at fault; empty if unknown.
+        param: Field of `SequenceRequest` or `Sampling` at fault, or empty if unknown.
     """
 
     def __init__(self, code: ErrorCode, message: str, *, param: str = "") -> None:

@@ -1,8 +1,8 @@
 """Checks a sequence request before an engine accepts it.
 
-An engine does not detect bad input itself: an id outside the vocabulary gives nonsense, an empty or
-oversized prompt waits for ever, and positions beyond the context give noise. Checks that only a
-backend can make are in `Backend.check_request`.
+An engine does not detect bad input itself. An id outside the vocabulary or a position beyond the
+context produces nonsense, and an empty or oversized prompt waits forever. Checks that only a
+backend can perform are in `Backend.check_request`.
 """
 
 import math
@@ -14,7 +14,8 @@ from sluice.hashing import BLOCK_TOKENS, HASH_BYTES
 
 STOP_IDS_MAX = 64
 TEMPERATURE_MAX = 100.0
-FORKS_MAX = 127  # n = 128 as in OpenAI's API, which also sets the limits on penalties and biases
+# N = 128 as in OpenAI's API, which is also the source of the limits on penalties and biases
+FORKS_MAX = 127
 PENALTY_MAX = 2.0
 REPETITION_PENALTY_MIN, REPETITION_PENALTY_MAX = 0.01, 10.0  # near 0, logits would overflow
 BIASES_MAX = 300

@@ -1,12 +1,12 @@
-"""The queue of waiting sequences, and the order in which sequences get slots for their adapters.
+"""Queues waiting sequences, and decides which of them receives an adapter slot next.
 
 The order is that of `ScheduledSequence.rank`. A sequence whose adapter is in no slot, while all
-slots are busy, is skipped, so that it does not block the sequences behind it. But these could keep
-the slots busy for ever, and the skipped sequence would starve. So when OVERTAKEN_MAX sequences with
-adapters have been admitted before the first skipped sequence, the latter claims the slot with the
-fewest sequences. No sequence behind the claimant is admitted to the claimed slot any more; the slot
-becomes empty when the sequences that use it, and those that wait for it before the claimant, have
-ended. Only the first skipped sequence has a claim; the count starts again for the next.
+slots are busy, is skipped, so that it does not block the sequences behind it. But these could use
+the slots forever, and the skipped sequence would starve. So when OVERTAKEN_MAX sequences with
+adapters have overtaken the first skipped sequence, it claims the slot with the fewest sequences.
+From then on, no sequence behind the claimant is admitted to the claimed slot. The slot becomes
+empty when its sequences, and those that wait for it before the claimant, have ended. Only the first
+skipped sequence has a claim, and the count starts again for the next.
 """
 
 from heapq import heapify, heappop, heappush
@@ -14,7 +14,8 @@ from heapq import heapify, heappop, heappush
 from replica.engine.adapter_table import AdapterTable
 from replica.engine.plan import ScheduledSequence
 
-# Sequences of resident adapters that may overtake; a batch of one adapter is cheaper than loads.
+# Sequences of resident adapters that may overtake, since a batch of one adapter is cheaper than
+# loads.
 OVERTAKEN_MAX = 32
 # Ended sequences that may stay in the heaps, beyond the number of living ones, before a cleanup.
 _DEAD_MAX = 32
@@ -28,10 +29,10 @@ class WaitingQueue:
         self.count = 0
         self.tokens = 0  # sum over all waiting sequences
         self._adapters = adapters
-        # adapter digest -> its waiting sequences; no heap is empty
+        # adapter digest -> its waiting sequences, in heaps that are never empty
         self._heaps: dict[str, list[_Entry]] = {}
         self._heads: dict[str, _Entry] = {}  # adapter digest -> first entry of its heap
-        # first sequence without a slot; None: unknown
+        # first sequence without a slot, or None if it is unknown
         self._passed_over: ScheduledSequence | None = None
         self._passed_over_by: tuple[str, ...] = ()  # residents when `_passed_over` was computed
         self._dead = 0  # ended sequences that are still in the heaps
@@ -76,7 +77,7 @@ class WaitingQueue:
 
     def discard(self, sequence: ScheduledSequence) -> None:
         """Remove a sequence that ends while it waits."""
-        # its heap entry stays until it is at the head, or until the next cleanup
+        # the heap entry stays until it is at the head, or until the next cleanup
         sequence.ended = True
         self.count -= 1
         self.tokens -= len(sequence.tokens)
@@ -103,7 +104,7 @@ class WaitingQueue:
             del self._heaps[digest], self._heads[digest]
 
     def _first_without_slot(self) -> ScheduledSequence:
-        """Return the first sequence whose adapter is in no slot; cached until something changes."""
+        """Return the first sequence whose adapter is in no slot, cached until something changes."""
         resident = self._adapters.resident
         if self._passed_over is None or self._passed_over_by is not resident:
             slot_of = self._adapters.slot_of
