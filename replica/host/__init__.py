@@ -1,4 +1,4 @@
-"""The engine host: serves a driver over `sluice.wire.engine.v1`, independent of the transport."""
+"""Serves a driver over the protocol `sluice.wire.engine.v1`, independent of the transport."""
 
 from replica.host.service import EngineHost, Responder
 

@@ -1,9 +1,9 @@
 """Loads adapters into the engine, then starts the sequences that wait for them.
 
-The step loop owns this module. Background threads read files, one read per digest for any number of
-waiting sequences. The step loop puts the result into the driver and then starts the waiting
-sequences in order. An adapter that is not on the disk is requested from the shelf, whose waits
-occupy no reading thread.
+Only the step loop calls this module. Background threads read files, one read per digest for any
+number of waiting sequences. The step loop passes the result to the driver and then starts the
+waiting sequences in order. An adapter that is not on the disk is requested from the `AdapterShelf`,
+whose waits occupy no reading thread.
 """
 
 import re
@@ -20,9 +20,9 @@ from sluice.errors import ErrorCode
 
 READS_MAX = 64  # adapters being read at once, without those that the node has to fetch first
 WAITERS_MAX = 8192  # largest number of waiting requests, for all adapters together
-# largest number of requests that wait for one adapter, so that others get a share of WAITERS_MAX
+# largest number of requests that wait for one adapter, so that others have a share of WAITERS_MAX
 WAITERS_EACH_MAX = 1024
-# fetches in a row of one adapter that is evicted from the disk again before it is read
+# consecutive fetches of one adapter that is evicted from the disk again before it is read
 _FETCHES_MAX = 3
 _REFUSALS_MAX = 256
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -36,7 +36,7 @@ class Background(Protocol):
     def run(self, work: Callable[[], Any], done: Callable[[Any], None]) -> bool:
         """Call `work` in another thread, then `done` in the step loop.
 
-        `done` gets the result of `work`, or its exception. Returns False if too much work is
+        `done` receives the result of `work`, or its exception. Returns False if too much work is
         already waiting.
         """
         ...
@@ -55,7 +55,7 @@ class AdapterShelf(Protocol):
     """Fetches missing adapters onto the node's disk."""
 
     def want(self, digest: str, done: Callable[[RefusedError | None], None]) -> bool:
-        """Request an adapter; `done` is called in the step loop, with an error if the fetch failed.
+        """Request an adapter, and call `done` in the step loop, with an error if the fetch failed.
 
         The caller must not request an adapter again before `done`. Returns False if too many
         adapters are requested already.
@@ -63,7 +63,7 @@ class AdapterShelf(Protocol):
         ...
 
     def note_use(self, digest: str) -> None:
-        """Count a request that uses an adapter; quick."""
+        """Count a request that uses an adapter, without delay."""
         ...
 
 
@@ -89,14 +89,15 @@ class AdapterDesk:
         counters: HostCounters,
         shelf: AdapterShelf | None = None,
     ) -> None:
-        """Make an idle desk.
+        """Create a desk without requests.
 
         Args:
             driver: Driver of the engine.
-            directory: Directory of artifacts by digest; None: the engine has no artifacts.
-            background: Runs the reads of files.
+            directory: Directory of artifacts by digest, or None if the engine has no artifacts.
+            background: Threads that read files.
             counters: Counters of the host.
-            shelf: Fetches missing adapters onto the disk; None: missing adapters are not found.
+            shelf: Shelf that fetches missing adapters onto the disk, or None if missing adapters
+                are not found.
         """
         self._driver = driver
         self._directory = directory
@@ -106,18 +107,20 @@ class AdapterDesk:
         self._waiting: dict[str, list[_Waiter]] = {}
         self._waiters = 0
         self._fetching: dict[str, int] = {}  # digest -> number of requests to the shelf
-        # A refused artifact stays refused until its directory is replaced: an artifact that was
-        # being removed, or that a broken disk had damaged, may be complete the next time.
+        # A refused artifact stays refused until its directory is replaced, because it may be
+        # complete the next time. For example, it was being removed, or a broken disk had damaged
+        # it.
         self._refused: dict[str, _Refusal] = {}
 
     def fetch(self, digest: str, done: Done, is_wanted: Callable[[], bool] = _always) -> None:
-        """Ensure that the driver has an adapter, then call `done`, at once or in a later turn.
+        """Ensure that the driver has an adapter, and then call `done`, at once or later.
 
         Args:
             digest: Digest of the adapter.
-            done: Gets the error, or None. It must use the adapter before it returns, because
-                adapters loaded later may evict this adapter.
-            is_wanted: Whether the sequence still waits; if not, `done` may never be called.
+            done: Function that receives the error, or None. It must use the adapter before it
+                returns, because adapters loaded later may evict this adapter.
+            is_wanted: Function that returns whether the sequence still waits. If not, `done` may
+                never be called.
         """
         if not _DIGEST.fullmatch(digest):
             message = f"{digest[:80]!r} is no digest of an adapter: 64 hexadecimal digits"
@@ -138,7 +141,7 @@ class AdapterDesk:
             self._waiters += 1
 
     def _join(self, waiting: list[_Waiter], waiter: _Waiter) -> None:
-        """Add a waiting sequence; if the list is full, drop sequences that no longer wait."""
+        """Add a waiting sequence, after dropping those that no longer wait if the list is full."""
         if len(waiting) >= WAITERS_EACH_MAX:
             before = len(waiting)
             waiting[:] = [other for other in waiting if other.is_wanted()]
@@ -150,7 +153,7 @@ class AdapterDesk:
             self._waiters += 1
 
     def _run(self, digest: str) -> bool:
-        """Queue the read of an adapter; False if too much work is waiting."""
+        """Queue the read of an adapter, or return False if too much work is waiting."""
         return self._background.run(partial(self._read, digest), partial(self._was_read, digest))
 
     def _read(self, digest: str) -> Any:
@@ -189,7 +192,7 @@ class AdapterDesk:
         self._end(digest, self._put(digest, outcome))
 
     def _request_fetch(self, digest: str, shelf: AdapterShelf) -> bool:
-        """Request an adapter that is not on the disk; False if too many are requested already."""
+        """Request an adapter that is not on the disk, or return False if too many are requested."""
         asked = self._fetching.get(digest, 0)
         if asked >= _FETCHES_MAX or not shelf.want(digest, partial(self._was_fetched, digest)):
             return False
@@ -212,8 +215,8 @@ class AdapterDesk:
         waiting = self._waiting.pop(digest)
         self._waiters -= len(waiting)
         for done, is_wanted in waiting:
-            # An earlier sequence in this list may have evicted the adapter; a later one fetches it
-            # again.
+            # An earlier sequence in this list may have evicted the adapter. A later one then
+            # fetches it again.
             if error is None and not self._driver.has_adapter(digest):
                 self.fetch(digest, done, is_wanted)
             else:

@@ -1,4 +1,4 @@
-"""Attached routers, their probes and their sequences, as data that the step loop owns."""
+"""Defines attached routers, their probes and their sequences, as data of the step loop."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -30,22 +30,22 @@ _NOT_ITS_FAULT = {
 
 @dataclass(slots=True, eq=False)
 class HostAttachment:
-    """One router's connection to the engine, with the router's sequences and unsent news.
+    """One router's connection to the engine, with the router's sequences and unsent `StepNews`.
 
     Attributes:
         router_id: Id of the attached router.
-        epoch: Epoch of the attachment; a router's epochs increase.
+        epoch: Epoch of the attachment. A router's epochs increase.
         outbox: News that are not sent yet.
-        sequences: Living sequences, by the ids that the router gave them.
-        adapters_told: Resident adapters that the router learned when it attached.
+        sequences: Living sequences, by the router's ids.
+        adapters_told: Resident adapters that were sent to the router when it attached.
         news: News of the current step, before they are posted to the outbox.
         told_step: Number of the last step whose news were posted.
         told_at_s: Time of the last post.
-        silence_max_s: Seconds without a confirmation after which the router is treated as frozen;
-            0: never.
+        silence_max_s: Seconds without a confirmation after which the router is treated as frozen,
+            or 0 for never.
         silent_s: Seconds without a confirmation, counted while news are unconfirmed.
         grants: Number of credit grants when the router last confirmed news.
-        orphaned_at_s: Time when the stream was found broken; None while the stream is intact.
+        orphaned_at_s: Time when the stream was found broken, or None while the stream is intact.
         unconfirmed: Ends of the sequences that the router may not have received.
     """
 
@@ -64,7 +64,7 @@ class HostAttachment:
     unconfirmed: list[SequenceEnd] = field(default_factory=list[SequenceEnd])
 
     def note_silence(self, passed_s: float) -> bool:
-        """Add time without a confirmation; return whether the router counts as frozen now."""
+        """Add time without a confirmation, and return whether the router counts as frozen now."""
         grants = self.outbox.unconfirmed_since_grant
         self.silent_s = self.silent_s + passed_s if grants == self.grants is not None else 0.0
         self.grants = grants
@@ -83,9 +83,9 @@ class Probe:
     """A canary inference in progress.
 
     Attributes:
-        reply: Sends the answer.
+        reply: Function that sends the answer.
         started_at_s: Start of the probe in monotonic seconds.
-        until_s: Deadline of the caller; infinite: the probe runs to its end.
+        until_s: Deadline of the caller in monotonic seconds, infinite if the probe runs to its end.
         is_late: Whether the probe has missed its deadline and is being cancelled.
     """
 
@@ -97,16 +97,16 @@ class Probe:
 
 @dataclass(slots=True, eq=False)
 class Hosted:
-    """A living sequence: its owner, the owner's id of the sequence, and its output.
+    """A living sequence, with its owner, the owner's id of the sequence, and its output.
 
     Attributes:
         key: Key of the sequence in the driver.
-        id: Id that the router gave the sequence, unique in its attachment.
-        owner: Attachment or probe that owns the sequence; a resuming router's new attachment takes
-            over.
+        id: Router's id of the sequence, unique in its attachment.
+        owner: Attachment or probe that owns the sequence. When a router resumes, its new attachment
+            becomes the owner.
         is_parked: Whether the sequence waits for its adapter or grammar and is not in the driver
             yet.
-        load_us: Microseconds that the sequence waited for its adapter; 0: it needed no load.
+        load_us: Microseconds that the sequence waited for its adapter, or 0 without a load.
     """
 
     key: int

@@ -1,7 +1,7 @@
-"""Requests about adapters and KV blocks; each gets one answer and starts no sequence.
+"""Answers requests about adapters and KV blocks, each once and without a sequence.
 
-The step loop owns this module, because it alone may use the driver. Background threads check, pack
-and send the bytes.
+Only the step loop calls this module, because it alone may use the driver. Background threads check,
+pack and send the bytes.
 """
 
 from collections.abc import Callable, Sequence
@@ -39,7 +39,7 @@ class ControlDesk:
         self._adapters = adapters
         self._background = background
         self._counters = counters
-        self._block_bytes = 0  # size of one KV block in bytes; 0 until the first export
+        self._block_bytes = 0  # size of one KV block in bytes, or 0 until the first export
 
     def adapters(self, message: wire.Adapters, reply: Reply) -> None:
         """Unload adapters, start the loads, and answer with a list when the last load has ended."""
@@ -86,7 +86,7 @@ class ControlDesk:
         self._run(send, sent, reply)
 
     def import_kv(self, message: wire.Import, reply: Reply) -> None:
-        """Verify blocks in a background thread, then put them into the cache and answer."""
+        """Verify blocks in a background thread, then add them to the cache and answer."""
         check = partial(unpack_blocks, message.blocks, self._base_digest)
         self._run(check, partial(self._checked, reply), reply)
 

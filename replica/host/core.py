@@ -1,8 +1,7 @@
-"""The state of an engine host: attachments, epochs and sequences, without threads.
+"""Decides what happens to a host's attachments, epochs and sequences, without threads.
 
-The step loop owns this state. Every router that may use the replica has one attachment at a time,
-with sequences of its own. This module decides what happens to attachments and sequences;
-`replica.host.service` transports the bytes.
+Only the step loop uses this state. Every router that may use the replica has one attachment at a
+time, with its own sequences. `replica.host.service` transports the bytes.
 """
 
 import time
@@ -32,17 +31,18 @@ from sluice.wire.engine.v1 import engine_pb2 as wire
 
 log = structlog.get_logger(__name__)
 
-HEARTBEAT_S = 0.2  # seconds between frames to an idle router; routers expect a frame every 0.25 s
-# Seconds that a router whose stream broke has to attach again before its sequences are cancelled. A
-# router retries for 0.3 s, from the first moment. The grace is short because sequences without a
-# router occupy slots that other sequences may be waiting for.
+HEARTBEAT_S = 0.2  # seconds between frames to an idle router, which expects a frame every 0.25 s
+# Seconds within which a router whose stream broke must attach again, before its sequences are
+# cancelled. A router starts to retry at once and retries for 0.3 s. The time is short because
+# sequences without a router occupy slots for which other sequences may be waiting.
 ORPHAN_GRACE_S = 1.0
-# A router is frozen when it has confirmed nothing for this many times its promised interval. By
-# then its gateways have given up the router, and other sequences need the slots of its sequences.
+# A router is frozen when it has confirmed no frame for this many times its promised interval. At
+# that time its gateways have abandoned the router, and other sequences need the slots of its
+# sequences.
 _SILENCE_FACTOR = 4
-# largest duration of a step that counts as a router's silence: our own pause is not the router's
+# largest duration of a step that counts as a router's silence, because a longer pause is the host's
 _STEP_COUNTED_S = 0.25
-# largest number of attached routers, each of which costs a thread; a cell has one router
+# largest number of attached routers, each of which costs a thread, while a cell has one router
 ATTACHMENTS_MAX = 64
 
 
@@ -62,18 +62,19 @@ class HostCore:
         shelf: AdapterShelf | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Make an idle host.
+        """Create an idle host.
 
         Args:
-            driver: Driver of the engine; only this core uses it.
+            driver: Driver of the engine, which only this core uses.
             base_digest: Digest of the base that the engine serves.
-            waiting_max: Accepted sequences beyond the running ones; further sequences end as BUSY.
+            waiting_max: Number of accepted sequences beyond the running ones. Further sequences end
+                as BUSY.
             entropy: Source of seeds for sequences without a seed.
-            background: Runs the reading of files and the checking of bytes.
-            compilers: Runs the compilation of grammars, which is foreign code, apart from the
-                reading.
+            background: Threads that read files and check bytes.
+            compilers: Separate threads that compile grammars, which are foreign code.
             artifacts_dir: Directory of adapters, by digest.
-            shelf: Fetches missing adapters onto the disk; None: missing adapters are not found.
+            shelf: Shelf that fetches missing adapters onto the disk, or None if missing adapters
+                are not found.
             clock: Clock of the driver, in monotonic seconds.
         """
         self._driver = driver
@@ -111,12 +112,12 @@ class HostCore:
         return self._driver.adapters()
 
     def outbox(self, epoch: int) -> Outbox | None:
-        """Return the outbox of an attachment; any thread may call this."""
+        """Return the outbox of an attachment. Any thread may call this."""
         attachment = self._attachments.get(epoch)
         return None if attachment is None else attachment.outbox
 
     def attach(self, message: wire.Attach, now_s: float) -> tuple[HostAttachment, wire.Attached]:
-        """Open an attachment; an older attachment of the same router is resumed or closed.
+        """Open an attachment, and resume or close an older attachment of the same router.
 
         Raises:
             RefusedError: The epoch is not greater than the router's last, the epoch belongs to
@@ -158,7 +159,7 @@ class HostCore:
         return attachment, attached
 
     def detach(self, epoch: int) -> None:
-        """Close an attachment; its sequences end as cancelled."""
+        """Close an attachment, whose sequences end as cancelled."""
         attachment = self._attachments.pop(epoch, None)
         if attachment is None:
             return
@@ -167,7 +168,7 @@ class HostCore:
         attachment.outbox.close()
 
     def orphan(self, epoch: int, now_s: float) -> None:
-        """Record that an attachment's stream broke; the attachment is closed after a grace."""
+        """Record that an attachment's stream broke, so that it is closed after `ORPHAN_GRACE_S`."""
         attachment = self._attachments.get(epoch)
         if attachment is not None and attachment.orphaned_at_s is None:
             attachment.orphaned_at_s = now_s
@@ -180,15 +181,15 @@ class HostCore:
             outbox.add_credit(frames)
 
     def submit(self, epoch: int, sequences: Iterable[wire.Sequence], seen_at_s: float) -> None:
-        """Accept sequences; frames report what happens to each of them.
+        """Accept sequences, whose progress and ends are reported in frames.
 
         Sequences of an unknown epoch are ignored, because their router has closed it or is gone.
         """
         attachment = self._attachments.get(epoch)
         if attachment is None:
             return
-        # The router does not know yet that the engine sleeps, or sent these before it woke the
-        # engine.
+        # The router has not been informed yet that the engine sleeps, or sent these before it woke
+        # the engine.
         if self._rest.is_asleep:
             self._rest.wake()
             self._turn_away(attachment, [it.id for it in sequences], "the engine is asleep")
@@ -196,14 +197,14 @@ class HostCore:
             self.sequences.take(attachment, sequences, seen_at_s)
 
     def rest(self, message: wire.Rest, reply: Reply) -> None:
-        """Put the engine to sleep or wake it; an engine with sequences of routers stays awake."""
+        """Put the engine to sleep or wake it, unless it has sequences of routers."""
         held = sum(len(it.sequences) for it in self._attachments.values())
         self._rest.rest(message, reply, held)
 
     def probe(self, message: wire.Probe, reply: Reply, seen_at_s: float) -> None:
         """Start a probe.
 
-        A sleeping engine refuses a long probe, for which it has no room, and wakes up.
+        A sleeping engine refuses a probe that is too long for its few KV blocks, and wakes up.
         """
         if self._rest.is_asleep and len(message.prompt) + message.tokens > ASLEEP_TOKENS:
             self._rest.wake()
@@ -226,7 +227,7 @@ class HostCore:
                 attachment.finish(sequence, finished_message(sequence, event))
 
     def cancel(self, epoch: int, sequences: Iterable[int]) -> None:
-        """Cancel sequences; unknown ids are ignored, because they have ended already."""
+        """Cancel sequences, without unknown ids, which have ended already."""
         attachment = self._attachments.get(epoch)
         if attachment is None:
             return
@@ -241,7 +242,7 @@ class HostCore:
         return max(0.0, min(told_at_s, default=now_s) + HEARTBEAT_S - now_s)
 
     def step(self) -> StepEvents:
-        """Let the driver compute one step, if the driver has work."""
+        """Compute one step with the driver, if the driver has work."""
         self._rest.look()
         if not self._driver.has_work:
             return StepEvents()
@@ -274,7 +275,7 @@ class HostCore:
         self._end_all(RefusedError(ErrorCode.ENGINE_FAILED, message))
 
     def drain_all(self) -> None:
-        """End all sequences and attachments because the engine stops; routers retry elsewhere."""
+        """End all sequences and attachments because the engine stops. Routers retry elsewhere."""
         for attachment in self._attachments.values():
             for hosted in attachment.sequences.values():
                 self._driver.cancel(hosted.key)
@@ -288,7 +289,7 @@ class HostCore:
         self._attachments.clear()
 
     def _resume(self, old: HostAttachment, new: HostAttachment) -> list[wire.Resumed]:
-        """Move the sequences of an attachment to a newer attachment; return their whole output.
+        """Move the sequences of an attachment to a newer attachment, and return their whole output.
 
         The whole output includes unsent tokens of the old attachment, so these are dropped. Sent
         messages may have been lost, so ends that the router has not confirmed are reported again.
@@ -305,14 +306,14 @@ class HostCore:
         return [encode_resumed(sequence, all_) for sequence, all_ in told]
 
     def _turn_out(self, attachment: HostAttachment) -> None:
-        """End a frozen router's sequences; a router that wakes up can submit new ones."""
+        """End a frozen router's sequences, which a router that wakes up can submit anew."""
         text = f"router {attachment.router_id} took nothing for {attachment.silent_s:.1f} s"
         log.warning("router_frozen", router=attachment.router_id, count=len(attachment.sequences))
         self.sequences.turn_out(attachment, RefusedError(ErrorCode.ENGINE_BUSY, text))
         attachment.silent_s = 0.0
 
     def _keep(self, orphan: HostAttachment, since_s: float, now_s: float) -> None:
-        """Keep the output and the ends of an orphan's sequences until its grace is over."""
+        """Store the output of a detached router's sequences until `ORPHAN_GRACE_S` is over."""
         orphan.unconfirmed += orphan.news.ended
         orphan.news = StepNews()
         if now_s - since_s >= ORPHAN_GRACE_S:

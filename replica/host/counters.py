@@ -1,9 +1,10 @@
-"""Counters of an engine host since its start. The step loop writes them, the metrics read them."""
+"""Counts the work of an engine host since its start. The step loop writes, the metrics read."""
 
 from collections import Counter, deque
 from dataclasses import dataclass, field
 
-_KEPT = 1024  # largest number of observations kept between two reads; the oldest are dropped
+# Largest number of observations stored between two reads, where the oldest are dropped
+_KEPT = 1024
 
 
 @dataclass(slots=True)
@@ -17,7 +18,7 @@ class HostCounters:
         grammars: Number of sequences with a grammar.
         adapter_loads: Number of loads of adapters into slots.
         adapter_evictions: Number of evictions of adapters from slots.
-        adapter_failures: Number of adapters that could not be read or put into memory.
+        adapter_failures: Number of adapters that could not be read or stored in memory.
         adapter_fetches: Number of requests to the node's agent for missing adapters.
         adapter_waits_s: Seconds that sequences waited for their adapters, one entry each, until the
             metrics read them.

@@ -1,4 +1,4 @@
-"""Encodes news as the bytes of a frame. Columns are encoded as a whole, never token by token."""
+"""Encodes `StepNews` as the bytes of a frame, by whole columns instead of single tokens."""
 
 from collections.abc import Iterable
 from itertools import chain
@@ -12,10 +12,10 @@ _UINT32_MAX = (1 << 32) - 1
 
 
 class FrameEncoder:
-    """Encodes one attachment's news; numbers its KV events, sends adapters only after changes."""
+    """Encodes one attachment's news, with numbers for KV events, and with changed adapters."""
 
     def __init__(self, kv_blocks: int, adapters_told: tuple[str, ...] = ()) -> None:
-        """Make an encoder for a router that already knows that `adapters_told` are resident."""
+        """Create an encoder for a router that was already sent `adapters_told` as resident."""
         self._kv_blocks = kv_blocks
         self._kv_number = 0
         self._adapters_sent = adapters_told
@@ -120,7 +120,7 @@ def encode_resumed(sequence: int, told: SequenceRecord) -> wire.Resumed:
 
 
 def fill_logprobs(message: wire.Logprobs, entries: list[tuple[int, TokenLogprobs]]) -> None:
-    """Add the logprobs of tokens, given as pairs (sequence, entry)."""
+    """Add the logprobs of tokens, as pairs (sequence, entry)."""
     message.sequence.extend([sequence for sequence, _ in entries])
     _fill_entries(message, [entry for _, entry in entries])
 

@@ -1,7 +1,7 @@
-"""Converts contents of KV blocks between the wire and the driver; callable in any thread.
+"""Converts contents of KV blocks between the wire and the driver, in any thread.
 
 Each block has a checksum keyed by its hash. So neither damaged content nor content under a wrong
-hash gets into a cache, from where it would silently spoil answers.
+hash enters a cache, where it would corrupt answers unnoticed.
 """
 
 import hashlib
@@ -12,8 +12,8 @@ from sluice.errors import ErrorCode
 from sluice.hashing import BLOCK_TOKENS, HASH_BYTES
 from sluice.wire.engine.v1 import engine_pb2 as wire
 
-# Largest number of bytes of one message. Triton and Python copy a message several times, for some 5
-# ms each, and no step begins meanwhile. A block that is larger is sent alone.
+# Largest number of bytes of one message. Triton and Python copy a message several times, for about
+# 5 ms each, and no step begins meanwhile. A block that is larger is sent alone.
 EXPORT_BYTES_MAX = 16 << 20
 IMPORT_BYTES_MAX = 64 << 20
 CHECKSUM_BYTES = 16
@@ -42,7 +42,7 @@ def unpack_blocks(message: wire.KvBlocks, base_digest: str) -> KvBlocks:
     """Return the blocks of a message after all checks that need no engine.
 
     Raises:
-        RefusedError: With CONFLICT if the blocks are of another base or block size; with
+        RefusedError: With CONFLICT if the blocks are of another base or block size, or with
             INVALID_REQUEST if sizes disagree or a checksum is wrong.
     """
     if message.base_digest != base_digest:

@@ -1,10 +1,10 @@
-"""Metrics of an engine host on Triton's port: their names, and their values from a sample.
+"""Defines the metrics of an engine host on Triton's port, and computes their values.
 
 Families that TensorRT-LLM's own backend also has use its names and label values, so that one
 dashboard can read both. Values that only TensorRT-LLM has (memory on the GPU, micro-batches, paused
 requests) are absent.
 
-This module is pure; `model_repo/llm/1/model.py` writes the values to Triton.
+This module is pure, and `model_repo/llm/1/model.py` writes the values to Triton.
 """
 
 from collections.abc import Iterable, Iterator
@@ -15,11 +15,11 @@ from replica.engine.types import AdapterState, EngineLoad, Limits
 from replica.host.counters import HostCounters
 from sluice.hashing import BLOCK_TOKENS
 
-# largest number of adapters with a series of their own; all others share one series
+# largest number of adapters with a separate series, while all others share one series
 ADAPTER_LABELS_MAX = 32
 _LABEL_CHARS = 12
 _OTHER = "other"
-# largest number of adapters whose last totals are remembered after the engine dropped them
+# largest number of adapters whose last totals are stored after the engine dropped them
 _SEEN_MAX = 10_000
 _LENGTHS = (10.0, 50.0, 100.0, 500.0, 1000.0)  # buckets of TensorRT-LLM's own histograms
 _STEPS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
@@ -55,7 +55,7 @@ class Family:
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A value of one series: a gauge's value, a counter's total, or a histogram's observation."""
+    """A value of one series, which is a gauge's value, a counter's total, or an observation."""
 
     family: Family
     labels: tuple[str, ...]
@@ -199,7 +199,7 @@ class MetricsSample:
     Attributes:
         load: Load after the last step.
         limits: Limits of the engine.
-        counters: Counters since the start; `EngineMetrics.values` empties their lists.
+        counters: Counters since the start, whose lists `EngineMetrics.values` empties.
         adapters: Adapters that the engine holds.
         step_age_s: Seconds since the step in progress began.
         memory_bytes: Resident memory of the process.
@@ -216,7 +216,7 @@ class MetricsSample:
 
 
 class EngineMetrics:
-    """Turns samples into values. It remembers which adapters have a series of their own."""
+    """Computes values from samples, and stores which adapters have a separate series."""
 
     def __init__(self) -> None:
         self._tokens: dict[tuple[str, str], int] = {}  # (label, kind) -> total

@@ -1,8 +1,8 @@
-"""The unsent news of an attachment: merged over steps, bounded in size, confirmed by credit.
+"""Queues an attachment's unsent events, merged over steps, bounded, and confirmed by credit.
 
-The step loop posts news, and the attachment's sender thread takes them. Without credit nothing is
-queued: the news of further steps are merged into the pending news. This is a per-token path, so
-columns are kept whole, step by step, and never processed token by token.
+The step loop posts the events of a step (`StepNews`), and the attachment's sender thread removes
+and sends them. Without credit, the news of further steps are merged into the pending news. The code
+runs for every token, so it stores whole columns per step and never processes single tokens.
 """
 
 import threading
@@ -14,22 +14,22 @@ from sluice.wire.engine.v1 import engine_pb2 as wire
 
 _IDLE = EngineLoad()
 # Largest number of pending entries (tokens, logprobs, cache changes) of a router that reads no
-# frames: ten minutes of a fast engine, or some 100 MB.
+# frames. They are ten minutes of a fast engine, or about 100 MB.
 PENDING_ENTRIES_MAX = 2_000_000
-# Ends that a router has not confirmed are kept in case it resumes. For a router that never grants
-# credit, only the newest ends are kept, up to this many tokens.
+# Largest number of tokens of stored ends that a router has not confirmed. Ends are stored in case
+# the router resumes. For a router that never grants credit, only the newest ends are stored.
 UNCONFIRMED_TOKENS_MAX = 1_000_000
-_ENDED_WEIGHT = 64  # tokens of output that weigh as much as the fixed part of an end's record
+_ENDED_WEIGHT = 64  # weight of the fixed part of an end's record, in tokens of output
 
 
 @dataclass(slots=True, eq=False)
 class SequenceRecord:
-    """The whole output of a sequence so far, kept in case its router resumes.
+    """The whole output of a sequence so far, stored in case its router resumes.
 
     Attributes:
         output: Emitted tokens.
-        admitted: Admission fact; None before the admission.
-        logprobs: Logprobs of each output token if the sequence requested them; 8 bytes per
+        admitted: Admission message, or None before the admission.
+        logprobs: Logprobs of each output token if the sequence requested them, with 8 bytes per
             alternative.
         prompt_logprobs: Logprobs of the prompt's tokens, if the sequence requested them.
     """
@@ -42,7 +42,7 @@ class SequenceRecord:
 
 @dataclass(frozen=True, slots=True)
 class SequenceEnd:
-    """The end of a sequence; `told` is None if the engine never accepted the sequence."""
+    """The end of a sequence, where `told` is None if the engine never accepted the sequence."""
 
     finished: wire.Finished
     told: SequenceRecord | None = None
@@ -65,15 +65,15 @@ class StepNews:
     Attributes:
         step: Number of the last step covered.
         steps: Number of steps covered.
-        columns: For each step with tokens: (the router's sequence ids, the tokens of these
-            sequences).
+        columns: Pairs (the router's sequence ids, the tokens of these sequences), one per step with
+            tokens.
         has_runs: Whether a sequence may appear more than once in one column.
         entries: Weight of columns and logprobs, in units of one token.
         logprobs: Pairs (sequence, logprobs of one token), in the order of the tokens.
         prompt_logprobs: Logprobs of parts of prompts.
-        admitted: Admission facts, one per sequence.
+        admitted: Admission messages, one per sequence.
         ended: Ends, one per sequence.
-        kv: Block hash -> whether the block is cached now.
+        kv: Block hash -> whether the block is now cached.
         kv_reset: Whether `kv` is the complete state instead of a change.
         load: Load of the engine after the last step.
     """
@@ -97,7 +97,7 @@ class StepNews:
 
     @property
     def is_heartbeat(self) -> bool:
-        """Whether the news contain nothing but the engine's load."""
+        """Whether the news contain only the engine's load."""
         return not (
             self.columns
             or self.admitted
@@ -108,7 +108,7 @@ class StepNews:
         )
 
     def add_tokens(self, ids: list[int], tokens: list[int]) -> None:
-        """Add the columns of a step, which nobody may change from now on."""
+        """Add the columns of a step, which must not be changed from now on."""
         self.columns.append((ids, tokens))
         self.entries += len(ids)
 
@@ -141,7 +141,7 @@ class StepNews:
 
 
 class Outbox:
-    """Pending news and credit of one attachment; the only data that its two threads share."""
+    """Pending news and credit of one attachment, the only data that its two threads share."""
 
     def __init__(self, credit_frames: int) -> None:
         self._changed = threading.Condition()
@@ -156,7 +156,7 @@ class Outbox:
         self._unconfirmed_tokens = 0
 
     def post(self, news: StepNews) -> bool:
-        """Add the news of a step; the outbox owns `news` from now on.
+        """Add the news of a step, which the caller must not change from now on.
 
         Returns False if the router has left too many entries unread.
         """
@@ -170,7 +170,7 @@ class Outbox:
             return self._pending.entries + len(self._pending.kv) <= PENDING_ENTRIES_MAX
 
     def add_credit(self, frames: int) -> None:
-        """Permit this many more frames; the router has received as many since its last grant."""
+        """Permit this many more frames, and count as many sent frames as confirmed."""
         with self._changed:
             self._grants += 1
             self._credit += frames
@@ -183,13 +183,13 @@ class Outbox:
                 self._changed.notify()
 
     def close(self) -> None:
-        """Accept no more news; pending news are still sent if there is credit."""
+        """Accept no more news, but send pending news if there is credit."""
         with self._changed:
             self._is_closed = True
             self._changed.notify()
 
     def abandon(self) -> list[SequenceEnd]:
-        """Close without sending pending news; return the ends that may not have arrived."""
+        """Close without sending pending news, and return the ends that may not have arrived."""
         with self._changed:
             ended = [ended for _, ended in self._unconfirmed]
             if self._pending is not None:
@@ -202,7 +202,7 @@ class Outbox:
             return ended
 
     def take(self, timeout_s: float) -> tuple[StepNews | None, bool]:
-        """Return (news to send now for one credit, or None; whether nothing will follow).
+        """Return the news to send now for one credit, or None, and whether no more will follow.
 
         Waits up to `timeout_s` until there are news and credit, or until the outbox is closed.
         """
@@ -226,7 +226,7 @@ class Outbox:
 
     @property
     def unconfirmed_since_grant(self) -> int | None:
-        """The number of grants so far while news of a step are unconfirmed; None otherwise."""
+        """The number of grants so far while news of a step are unconfirmed, otherwise None."""
         with self._changed:
             is_owed = self._last_step_frame > self._confirmed_frames
             return self._grants if is_owed else None

@@ -1,4 +1,4 @@
-"""The engine's connection to its node's agent, which fetches missing artifacts.
+"""Requests missing artifacts from the node's agent, over a socket.
 
 One thread serves all waits and delivers their results to the step loop. After a restart of the
 agent, the thread sends all open requests again.
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 Fetched = Callable[[RefusedError | None], None]
 
 WAITS_MAX = 256  # largest number of requested artifacts at a time
-WAIT_S_MAX = 130.0  # seconds after which a wait ends; longer than the agent's own deadline
+WAIT_S_MAX = 130.0  # seconds after which a wait ends, longer than the agent's own deadline
 _AWAY_S = 5.0  # seconds that a request waits for an absent agent, which may just be restarting
 _CONNECT_PAUSE_S = 0.2
 _IDLE_PAUSE_S = 2.0
@@ -47,7 +47,7 @@ class _Wait(NamedTuple):
 
 
 class NodeArtifacts:
-    """A client of the agent. Any thread may call it; results are delivered in the step loop."""
+    """A client of the agent for any thread, which delivers results in the step loop."""
 
     def __init__(
         self,
@@ -55,11 +55,11 @@ class NodeArtifacts:
         deliver: Callable[[Callable[[], None]], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Make an idle client; `start` connects it.
+        """Create an idle client, which `start` connects.
 
         Args:
             path: Path of the agent's socket.
-            deliver: Runs a function in the step loop.
+            deliver: Function that runs another function in the step loop.
             clock: Clock in monotonic seconds.
         """
         self._path = path
@@ -82,16 +82,16 @@ class NodeArtifacts:
         self._thread.start()
 
     def close(self, timeout_s: float) -> None:
-        """End the thread; waiting requests get no result."""
+        """End the thread. Waiting requests receive no result."""
         self._is_closing = True
         self._wake()
         self._thread.join(timeout_s)
 
     def want(self, digest: str, done: Fetched) -> bool:
-        """Request an artifact; False if too many artifacts are requested already.
+        """Request an artifact, or return False if too many artifacts are requested already.
 
-        The caller must not request an artifact again before `done`. The step loop calls `done`; if
-        it gets no error, the artifact is on the disk.
+        The caller must not request an artifact again before `done`. The step loop calls `done`. If
+        it receives no error, the artifact is on the disk.
         """
         with self._lock:
             if len(self._waits) >= WAITS_MAX:
@@ -102,7 +102,7 @@ class NodeArtifacts:
         return True
 
     def note_use(self, digest: str) -> None:
-        """Count a request that uses an artifact; the counts are sent to the agent at intervals."""
+        """Count a request that uses an artifact, for the messages to the agent at intervals."""
         with self._lock:
             self._uses[digest] += 1
 
@@ -135,7 +135,7 @@ class NodeArtifacts:
         self._waker.close()
 
     def _connect(self) -> socket.socket | None:
-        """Return a connection to the agent; None if no agent answers.
+        """Return a connection to the agent, or None if no agent answers.
 
         The address uses a handle of the directory, because the path may be too long for an address.
         """
@@ -155,7 +155,7 @@ class NodeArtifacts:
     def _talk(self, connection: socket.socket) -> None:
         """Exchange messages with the agent until the connection ends."""
         with self._lock:
-            self._is_due = True  # a new agent does not know the open requests
+            self._is_due = True  # a new agent has no record of the open requests
         heard = b""
         said_s = self._clock()
         try:
@@ -200,15 +200,17 @@ class NodeArtifacts:
             self._deliver(lambda: wait.done(error))
 
     def _end_late(self) -> None:
-        """End waits that are too long; the limit is shorter while there is no agent.
+        """End waits that are too long, with a shorter limit while there is no agent.
 
-        Neither limit is a statement about the artifact, which another node may have.
+        A wait that ends does not imply that the artifact is missing, because another node may have
+        it.
         """
         now_s, away_since_s = self._clock(), self._away_since_s
         with self._lock:
             waits = [(digest, wait.since_s) for digest, wait in self._waits.items()]
         for digest, since_s in waits:
-            # An agent that vanished between two requests may be restarting, so it gets some time.
+            # An agent that vanished between two requests may be restarting, so it has some time to
+            # return.
             if away_since_s is not None and now_s - max(away_since_s, since_s) >= _AWAY_S:
                 text = (
                     f"adapter {digest} is not on this node, and the agent that would fetch it"

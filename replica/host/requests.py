@@ -1,6 +1,6 @@
-"""Translates a wire `Sequence` into the driver's `SequenceRequest`; every input gets an answer.
+"""Translates a wire `Sequence` into the driver's `SequenceRequest`, or refuses it.
 
-This module has the rules of the translation: absent and zero mean "off", columns must have equal
+This module has the rules of the translation. Absent and zero mean "off", columns must have equal
 lengths, and numbers are mapped to names. The driver decides whether an engine can serve the
 request.
 """
@@ -43,14 +43,15 @@ def decode_sequence(
         message: Message from the router.
         keys: Driver keys of the sequence and of each of its forks, in order.
         base_digest: Digest of the base that the engine serves.
-        seen_at_s: Time when the message arrived; the queue time begins then.
+        seen_at_s: Time when the message arrived, at which the queue time begins.
         entropy: Source of seeds for sequences without a seed.
 
     Raises:
-        RefusedError: With INVALID_REQUEST; its message says how to correct the request.
+        RefusedError: With INVALID_REQUEST. Its message says how to correct the request.
     """
     root = message.cache_root
-    # adapter and base must not share cached KV values, as they would under the base's root
+    # adapter and base must not share cached KV values, which would have equal hashes under the
+    # base's root
     if not root and message.adapter_digest:
         root = cache_root(base_digest, message.adapter_digest, b"")
     forks = tuple(

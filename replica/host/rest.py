@@ -1,4 +1,4 @@
-"""Puts the engine to sleep and wakes it. The step loop owns this, but others allocate memory."""
+"""Puts the engine to sleep and wakes it, in the step loop, with memory from other threads."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from sluice.errors import ErrorCode
 from sluice.hashing import BLOCK_TOKENS
 from sluice.wire.engine.v1 import engine_pb2 as wire
 
-# KV blocks that a sleeping engine keeps, so that probes are still computed by the model
+# KV blocks that a sleeping engine retains, so that probes are still computed by the model
 ASLEEP_BLOCKS = 4
 ASLEEP_TOKENS = ASLEEP_BLOCKS * BLOCK_TOKENS
 
@@ -23,16 +23,17 @@ class RestDesk:
         self._background = background
         self._waking: list[Reply] = []
         self._is_waking = False
-        self._memory: Any = None  # memory to wake with, allocated and waiting until nothing runs
+        # Memory for waking, which is allocated and waits until no sequence runs
+        self._memory: Any = None
         self.is_asleep = False
 
     def rest(self, message: wire.Rest, reply: Reply, held: int) -> None:
-        """Sleep or wake; the answer is sent when the engine has done so.
+        """Put the engine to sleep or wake it, and then send the answer.
 
         Args:
             message: Request to sleep or to wake.
-            reply: Sends the answer.
-            held: Number of sequences of routers; an engine that has any stays awake.
+            reply: Function that sends the answer.
+            held: Number of sequences of routers. An engine that has any stays awake.
         """
         driver = self._driver
         if not isinstance(driver, Sleeper):
@@ -59,7 +60,7 @@ class RestDesk:
                 self._restored(MemoryError("too much is done beside the steps"))
 
     def look(self) -> None:
-        """Finish waking if the memory is allocated and nothing runs; call before every step."""
+        """Finish waking before a step, if the memory is allocated and no sequence runs."""
         driver = self._driver
         if self._memory is not None and not driver.has_work and isinstance(driver, Sleeper):
             driver.wake(self._memory)

@@ -1,4 +1,4 @@
-"""The living sequences of an engine host, from Submit to their end; the step loop owns them.
+"""Tracks the living sequences of an engine host in the step loop, from Submit to their end.
 
 A sequence is registered when it arrives, even before its grammar is compiled and its adapter is
 read. From then on it can be cancelled, follows its attachment when a router resumes, and ends
@@ -38,14 +38,14 @@ from sluice.errors import ErrorCode
 from sluice.hashing import cache_root
 from sluice.wire.engine.v1 import engine_pb2 as wire
 
-# Bytes of a sequence's message beyond its prompt: a grammar has up to 64 KiB, the rest a few
-# thousand.
+# Bytes of a sequence's message beyond its prompt. A grammar has up to 64 KiB, and the rest a few
+# thousand bytes.
 _EXTRAS_BYTES_MAX = 1 << 18
 _TOKEN_BYTES_MAX = 5  # largest size of a token in a message, as a varint
 
 
 class SequenceBook:
-    """The record of all sequences with their owners and outputs; gives sequences to the driver."""
+    """The record of all sequences with owners and outputs, which also adds them to the driver."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class SequenceBook:
         entropy: Callable[[], int],
         clock: Callable[[], float],
     ) -> None:
-        """Make an empty record; sequences beyond `living_max` end as BUSY."""
+        """Create an empty record, where sequences beyond `living_max` end as BUSY."""
         self._driver = driver
         self._base_digest = base_digest
         self._adapters = adapters
@@ -79,7 +79,7 @@ class SequenceBook:
     def take(
         self, attachment: HostAttachment, sequences: Iterable[wire.Sequence], seen_at_s: float
     ) -> None:
-        """Accept sequences; if one cannot be served, only that sequence ends.
+        """Accept sequences, of which only those end that cannot be served.
 
         A sequence whose id is living already is ignored, so that a submit can be repeated.
         """
@@ -94,7 +94,8 @@ class SequenceBook:
         """Start a canary inference, after its adapter is loaded."""
         tells = message.wants_logprobs and self._driver.capabilities.logprobs_max > 0
         root = message.cache_root
-        # adapter and base must not share cached KV values, as they would under the base's root
+        # adapter and base must not share cached KV values, which would have equal hashes under the
+        # base's root
         if not root and message.adapter_digest:
             root = cache_root(self._base_digest, message.adapter_digest, b"")
         request = SequenceRequest(
@@ -115,20 +116,20 @@ class SequenceBook:
         self._equip(request)
 
     def cancel(self, hosted: Hosted) -> None:
-        """End a sequence: at once if the driver does not have it yet, else by its last event."""
+        """End a sequence, at once if the driver does not have it yet, else by its last event."""
         if hosted.is_parked:
             self._end(hosted, FinishedEvent(hosted.key, Finish.CANCELLED))
         else:
             self._driver.cancel(hosted.key)
 
     def cancel_all(self, attachment: HostAttachment) -> None:
-        """End all sequences of an attachment at once; their further output is ignored."""
+        """End all sequences of an attachment at once, and ignore their further output."""
         for hosted in list(attachment.sequences.values()):
             self._driver.cancel(hosted.key)
             self._end(hosted, _cut(hosted, FinishedEvent(hosted.key, Finish.CANCELLED)))
 
     def turn_out(self, attachment: HostAttachment, error: RefusedError) -> None:
-        """End all sequences of a frozen router at once; their further output is ignored."""
+        """End all sequences of a frozen router at once, and ignore their further output."""
         for hosted in list(attachment.sequences.values()):
             self._driver.cancel(hosted.key)
             self._end(hosted, _cut(hosted, refusal(hosted.key, error)))
@@ -143,7 +144,7 @@ class SequenceBook:
 
         Args:
             events: Events of the step.
-            sole: The only attachment; None if there are several or none.
+            sole: The only attachment, or None if there are several or none.
             now_s: Current time in monotonic seconds.
         """
         living = self._living
@@ -180,7 +181,7 @@ class SequenceBook:
                 self.cancel(hosted)
 
     def _file_all(self, events: StepEvents, sole: HostAttachment) -> bool:
-        """Record a step's tokens as whole columns; False if a sequence has no owner any more."""
+        """Record a step's tokens as whole columns, or return False if a sequence has no owner."""
         try:
             hosted = list(map(self._living.__getitem__, events.keys))
         except KeyError:
@@ -281,7 +282,7 @@ class SequenceBook:
         self._start(request, error)
 
     def _check_size(self, message: wire.Sequence) -> None:
-        """Refuse a message so large that decoding it would delay the step loop for nothing."""
+        """Refuse a message so large that its decoding would delay the step loop needlessly."""
         tokens = self._driver.limits.context_tokens_max * (2 if message.prediction else 1)
         limit = tokens * _TOKEN_BYTES_MAX + _EXTRAS_BYTES_MAX
         size = message.ByteSize()
@@ -374,7 +375,7 @@ def _refuse(attachment: HostAttachment, message: wire.Sequence, error: RefusedEr
 
 
 def _for_keys(request: SequenceRequest, wanted: list[int]) -> SequenceRequest:
-    """Return a request reduced to those of its sequences that are still wanted."""
+    """Return a request that is reduced to its sequences that are still wanted."""
     if len(wanted) == 1 + len(request.forks):
         return request
     seeds = {request.key: request.sampling.seed, **{f.key: f.seed for f in request.forks}}

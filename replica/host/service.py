@@ -1,10 +1,11 @@
-"""The engine host: takes HostRequest bytes and answers with HostFrame bytes, over any transport.
+"""Runs the engine host, which answers HostRequest bytes with HostFrame bytes.
 
-Each thread owns one thing: the *step loop* owns driver and state, one *sender* per attachment owns
-its responder, and one *replier* owns the responders of short answers. In addition, a few *workers*
-read adapters, check bytes and compile grammars; one thread requests missing adapters from the
-node's agent; and a *watchdog* watches the step loop, which is the only source of heartbeats. No
-thread uses a responder after `finish`, because in Triton that would crash the whole server.
+Each object is used by one thread. The *step loop* uses driver and state, one *sender* per
+attachment uses its responder, and one *replier* uses the responders of short answers. In addition,
+a few *workers* read adapters, check bytes and compile grammars, and one thread requests missing
+adapters from the node's agent. A *watchdog* watches the step loop, which is the only source of
+heartbeats. No thread uses a responder after `finish`, because in Triton that would crash the whole
+server.
 """
 
 import logging
@@ -33,11 +34,12 @@ from sluice.wire.engine.v1 import engine_pb2 as wire
 
 log = logging.getLogger(__name__)
 
-WAITING_MAX = 1024  # sequences in the engine's own queue; routers keep longer queues themselves
+# Sequences in the engine's own queue, since routers have longer queues themselves
+WAITING_MAX = 1024
 INBOX_SEQUENCES_MAX = 8192  # sequences that arrived but that the step loop has not processed yet
 INBOX_COMMANDS_MAX = 16384
 INBOX_BYTES_MAX = 256 << 20
-# Kinds of requests that get an answer -> largest number of open requests of that kind.
+# Kinds of requests that receive an answer -> largest number of open requests of that kind.
 ANSWERED_MAX = {
     "attach": 256,
     "probe": 8,
@@ -57,15 +59,15 @@ class Responder(Protocol):
     """The answering side of one request, used by one thread at a time."""
 
     def send(self, frame: bytes) -> None:
-        """Send one HostFrame; may raise any error if the caller has gone."""
+        """Send one HostFrame. Any error may be raised if the caller has disconnected."""
         ...
 
     def finish(self) -> None:
-        """End the answer; no method may be called afterwards."""
+        """End the answer, after which no method may be called."""
         ...
 
     def is_cancelled(self) -> bool:
-        """Whether the caller has gone."""
+        """Whether the caller has disconnected."""
         ...
 
 
@@ -96,14 +98,16 @@ class EngineHost:
         waiting_max: int = WAITING_MAX,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Make a host; call `start` before the first `handle`.
+        """Create a host, which has to be started before the first `handle`.
 
         Args:
-            driver: Driver of the engine; only this host may use it from now on.
+            driver: Driver of the engine, which only this host may use from now on.
             base_digest: Digest of the base.
-            artifacts_dir: Directory of adapters, by digest; None: the engine has no artifacts.
-            agent_socket: Socket of the node's agent, which fetches adapters; None: no agent.
-            waiting_max: Accepted sequences beyond the running ones; further sequences end as BUSY.
+            artifacts_dir: Directory of adapters by digest, or None if the engine has no artifacts.
+            agent_socket: Socket of the node's agent, which fetches adapters, or None without an
+                agent.
+            waiting_max: Number of accepted sequences beyond the running ones. Further sequences end
+                as BUSY.
             clock: Clock of the driver, in monotonic seconds.
         """
         self._workers = HostWorkers(self._deliver, threads=WORKERS, jobs_max=JOBS_MAX)
@@ -142,22 +146,25 @@ class EngineHost:
 
     @property
     def load(self) -> EngineLoad:
-        """Load of the engine after its last step; for metrics, from any thread."""
+        """Load of the engine after its last step, for metrics in any thread."""
         return self._load
 
     @property
     def adapters(self) -> tuple[AdapterState, ...]:
-        """Adapters of the engine, some ADAPTERS_LOOK_S old at most; for metrics, any thread."""
+        """Adapters of the engine, at most ADAPTERS_LOOK_S old, for metrics in any thread."""
         return self._adapters
 
     @property
     def counters(self) -> HostCounters:
-        """Counters of the host's work; for metrics, from any thread."""
+        """Counters of the host's work, for metrics in any thread."""
         return self._core.counters
 
     @property
     def step_age_s(self) -> float:
-        """Seconds since the present step began; 0 between steps. It grows while a step is stuck."""
+        """Seconds since the present step began, or 0 between steps.
+
+        It grows while a step is stuck.
+        """
         return self._watch.look()[0]
 
     def start(self) -> None:
@@ -171,10 +178,10 @@ class EngineHost:
         self._watchdog.start()
 
     def handle(self, payload: bytes, responder: Responder) -> None:
-        """Handle one request; returns at once.
+        """Handle one request without waiting.
 
-        If the request gets an answer, its responder is kept until then; otherwise it is finished
-        here.
+        If the request has an answer, its responder is stored until then. Otherwise the responder is
+        finished here.
         """
         try:
             request = wire.HostRequest.FromString(payload)
@@ -187,7 +194,7 @@ class EngineHost:
         elif self._failure:
             _answer(responder, _refused(ErrorCode.ENGINE_FAILED, self._failure))
         elif kind == "credit" and (known := self._core.outbox(request.credit.epoch)) is not None:
-            # a grant of credit is not worth waking the step loop
+            # a grant of credit does not justify waking the step loop
             known.add_credit(request.credit.frames)
             responder.finish()
         elif not self._enqueue(kind, request, len(payload), responder):
@@ -254,7 +261,7 @@ class EngineHost:
         return lambda: core.submit(submit.epoch, submit.sequences, seen_at_s)
 
     def _deliver(self, action: Callable[[], None]) -> None:
-        """Queue a function for the step loop, which runs it soon."""
+        """Queue a function, which the step loop runs soon."""
         with self._arrived:
             self._inbox.append(action)
             self._arrived.notify()
@@ -283,9 +290,9 @@ class EngineHost:
             self._failure = "the engine host has stopped"
             core.drain_all()
         except BaseException as error:
-            # This is a bug, or an engine that cannot recover. All attachments get an error, and the
-            # host refuses every later request; the agent's probe fails then, and the agent replaces
-            # the process.
+            # The cause is a bug, or an engine that cannot recover. All attachments receive an
+            # error, and the host refuses every later request. So the agent's probe fails, and the
+            # agent replaces the process.
             log.exception("step_loop_failed")
             self._failure = f"the engine stopped: {error!r}"
             core.fail_all(self._failure)
@@ -304,7 +311,7 @@ class EngineHost:
             )
 
     def _turn_rest_away(self) -> None:
-        """Refuse all open requests; no further request can arrive once `_failure` is set."""
+        """Refuse all open requests, after `_failure` was set to refuse further ones."""
         with self._arrived:
             self._inbox.clear()
             rest = list(self._answers)
@@ -318,7 +325,7 @@ class EngineHost:
         return len(self._core.sequences) == 0 or self._clock() >= self._drain_until_s
 
     def _take_actions(self) -> list[Callable[[], None]]:
-        """Return the actions that arrived; if idle, wait for an action or the next heartbeat."""
+        """Return the actions that arrived, or if idle, wait for an action or the next heartbeat."""
         with self._arrived:
             if not self._inbox and not self._core.has_work:
                 now_s = self._clock()
@@ -332,7 +339,7 @@ class EngineHost:
         return actions
 
     def _apply(self, request: wire.HostRequest) -> None:
-        """Run a request that gets no answer."""
+        """Run a request without an answer."""
         if request.HasField("cancel"):
             self._core.cancel(request.cancel.epoch, request.cancel.sequences)
         elif request.HasField("credit"):
@@ -343,7 +350,7 @@ class EngineHost:
     def _carry_out(
         self, kind: str, request: wire.HostRequest, answer: "_Answer", seen_at_s: float
     ) -> None:
-        """Run a request that gets an answer, now or later."""
+        """Run a request with an answer, at once or later."""
         control = self._core.control
         if kind == "attach":
             self._attach(request.attach, answer)
@@ -403,13 +410,13 @@ class EngineHost:
     def answered(self, answer: "_Answer", frame: wire.HostFrame) -> None:
         """Send the only answer to a request.
 
-        Any thread may call this; none waits for the transport.
+        Any thread may call this method, which does not wait for the transport.
         """
         if self._close_answer(answer):
             self._replies.put((answer.responder, frame.SerializeToString()))
 
     def _close_answer(self, answer: "_Answer") -> bool:
-        """Remove an open request; False if it was answered before."""
+        """Remove an open request, or return False if it was answered before."""
         with self._arrived:
             if answer not in self._answers:
                 return False

@@ -1,4 +1,4 @@
-"""Detects a step that does not end; the step loop itself cannot, and Triton does not check."""
+"""Detects a step that does not end, which neither the step loop nor Triton can detect."""
 
 import logging
 import threading
@@ -8,14 +8,14 @@ from replica.engine.types import EngineLoad
 
 log = logging.getLogger(__name__)
 
-STUCK_S = 10.0  # far longer than any step; routers have given up the engine by then
+STUCK_S = 10.0  # seconds, far longer than any step, after which routers have abandoned the engine
 LOOK_S = 1.0
 
 
 class StepWatch:
-    """Measures the step loop's present turn, which consists of commands, a step and its news.
+    """Measures the step loop's present iteration, with its commands, its step and its news.
 
-    The step loop writes, any thread may read.
+    The step loop writes, and any thread may read.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -23,11 +23,11 @@ class StepWatch:
         self._began: tuple[float, EngineLoad] | None = None
 
     def begin(self, load: EngineLoad) -> None:
-        """Record that a turn begins; `load` is the engine's load before it."""
+        """Record that an iteration begins, with the engine's `load` before it."""
         self._began = (self._clock(), load)
 
     def end(self) -> None:
-        """Record that the turn has ended."""
+        """Record that the iteration has ended."""
         self._began = None
 
     def look(self) -> tuple[float, EngineLoad]:
@@ -39,7 +39,7 @@ class StepWatch:
 
 
 class Watchdog:
-    """Logs a step that takes too long: once, and again each time that its age has doubled."""
+    """Logs a step that is too slow, once and again each time that its age has doubled."""
 
     def __init__(
         self, watch: StepWatch, *, stuck_s: float = STUCK_S, look_s: float = LOOK_S

@@ -1,4 +1,4 @@
-"""Threads for work that must not delay the step loop: reading adapters, checking bytes."""
+"""Runs work in threads that must not delay the step loop, such as reading adapters."""
 
 import logging
 import threading
@@ -17,17 +17,17 @@ class HostWorkers:
     def __init__(
         self, deliver: Callable[[Callable[[], None]], None], *, threads: int, jobs_max: int
     ) -> None:
-        """Make idle workers.
+        """Create idle workers.
 
         Args:
-            deliver: Runs a function in the step loop.
+            deliver: Function that runs another function in the step loop.
             threads: Number of concurrent jobs.
             jobs_max: Largest number of waiting jobs.
         """
         self._deliver = deliver
         self._jobs: Queue[Job | None] = Queue(jobs_max)
-        # Daemon threads, because a read that hangs in a broken file system must not keep the
-        # process alive.
+        # The threads are daemon threads, because a read that hangs in a broken file system must not
+        # prevent the end of the process.
         self._threads = [
             threading.Thread(target=self._work, name=f"worker-{number}", daemon=True)
             for number in range(threads)
@@ -39,9 +39,9 @@ class HostWorkers:
             thread.start()
 
     def run(self, work: Callable[[], Any], done: Callable[[Any], None]) -> bool:
-        """Call `work` in a worker, then `done` in the step loop; False if too many jobs wait.
+        """Call `work` in a worker, then `done` in the step loop. False if too many jobs wait.
 
-        `done` gets the result of `work`, or its exception.
+        `done` receives the result of `work`, or its exception.
         """
         try:
             self._jobs.put_nowait((work, done))
@@ -50,7 +50,7 @@ class HostWorkers:
         return True
 
     def close(self, timeout_s: float) -> None:
-        """Drop waiting jobs and end; a job that takes longer than `timeout_s` is abandoned."""
+        """Drop waiting jobs and end, without jobs that run longer than `timeout_s`."""
         try:
             while True:
                 self._jobs.get_nowait()
@@ -67,10 +67,10 @@ class HostWorkers:
             outcome: Any
             try:
                 outcome = work()
-            except Exception as error:  # noqa: BLE001 - whoever asked for the work judges it
+            except Exception as error:  # noqa: BLE001 - the caller of `run` handles it
                 outcome = error
-            except BaseException as error:  # noqa: BLE001 - what Rust code raises when it panics
-                # Without an outcome the caller would wait for ever; and without this clause the
-                # worker would die, and with the last worker all jobs would stop.
+            except BaseException as error:  # noqa: BLE001 - the exception of a panic in Rust code
+                # Without an outcome the caller would wait forever. Without this clause the worker
+                # would die, and with the last worker all jobs would stop.
                 outcome = RuntimeError(f"{type(error).__name__}: {error}")
             self._deliver(lambda done=done, outcome=outcome: done(outcome))
