@@ -5,7 +5,7 @@ There are three kinds of models, none of which was measured for this project:
 * `custom` has constants that engine options set, with invented defaults.
 * `h70` and `m8` are published fits for one deployment each, as in the routing study. h70 is
   Llama-3-70B in bf16 on four H100. It is Preble's measured fit for two GPUs (arXiv 2407.00023),
-  halved for four at 0.9 scaling, with a roofline for decode. m8 is the polynomial of Dynamo's
+  halved for four at 0.9 scaling, with a roofline for decode. Model m8 is the polynomial of Dynamo's
   mocker for the 8B class.
 * `<gpu>-<model>` (`h100-8b`, `b200-70b`, ...) is a roofline estimate from the vendor's data sheets
   and the shapes in the models' config.json:
@@ -18,7 +18,7 @@ There are three kinds of models, none of which was measured for this project:
                     0 on one GPU
 
   Large matrix products in prefill reach 0.5 of the peak, and the fit h70 has 0.75 of the bandwidth.
-  2 ms of launches per step and 10 us per all-reduce are typical with CUDA graphs and NVLink. The
+  Launches of 2 ms per step and 10 us per all-reduce are typical with CUDA graphs and NVLink. The
   estimates should be right within a factor of two, and so should the order of GPUs.
 """
 
