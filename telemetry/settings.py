@@ -96,7 +96,8 @@ class Settings(StoreSettings):
             requests, before a router's report counts. It has to be longer than an insert.
         http_address: host:port of queries, health and metrics.
         admin_key_sha256: SHA-256 of the admin key, in hex.
-        prices_file: File with the price list of the fleet for costs, in TOML or JSON, or None.
+        prices_file: File with the price list of the fleet for costs, in TOML or JSON, or empty to
+            compute no costs.
         control_plane_url: http(s)://host:port of the control plane's REST API, or empty. It has the
             replica-hours of pools without replicas in the price list.
         control_plane_key: Admin key of the control plane, for which the viewer role suffices.
