@@ -1,4 +1,4 @@
-"""`python -m router`."""
+"""Entry point of the router, `python -m router`."""
 
 import gc
 

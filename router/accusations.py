@@ -1,7 +1,7 @@
 """Reports ejections for wrong answers, with the evidence, to the control plane.
 
 The router has already ejected the replica, and does not wait for an answer. While the control plane
-is away, the latest report of each replica is kept for some minutes.
+is unreachable, the latest report of each replica is stored for some minutes.
 """
 
 import asyncio

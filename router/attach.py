@@ -23,7 +23,7 @@ from sluice.wire.engine.v1 import engine_pb2 as engine
 
 log = structlog.get_logger(__name__)
 
-CREDIT_FRAMES = 64  # most unacknowledged frames, half of which pass before the next credit
+CREDIT_FRAMES = 64  # most unacknowledged frames, with a new credit after each half
 # Longest interval between credits while the engine computes steps, in seconds. A host without
 # messages for longer would treat this router as frozen.
 CREDIT_EVERY_S = 0.25

@@ -115,7 +115,7 @@ class Accounts:
         self._counts = counts
         self._counts_prompts = counts_prompts
         self._open: dict[int, _Account] = {}
-        self._events: dict[str, _Event] = {}  # events of several answers with an open answer
+        self._events: dict[str, _Event] = {}  # events of requests with several answers, some open
         self._ended: OrderedDict[int, _Account] = OrderedDict()
         self._ended_bytes = 0
         self._carried: deque[tuple[float, bytes]] = deque(maxlen=_WAITING_MAX)
@@ -197,7 +197,7 @@ class Accounts:
 
         The caller must call it before the core cancels the requests.
         """
-        placed = message.cancel_placed or repeat(True)  # older gateways do not send this
+        placed = message.cancel_placed or repeat(True)  # older gateways do not send this field
         for handle, took, is_heard in zip(
             message.cancels, message.cancel_took, placed, strict=False
         ):

@@ -30,7 +30,7 @@ class GatewayLink:
     """The unsent messages to one gateway.
 
     Steps of several engines are merged into one message, which is sent after a short pause. Two
-    steps of the same stream are not merged, because the arrival of the second step sends the first.
+    steps of the same stream are not merged. The arrival of the second step sends the first step.
     While the socket is busy, all steps are merged.
 
     Attributes:

@@ -1,7 +1,7 @@
 """Receives other routers' reports of tenants' service in the pools of this router's cells.
 
 Peers are read from the last snapshot of the control plane, so reports are received even while the
-control plane is away. While a peer is silent, a cell uses only its own counts.
+control plane is unreachable. While a peer is silent, a cell uses only its own counts.
 """
 
 import asyncio

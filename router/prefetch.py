@@ -144,7 +144,7 @@ class Prefetch:
                 task.add_done_callback(self._loads.discard)
 
     def _known(self, state: ControlState) -> dict[str, list[str]]:
-        """Return the adapters of all models, by this router's cells of the models' pools."""
+        """Return, for each cell of this router, the adapters of all models of the cell's pool."""
         of_pool: dict[str, set[str]] = {}
         for model in state.models.values():
             if model.adapter_digest:

@@ -5,8 +5,8 @@ import stat
 from collections.abc import Iterable
 from pathlib import Path
 
-# Bits of capabilities(7) that allow to change owners, users and groups, to signal, trace and read
-# all processes, and to mount.
+# Bits of capabilities(7) that permit changes of owners, users and groups, signals to all processes,
+# tracing and reading of all processes, and mounts.
 _BITS = {
     "CHOWN": 0,
     "DAC_OVERRIDE": 1,
@@ -45,7 +45,7 @@ def closed_part(path: Path, uid: int, gid: int) -> str:
 
 
 def lacking_capabilities(names: Iterable[str]) -> list[str]:
-    """Return those of the capabilities that this process lacks."""
+    """Return the capabilities of `names` that this process lacks."""
     effective = _effective()
     return sorted(name for name in names if not effective >> _BITS[name] & 1)
 

@@ -1,4 +1,4 @@
-"""The names of a base's small files, which tokenizing needs without the weights."""
+"""The names of a base's small files, without weights, which a tokenizer needs."""
 
 from typing import Final
 

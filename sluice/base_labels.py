@@ -1,4 +1,4 @@
-"""Returns the number of a base's labels, for the gateway's names and the engine's scores."""
+"""Reads the number of labels of a base that classifies texts, for gateway and engine."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -16,7 +16,7 @@ from sluice.wire.router.v1 import router_pb2 as wire
 
 _REASON_MAX = 200
 _UNTOLD_MAX = 8  # most stored interruptions per request until its gateway is sent a new placement
-_LOOK_S = 1.0  # longest seconds between two checks of a request that limits its wait for replicas
+_LOOK_S = 1.0  # most seconds between two checks of a request whose wait for replicas is limited
 MOVED_RETRY_S = 0.2  # seconds until the gateway's next snapshot names the cell's new owner
 
 

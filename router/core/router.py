@@ -154,7 +154,7 @@ class RouterCore:
     def is_surplus(self, replica_id: str) -> bool:
         """Return whether the shell should detach from a replica.
 
-        The replica has left its cell and runs no sequence of this router.
+        The result is true if the replica has left its cell and runs no sequence of this router.
         """
         book = self.replicas.get(replica_id)
         return book is None or (book.is_leaving and not book.dispatches)
@@ -289,7 +289,7 @@ class RouterCore:
     def tick(self, now: float) -> Actions:
         """Expire late requests, bind requests that can start soon, and return all actions.
 
-        The actions include those of the events since the last tick.
+        The actions include the results of all events since the last tick.
         """
         actions = Actions()
         self.lifecycle.expire(now)

@@ -30,7 +30,7 @@ _FALL_MAX, _RISE_MAX = 2.0, 4.0  # largest factors of one decrease and one incre
 _LEAST = 1 / 64  # least share, so that some requests always test whether there is room
 _TENANTS_MAX = 32  # most tenants of a cell with separate gates, while others share one per tier
 _FORGOTTEN_S = 5.0  # seconds after the last refusal until an open gate is deleted
-_OPENING = 0.75  # part of the deadline within which the predicted wait must be before a gate opens
+_OPENING = 0.75  # part of the deadline that the predicted wait must not exceed for a gate to open
 
 
 class GateShare:
@@ -98,7 +98,7 @@ class GateShare:
             self._open_since = now
 
     def open(self, now: float) -> None:
-        """Let gateways forward all requests."""
+        """Open the gate, so that gateways forward all requests."""
         self.share = 1.0
         self._came = self._fitted = 0.0
         self._changed_at = self._open_since = now

@@ -97,7 +97,7 @@ class QualityTable:
 def table_of(
     cells: Iterable[QualityCell], priors: Mapping[str, QualityPrior], scheme: int = SCHEME
 ) -> QualityTable:
-    """Return a table of cells in any order."""
+    """Return the table of cells, which may be in any order."""
     grouped: dict[tuple[int, str], tuple[QualityCell, ...]] = {}
     for cell in cells:
         place = cell.cluster, cell.model

@@ -28,7 +28,7 @@ from sluice.wire.router.v1 import router_pb2 as wire
 
 DRAINING_RETRY_S = 0.5
 _RELOCATION_S = 1.0  # usual seconds until a cell without an owner is assigned to a router
-COLD_SHARE = 0.75  # part of the queue's bounds, or of the deadline, open to cold adapters
+COLD_SHARE = 0.75  # share of queue bounds and deadline for requests whose adapter is on no replica
 _COLD_ADAPTER = "the adapter is on no replica yet; try again later, or ask for the base model"
 _SAMPLE = 4  # one in this many requests is predicted exactly, to measure the forecast's accuracy
 

@@ -29,7 +29,7 @@ class Whole:
         backlog_s: Seconds of prefill work already queued on the replica.
         prefill_s: Seconds of the request's own prefill on the replica.
         decodes: Number of decoding sequences that the prefill slows down.
-        waiting: Number of queued requests that the prefill delays; 0 while a replica is free.
+        waiting: Number of queued requests that the prefill delays, or 0 while a replica is free.
     """
 
     backlog_s: float
@@ -104,7 +104,7 @@ class TransferTimes:
         return now >= self._until
 
     def observe(self, tokens: int, seconds: float) -> None:
-        """Learn from a complete transfer."""
+        """Update the learned duration with a complete transfer."""
         self._backoff_s = 0.0
         self._tokens += _SMOOTHING * (tokens - self._tokens)
         self._seconds += _SMOOTHING * (max(0.0, seconds - _SETUP_S) - self._seconds)

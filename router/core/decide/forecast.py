@@ -139,7 +139,7 @@ class Accuracy:
         return aside
 
     def observe(self, predicted_s: float, actual_s: float) -> None:
-        """Learn from one request, by its uncorrected prediction and its measured wait."""
+        """Update the means with one request's uncorrected prediction and measured wait."""
         self._predicted_s += _SMOOTHING * (predicted_s - self._predicted_s)
         self._actual_s += _SMOOTHING * (actual_s - self._actual_s)
 
@@ -343,7 +343,7 @@ class FirstTokenForecast:
         return TimedPrediction(accuracy, wait_s, demand.prefill_s + demand.adapter_s, overdue_s)
 
     def seen(self, priority: int, now: float) -> None:
-        """Record the arrival of a request, which may be of the highest active tier."""
+        """Record an arrival, which may raise the highest active tier."""
         if priority >= self._top or now >= self._top_until:
             self._top = priority
             self._top_until = now + _TOP_KEPT_S

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from router.core.types.request import Request, RequestState
 
 PREEMPTIONS_MAX = 3  # preemptions per request, after which the request runs to its end
-_CLAIM_S = 2.0  # seconds until a claim expires, while engines end cancelled sequences within steps
+_CLAIM_S = 2.0  # seconds until a claim expires, long enough for engines to end cancelled sequences
 _REPLICAS_MAX = 8  # replicas examined per request, the ones with the least owed prefill
 
 

@@ -1,11 +1,11 @@
 """Records the reasons of placements at a bounded rate.
 
 A full explanation visits every replica. So only some placements are explained in full. These are a
-sample, and at most one placement per `decision_pause_s` of a request that is traced, late, or was
-placed before. For every other placement the router keeps three figures, which are the predicted
-cost, the backlog and the queue length. The figures are sent with the outcome of every failed
-request. The outcomes of slow, evicted or interrupted requests also have them, but only one per
-`decision_pause_s`, because under overload all requests may be slow.
+sample of all placements. At intervals of `decision_pause_s`, a placement of a request that is
+traced, late, or was placed before is explained, too. For every other placement the router records
+the predicted cost, the backlog and the queue length. These three figures are sent with the outcome
+of every failed request. The outcomes of slow, evicted or interrupted requests also have them, but
+only one per `decision_pause_s`, because under overload all requests may be slow.
 """
 
 from router.core.cell import CellBook

@@ -12,8 +12,8 @@ from math import ceil, exp2
 HALF_LIFE_S = 600.0  # seconds until a request's weight in the demand is halved
 KNOWN_MAX = 16_384  # most adapters with a count, above which the less requested half is dropped
 LOADS_MAX = 8  # most loads per replica and plan, because engines load while they serve
-# Copies of an adapter per replica's worth of its load. Two leave placement a choice, and leave
-# capacity for bursts.
+# Copies of an adapter for each replica that its load would fill. With two copies, placement has a
+# choice, and bursts have capacity.
 _COPIES_PER_LOAD = 2.0
 _PLANNED_SHARE = 0.875  # planned part of the memory, while requests load adapters into the rest
 _SCALE_MAX = 100.0  # half-lives after which all weights are scaled down, to prevent an overflow

@@ -128,7 +128,7 @@ class AdapterResidency:
             replica_id: Replica of the sequence.
             digest: Adapter of the sequence.
             queue_s: Seconds that the sequence waited in the engine, with the read.
-            read_s: Seconds until the adapter was read; 0.0: it was already in host memory.
+            read_s: Seconds until the adapter was read, or 0.0 if it was already in host memory.
         """
         replica = self._replicas.get(replica_id)
         assumed = None if replica is None else replica.loading.pop(digest, None)
@@ -171,7 +171,7 @@ class AdapterResidency:
         return set() if replica is None else set(replica.used)
 
     def has_room(self, replica_id: str, digest: str, adapter_slots: int) -> bool:
-        """Return whether running sequences use the adapter, or a slot has no used adapter."""
+        """Return whether running sequences use the adapter, or a slot is not in use."""
         replica = self._replicas.get(replica_id)
         if replica is None:
             return adapter_slots > 0

@@ -28,7 +28,7 @@ class CellFleet:
         replicas: All planned replicas, and replicas that still run requests, by id.
         open_replicas: Replicas that may be sent requests, now or when their next step has room.
         owed_until: `EngineModel.owed_until` of the open replicas, as of their last change.
-        open_prefillers: Open replicas with the role PREFILL, which `open_replicas` leaves out.
+        open_prefillers: Open replicas with the role PREFILL, which `open_replicas` omits.
         absent_since: Time of the first check that found no ready replica, or None if the last check
             found a ready replica.
         prompt_tokens_max: Longest prompt that any replica accepts, or None if none is attached.

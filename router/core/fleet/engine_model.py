@@ -137,7 +137,7 @@ class EngineModel:
         if completed:
             self._guessed.append((self.slack_s, completed))
         if not prompts:
-            self.tokens = self.work_s = 0.0  # rounding errors
+            self.tokens = self.work_s = 0.0  # removes rounding errors
 
     def _decode_steps(self, until: float, now: float) -> None:
         step_s = self.speed.decode_step_s

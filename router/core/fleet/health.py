@@ -198,7 +198,7 @@ class CellHealth:
         replica = self._replicas.get(replica_id)
         if replica is None or replica.state is HealthState.EJECTED or step_s <= 0.0:
             return
-        context = kv_blocks.bit_length() + 1 >> 1  # has a small effect, so 4 times per class
+        context = kv_blocks.bit_length() + 1 >> 1  # minor, so classes grow by factors of 4
         size = prompt_tokens.bit_length() << 16 | decodes.bit_length() << 8 | context
         if self._steps.add(replica.steps, size, step_s, now):
             self._due = min(self._due, self._steps.judged_at + JUDGE_S)
@@ -469,7 +469,7 @@ def _verdict(answer: Text, truth: Text | None, rules: Rules) -> AnswerVerdict:
 
 
 def _strike(replica: _Replica, now: float) -> None:
-    """Count an ejection or a loss. A long healthy period before it clears earlier ones."""
+    """Count an ejection or a loss, without those before the last long healthy period."""
     if replica.state is HealthState.HEALTHY and now - replica.since >= FORGIVE_S:
         replica.strikes = 0
     replica.strikes += 1

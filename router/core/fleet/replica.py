@@ -9,7 +9,7 @@ from router.core.types.plan import EngineLimits, ReplicaRole
 from router.core.types.request import Dispatch
 from sluice.wire.engine.v1 import engine_pb2 as engine
 
-_OUTGROWN_PART = 4  # part by which an answer that is longer than expected grows, as a divisor
+_OUTGROWN_PART = 4  # an outgrown reservation is extended by the emitted tokens divided by this
 
 
 class ReplicaBook:

@@ -83,9 +83,9 @@ class Speed:
             return
         prompt_tokens = state.step_prompt_tokens
         if prompt_tokens * _SAMPLE_SHARE >= self.budget:
-            # Before the first decode step, `decode_step_s` is the prior. Without that deduction a
-            # replica would seem slower than its peers after its first step. It would receive no
-            # requests that correct the estimate.
+            # Before the first decode step, the deducted `decode_step_s` is the prior. Without the
+            # deduction, a replica would seem slower than its peers after its first step. Then it
+            # would receive no requests that correct the estimate.
             cost_s = max(0.1 * step_s, step_s - self.decode_step_s)
             self._learn(cost_s / prompt_tokens, context)
         elif not prompt_tokens and state.running:

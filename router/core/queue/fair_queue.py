@@ -185,14 +185,14 @@ class FairQueue:
         return highest
 
     def drain(self) -> list[Request]:
-        """Remove all requests without a charge. Return them by descending tier, then arrival."""
+        """Empty the queue without charges. Return its requests by descending tier, then arrival."""
         out = sorted(self.waiting(), key=lambda request: (-request.priority, request.order))
         for request in out:
             self.remove(request)
         return out
 
     def waiting(self) -> list[Request]:
-        """Return all requests by arrival. The call is too slow for decisions, and serves checks."""
+        """Return all requests by arrival, for checks, because the call is too slow for decisions."""
         found = [request for tier in self._descending for request in tier.waiting()]
         return sorted(found, key=lambda request: request.order)
 

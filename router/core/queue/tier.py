@@ -97,7 +97,7 @@ class Tier:
     # --- arrivals and removals --------------------------------------------------------------
 
     def push(self, request: Request, *, is_new: bool) -> None:
-        """Add a request. One that waited before precedes its tenant's other requests."""
+        """Add a request, before its tenant's other requests unless it is new."""
         self.look_no_further()
         if not self.requests:
             self.credit = min(self.credit, 0.0)  # a tier earns credit only while requests wait
@@ -415,7 +415,7 @@ class Tier:
         return estimate
 
     def waiting(self) -> list[Request]:
-        """Return all waiting requests. The call is slow, and serves checks and `drain`."""
+        """Return all waiting requests, for checks and `drain`, because the call is slow."""
         return [request for tenant in self._tenants.values() for request in tenant.waiting()]
 
 

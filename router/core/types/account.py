@@ -1,4 +1,4 @@
-"""The service that tenants have received, as attributes that the token path adds to directly."""
+"""The service that tenants have received, in attributes that the token path updates directly."""
 
 
 class TierTotals:

@@ -1,4 +1,4 @@
-"""Collects the news for one gateway until the shell sends them in one message."""
+"""Collects the output for one gateway until the shell sends it in one message."""
 
 from typing import TYPE_CHECKING
 
