@@ -161,7 +161,7 @@ class RenewedChannel:
     async def current(self) -> grpc.aio.Channel:
         """Return the channel for the next call, while running calls on older channels continue.
 
-        At the next replacement, calls on the channel replaced before end after `_GRACE_S`. So a
+        Each replacement ends the calls on the previously replaced channel after `_GRACE_S`. So a
         certificate and its CA may be replaced in quick succession.
         """
         loaded = self._now()

@@ -19,7 +19,7 @@ Refuse = Callable[[str, int, str], str]
 
 
 class AddressRefusedError(PermissionError):
-    """A connection to an address is not permitted.
+    """Raised for a connection to an address that is not permitted.
 
     Attributes:
         reason: Reason in words.

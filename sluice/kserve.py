@@ -100,7 +100,7 @@ class HostStream:
         Args:
             address: Triton's gRPC address.
             model: Name of the model that runs the engine host.
-            silence_s: Longest wait of the iteration for the next frame; None waits forever.
+            silence_s: Longest wait of the iteration for the next frame, or None to wait forever.
             send_timeout_s: Longest wait until gRPC accepts a message.
             channel: Channel to the address, with `CHANNEL_OPTIONS`, which `close` leaves open. With
                 None, the stream opens its own channel.

@@ -227,8 +227,8 @@ class Spool:
         for segment in self._lesser.glob(f"*/*{_SUFFIX}") if self._lesser is not None else ():
             with suppress(OSError):
                 data = segment.read_bytes()
-                # The segment is truncated, not deleted, because its owner may have it open, and the
-                # space would then not be freed. To the owner the segment seems completely read.
+                # The segment is truncated, not deleted, because the space of a deleted file is not
+                # freed while its owner has it open. To the owner the segment seems completely read.
                 os.truncate(segment, 0)
                 made_room = made_room or bool(data)
                 self.evicted += len(decode_records(data).payloads)

@@ -53,7 +53,7 @@ _TOUCH_S = 30.0  # seconds between updates of the file's modification time witho
 _LEFTOVER_S = 60.0  # age in seconds at which a staging file must belong to a killed writer
 _SAVE_SHARE = 20  # a write of t seconds is followed by a pause of at least this factor times t
 _CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
-    ("grpc.max_receive_message_length", 512 * 1024 * 1024),  # an older server's whole snapshot
+    ("grpc.max_receive_message_length", 512 * 1024 * 1024),  # older servers send whole snapshots
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),

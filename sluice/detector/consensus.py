@@ -1,10 +1,10 @@
 """Decides which answer to a canary prompt is right, and whether another answer differs. Pure.
 
 The right answer is the answer of more than half of at least three replicas. Canary prompts are
-decoded greedily, so the answers of two healthy engines can diverge for one reason only. Two tokens
-are almost equally probable, and different batches round differently. This fork is recognized by its
-logprobs and accepted, and only the tokens before the fork are compared. Without logprobs, any
-different token is a difference.
+decoded greedily, so the answers of two healthy engines can diverge in one case only. Two tokens are
+almost equally probable, and are rounded differently in different batches. This fork is recognized
+by its logprobs and accepted, and only the tokens before the fork are compared. Without logprobs,
+any different token is a difference.
 """
 
 from collections import Counter

@@ -22,7 +22,7 @@ from sluice.guard.dictionaries import Dictionary, Spelt
 from sluice.guard.places import Eats, Ends, Holds, Places, Spells
 
 REMEMBERED_MAX = 100_000  # most cached steps and leaps per automaton, about 30 MB
-LEAP_CHARACTERS_MAX = 24  # longest cached piece, because most tokens are shorter, and others rare
+LEAP_CHARACTERS_MAX = 24  # longest cached piece, as most pieces are tokens, which are shorter
 
 Node = int | Spelt
 

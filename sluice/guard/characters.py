@@ -31,7 +31,7 @@ def is_word(character: str) -> bool:
 
 
 def before(character: str) -> Before:
-    """Return the kind of text before the next place, if this is the last character."""
+    """Return the kind of text before the next place, if `character` precedes it."""
     if is_word(character):
         return Before.WORD
     return Before.LINE_BREAK if character == "\n" else Before.OTHER

@@ -192,7 +192,7 @@ class FairQueue:
         return out
 
     def waiting(self) -> list[Request]:
-        """Return all requests by arrival, for checks, because the call is too slow for decisions."""
+        """Return all requests by arrival, for checks, as the call is too slow for decisions."""
         found = [request for tier in self._descending for request in tier.waiting()]
         return sorted(found, key=lambda request: request.order)
 
