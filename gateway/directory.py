@@ -24,7 +24,7 @@ from sluice.watch import STEP_OBJECTS, ControlState
 from sluice.wire.control.v1 import control_pb2 as wire
 from sluice.wire.telemetry.v1 import telemetry_pb2 as telemetry
 
-# Maximum of cached look-ups by (caller, name). The cache is cleared when the state changes.
+# Maximum of cached look-ups per (caller, name). The cache is cleared when the state changes.
 _RESOLVED_MAX = 16_384
 # Kinds of objects on which no cached result depends, so that their changes do not clear the cache.
 _UNREMEMBERED = frozenset({"cells", "replicas", "budget_stops", "content_keys"})
@@ -154,7 +154,7 @@ class Directory:
     def batch_principal(self, key_id: str) -> Principal | None:
         """Return a key's caller for batch work, or None if the key is unknown, disabled or expired.
 
-        The caller's tier is the lowest preemptible tier. Without such a tier, it is a preemptible
+        The caller's tier is the lowest preemptible tier. Without one, it is a preemptible
         copy of the tenant's tier with the lowest priority.
         """
         principal = self._principal(self._hashes.get(key_id, b""))

@@ -1,4 +1,4 @@
-"""All metrics of the gateway. Labels come from closed sets, which never include models.
+"""The metrics of the gateway, whose labels have few values and never include models.
 
 Tenants are labels only in `gateway.tenant_series`, which bounds the number of series.
 """
@@ -92,7 +92,7 @@ class FastHistogram(Collector):
 
 
 class MetricCount:
-    """One series of a `FastCounter`."""
+    """The count of a `FastCounter` for one combination of label values."""
 
     __slots__ = ("value",)
 
@@ -118,7 +118,7 @@ class FastCounter(Collector):
         self._counts: dict[tuple[str, ...], MetricCount] = {}
 
     def labels(self, *values: str) -> MetricCount:
-        """Return the series of these label values. Callers store it to avoid repeated look-ups."""
+        """Return the series of these label values. Callers store the series to save look-ups."""
         return self._counts.setdefault(values, MetricCount())
 
     def collect(self) -> Iterable[Metric]:

@@ -1,6 +1,6 @@
 """Looks up public names (models, releases and aliases) for a tenant. Pure.
 
-A model of another tenant, or an alias of such a model, looks as if it did not exist.
+Models of other tenants, and aliases of these models, seem not to exist.
 """
 
 from collections.abc import Iterator, Sequence

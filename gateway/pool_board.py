@@ -17,7 +17,6 @@ class PoolBoard:
     """Caches the status of pools."""
 
     def __init__(self, state: ControlState, links: RouterLinks, embedders: Embedders) -> None:
-        """Prepare."""
         self._state = state
         self._links = links
         self._embedders = embedders

@@ -83,7 +83,7 @@ class TenantSeries(Collector):
             self._choose(now_s)
 
     def _choose(self, now_s: float) -> None:
-        """Assign series to the tenants that were busiest recently, and let older usage decay."""
+        """Assign series to the tenants that were busiest recently, and reduce older usage."""
         recent, named, leaving = self._recent, self._named, self._leaving
         busiest = nlargest(self._named_max, recent.items(), key=itemgetter(1))
         for tenant_id, used in busiest:

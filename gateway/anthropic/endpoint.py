@@ -49,7 +49,7 @@ class AnthropicMessages:
         set_request_id_header(request, _REQUEST_ID)
         principal = authenticate(self._directory, request)
         self._directory.require_scope(principal, Scope.CHAT)
-        # The parsed body gets no variable name, so that a stream does not keep it in memory.
+        # The parsed body has no variable, because a variable would occupy memory during the stream.
         return await self._completer.answer(
             request,
             principal,
@@ -57,7 +57,7 @@ class AnthropicMessages:
         )
 
     async def count_tokens(self, request: web.Request) -> web.Response:
-        """POST /v1/messages/count_tokens. Returns the number of prompt tokens of such a message."""
+        """POST /v1/messages/count_tokens. Returns the number of a message's prompt tokens."""
         principal = authenticate(self._directory, request)
         self._directory.require_scope(principal, Scope.CHAT)
         wanted = await read_parsed(request, partial(parse, CountTokensRequest))

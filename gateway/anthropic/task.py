@@ -24,12 +24,12 @@ class MessageTask(ChatTask):
 
     @property
     def guide_param(self) -> str | None:
-        """See `GenerationFields`."""
+        """Name of the body's field for the required form of the answer, or None."""
         return None if self.guide is None else "output_config.format"
 
     @property
     def include_usage(self) -> bool:
-        """See `GenerationFields`. Always true, because the last event reports the usage."""
+        """Always true, because the last event of a message reports the usage."""
         return True
 
     def stream_writers(
@@ -41,7 +41,7 @@ class MessageTask(ChatTask):
         fingerprint: str,
         specs: Sequence[GenerationSpec],
     ) -> StreamWriters:
-        """See `TextTask`."""
+        """Return the writer of the message's events, and of the end of its stream."""
         del created_unix_s, fingerprint  # the API reports neither
         events = MessageEvents(f"msg_{uid}", model, len(specs[0].prompt))
         return StreamWriters([events], _MessageEnd(events))
@@ -57,7 +57,7 @@ class MessageTask(ChatTask):
         usage: dict[str, object],
         ended_unix_s: int,
     ) -> bytes:
-        """See `TextTask`."""
+        """Return the whole message as JSON."""
         del created_unix_s, fingerprint, ended_unix_s
         ((generation, reason),) = answers
         stopped_by = generation.pipe.stopped_by
@@ -72,7 +72,7 @@ class MessageTask(ChatTask):
 
     @staticmethod
     def usage_of(tally: Tally, reasoning_tokens: int) -> dict[str, object]:
-        """See `TextTask`. Here `input_tokens` excludes the tokens that were found in a cache."""
+        """Return the usage by Anthropic's names, where `input_tokens` excludes cached tokens."""
         del reasoning_tokens  # the output tokens include the reasoning tokens
         return {
             "input_tokens": tally.prompt_tokens - tally.cached_tokens,

@@ -63,7 +63,7 @@ class ConversationMemory:
 
 
 def prefixes_of(known: Iterable[KnownPrefix]) -> CachedPrefixes:
-    """Return the cached prefixes of a prompt, given its known prefixes, longest first."""
+    """Return the cached prefixes of a prompt from its known prefixes, longest first."""
     current, tokens = "", dict[str, int]()
     for it in known:
         current = current or it.model

@@ -1,7 +1,7 @@
 """Keys of prompts and of their beginnings, by which a continued conversation is recognized. Pure.
 
 Each turn of a conversation begins with the messages of the last turn, and so shares their keys. The
-keys are shared with other gateways. They reveal no text without the installation's secret.
+keys are shared with other gateways. The keys reveal no text without the installation's secret.
 """
 
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from hashlib import blake2b
 from typing import NamedTuple
 
 _KEY_BYTES = 12
-# Number of beginnings that get keys. Each turn of a conversation adds two or three messages.
+# Maximum of beginnings with keys. Each turn of a conversation adds two or three messages.
 _BEGINNINGS_MAX = 32
 # A beginning's key depends on its length and on this many of its first and last texts. So a key
 # costs the same for a conversation of any length.
@@ -33,7 +33,7 @@ class PromptKeys(NamedTuple):
 
     @property
     def longest_first(self) -> list[bytes]:
-        """All keys in the order of look-up."""
+        """All keys, in the order of the search for a cached prefix."""
         return [*reversed(self.beginnings), *filter(None, [self.session])]
 
     @property
@@ -46,7 +46,6 @@ class PromptHasher:
     """Computes keys with the secret of an installation, which has at most 64 bytes."""
 
     def __init__(self, secret: bytes) -> None:
-        """Prepare."""
         self._begun = blake2b(digest_size=_KEY_BYTES, key=secret)
 
     def keys(self, tenant_id: str, session: str, texts: Sequence[str]) -> PromptKeys:

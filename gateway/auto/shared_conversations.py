@@ -1,4 +1,4 @@
-"""Shares cached prefixes between gateways in Valkey, since any worker may get the next turn."""
+"""Shares cached prefixes between gateways in Valkey, since any worker may receive the next turn."""
 
 from typing import cast
 
@@ -16,7 +16,6 @@ class SharedConversations:
     """Reads and writes the prefixes recorded by all gateways of the installation."""
 
     def __init__(self, commands: ValkeyCommands) -> None:
-        """Prepare."""
         self._commands = commands
 
     async def look(self, keys: PromptKeys) -> CachedPrefixes:

@@ -1,7 +1,7 @@
 """Loads the tokenizer and chat template of a base, which turn messages into token ids and back.
 
-A base is loaded once from its artifact directory. Loading runs in a thread, because a large
-tokenizer takes a second.
+A base is loaded once from its artifact directory. Loading runs in a thread, because it needs a
+second for a large tokenizer.
 """
 
 import asyncio
@@ -55,7 +55,7 @@ from sluice.hashing import chained_hashes, shared_blocks
 # Rendering and encoding take about 1 ms per 10 KB, so larger prompts would delay other streams.
 _INLINE_CHARACTERS_MAX = 16 << 10
 _CHARACTERS_PER_MESSAGE = 256  # fixed cost of rendering a message, in characters
-_INLINE_TOKENS_MAX = 8 << 10  # hashing takes 30 ms per million
+_INLINE_TOKENS_MAX = 8 << 10  # tokens hashed inline, at 30 ms per million tokens
 _INLINE_CPU_S = 0.003
 _FORM = 1  # version of stored prompts, which increases if rendering or tokenizing changes
 
@@ -223,7 +223,7 @@ class BaseAssets:
     async def hash_ids(
         self, ids: Sequence[int], cache_root: bytes, *, owner: str = ""
     ) -> EncodedPrompt:
-        """Return a prompt that came as ids, with block hashes. For `owner` see `encode_chat`."""
+        """Return a prompt of token ids with block hashes. For `owner` see `encode_chat`."""
         if len(ids) <= _INLINE_TOKENS_MAX:
             return self._with_hashes(ids, cache_root)
         return await self._in_thread(owner, self._hashing(ids, cache_root))
@@ -338,7 +338,7 @@ class BaseAssets:
         return EncodedPrompt(kept, hashes, is_reasoning, PackedPrompt(packed))
 
     def _hashing(self, ids: Sequence[int], cache_root: bytes) -> Steps[EncodedPrompt]:
-        """Hash a prompt that came as ids, in one step."""
+        """Hash a prompt of token ids, in one step."""
         yield from ()
         return self._with_hashes(ids, cache_root)
 

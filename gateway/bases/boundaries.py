@@ -1,7 +1,7 @@
 """Finds positions of a text at which the tokenizer provably does not depend on the text before.
 
-A pre-tokenizer without look-behind finds, from the beginning of a word on, the same words with or
-without the text before that word. The words themselves are found by tokenizing.
+A pre-tokenizer without look-behind recognizes, from the beginning of a word on, the same words with
+or without the text before that word. Tokenizing a text yields its words.
 """
 
 import json
@@ -29,7 +29,7 @@ _JAMO = ((0x1160, 0x11FF), (0xD7B0, 0xD7FF))
 
 
 class _Cuts(Enum):
-    """The words before which a text may be cut: no words, words after blanks, or all words."""
+    """The words before which a text may be cut."""
 
     NOWHERE = 0
     BLANKS = 1
@@ -49,7 +49,7 @@ class Boundaries:
 
     @property
     def exist(self) -> bool:
-        """Whether a text may be cut at all."""
+        """Whether texts of this tokenizer may be cut anywhere."""
         return self._cuts is not _Cuts.NOWHERE
 
     def first_words(self, part: str) -> "tuple[array[int], int]":
@@ -168,7 +168,7 @@ def _splits(stage: Mapping[str, Any]) -> bool:
 
 
 def _cuts_of(stage: Mapping[str, Any]) -> _Cuts:
-    """Return the words that one stage finds independently of the text before them."""
+    """Return the words that one stage recognizes independently of the text before them."""
     kind = stage["type"]
     if stage.get("behavior", "Isolated") != "Isolated":
         return _Cuts.NOWHERE

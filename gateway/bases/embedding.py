@@ -64,8 +64,8 @@ class EmbeddingBase:
     ) -> list[list[int]]:
         """Return one row of ids for each pair of a text of `first` with a text of `second`.
 
-        The pairs of the first text come first. For the arguments see `encode`. Here `total_max`
-        bounds the tokens of all rows.
+        The pairs with the first text of `first` precede all others. For the arguments see `encode`.
+        Here `total_max` bounds the tokens of all rows.
 
         Raises:
             TooManyTokensError: The rows have more than `total_max` tokens.

@@ -65,7 +65,7 @@ def read_labels(config: Mapping[str, Any]) -> Labels | None:
 
 
 def pair_form(tokenizer: Tokenizer) -> PairForm:
-    """Return the form of pairs, taken from the encoding of an example."""
+    """Return the form of pairs, read from the encoding of an example."""
     both = tokenizer.encode("a", "b")
     sides, ids = both.sequence_ids, both.ids
     first = [at for at, side in enumerate(sides) if side == 0]

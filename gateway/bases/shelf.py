@@ -53,7 +53,7 @@ class BaseShelf:
 
     @contextmanager
     def locked(self) -> Generator[bool]:
-        """Hold the lock while the block runs. Yields False if another process holds it."""
+        """Hold the lock while the block runs. Yields False if another process has the lock."""
         self._directory.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(self._directory / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
         try:

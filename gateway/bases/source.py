@@ -24,7 +24,7 @@ _OPTIONS = (
 
 
 class BaseFetchError(Exception):
-    """The files cannot be fetched now. The message gives the reason."""
+    """The files cannot be fetched now, for the reason in the message."""
 
 
 async def fetch_base(address: str, digest: str) -> dict[str, bytes]:

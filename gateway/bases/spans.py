@@ -2,7 +2,7 @@
 
 A conversation sends its whole history in every turn. Per token, hashing costs 50 ns, packing 60 ns,
 and the look-up of a cached span of blocks 4 ns. The key of a span is a digest of all ids up to the
-span's end and of the root of the hash chain. So no tenant or model finds a span of another.
+span's end and of the root of the hash chain. So no tenant or model can read a span of another.
 """
 
 import hashlib

@@ -1,10 +1,10 @@
 """Renders chat templates, which turn messages into the text that the model was trained to continue.
 
-Templates come with the weights and are foreign code, so they run in a sandbox and under a budget.
-The environment is that of Hugging Face's `apply_chat_template`.
+Templates are part of downloaded weights and untrusted code, so they run in a sandbox and under a
+budget. The environment is that of Hugging Face's `apply_chat_template`.
 
 Only the template may write special tokens. If a caller's text contains the text of a special token,
-the prompt is cut inside that text. The tokenizer encodes each piece by itself, so it finds no
+the prompt is cut inside that text. The tokenizer encodes each piece separately, so it recognizes no
 special token there.
 """
 
@@ -178,8 +178,8 @@ class ChatTemplate:
             messages: The conversation.
             tools: Tools that the model may call.
             options: Further names for the template, e.g. `enable_thinking`.
-            cpu_s: Processor time in seconds that rendering may take, or raises OutOfTimeError if a
-                time below `CPU_S` is not enough.
+            cpu_s: Processor seconds that rendering may use. If a value below `CPU_S` is not enough,
+                the call raises OutOfTimeError.
             param: Field of the body that the conversation came in.
 
         Raises:
@@ -394,7 +394,7 @@ def _collect(value: object, found: list[str]) -> None:
         found.append(value)
     elif isinstance(value, dict) and value:
         items = cast("dict[str, object]", value)
-        found += items  # keys are strings in all that comes from JSON
+        found += items  # keys are always strings, because the value was read from JSON
         for item in items.values():
             # nearly all items are strings, so this branch saves a call each
             if isinstance(item, str):

@@ -27,7 +27,7 @@ log = structlog.get_logger(__name__)
 
 _THREADS = 2
 _Made = TypeVar("_Made")
-# priority at which a tokenizing thread gets a tenth of a busy processor beside the event loop
+# priority with which a tokenizing thread has a tenth of a processor that the event loop uses
 _NICENESS = 10
 
 

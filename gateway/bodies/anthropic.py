@@ -146,7 +146,7 @@ class _ChatBody(Body):
         return thinks | (self.chat_template_kwargs or {})
 
     def check(self) -> None:
-        """See `Body`."""
+        """Raise BadRequestError if the turns, the choice of tools or the schema are not valid."""
         choice = self.tool_choice
         if choice is not None and (choice.name is None) == (choice.type == "tool"):
             raise bad_value("tool_choice.name", 'send it with "type": "tool" only')

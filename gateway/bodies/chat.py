@@ -105,21 +105,21 @@ class ChatRequest(GenerationFields):
 
     @property
     def output_tokens_max(self) -> int | None:
-        """See `GenerationFields`. The body may use either of two names."""
+        """The bound on the tokens of the answer, which has two names, or None."""
         return self.max_completion_tokens or self.max_tokens
 
     @property
     def alternatives(self) -> int | None:
-        """See `GenerationFields`."""
+        """Alternatives to report per token, 0 for only the token's own, or None for none."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
     @property
     def alternatives_param(self) -> str:
-        """See `GenerationFields`."""
+        """Name of the body's field for `alternatives`."""
         return "top_logprobs" if self.top_logprobs else "logprobs"
 
     def prompt_param(self, index: int) -> str:
-        """See `GenerationFields`."""
+        """Return the name of the body's field for the prompt."""
         del index  # a chat has only one prompt
         return "messages"
 
@@ -196,7 +196,7 @@ class ChatRequest(GenerationFields):
 
     @property
     def free_schemas(self) -> Sequence[Any]:
-        """See `GenerationFields`. Includes the schemas of tools, if calls are enforced."""
+        """Schemas of which a grammar enforces only a part, with those of enforced tool calls."""
         if not self.tools:
             return () if self.must_call else super().free_schemas
         tools = self.callable_tools
@@ -223,7 +223,7 @@ class ChatRequest(GenerationFields):
         return options
 
     def check(self) -> None:
-        """See `Body`."""
+        """Raise BadRequestError if messages or tools are not valid, or if fields conflict."""
         super().check()
         if self.top_logprobs and not self.logprobs:
             raise bad_value("top_logprobs", "it needs 'logprobs': true")

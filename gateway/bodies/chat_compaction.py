@@ -1,7 +1,7 @@
 """Compacts chats, so that a summary replaces all messages but those of the last turn. Pure.
 
 The assistant's message with a `compaction` answers the summarized chat. So the summary replaces all
-messages before this message, except instructions.
+messages before the assistant's message, except instructions.
 """
 
 from collections.abc import Callable, Sequence

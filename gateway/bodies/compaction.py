@@ -1,7 +1,7 @@
 """Compacts the items of a long conversation into a summary and the last turn. Pure.
 
-A compaction item replaces all items before it. Instructions among those items stay, because a
-summary covers only the conversation.
+A compaction item replaces all items before it. Instructions among the replaced items stay, because
+a summary covers only the conversation.
 """
 
 from collections.abc import Callable, Sequence

@@ -34,7 +34,7 @@ class CompletionRequest(GenerationFields):
 
     @property
     def output_tokens_max(self) -> int:
-        """See `GenerationFields`."""
+        """The bound on the tokens of each answer, which has a default."""
         return _OUTPUT_TOKENS if self.max_tokens is None else max(1, self.max_tokens)
 
     @property
@@ -44,20 +44,20 @@ class CompletionRequest(GenerationFields):
 
     @property
     def echoed_alternatives(self) -> int | None:
-        """See `GenerationFields`."""
+        """Alternatives to report per token of an echoed prompt, or None for none."""
         return self.logprobs if self.echo else None
 
     @property
     def alternatives(self) -> int | None:
-        """See `GenerationFields`."""
+        """Alternatives to report per token of the answer, or None for none."""
         return self.logprobs
 
     def prompt_param(self, index: int) -> str:
-        """See `GenerationFields`."""
+        """Return the name of the body's field for a prompt, by the prompt's index."""
         return f"prompt[{index}]" if len(self.prompts) > 1 else "prompt"
 
     def check(self) -> None:
-        """See `Body`."""
+        """Raise BadRequestError if there are too many prompts, or if fields exclude each other."""
         super().check()
         prompts = self.prompts
         if len(prompts) > PROMPTS_MAX:
@@ -81,7 +81,7 @@ class CompletionRequest(GenerationFields):
             )
 
     def check_vocabulary(self, size: int) -> None:
-        """See `GenerationFields`. Also checks prompts of token ids."""
+        """Refuse token ids outside a vocabulary of `size` tokens, also in prompts."""
         super().check_vocabulary(size)
         for index, prompt in enumerate(self.prompts):
             if not isinstance(prompt, str):

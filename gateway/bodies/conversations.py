@@ -20,7 +20,7 @@ class ConversationRequest(Body):
     metadata: Metadata | None = None
 
     def check(self) -> None:
-        """See `Body`."""
+        """Raise BadRequestError if an item is a reference."""
         _refuse_references(self.items or ())
 
 
@@ -36,7 +36,7 @@ class AddedItems(Body):
     items: Annotated[_FewItems, Field(min_length=1)]
 
     def check(self) -> None:
-        """See `Body`."""
+        """Raise BadRequestError if an item is a reference."""
         _refuse_references(self.items)
 
 

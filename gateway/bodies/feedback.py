@@ -31,6 +31,6 @@ class FeedbackRequest(Body):
         return _GOODS[self.rating]
 
     def check(self) -> None:
-        """See `Body`."""
+        """Raise BadRequestError if `id` is not the id of an answer."""
         if not is_request_id(self.id):
             raise bad_value("id", "send the id of an answer, or its header 'x-request-id'")

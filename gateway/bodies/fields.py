@@ -1,7 +1,8 @@
 """Types of fields, which are bounded and never converted. Pure.
 
 A value that is not served is refused by the field's name. A string is never read as a number, nor a
-fraction or boolean as an integer. As at OpenAI, such a value is a mistake of the caller.
+fraction or boolean as an integer. As at OpenAI, a value of the wrong type is a mistake of the
+caller.
 """
 
 from dataclasses import dataclass

@@ -40,8 +40,8 @@ STOPS_MAX = 4
 _STOP_CHARACTERS_MAX = 1024
 _BIASES_MAX = 300
 _DEADLINE_MS_MAX = 600_000
-# Smallest value sent as `top_p`, because the engine reads 0 as "off". So small a share of the
-# distribution always contains only the best token.
+# Smallest value sent as `top_p`, because the engine reads 0 as "off". A share of this
+# size always contains only the most probable token.
 _TOP_P_LEAST = 1e-6
 _REPETITION_LEAST = 0.01
 _REPETITION_SENT_LEAST = 0.01 + 1e-9  # as a 32-bit float, 0.01 would be below the engine's bound
@@ -170,7 +170,7 @@ class GenerationFields(Body):
 
     @classmethod
     def translated(cls, document: dict[str, Any]) -> dict[str, Any]:
-        """See `Body`."""
+        """Return a body in which vLLM's field names are replaced, or raise BadRequestError."""
         return translated(document)
 
     @property
@@ -289,7 +289,7 @@ class GenerationFields(Body):
         return next((name for name, value in given.items() if value is not None), "response_format")
 
     def check(self) -> None:
-        """See `Body`."""
+        """Raise BadRequestError if fields exclude each other."""
         if self.stream_options is not None and not self.stream:
             raise BadRequestError(
                 ErrorCode.INVALID_REQUEST,

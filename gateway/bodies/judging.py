@@ -51,7 +51,7 @@ class ClassifyRequest(Body):
     user: ShortText | None = None
 
     def check(self) -> None:
-        """See `Body`."""
+        """Raise BadRequestError if labels are empty or equal."""
         if self.labels is not None and (len(set(self.labels)) < len(self.labels)):
             raise bad_value("labels", "two labels are equal; send each once")
         if self.labels is not None and not all(it.strip() for it in self.labels):

@@ -121,8 +121,8 @@ def _path(detail: ErrorDetails, document: object) -> list[str | int]:
 def _followed(loc: Sequence[str | int], value: object) -> list[str | int]:
     """Return the parts of `loc` that are keys and indices of `value`.
 
-    A union's member may have the name of a field. Then the path that contains the last part is
-    right.
+    A union's member may have the name of a field. Then only a path with the last part of `loc` is
+    valid.
     """
     for position, part in enumerate(loc):
         rest = loc[position + 1 :]

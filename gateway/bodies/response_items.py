@@ -1,6 +1,6 @@
 """The items of a response's input, and their translation into turns of a chat. Pure.
 
-The reasoning, text and calls of one answer belong to one turn, whatever the number of items. So
+The reasoning, text and calls of one answer belong to one turn, however many items they are. So
 consecutive items of the assistant become one message.
 """
 
@@ -65,7 +65,7 @@ class ReasoningText(_Item):
 
 
 class SummaryText(_Item):
-    """A summary of reasoning, which is never put into a prompt."""
+    """A summary of reasoning, which no prompt contains."""
 
     type: Literal["summary_text"]
     text: Text

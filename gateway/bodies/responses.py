@@ -280,7 +280,7 @@ class ResponseRequest(Body):
         return bool(self.top_logprobs) or LOGPROBS in (self.include or ())
 
     def check(self) -> None:
-        """See `Body`."""
+        """Raise BadRequestError if the input is empty, or if fields exclude each other."""
         if self.input is None:
             text = "Missing required parameter: 'input'."
             raise BadRequestError(ErrorCode.INVALID_REQUEST, text, param="input")
@@ -356,7 +356,7 @@ class CompactRequest(Body):
         return _items_of(self.input)
 
     def check(self) -> None:
-        """See `Body`."""
+        """Raise BadRequestError if there is nothing to summarize."""
         if not self.items and self.previous_response_id is None:
             text = "Missing required parameter: 'input', or 'previous_response_id'."
             raise BadRequestError(ErrorCode.INVALID_REQUEST, text, param="input")

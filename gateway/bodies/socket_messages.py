@@ -28,7 +28,7 @@ class CreateMessage(ResponseRequest):
 
     @classmethod
     def translated(cls, document: dict[str, Any]) -> dict[str, Any]:
-        """See `Body`. A message of another type is refused for its type, not for its fields."""
+        """Refuse a message of another type for its type, rather than for its fields."""
         if document.get("type") != CREATE:
             raise bad_value("type", _OTHERS)
         return document

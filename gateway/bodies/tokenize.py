@@ -47,7 +47,7 @@ class TokenizeRequest(Body):
         return self.tools or ()
 
     def check(self) -> None:
-        """See `Body`."""
+        """Raise BadRequestError unless the body has either a text or a valid chat."""
         if (self.prompt is None) == (self.messages is None):
             raise bad_value("prompt", "send either 'prompt' or 'messages'")
         if self.messages is None and self.tools:

@@ -72,7 +72,7 @@ class KeptCompletions:
     async def create(self, request: web.Request) -> web.StreamResponse:
         """POST /v1/chat/completions."""
         principal = self._authorise(request)
-        # The parsed body gets no variable name, so that a stream does not keep it in memory.
+        # The parsed body has no variable, because a variable would occupy memory during the stream.
         return await self._answering.answer(
             request,
             principal,

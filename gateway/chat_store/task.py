@@ -40,12 +40,12 @@ class KeptChatChunks(ChatChunks):
         self.ended: tuple[WholeGeneration, str] | None = None
 
     def first(self) -> bytes:
-        """See `ChatChunks`. The first chunk contains the compaction item."""
+        """Return the first chunk, which contains the compaction item if there is one."""
         told = self._compaction
         return super().first() if told is None else self.opened({"compaction": told.model_dump()})
 
     def delta(self, delta: AnswerDelta, logprobs: dict[str, object] | None = None) -> bytes:
-        """See `ChatChunks`."""
+        """Return the chunk of a delta, and record the ids of its tool calls."""
         self.call_ids += [call.call_id for call in delta.calls if call.call_id]
         return super().delta(delta, logprobs)
 
@@ -110,11 +110,11 @@ class KeptChatTask(ChatTask):
     compaction: CompactedHistory | None = None
 
     def chunks(self, head: StreamHead, index: int) -> KeptChatChunks:
-        """See `TextTask`."""
+        """Return the writer of a choice's chunks."""
         return KeptChatChunks(head, index, self.compaction)
 
     def choice_of(self, generation: WholeGeneration, reason: str) -> dict[str, object]:
-        """See `TextTask`."""
+        """Return a choice as JSON object, with the compaction item if there is one."""
         choice = super().choice_of(generation, reason)
         if self.compaction is not None:
             message: Any = choice["message"]
@@ -130,7 +130,7 @@ class KeptChatTask(ChatTask):
         fingerprint: str,
         specs: Sequence[GenerationSpec],
     ) -> StreamWriters:
-        """See `TextTask`."""
+        """Return the writers of all choices, and of a stream end that stores the completion."""
         writers = super().stream_writers(
             uid, model=model, created_unix_s=created_unix_s, fingerprint=fingerprint, specs=specs
         )
@@ -152,7 +152,7 @@ class KeptChatTask(ChatTask):
         usage: dict[str, object],
         ended_unix_s: int,
     ) -> bytes:
-        """See `TextTask`."""
+        """Return the whole completion as JSON, and queue it for storage if requested."""
         if self.keeper is not None:
             choices = [self.choice_of(generation, reason) for generation, reason in answers]
             head = completion_head(

@@ -25,7 +25,7 @@ _BUDGETS = frozenset(LoopEnd)
 
 
 class _MadeCall:
-    """A tool call that the model has made in a round."""
+    """A tool call in the model's answer of one round."""
 
     __slots__ = ("arguments", "call_id", "name", "shown_index", "tool")
 
@@ -148,7 +148,7 @@ class ToolChatChunks(ChatChunks):
         self._content += fragment
 
     def delta(self, delta: AnswerDelta, logprobs: dict[str, object] | None = None) -> bytes:
-        """See `ChatChunks`. Calls of server tools are recorded but not sent."""
+        """Return the chunk of a delta. Calls of server tools are recorded but not sent."""
         before = b""
         if delta.content:
             before = self.parted()

@@ -68,7 +68,6 @@ class ChatRounds:
     approved: Sequence[ApprovedCall] = ()
 
     def __init__(self, plan: ToolPlan) -> None:
-        """Prepare."""
         self.plan = plan
         self.events: ToolChatChunks
         self.uid = ""
@@ -77,7 +76,7 @@ class ChatRounds:
         self._now: ToolChatChunks | None = None
 
     def messages(self) -> list[Message]:
-        """See `TaskRounds`. Returns the messages of the ended rounds."""
+        """Return the messages of the ended rounds."""
         return [*self.events.messages]
 
     def writers(self, made: ToolChatChunks) -> StreamWriters:
@@ -91,13 +90,13 @@ class ChatRounds:
             self.events, self._now = self._now, None
 
     async def last(self, usage: dict[str, object], ended_unix_s: int) -> bytes:
-        """See `StreamEnd`. Writes nothing, because further rounds may follow."""
+        """Record the usage of the round. Nothing is written, because further rounds may follow."""
         del ended_unix_s
         self.usage = usage
         return b""
 
     def failure(self, error: PlatformError) -> bytes:
-        """See `StreamEnd`. Writes nothing, because the whole answer reports the error."""
+        """Record the round's error. Nothing is written, since the whole answer reports it."""
         self.error = error
         return b""
 
@@ -126,11 +125,11 @@ class ToolChatTask(ChatTask):
 
     @property
     def answer_id(self) -> str:
-        """See `RoundTask`."""
+        """Id of the completion."""
         return f"{self.id_prefix}-{self.rounds.uid}"
 
     def begin_rounds(self, uid: str) -> None:
-        """See `RoundTask`."""
+        """Prepare the chunks of a completion, whose id is made from `uid`."""
         self.rounds.uid = uid
         plan, head = self.rounds.plan, StreamHead(self.chunk_kind, self.answer_id, self.model, 0)
         self.rounds.events = ToolChatChunks(head, plan.tools, plan.servers, self.compaction)
@@ -138,7 +137,7 @@ class ToolChatTask(ChatTask):
     def next_round(
         self, messages: Sequence[Message], tokens_left: int | None, *, is_first: bool
     ) -> "ToolChatTask":
-        """See `RoundTask`. A forced call and `min_tokens` apply to the first round only."""
+        """Return the next round's task. Only the first round has forced calls and `min_tokens`."""
         changes: dict[str, Any] = {
             "messages": [*self.messages, *messages],
             "stream": True,
@@ -162,7 +161,7 @@ class ToolChatTask(ChatTask):
         fingerprint: str,
         specs: Sequence[GenerationSpec],
     ) -> StreamWriters:
-        """See `RoundTask`. All rounds are one completion."""
+        """Return the writers of one round. All rounds are one completion."""
         del uid, specs
         head = StreamHead(
             self.chunk_kind,
@@ -183,7 +182,7 @@ class ToolChatTask(ChatTask):
         return self.rounds.writers(self.rounds.events.next_round(head, named))
 
     async def ended(self, usage: Mapping[str, Any], ended_unix_s: int) -> tuple[bytes, bytes]:
-        """See `RoundTask`. Also queues the completion for storage."""
+        """Return the end of the stream and the whole completion, and queue it for storage."""
         del ended_unix_s
         events, told = self.rounds.events, dict(usage)
         choice = events.choice(has_to_call=self.must_call, has_logprobs=bool(self.logprobs))
@@ -206,7 +205,7 @@ class ToolChatTask(ChatTask):
         return events.last(told if self.include_usage else None), orjson.dumps(answer)
 
     def failed(self, error: PlatformError) -> tuple[bytes, bytes]:
-        """See `RoundTask`. Without a stream the error is raised, since no answer has begun."""
+        """Return an error event for the stream. Without a stream, the error is raised."""
         if not self.stream:
             raise error
         return error_event(body_of(error)), b""

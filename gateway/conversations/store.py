@@ -29,7 +29,6 @@ class ConversationStore:
     """
 
     def __init__(self, records: SealedRecords) -> None:
-        """Prepare."""
         self._records = records
 
     def require(self, tenant_id: str, conversation_id: str, param: str | None = None) -> None:

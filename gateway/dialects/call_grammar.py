@@ -289,7 +289,7 @@ def _references(schema: Any) -> Iterator[object]:
 
 
 def _is_to_definition(reference: object) -> bool:
-    """Return whether a reference keeps its meaning in the schema of one property."""
+    """Return whether a reference is also valid inside the schema of one property."""
     return not isinstance(reference, str) or reference.startswith(_TO_DEFINITIONS)
 
 

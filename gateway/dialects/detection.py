@@ -1,7 +1,7 @@
 """Detection of a base's dialect from its files, or else from its template and vocabulary.
 
-Pure. Marks in the template or the vocabulary distinguish the forms. Without such marks, the form is
-that of Hermes, which most templates use.
+Pure. Marks in the template or the vocabulary distinguish the forms. Without these marks, the form
+is that of Hermes, which most templates use.
 """
 
 import re

@@ -29,7 +29,6 @@ class MistralParser(CallScanner):
     def __init__(
         self, new_call_id: Callable[[], str], *, is_parallel: bool, is_forced: bool = False
     ) -> None:
-        """Prepare. See `CallScanner`."""
         super().__init__(new_call_id, is_parallel=is_parallel, is_forced=is_forced)
         self._is_list = False
         self._name = ""

@@ -36,7 +36,7 @@ LOAD_FACTOR = 1.25
 # a shorter prompt, the prompt's length is the bound.
 IDLE_TOKENS = 2048
 # A session leaves its cell if the wait there exceeds the shortest wait times this factor, plus a
-# slack that grows with the prompt, since another cell would have to compute the prompt anew.
+# slack. The slack grows with the prompt, since another cell would have to compute the prompt anew.
 WAIT_FACTOR = 2.0
 WAIT_SLACK_MS = 250.0
 WAIT_SLACK_MS_PER_TOKEN = 0.1

@@ -19,7 +19,6 @@ class GatewayDispatcher:
     """Begins, drains and stops a worker's requests. `Answers` carries out each request."""
 
     def __init__(self, links: RouterLinks) -> None:
-        """Prepare."""
         self._links = links
         self._retries = RetryBudget()
         self._open: set[Answers] = set()

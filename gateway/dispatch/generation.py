@@ -157,7 +157,6 @@ class Generation(ABC):
     )
 
     def __init__(self, spec: GenerationSpec) -> None:
-        """Prepare."""
         self.spec = spec
         self.pipe = spec.new_pipe()
         self._line: LogprobLine | None = None
@@ -460,7 +459,6 @@ class WholeGeneration(Generation):
     __slots__ = ("answer",)
 
     def __init__(self, spec: GenerationSpec) -> None:
-        """Prepare. See `Generation`."""
         super().__init__(spec)
         self.answer = ChoiceText()
 
@@ -474,7 +472,7 @@ class WholeGeneration(Generation):
         return form(answer if prompt is None else [*prompt.entries, *answer])
 
     def push(self, tokens: Sequence[int], now_s: float) -> None:
-        """See `Generation`."""
+        """Collect the text of one engine step's tokens."""
         if self.ending is None:
             self.emitted.extend(tokens)
             self.note_time(now_s)
@@ -488,7 +486,7 @@ class WholeGeneration(Generation):
                 self.end(GenerationEnd(EndKind.STOP))
 
     def show(self, delta: AnswerDelta, entries: list[TokenLogprob]) -> None:
-        """See `Generation`."""
+        """Add a piece to the answer."""
         self.answer.add(delta, entries)
 
     def expect_end(self) -> None:

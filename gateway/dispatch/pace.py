@@ -1,8 +1,8 @@
 """Joins two steps of a stream in one write, but only while the event loop lags.
 
-A write costs more than all other work for a token. While the event loop lags, a token waits for the
-next token of its stream, for at most one engine step, and both are sent in one write. So the work
-and with it the lag fall by nearly half. Without lag no token waits.
+A write costs more than all other work for a token. While the event loop lags, a token waits for at
+most one engine step, and is sent together with the next token of its stream. So the work,
+and with it the lag, fall by nearly half. Without lag, no token waits.
 """
 
 import asyncio
@@ -39,7 +39,6 @@ class AttemptPace:
     __slots__ = ("_held", "_lag", "_timer", "is_holding")
 
     def __init__(self, lag: Lag) -> None:
-        """Prepare."""
         self._lag = lag
         self._held: list[Holder] = []
         self._timer: asyncio.TimerHandle | None = None

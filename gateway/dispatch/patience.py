@@ -36,7 +36,7 @@ class Patience:
         give_up_at_s: Loop time at which the client receives the error.
         cell_id: Cell of the last attempt, or empty before the first attempt.
         home: Cell in which a begun answer waits after the loss of its router, or None for any cell.
-            Other cells have not cached the answer and may be full, and a cell has another router
+            Other cells have not cached the answer and may be full. A cell has another router
             within a fraction of a second.
         pause_s: Seconds before the next attempt.
     """

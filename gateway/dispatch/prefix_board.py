@@ -1,9 +1,9 @@
-"""Sketches of the prompts that one pool's cells cache, which find the cells with most of a prompt.
+"""Sketches of the prompts that one pool's cells cache, for the search of the best cell. Pure.
 
-Pure. Routers report marks of the prompts that their cells have placed recently
-(`sluice.prefix_marks`). Each cell has a Bloom filter per generation of marks. All filters share one
-transposed table, whose row holds the bits of all filters at one position. So reading a few rows
-tests a mark against all cells at once.
+Routers report marks of the prompts that their cells have placed recently (`sluice.prefix_marks`).
+The best cell for a prompt has cached its longest prefix. Each cell has a Bloom filter per
+generation of marks. All filters share one transposed table, whose row holds the bits of all filters
+at one position. So reading a few rows tests a mark against all cells at once.
 """
 
 from collections.abc import Iterable, Sequence

@@ -133,7 +133,7 @@ class StreamedGeneration(Generation):
             self._send(fragment)
 
     def expect_end(self) -> None:
-        """See `Generation`. Saves a write, which costs as much as all other work for a token."""
+        """Let the last token wait for the end of the answer, which saves one write."""
         self._pace = _LAST_STEP
 
     def _note_gap(self, now_s: float) -> None:
@@ -163,7 +163,7 @@ class StreamedGeneration(Generation):
             self.end(GenerationEnd(EndKind.STOP))
 
     def show(self, delta: AnswerDelta, entries: list[TokenLogprob]) -> None:
-        """See `Generation`."""
+        """Send a piece of the answer, or gather it with later pieces."""
         gatherer = self._gatherer
         if gatherer is None or self._early is not None:
             self._show(delta, entries)

@@ -296,7 +296,7 @@ class Embedders:
 
 
 async def _call(replica: _Replica, tokens: Sequence[int], give_up_at_s: float) -> Vector:
-    """Return a replica's answer and record its outcome."""
+    """Return a replica's answer, and record the outcome."""
     standing, begun_at_s = replica.standing, _now_s()
     left_s = give_up_at_s - begun_at_s
     if left_s <= 0:
