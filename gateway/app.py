@@ -73,10 +73,10 @@ _AZURE_TAILS = ("chat/completions", "completions", "embeddings", "responses")
 
 
 class Gateway:
-    """A running worker, which `running_gateway` starts and stops."""
+    """One running worker. `running_gateway` is the context manager that starts and stops it."""
 
     def __init__(self, settings: GatewaySettings, events: EventProducer) -> None:
-        """Create all parts without opening them. Only the producer `events` is already open."""
+        """Create all parts of the worker. Only the producer `events` is already open."""
         self.settings = settings
         self.metrics = GatewayMetrics(objectives_of(settings))
         self.counts = AnswerCounts(self.metrics, log_every=settings.log_every)
@@ -223,7 +223,7 @@ class Gateway:
             routes.add("GET", "/metrics", probes.metrics, is_open_when_full=True)
 
     def probes(self, *, is_public: bool = False) -> Probes:
-        """Return the operators' endpoints, for the operations address or the public port."""
+        """Return the endpoints for probes and metrics, at the operators' or the public address."""
 
         async def read_metrics() -> bytes:
             return self.metrics.public_page() if is_public else self.metrics.page()
@@ -270,8 +270,9 @@ class Gateway:
         """Stop the worker, after completing the requests and streams that can end in time.
 
         Requests are still served until the socket is closed, and on open connections for another
-        `idle_grace_s`. Each of these answers closes its connection. After that, running requests
-        have `drain_s` to end, and then an error event ends them. A second call does nothing.
+        `idle_grace_s`. The answers of this period close their connections. After that, running
+        requests have `drain_s` to end, and then an error event ends them. A second call does
+        nothing.
 
         Args:
             is_replaced: Whether another worker accepts at the same socket. If so, /readyz needs not
@@ -363,7 +364,7 @@ class Gateway:
     async def _load(self, is_chat: bool, digest: str) -> bool:
         try:
             await (self.assets if is_chat else self.embedding_bases).get(digest)
-        except RejectedError:  # the callee has logged the reason
+        except RejectedError:  # the cache has logged the reason
             return False
         return True
 

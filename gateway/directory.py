@@ -45,7 +45,7 @@ class Principal:
         server_tools: Tenant's server tools, by their ids.
         auto_policy: Policy of the tenant's model `auto`, or None to treat `auto` like any other
             name.
-        number: Number of the look-up, which grows from state to state.
+        number: Serial number. A principal of a later state has a higher number.
     """
 
     key: wire.ApiKey
@@ -56,14 +56,14 @@ class Principal:
     server_tools: Sequence[wire.ServerTool] = ()
     auto_policy: wire.AutoPolicy | None = None
     number: int = field(default_factory=_NUMBERS.__next__, init=False, repr=False)
-    # Cache of `endpoints.event_head`: the encoded head and its model.
+    # Cached heads of events, with their models, for `endpoints.event_head`.
     event_heads: dict[tuple[object, ...], tuple[bytes, wire.Model]] = field(
         default_factory=dict, init=False, repr=False
     )
 
 
 class _NameMeaning(NamedTuple):
-    """The model behind a name. `split` is set if a rollout, not a pin, chooses the release."""
+    """The model behind a name. `split` is set if a rollout chooses the release."""
 
     model: wire.Model
     decision: ReleaseDecision | None = None
@@ -104,7 +104,7 @@ class Directory:
     def prepare(self, coming: ControlState) -> Iterator[None]:
         """Index a new snapshot step by step before the snapshot replaces the state.
 
-        Look-ups see the old state until the following `update`.
+        Look-ups read the old state until the following `update`.
         """
         yield from self._names.prepare(coming)
         yield from self._prepare_keys(coming)
@@ -133,7 +133,7 @@ class Directory:
         return not self._state.revisions["keys"]
 
     def authenticate(self, secret: str, now_unix_ms: int) -> Principal:
-        """Return the caller whose key has the text `secret`, or raise PlatformError 401.
+        """Return the caller whose key is `secret`, or raise PlatformError 401.
 
         All refusals have the same text and take equal time, so that they do not reveal which keys
         exist.
@@ -197,7 +197,7 @@ class Directory:
     def model(self, principal: Principal, name: str) -> wire.Model:
         """Return the model that a public name resolves to, with the model's own id.
 
-        The model has the release to which the caller is pinned, if there is a pin.
+        If the caller is pinned to a release, the model has that release.
 
         Raises:
             BadRequestError: 404 if there is no such model or the caller may not use it.

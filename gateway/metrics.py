@@ -80,7 +80,7 @@ class FastHistogram(Collector):
         self._sum += value
 
     def collect(self) -> Iterable[Metric]:
-        """Yield the family with cumulative buckets, as the exposition format requires."""
+        """Yield the metric family with cumulative buckets, as the exposition format requires."""
         total = 0
         buckets: list[tuple[str, float]] = []
         for edge, count in zip((*self._edges, float("inf")), self._counts, strict=True):
@@ -122,7 +122,7 @@ class FastCounter(Collector):
         return self._counts.setdefault(values, MetricCount())
 
     def collect(self) -> Iterable[Metric]:
-        """Yield the family."""
+        """Yield the metric family of all series."""
         family = CounterMetricFamily(self._name, self._documentation, labels=self._labelnames)
         for values, count in self._counts.items():
             family.add_metric(values, count.value)

@@ -17,11 +17,12 @@ from sluice.wire.control.v1 import control_pb2 as wire
 def served_by(
     told: wire.ModelPools | None, model: wire.Model, pools: Mapping[str, wire.Pool]
 ) -> list[tuple[ServingPool, wire.Model]]:
-    """Return the pools that serve a model, each with the model in the form that the pool serves.
+    """Return the pools that serve a model, each with a copy of the model for that pool.
 
-    The model's own pool is the first. A pool of another base serves only models without an adapter,
-    and only if the list allows other bases. Entries whose pool does not exist or runs an embedding
-    engine are ignored. The result is empty if only one pool serves the model.
+    A copy has the id and the base of its pool. The model's own pool is the first. A pool of another
+    base serves only models without an adapter, and only if the list allows other bases. Entries
+    whose pool does not exist or runs an embedding engine are ignored. The result is empty if only
+    one pool serves the model.
 
     Args:
         told: The model's list of pools, or None without a list.
@@ -104,7 +105,7 @@ class PoolChooser:
         self._count = count
 
     def place(self, resolved: ResolvedModel, session: str, request_id: str) -> ResolvedModel:
-        """Choose a pool, and return the model in the form that the pool serves.
+        """Choose a pool, and return the model's copy for that pool.
 
         Args:
             resolved: Model that answers.

@@ -17,7 +17,7 @@ class PoolOptions:
 
     Attributes:
         pools: Pools with their weights and prices.
-        models: The model in the form that each pool serves.
+        models: The model's copy for each pool, with the pool's id and base.
         cache_roots: Root of the prefix cache's hash chain in each pool.
         contexts: Maximum of prompt and output tokens together in each pool, or 0 if not known.
     """
@@ -28,7 +28,7 @@ class PoolOptions:
     contexts: tuple[int, ...]
 
     def at(self, resolved: "ResolvedModel", number: int) -> "ResolvedModel":
-        """Return a model in the form that the pool with this number serves."""
+        """Return the model's copy for the pool with this number."""
         if not number:
             return resolved
         return replace(
@@ -50,7 +50,7 @@ class ResolvedModel:
         tenant_id: Tenant of the caller.
         cache_root: Root of the prefix cache's hash chain.
         generates_text: Whether the model generates text, rather than embeddings.
-        decision: Reason why this release answers, or None if the name points at it.
+        decision: Reason why this release answers, or None for the release of the name itself.
         fork: Chooses the release for each request, or None without a rollout.
         shadow: Release that receives a copy of the request, or None without a copy.
         instead: Release that answers if no engine can load this release, or None without one.

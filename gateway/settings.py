@@ -26,14 +26,15 @@ class GatewaySettings(ServiceSettings):
         public_metrics: Whether `http_address` serves /metrics in spite of `ops_address`.
         tls_cert: PEM file of the certificate chain. With `tls_key`, `http_address` speaks TLS.
         tls_key: PEM file of the certificate's key. Both files are read again when they change.
-        control_address: `host:port` of the control plane's Watch.
+        control_address: `host:port` of the control plane's gRPC server.
         state_dir: Directory of the last snapshot and of the event spool.
         artifacts_dir: Directory of whole bases, by digest. The control plane sends the small files,
             such as tokenizers, of all other bases.
         bases_bytes_max: Maximum of bytes of the bases' small files in `state_dir`. The least
             recently used bases are removed.
-        valkey_url: `redis://[[user]:password@]host:port` of the limits. `rediss://` speaks TLS, and
-            `redis+sentinel://[[user]:password@]host:port,host:port/name` queries Sentinels.
+        valkey_url: `redis://[[user]:password@]host:port` of the Valkey for limits. `rediss://`
+            speaks TLS, and `redis+sentinel://[[user]:password@]host:port,host:port/name` queries
+            Sentinels.
         kafka_bootstrap: `host:port,...` of the brokers.
         workers: Processes that share the port. From two on, a parent replaces workers that end, and
             SIGHUP replaces all workers, one after the other.
@@ -47,8 +48,8 @@ class GatewaySettings(ServiceSettings):
         http2_streams_max: Maximum of requests under way on one connection of HTTP/2.
         body_buffer_bytes: Maximum of bytes of unfinished request bodies in one worker.
         unready_s: Seconds from SIGTERM for which /readyz reports not ready before the port closes.
-        idle_grace_s: Seconds after `unready_s` for which kept-alive connections may still
-            send a request.
+        idle_grace_s: Seconds after `unready_s` for which kept-alive connections may still send a
+            request.
         drain_s: Seconds after `idle_grace_s` for which streams may still run.
         keep_alive_s: Seconds of silence after which a comment is sent in a stream, so that no proxy
             closes it.
@@ -73,7 +74,7 @@ class GatewaySettings(ServiceSettings):
         tool_calls_max: Maximum of calls of server tools in one response or chat.
         tool_tokens_max: Maximum of prompt and output tokens of all rounds of an answer with server
             tools.
-        tool_loop_s: Seconds from the begin of an answer until no more server tools are called.
+        tool_loop_s: Seconds from the beginning of an answer until no more server tools are called.
         tool_micros_max: Maximum cost of the calls of one answer, in millionths of the ledger's
             currency.
         cors_origins: Origins whose pages in browsers may call the API, as `https://host` separated

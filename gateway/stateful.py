@@ -73,7 +73,7 @@ class StatefulApis:
         emit: Callable[[bytes], None],
         state: ControlState,
     ) -> None:
-        """Compose the parts without opening connections.
+        """Create the parts without opening connections.
 
         Args:
             settings: Settings of the worker.

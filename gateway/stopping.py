@@ -1,4 +1,4 @@
-"""The error for requests to a process that is stopping, and for requests that its stop cuts."""
+"""The error for requests to a process that is stopping, and for requests that it interrupts."""
 
 from sluice.errors import ErrorCode, RejectedError
 

@@ -17,7 +17,7 @@ _KINDS = ("prompt", "output")
 _KNOWN_MAX = 5_000
 _CHOOSE_S = 15.0  # seconds between choices of series, however often the metrics are scraped
 _FADE = 0.5  # factor on each tenant's earlier usage at each choice
-_EDGE = 2.0  # a tenant replaces another tenant's series if its usage is at least this multiple
+_EDGE = 2.0  # multiple of a tenant's usage at which another tenant takes over its series
 # Seconds for which a new series is shown at 0. A reader that scrapes at least this often reads the
 # start of each series.
 _ANNOUNCED_S = 30.0
@@ -105,7 +105,7 @@ class TenantSeries(Collector):
         self._recent = {it: used * _FADE for it, used in recent.items() if used >= 1.0}
 
     def describe(self) -> Iterable[Metric]:
-        """Return the families' names, without the tenants' series."""
+        """Return the metric families without the tenants' series."""
         return self._families()
 
     def collect(self) -> Iterable[Metric]:

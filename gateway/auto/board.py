@@ -21,7 +21,8 @@ from sluice.errors import PlatformError
 from sluice.wire.control.v1 import control_pb2 as wire
 
 _POLICIES_MAX = 4096
-# A prompt with more texts than a system prompt and a question continues a conversation.
+# Number of texts in a first prompt: a system prompt and a question. A longer prompt continues a
+# conversation.
 _TEXTS_OF_A_BEGINNING = 2
 _LOT_DIGITS = 12
 
@@ -162,7 +163,7 @@ class AutoBoard:
         self._shared.note(decision.keys, decision.model, decision.tokens)
 
     def _usable(self, principal: Principal, name: str) -> ResolvedModel | None:
-        """Return a candidate that generates text and that the caller may use, or None."""
+        """Return the model of a name, or None if it is unusable or generates no text."""
         try:
             resolved = self._directory.resolve_any(principal, name)
         except PlatformError:

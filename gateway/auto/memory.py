@@ -1,4 +1,4 @@
-"""The models that have prefixes of recent conversations in their caches, for one worker. Pure.
+"""Remembers which models have cached prefixes of recent conversations, for one worker. Pure.
 
 A prompt is identified by the keys of its beginnings. The next turn of a conversation begins with
 the messages of the last turn, so it shares their keys and the cached prefix. The same is true of

@@ -10,7 +10,8 @@ from gateway.dispatch.tally import Tally
 
 # Weight of a new measurement, so that an estimate reflects about twenty requests.
 _NEW = 0.05
-_UNCACHED_LEAST = 32  # tokens, because the time of a shorter prefill is mostly that of its step
+# minimum of tokens for a measurement, because shorter prefills mostly measure the step
+_UNCACHED_LEAST = 32
 _OUTPUT_LEAST = 8
 _POOLS_MAX = 4096
 

@@ -52,10 +52,12 @@ from gateway.text.detokenizer import TokenTable, token_table
 from gateway.text.packed_prompt import PackedPrompt
 from sluice.hashing import chained_hashes, shared_blocks
 
-# Rendering and encoding take about 1 ms per 10 KB, so larger prompts would delay other streams.
+# Maximum of characters that are encoded in the event loop. Rendering and encoding need about 1 ms
+# per 10 KB, so larger prompts would delay other streams.
 _INLINE_CHARACTERS_MAX = 16 << 10
 _CHARACTERS_PER_MESSAGE = 256  # fixed cost of rendering a message, in characters
-_INLINE_TOKENS_MAX = 8 << 10  # tokens hashed inline, at 30 ms per million tokens
+# maximum of tokens hashed in the event loop, at 30 ms per million tokens
+_INLINE_TOKENS_MAX = 8 << 10
 _INLINE_CPU_S = 0.003
 _FORM = 1  # version of stored prompts, which increases if rendering or tokenizing changes
 
@@ -76,9 +78,9 @@ class EncodedPrompt(NamedTuple):
         ids: Token ids, in an array because a list would use nine times the memory.
         is_reasoning: Whether the prompt ends in an open block of reasoning, which the answer
             continues.
-        packed: Packed form of a long prompt, made in a thread.
-        dropped_turns: Number of the oldest turns that were dropped to fit the context.
-        pinned_blocks: Leading full blocks that hold a warm prompt.
+        packed: Protobuf encoding of a long prompt's ids, computed in a thread.
+        dropped_turns: Number of oldest turns that were dropped to fit the context.
+        pinned_blocks: Number of leading full blocks that a warm prompt shares.
         record: Part of the prompt that the turn stores (see `PromptTrail`), or empty if none.
     """
 
@@ -91,7 +93,7 @@ class EncodedPrompt(NamedTuple):
     record: bytes = b""
 
     def pinned_as(self, start: "EncodedPrompt") -> "EncodedPrompt":
-        """Return the prompt with the leading blocks pinned that it shares with a warm prompt."""
+        """Return the prompt with those leading blocks pinned that it shares with a warm prompt."""
         return self._replace(pinned_blocks=shared_blocks(self.block_hashes, start.block_hashes))
 
 
@@ -101,7 +103,7 @@ class _ContextBound(NamedTuple):
     Attributes:
         characters_per_token: Maximum of characters in one token, or 0 for no bound.
         context_tokens: Context of the model, or 0 if not known.
-        param: Field of the body that the prompt came in.
+        param: Name of the body's field for the prompt.
     """
 
     characters_per_token: int
@@ -109,7 +111,7 @@ class _ContextBound(NamedTuple):
     param: str
 
     def check(self, characters: int) -> None:
-        """Raise BadRequestError if a prompt of this many characters cannot fit."""
+        """Raise BadRequestError if a prompt of this many characters cannot fit the context."""
         require_fit(characters, self.characters_per_token, self.context_tokens, self.param)
 
 
@@ -120,7 +122,7 @@ class BaseAssets:
     Attributes:
         template: Template for requests without tools.
         calling_template: Template for requests with tools. In most bases it equals `template`.
-        table: Texts of the tokens, in which special tokens are empty.
+        table: Text of each token, which is empty for special tokens.
         dialect: The base's syntax of tool calls and reasoning.
         characters_per_token_max: Maximum of characters in one token, or 0 for no bound.
         threads: Threads for large prompts, or None for the executor of the event loop.
@@ -155,10 +157,10 @@ class BaseAssets:
         return self.template.heeds_effort or (never and effort == "none")
 
     def table_for(self, *, tools: bool) -> TokenTable:
-        """Return the token table for parsed answers, in which the dialect's marks are text.
+        """Return the token table for parsed answers, in which the dialect's marks have a text.
 
         Args:
-            tools: Whether tool calls are parsed, too.
+            tools: Whether tool calls are parsed, besides reasoning.
         """
         return self._tools_table if tools else self._reasoning_table
 
@@ -179,14 +181,14 @@ class BaseAssets:
 
         Args:
             messages: The conversation.
-            tools: Tools that the model sees.
-            cache_root: Root of the chain of hashes.
+            tools: Tools in the prompt.
+            cache_root: Root of the chain of block hashes.
             owner: Owner of the prompt. The threads serve owners in turn.
             session: The owner's session, in which each prompt extends the previous prompt, or empty
                 without a session.
             options: Options for the template, e.g. `enable_thinking`.
             context_tokens_max: Context of the model, in tokens, or 0 for no check here.
-            param: Field of the body that the conversation came in.
+            param: Name of the body's field for the conversation.
             trail: Prompt that earlier turns have stored, or None if this turn stores nothing.
 
         Raises:
@@ -211,9 +213,10 @@ class BaseAssets:
 
         Args:
             text: The whole prompt, which may contain special tokens.
-            cache_root: Root of the chain of hashes.
+            cache_root: Root of the chain of block hashes.
             owner: Owner of the prompt, see `encode_chat`.
-            add_special_tokens: Whether the tokenizer adds special tokens, e.g. a text's begin.
+            add_special_tokens: Whether the tokenizer adds special tokens, e.g. one for a text's
+                begin.
         """
         if len(text) <= _INLINE_CHARACTERS_MAX:
             return finished(self._encode_text(text, cache_root, add_special_tokens, None))
@@ -229,12 +232,12 @@ class BaseAssets:
         return await self._in_thread(owner, self._hashing(ids, cache_root))
 
     def require_fit(self, characters: int, context_tokens_max: int, param: str) -> None:
-        """Refuse a text that has more characters than a whole context of tokens can contain.
+        """Refuse a text that has more characters than the tokens of a whole context.
 
         Args:
             characters: Characters of the text.
             context_tokens_max: Context of the model, in tokens, or 0 if not known.
-            param: Field of the body that the text came in.
+            param: Name of the body's field for the text.
 
         Raises:
             BadRequestError: CONTEXT_LENGTH_EXCEEDED.
@@ -311,7 +314,7 @@ class BaseAssets:
         trail: PromptTrail | None,
         tokenizing: Executor | None,
     ) -> Steps[EncodedPrompt]:
-        """Return the prompt of a conversation that extends a known prompt."""
+        """Return the tokens of a conversation that extends a known prompt."""
         new = "".join([*chat.texts, chat.behind])
         bound.check(known.characters + len(new))
         ending = (known.ending + new)[-ENDING_CHARACTERS:]
@@ -330,7 +333,7 @@ class BaseAssets:
     def _with_hashes(
         self, ids: Sequence[int], cache_root: bytes, *, is_reasoning: bool = False
     ) -> EncodedPrompt:
-        """Return a prompt with its hashes and, if the prompt is long, its packed form."""
+        """Return a prompt with its block hashes and, if the prompt is long, its packed form."""
         kept = ids if isinstance(ids, array) else array("I", ids)
         if len(kept) <= _INLINE_TOKENS_MAX:
             return EncodedPrompt(kept, chained_hashes(kept, cache_root), is_reasoning)

@@ -1,4 +1,4 @@
-"""Finds positions of a text at which the tokenizer provably does not depend on the text before.
+"""Finds positions at which a text can be cut without changing its tokens.
 
 A pre-tokenizer without look-behind recognizes, from the beginning of a word on, the same words with
 or without the text before that word. Tokenizing a text yields its words.
@@ -16,7 +16,8 @@ from typing import Any
 
 from tokenizers import AddedToken, Encoding, Tokenizer
 
-# Characters after a cut that the tokenizer must see, because they may change the last words' ends.
+# Number of characters after a cut that the tokenizer needs, because they may change where the last
+# words end.
 _MARGIN_CHARACTERS = 256
 # Maximum of tokens in a usual word.
 _WORD_TOKENS = 64
@@ -53,7 +54,7 @@ class Boundaries:
         return self._cuts is not _Cuts.NOWHERE
 
     def first_words(self, part: str) -> "tuple[array[int], int]":
-        """Return the tokens of all words but the last words, and the index where the latter begin.
+        """Return the tokens of all words but the last words, and the index of their end.
 
         The index is 0 if the text cannot be cut.
 
@@ -64,7 +65,8 @@ class Boundaries:
         for index in _word_starts(encoding, len(part) - _MARGIN_CHARACTERS):
             start, end = _start(encoding, index), _end(encoding, index - 1)
             if self._cuts is _Cuts.BLANKS and end < start:
-                start -= 1  # blanks are no part of words, and the last blank stays with its word
+                # blanks belong to no word, but the last blank is not cut from the following word
+                start -= 1
             if end <= start and self._is_cut(part, start):
                 return array("I", encoding.ids[:index]), start
         return array("I"), 0
@@ -82,7 +84,7 @@ def _word_starts(encoding: Encoding, start_max: int) -> Iterator[int]:
 
     Args:
         encoding: Tokens of a text.
-        start_max: Index in the text behind which no word may start.
+        start_max: Highest index in the text at which a word may start.
     """
     places, word_of = range(len(encoding)), partial(_word, encoding)
     index = bisect_right(places, start_max, key=lambda it: _start(encoding, it)) - 1
@@ -123,7 +125,7 @@ def _begins_alone(character: str) -> bool:
 
 
 def _bare(tokenizer: Tokenizer) -> Tokenizer:
-    """Return a tokenizer with exact offsets of tokens, since some post-processors trim them."""
+    """Return a tokenizer that reports exact offsets, since some post-processors trim offsets."""
     if tokenizer.post_processor is None:
         return tokenizer
     bare = Tokenizer(tokenizer.model)  # both tokenizers share the model

@@ -42,7 +42,7 @@ class BaseCache(Generic[_Loaded]):
         self._lock = asyncio.Lock()
         # time of the next attempt, by digest of a failed base
         self._not_before_s: dict[str, float] = {}
-        self._arrivals = 0  # number of reports that files have arrived
+        self._arrivals = 0  # number of calls of `refresh`
         self._logged: dict[str, str] = {}  # logged messages, by digest
 
     async def get(self, digest: str) -> _Loaded:
@@ -60,7 +60,7 @@ class BaseCache(Generic[_Loaded]):
         return digest in self._loaded
 
     def refresh(self, digest: str) -> None:
-        """Load a base at its next use without delay, because its files may have arrived."""
+        """Retry a base's load at its next use, because its files may have arrived."""
         self._not_before_s.pop(digest, None)
         self._arrivals += 1
 

@@ -22,7 +22,8 @@ from gateway.bases.slices import (
 from gateway.bases.text_bound import characters_per_token_max, require_fit
 from gateway.bases.threads import PromptThreads
 
-# Encoding takes about 1 ms per 10 KB, plus some time per text. Larger texts would delay streams.
+# Maximum of characters that are encoded in the event loop. Encoding needs about 1 ms per 10 KB,
+# plus some time per text. Larger texts would delay streams.
 _INLINE_CHARACTERS_MAX = 16 << 10
 _CHARACTERS_PER_TEXT = 64
 
@@ -85,7 +86,7 @@ class EmbeddingBase:
         return [form.joined(one, other) for one in ones for other in others]
 
     def truncated(self, ids: list[int], tokens_max: int) -> list[int]:
-        """Return the first tokens of a text, and its trailing special tokens if it has any."""
+        """Return a text's first tokens. Its trailing special tokens, if any, are included."""
         if len(ids) <= tokens_max:
             return ids
         behind = list((self.slicing.around or ((), ()))[1])
@@ -108,8 +109,8 @@ class EmbeddingBase:
             texts: Texts.
             owner: Owner of the texts. The threads serve owners in turn.
             add_special_tokens: Whether the tokenizer adds special tokens.
-            tokens_max: Number of tokens per text that the caller needs, or 0 for all. Some more may
-                be returned.
+            tokens_max: Number of tokens per text that the caller needs, or 0 for all. More may be
+                returned.
             total_max: Maximum of tokens of all texts together, or 0 for no bound.
 
         Raises:

@@ -1,4 +1,4 @@
-"""Encodes prompts to token ids, and tokenizes the text that a conversation repeats only once.
+"""Encodes prompts to token ids. Text that a conversation repeats in every turn is cached.
 
 Special tokens cut a prompt into segments (a system prompt, a role, a turn) that the tokenizer
 processes independently. The ids of segments are cached, so that a turn costs only its new text.
@@ -19,7 +19,8 @@ from tokenizers import AddedToken, Tokenizer
 
 from gateway.bases.slices import SlicingTokenizer, Steps
 
-_CHARACTERS_MAX = 8 << 20  # characters of all cached segments, at two bytes each with the ids
+# maximum of characters in the cache, each with about two bytes including the ids
+_CHARACTERS_MAX = 8 << 20
 _SEGMENT_MAX = 1 << 20
 
 # Components of tokenizers with which the text before a segment does not change the segment's ids.
@@ -132,7 +133,7 @@ class PromptEncoder:
 def cuts_of(tokenizer: Tokenizer) -> dict[str, int]:
     """Return the special tokens, with their ids, at which a text may be cut.
 
-    The ids between two cuts do not depend on text outside them.
+    The ids between two of these tokens do not depend on the text outside.
     """
     if not is_independent(tokenizer):
         return {}
@@ -161,13 +162,13 @@ def _is_independent(stage: dict[str, Any] | None) -> bool:
 
 
 def _is_plain(token: AddedToken) -> bool:
-    """Return whether a token is found by its text alone and strips no neighbouring text."""
+    """Return whether a token matches its exact text, without any neighbouring white space."""
     takes_more = token.lstrip or token.rstrip or token.single_word or token.normalized
     return token.special and len(token.content) > 1 and not takes_more
 
 
 def _is_alone(token: AddedToken, texts: Sequence[str]) -> bool:
-    """Return whether no other added token can overlap the beginning of this one."""
+    """Return whether no other added token can overlap the beginning of `token`."""
     text = token.content
     for other in texts:
         if other != text and (text in other or _reaches_into(other, text)):

@@ -36,7 +36,7 @@ class _WantedBase:
 
 
 class BaseFetcher:
-    """Finds the directories of bases, and fetches missing bases in the task that runs `run`."""
+    """Finds the directories of bases. The task that runs `run` fetches missing bases."""
 
     def __init__(
         self,

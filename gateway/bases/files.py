@@ -87,5 +87,5 @@ def end_ids(tokenizer: Tokenizer, *configs: dict[str, Any]) -> frozenset[int]:
 
 
 def added_tokens(tokenizer: Tokenizer) -> dict[str, int]:
-    """Return the ids of the tokens that are marks rather than pieces of text, by their text."""
+    """Return the ids of the added tokens by text."""
     return {token.content: i for i, token in tokenizer.get_added_tokens_decoder().items()}

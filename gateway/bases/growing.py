@@ -40,7 +40,7 @@ class _Place(Enum):
     MACRO = auto()
     LOOP = auto()  # in the loop over messages, so that `loop` is that loop's variable
     INNER = auto()  # in a loop inside the loop over messages
-    NOWHERE = auto()  # in the loop over messages, where `loop` is ambiguous
+    NOWHERE = auto()  # in the loop over messages, where `loop` may be another loop's variable
 
 
 class _NotGrowingError(Exception):
@@ -48,7 +48,7 @@ class _NotGrowingError(Exception):
 
 
 def head_messages(tree: nodes.Template) -> int | None:
-    """Return how many first messages the text of others depends on, or None if unknown."""
+    """Return how many first messages other texts depend on, or None to render all messages."""
     loop = _main_loop(tree)
     if loop is None:
         return None
@@ -63,14 +63,14 @@ def head_messages(tree: nodes.Template) -> int | None:
 
 
 def with_seams(tree: nodes.Template) -> nodes.Template:
-    """Return the template with seams in its output, after `head_messages` has accepted it."""
+    """Return the template with `SEAM` before messages, after `head_messages` accepted it."""
     loop = _main_loop(tree)
     assert loop is not None, "it was looked for"
     return _with_seams(tree, loop)
 
 
 def going_on(tree: nodes.Template) -> nodes.Template:
-    """Return a template with seams that renders the messages in `_new` after the first `_kept`."""
+    """Return a template with seams that renders only `_new`, the messages after `_kept`."""
     loop = _main_loop(tree)
     assert loop is not None, "it was looked for"
     shifted = _ShiftedLoop()
@@ -117,7 +117,7 @@ class _Check:
             self.visit(node, place)
 
     def visit(self, node: nodes.Node, place: _Place, *, is_behind_first: bool = False) -> None:
-        """Check a node. `is_behind_first` means that the first message never reaches the node."""
+        """Check a node. `is_behind_first` means that no branch reaches the node for message 0."""
         if not isinstance(node, _PURE) or _is_refused(node, place):
             raise _NotGrowingError
         match node:
@@ -153,7 +153,7 @@ class _Check:
         self.all(node.body, _Place.INNER if is_within else place)
 
     def _message(self, at: nodes.Expr, place: _Place, *, is_behind_first: bool) -> None:
-        """Check an access by index, which must be to a first message or a neighbour."""
+        """Check an index into the messages: a small constant, or one next to `loop.index0`."""
         match at:
             case nodes.Const(value=int(index)) if index >= 0:
                 self.head = max(self.head, index + 1)
@@ -170,7 +170,8 @@ class _Check:
 
     def _either(self, node: nodes.And | nodes.Or, place: _Place, *, is_behind_first: bool) -> None:
         left = node.left
-        if not _is_name(left, MESSAGES):  # the list of messages itself is never empty
+        # the list of messages is never empty, so the test is always true
+        if not _is_name(left, MESSAGES):
             self.visit(left, place, is_behind_first=is_behind_first)
         if place is _Place.LOOP:
             is_first = isinstance(node, nodes.Or) and _is_first_flag(left)

@@ -44,9 +44,9 @@ class GrownPrompt(NamedTuple):
     """A cached prompt without its last message.
 
     Attributes:
-        chat: The conversation, without texts.
+        chat: The rendered conversation without the texts of its messages.
         ids: Token ids of the text before `tail`.
-        tail: Text from the last special token on, whose tokens may change with appended text.
+        tail: Text from the last special token on, whose tokens may change if text follows.
         ending: The last characters of the text.
         characters: Characters of the text.
         hashes: Hashes of the full blocks of `ids`.
@@ -105,7 +105,7 @@ class GrownPrompts:
         """Prepare an empty cache. `fingerprint` identifies template and tokenizer."""
         self._encoder, self._spans, self._bytes_max = encoder, spans, bytes_max
         self._clock, self._digest = clock, SaidDigest(fingerprint)
-        # Each prompt with the time of its last use, in the order of these times.
+        # Cached prompts with the times of their last uses, least recently used first.
         self._prompts: OrderedDict[PromptPlace, tuple[GrownPrompt, float]] = OrderedDict()
         self._lock = Lock()
         self.held_bytes = 0
@@ -158,7 +158,7 @@ class GrownPrompts:
                 self._drop_oldest()
 
     def can_keep(self, place: PromptPlace, chat: WrittenChat | None) -> bool:
-        """Return whether caching the prompt can save work for the conversation's next turn."""
+        """Return whether a cached prompt can save work in the conversation's next turn."""
         has_turns = chat is not None and len(chat.messages) > 1
         return has_turns and bool(place.session) and self._encoder.can_cut
 

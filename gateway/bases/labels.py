@@ -1,4 +1,4 @@
-"""The labels of a base that classifies, and the form in which it reads two texts as one. Pure."""
+"""The labels of a base that classifies, and the special tokens around a pair of texts. Pure."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -34,7 +34,7 @@ class Labels:
 
 @dataclass(frozen=True, slots=True)
 class PairForm:
-    """The special tokens of two texts that the base reads as one row.
+    """The special tokens around two texts in one row of tokens.
 
     Attributes:
         before: Tokens before the first text.
@@ -65,7 +65,7 @@ def read_labels(config: Mapping[str, Any]) -> Labels | None:
 
 
 def pair_form(tokenizer: Tokenizer) -> PairForm:
-    """Return the form of pairs, read from the encoding of an example."""
+    """Return the form of pairs, derived from the encoding of an example."""
     both = tokenizer.encode("a", "b")
     sides, ids = both.sequence_ids, both.ids
     first = [at for at, side in enumerate(sides) if side == 0]

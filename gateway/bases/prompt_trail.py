@@ -21,7 +21,7 @@ from sluice.wire.router.v1 import router_pb2 as router
 from sluice.wire.state.v1 import state_pb2 as wire
 
 _DIGEST_BYTES = 16
-# bytes stored per turn, above which another gateway renders the turn anew
+# maximum of bytes stored per turn. Elsewhere a larger turn is rendered anew
 _RECORD_BYTES_MAX = 1 << 20
 _TAIL_MAX = 4096  # characters of a stored tail
 
@@ -50,7 +50,7 @@ class PromptTrail:
     def extended(self, records: Iterable[bytes]) -> "PromptTrail":
         """Return the trail extended by the records of further turns, the oldest first.
 
-        Empty records (a turn without a record) and records that do not continue the trail are
+        Empty records (of turns without a record) and records that do not continue the trail are
         ignored.
         """
         latest, opening, last = self.latest, self.opening, self.hashes[-HASH_BYTES:]
@@ -159,7 +159,7 @@ def _read(data: bytes) -> wire.StoredPrompt | None:
 
 
 def _chained(digest: bytes, parts: Iterable[Mapping[str, Any]]) -> bytes:
-    """Return a digest of a digest and further parts, or empty if a part is not valid in JSON."""
+    """Return a digest of a digest and further parts, or empty if a part cannot be JSON."""
     for part in parts:
         try:
             text = orjson.dumps(part, option=orjson.OPT_SORT_KEYS)

@@ -35,7 +35,7 @@ _VALUE_ALLOWANCE = 1 << 20  # characters and items of one value
 _ALLOCATION_FACTOR = 64  # further allocation per character of the template's input
 _COMPILE_CPU_S = 5.0  # seconds for filters on constants, which run at compile time
 _SOURCE_CHARACTERS_MAX = 512 << 10
-# Small steps between readings of the thread's clock, because a reading costs as much as a small
+# Number of small steps between readings of the thread's clock, each of which costs as much as a
 # step.
 _STEPS_PER_LOOK, _SMALL = 16, 4096
 _INTEGER_BITS_MAX = 4096
@@ -43,7 +43,7 @@ _INDENT_MAX = 64
 _DIGITS_MAX = 20  # maximum of digits for the filter `round`
 _PADDING_MAX = 100_000  # maximum width of a padded value, in characters
 
-# Jinja's filters that chat templates use. Other filters can enlarge text, or are made for HTML.
+# Jinja's filters that chat templates use. All others are removed, since some can enlarge text.
 _FILTERS = frozenset(
     re.findall(
         "[a-z]+",
@@ -85,8 +85,8 @@ class RenderBudget:
         self._allocated_max = _ALLOCATION_ALLOWANCE + _ALLOCATION_FACTOR * given
         self.output_max = _OUTPUT_ALLOWANCE + _OUTPUT_FACTOR * given
         self._value_max = _VALUE_ALLOWANCE + _ALLOCATION_FACTOR * given
-        # Written length of each container by its identity. The container is included to keep it
-        # alive.
+        # Written length of each container, by its identity. The entry includes the container, so
+        # that no other object can have its identity.
         self._weighed: dict[int, tuple[int, object]] = {}
 
     def spend(self, value: object = None) -> None:
@@ -265,7 +265,8 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         """Call a function for the template, and charge the call and its result."""
         budget = _budget.get()
         budget.spend()
-        if type(__obj) is Macro:  # the template's own macro, whose operations are charged inside
+        # the template's own macro needs no check, because its operations are charged
+        if type(__obj) is Macro:
             kwargs.pop("_loop_vars", None)
             kwargs.pop("_block_vars", None)
             found = __obj(__context.eval_ctx, *args, **kwargs)
@@ -294,13 +295,13 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return found
 
     def getitem(self, obj: Any, argument: Any) -> Any:
-        """Subscribe a value for the template, and charge a slice."""
+        """Return an item or slice of a value for the template. The size of a slice is charged."""
         found = super().getitem(obj, argument)
         return _charged(found) if isinstance(argument, slice) else found
 
 
 def check_printable(values: Iterable[object]) -> None:
-    """Refuse namespaces as values, because two of them can contain each other, and change."""
+    """Refuse namespaces as values, because their size may change after it was checked."""
     if any(isinstance(value, Namespace) for value in values):
         raise ExhaustedError("it uses a namespace as a value")
 
@@ -379,7 +380,7 @@ def _bounded_filter(name: str, function: Callable[..., Any]) -> Callable[..., An
 
 
 def _check_method(budget: RenderBudget, function: Any, args: tuple[Any, ...]) -> None:
-    """Measure the result of a built-in type's method before the call."""
+    """Check the size of the result of a built-in type's method before the call."""
     function = getattr(function, "__wrapped__", function)
     owner, name = getattr(function, "__self__", None), getattr(function, "__name__", "")
     if not isinstance(owner, str | bytes | int):
@@ -398,7 +399,7 @@ def _check_method(budget: RenderBudget, function: Any, args: tuple[Any, ...]) ->
 
 
 def _check_operation(budget: RenderBudget, operator: str, left: Any, right: Any) -> None:
-    """Measure the result of an operation before it is computed."""
+    """Check the size of the result of an operation before it is computed."""
     if operator == "+":
         if hasattr(left, "__len__") and hasattr(right, "__len__"):
             budget.check_size(len(left) + len(right))
@@ -439,7 +440,7 @@ def _check_joint(budget: RenderBudget, separator: str, items: list[Any]) -> None
 
 
 def _check_indent(budget: RenderBudget, values: list[Any]) -> None:
-    """Measure an indentation (a width or a text) that is written before every line."""
+    """Check the size of an indentation (a width or a text) that every line receives."""
     for width in values[1:]:
         if isinstance(width, str):
             budget.check_size(str(values[0]).count("\n") * len(width))

@@ -14,12 +14,13 @@ from tokenizers import Encoding, Tokenizer
 
 from gateway.bases.boundaries import Boundaries
 
-# UTF-8 bytes that are tokenized in one call, which are at most as many tokens and take about 60 ms.
+# Maximum of UTF-8 bytes that are tokenized in one call. They have at most as many tokens, and need
+# about 60 ms.
 SLICE_BYTES = 64 << 10
 
 _Made = TypeVar("_Made")
-# Work that pauses at each yield and returns its result. A step may yield a function, which is long
-# work without pauses. Then the step waits for the function's result and needs no turn meanwhile.
+# Work in steps, which yields between two steps and returns its result. A step may yield a function,
+# which is long work without pauses. The next step waits for the function's result.
 Steps = Generator[Callable[[], Any] | None, Any, _Made]
 
 
@@ -46,7 +47,8 @@ def encode_batch(
     add_special_tokens: bool,
 ) -> list[Encoding]:
     """Return the tokens of texts, computed in a thread of `tokenizing` if there is one."""
-    # The batch call releases the interpreter lock, and its fast variant computes no offsets.
+    # The batch call releases the interpreter lock. Its fast variant computes no offsets, which are
+    # not needed.
     work = partial(tokenizer.encode_batch_fast, list(texts), add_special_tokens=add_special_tokens)
     return work() if tokenizing is None else tokenizing.submit(work).result()
 
@@ -145,7 +147,7 @@ class SlicingTokenizer:
         return ids
 
     def _encoded_part(self, part: str, *, is_rest: bool) -> "tuple[array[int], int]":
-        """Return a part's tokens and the index of their end. Only the last part is used whole."""
+        """Return a part's tokens and their end. Unless `is_rest`, its last words are left out."""
         return (self._encoded(part), len(part)) if is_rest else self._boundaries.first_words(part)
 
     def _encoded(self, text: str) -> "array[int]":

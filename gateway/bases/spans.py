@@ -1,8 +1,8 @@
 """Computes block hashes and wire form of prompts, once for each common prefix.
 
 A conversation sends its whole history in every turn. Per token, hashing costs 50 ns, packing 60 ns,
-and the look-up of a cached span of blocks 4 ns. The key of a span is a digest of all ids up to the
-span's end and of the root of the hash chain. So no tenant or model can read a span of another.
+and the search for a cached span (4,096 tokens) 4 ns. The key of a span is a digest of all ids up to
+the span's end and of the root of the hash chain. So no tenant or model can read a span of another.
 """
 
 import hashlib
@@ -34,14 +34,14 @@ class _Span(NamedTuple):
 
 
 class PromptSpans:
-    """The cached spans of one base. Safe for concurrent threads."""
+    """The cached spans (runs of 4,096 tokens) of one base. Safe for concurrent threads."""
 
     def __init__(
         self, bytes_max: int = _BYTES_MAX, clock: Callable[[], float] = time.monotonic
     ) -> None:
         """Prepare an empty cache."""
         self._bytes_max, self._clock = bytes_max, clock
-        # Each span with the time of its last use, in the order of these times.
+        # Cached spans with the times of their last uses, least recently used first.
         self._spans: OrderedDict[bytes, tuple[_Span, float]] = OrderedDict()
         self._lock = Lock()
         self.held_bytes = 0

@@ -34,13 +34,13 @@ _LEVELS_MAX = 128
 _PATTERN_CHARACTERS_MAX = 256  # characters of a date's pattern
 _SEPARATOR_CHARACTERS_MAX = 8  # characters of a separator in JSON
 
-# The templates of Mistral raise for identifiers of any other form.
+# A template with this text is Mistral's, and raises an error for call ids of any other form.
 _SHORT_CALL_IDS = "length != 9"
 _SHORT_CALL_ID = re.compile("[a-zA-Z0-9]{9}")
 
 # Noncharacters of Unicode. A noncharacter that the caller does not use marks a prompt's cuts.
 _MARKS = tuple(map(chr, range(0xFDD0, 0xFDF0)))
-_BETWEEN = " " * 8  # estimate of the characters that JSON adds to a value's text
+_BETWEEN = " " * 8  # text between two values, about as long as JSON's characters around a value
 
 
 # Variables by which templates receive whether, and with which effort, the model shall reason.
@@ -48,7 +48,7 @@ _EFFORT = re.compile(r"\b(reasoning_effort|enable_thinking)\b")
 
 
 class TemplateError(Exception):
-    """The template itself called `raise_exception`. The message is the template's."""
+    """The template itself called `raise_exception` with this message."""
 
 
 def _raise_exception(message: str) -> NoReturn:
@@ -62,7 +62,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    # Jinja's own filter escapes <, > and &, on which models are not trained.
+    # Jinja's own filter escapes <, > and &, but models are not trained on escaped text.
     for text in (indent, *(separators or ())):
         if isinstance(text, str) and len(text) > _SEPARATOR_CHARACTERS_MAX:
             raise TemplateError("it asks for JSON with long separators")
@@ -275,7 +275,7 @@ class ChatTemplate:
         return WrittenChat(messages, rows, listed, options, given, kept, before, own, behind)
 
     def _with_marks(self, value: Any, mark: str) -> Any:
-        """Return `value` with a mark after the first character of every special token's text."""
+        """Return `value` with `mark` after the first character of each special token's text."""
         if isinstance(value, str):
             return self._first_character.sub(rf"\1{mark}", value)
         if isinstance(value, dict):
@@ -349,7 +349,7 @@ def _template_tools(tools: Sequence[Tool]) -> list[dict[str, Any]]:
 
 
 def _levels(value: object) -> int:
-    """Return the number of nested levels of objects and lists, counted up to the limit."""
+    """Return how deep objects and lists are nested. Counting stops above `_LEVELS_MAX`."""
     level, levels = [value], 0
     while level and levels <= _LEVELS_MAX:
         level = list(chain.from_iterable(map(_below, level)))
@@ -366,7 +366,7 @@ def _below(value: object) -> Collection[object]:
 def _arguments(text: str) -> object:
     """Return the arguments as the object that templates expect.
 
-    Text that is not JSON, or is nested too deep, stays a string.
+    Text that is not JSON, or is nested too deep, is returned unchanged.
     """
     try:
         value = json.loads(text)
@@ -379,7 +379,7 @@ def _arguments(text: str) -> object:
 def _texts(rows: list[dict[str, Any]], listed: list[dict[str, Any]]) -> str:
     """Return all strings in messages and tools joined, with a filler for all other values.
 
-    A special token may be found across two strings. Then the prompt is not cut.
+    If a special token spans two of the joined strings, no string contains it, and nothing is cut.
     """
     found: list[str] = []
     for row in rows:

@@ -1,7 +1,8 @@
-"""Bounds the number of characters in one token, so that too long texts are refused untokenized.
+"""Bounds the number of characters in one token, so that too long texts are refused early.
 
-Tokenizing takes 0.5 ms per KB, while counting characters is free. The bound exists only for
-tokenizers that keep every character, because other tokenizers may drop any number of characters.
+Tokenizing needs 0.5 ms per KB, while counting characters is free. The bound exists only for
+tokenizers that drop no character. With other tokenizers, a token may cover any number of
+characters.
 """
 
 import json
@@ -53,7 +54,7 @@ def characters_per_token_max(tokenizer: Tokenizer) -> int:
 
 
 def _shrinking(stage: Mapping[str, Any] | None) -> int:
-    """Return the factor by which a normalizer may shorten a text at most, or 0 for no bound."""
+    """Return the maximum factor by which a normalizer shortens a text, or 0 for no bound."""
     if stage is None or stage["type"] in {"Prepend", "Lowercase", "NFD", "NFKD", "ByteLevel"}:
         return 1
     if stage["type"] in {"NFC", "NFKC"}:

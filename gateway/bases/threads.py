@@ -27,12 +27,12 @@ log = structlog.get_logger(__name__)
 
 _THREADS = 2
 _Made = TypeVar("_Made")
-# priority with which a tokenizing thread has a tenth of a processor that the event loop uses
+# added niceness, so that a busy event loop has ten times as much processor time
 _NICENESS = 10
 
 
 def tokenizing_threads(processors: int) -> int:
-    """Return the number of prompts to tokenize at once, which leaves one processor free."""
+    """Return the number of threads that tokenize at once, which leaves one processor free."""
     return max(1, min(_THREADS, processors - 1))
 
 
@@ -184,7 +184,7 @@ def _work_after_step(steps: Steps[Any], made: object) -> StopIteration | Callabl
 
 
 def _step_back() -> None:
-    """Lower the priority of this thread only, since Linux has a priority per thread."""
+    """Lower the priority of the current thread only. Linux has one priority per thread."""
     thread = threading.get_native_id()
     try:
         usual = os.getpriority(os.PRIO_PROCESS, thread)

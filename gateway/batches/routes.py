@@ -29,7 +29,7 @@ _JSON = "application/json"
 _KNOWN = (PATH, f"{PATH}/{{id}}", f"{PATH}/{{id}}{_CANCEL}")
 _WINDOW_MS = 86_400_000
 _ENDED = frozenset({"completed", "cancelled", "expired"})
-# Statuses that OpenAI's API names differently.
+# OpenAI's names of statuses that differ from this service's names.
 _STATUSES = {"expiring": "finalizing"}
 _TIMES = ("in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")
 

@@ -64,7 +64,7 @@ class AnthropicTool(Strict):
 
 
 class AnthropicToolChoice(Strict):
-    """The functions that may or must be called."""
+    """The choice of the functions that may or must be called."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: FunctionName | None = None
@@ -103,7 +103,7 @@ class CallerMetadata(Strict):
 
 
 class _ChatBody(Body):
-    """The fields that a message and the count of its tokens share."""
+    """The fields of both a message and a request that counts its tokens."""
 
     model: ModelName
     messages: Messages
@@ -119,7 +119,11 @@ class _ChatBody(Body):
 
     @cached_property
     def turns(self) -> list[Message]:
-        """The turns of a chat, the system prompt first. BadRequestError if their order is wrong."""
+        """The turns of the equivalent chat, the system prompt first.
+
+        Raises:
+            BadRequestError: The order of the messages is wrong.
+        """
         turns = turns_of(self.messages)
         if self.system:
             system = Message.model_construct(role="system", content=text_of(self.system))
@@ -139,7 +143,7 @@ class _ChatBody(Body):
 
     @property
     def template_options(self) -> TemplateOptions | None:
-        """Options of the template, which are whether the model reasons and the caller's options."""
+        """Options of the template, which combine `thinking` with the caller's own options."""
         if self.thinking is None:
             return self.chat_template_kwargs
         thinks: TemplateOptions = {"enable_thinking": self.thinking.type != "disabled"}
@@ -153,7 +157,7 @@ class _ChatBody(Body):
         form = None if self.output_config is None else self.output_config.format
         if form is not None:
             schema_text(form.content, "output_config.format.schema")
-        _ = self.turns  # errors are raised here, before any use
+        _ = self.turns  # so that errors are raised here, before any use
 
 
 class CountTokensRequest(_ChatBody):

@@ -27,7 +27,7 @@ class _Block(BaseModel):
 
 
 class TextBlock(_Block):
-    """Text."""
+    """A block of text."""
 
     type: Annotated[Literal["text"], Elsewhere(*_ELSEWHERE, instead=_INSTEAD)]
     text: Text
@@ -41,7 +41,7 @@ class ThinkingBlock(_Block):
 
 
 class RedactedThinkingBlock(_Block):
-    """Encrypted reasoning of another server's model, which is left out."""
+    """Encrypted reasoning of another server's model, which the prompt leaves out."""
 
     type: Literal["redacted_thinking"]
     data: Text = ""
@@ -67,7 +67,7 @@ class ToolResultBlock(_Block):
     is_error: Flag | None = None
 
     def text(self) -> str:
-        """Return the result as one string, which marks a failure because templates cannot."""
+        """Return the result as one string, in which a failure begins with "Error:"."""
         text = text_of(self.content or "")
         return f"Error: {text}" if self.is_error else text
 
@@ -76,7 +76,7 @@ _KINDS = frozenset({"text", "thinking", "redacted_thinking", "tool_use", "tool_r
 
 
 def _kind_of(value: Any) -> str:
-    """Return the kind of a block. An unknown kind counts as text, which then refuses its `type`."""
+    """Return the kind of a block for the union. Unknown kinds become `text`, which refuses them."""
     kind: object = None
     if isinstance(value, dict):
         kind = value.get("type")  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
@@ -117,7 +117,7 @@ Messages = Annotated[
 
 
 def text_of(content: str | Sequence[TextBlock]) -> str:
-    """Return text, or blocks of it, as one string."""
+    """Return a text, or the texts of blocks, as one string."""
     return content if isinstance(content, str) else "".join([block.text for block in content])
 
 

@@ -47,7 +47,7 @@ TemplateOptions = Annotated[
 
 
 class PredictionBody(Strict):
-    """The expected text of the answer."""
+    """The expected answer of the client, as a base for speculation."""
 
     type: Literal["content"]
     content: Text | Annotated[list[TextPart], Field(fail_fast=True, max_length=PARTS_MAX)]
@@ -110,7 +110,7 @@ class ChatRequest(GenerationFields):
 
     @property
     def alternatives(self) -> int | None:
-        """Alternatives to report per token, 0 for only the token's own, or None for none."""
+        """Alternatives to report per token. 0 reports only the token itself, and None nothing."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
     @property
@@ -130,7 +130,7 @@ class ChatRequest(GenerationFields):
 
     @property
     def compaction_policy(self) -> CompactionPolicy | None:
-        """When the chat is summarized, or None for never."""
+        """Condition and model for a summary of the chat, or None for no summary."""
         return self.context_management[0] if self.context_management else None
 
     @property
@@ -189,14 +189,14 @@ class ChatRequest(GenerationFields):
 
     @property
     def is_parallel(self) -> bool:
-        """Whether the answer may have several calls. A function chosen by name is called once."""
+        """Whether the answer may have several calls, unless one function is chosen by name."""
         return self.parallel_tool_calls is not False and not isinstance(
             self.tool_choice, NamedChoice
         )
 
     @property
     def free_schemas(self) -> Sequence[Any]:
-        """Schemas of which a grammar enforces only a part, with those of enforced tool calls."""
+        """Schemas that a grammar may enforce only in part, with those of enforced calls."""
         if not self.tools:
             return () if self.must_call else super().free_schemas
         tools = self.callable_tools

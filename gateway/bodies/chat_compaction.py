@@ -16,7 +16,7 @@ class CompactedChat(NamedTuple):
     """The content of a compaction.
 
     Attributes:
-        summary: Summary, written by the model.
+        summary: Text of the summary, written by the model.
         kept: Messages that follow the summary unchanged.
     """
 

@@ -17,7 +17,7 @@ class Compacted(NamedTuple):
     """The content of a compaction item.
 
     Attributes:
-        summary: Summary, written by the model.
+        summary: Text of the summary, written by the model.
         kept: Items that follow the summary unchanged.
     """
 
@@ -46,7 +46,7 @@ def expanded(
 
 
 def is_instruction(item: InputItem) -> bool:
-    """Return whether an item is an instruction, which no summary replaces."""
+    """Return whether an item is an instruction, which a compaction never replaces."""
     return isinstance(item, MessageItem) and item.role in _INSTRUCTIONS
 
 

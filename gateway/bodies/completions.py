@@ -11,7 +11,7 @@ from gateway.bodies.parsing import parse
 from gateway.bodies.prompts import TextOrIds, check_ids, listed
 
 PROMPTS_MAX = 64
-CHOICES_MAX = 64  # maximum of answers in one request, which are the number of prompts times `n`
+CHOICES_MAX = 64  # maximum of answers in one request, over all prompts
 LOGPROBS_MAX = 5
 _OUTPUT_TOKENS = 16  # OpenAI's default of `max_tokens`
 
@@ -44,12 +44,12 @@ class CompletionRequest(GenerationFields):
 
     @property
     def echoed_alternatives(self) -> int | None:
-        """Alternatives to report per token of an echoed prompt, or None for none."""
+        """Alternatives to report per token of an echoed prompt, or None to report nothing."""
         return self.logprobs if self.echo else None
 
     @property
     def alternatives(self) -> int | None:
-        """Alternatives to report per token of the answer, or None for none."""
+        """Alternatives to report per token of the answer, or None to report nothing."""
         return self.logprobs
 
     def prompt_param(self, index: int) -> str:

@@ -14,8 +14,9 @@ from typing import NamedTuple
 from gateway.bodies.mistakes import bad_value
 from sluice.errors import BadRequestError
 
-GRAMMAR_BYTES_MAX = 16_000  # bytes, as an engine accepts 16 KiB (replica/engine/grammar_source.py)
-_RULES_MAX = 200  # maximum of rules, because more terminals that overlap compile for a second
+# maximum bytes, slightly below the engine's 16 KiB (replica/engine/grammar_source.py)
+GRAMMAR_BYTES_MAX = 16_000
+_RULES_MAX = 200  # maximum of rules, because more overlapping terminals compile for over a second
 _PARAM = "grammar"
 _ROOTS = {"gbnf": "root", "lark": "start"}
 _LARK_TOKEN = re.compile(
@@ -30,7 +31,7 @@ _LARK_TOKEN = re.compile(
     """,
     re.VERBOSE | re.ASCII,
 )
-# A definition, whose name may have a priority or attributes in brackets before the colon.
+# Matches the beginning of a rule's definition. A priority or attributes may follow the name.
 _LARK_RULE = re.compile(r"^[ \t]*[?!]*([A-Za-z_]\w*)(?=[ \t]*[:.\[])", re.MULTILINE | re.ASCII)
 _LARK_DIRECTIVES = frozenset({"%ignore", "%import"})
 _GBNF_TOKEN = re.compile(
@@ -88,7 +89,7 @@ def answer_rules(grammar: str) -> str:
 
 
 def _apart(name: str) -> str:
-    """Return a rule name with a prefix that no rule of a dialect has, in the same case."""
+    """Return a rule name with a prefix that no rule of a dialect has, in unchanged case."""
     return f"G_{name}" if name.isupper() else f"g_{name}"
 
 
@@ -236,7 +237,7 @@ def _lark_names(rules: Mapping[str, _Rule]) -> dict[str, str]:
 
 
 def _terminals(rules: Mapping[str, _Rule]) -> set[str]:
-    """Return the rules, except the root, that refer only to terminals and not to themselves."""
+    """Return the rules that refer only to terminals and not to themselves, except the root."""
     missing = {name: rule.references for name, rule in rules.items()}
     users: dict[str, list[str]] = {name: [] for name in rules}
     for name, references in missing.items():

@@ -22,10 +22,10 @@ class EmbeddingRequest(Body):
     truncate_prompt_tokens: Annotated[Integer, Field(ge=-1, le=1 << 30)] | None = None
 
     def truncation_tokens(self, context_tokens_max: int) -> int:
-        """Return how many tokens of each text are embedded, or 0 for all, as at OpenAI.
+        """Return how many tokens of each text are embedded, or 0 for all tokens.
 
         Args:
-            context_tokens_max: Context of the model, in tokens, to which -1 refers.
+            context_tokens_max: Context of the model, in tokens, which the value -1 selects.
         """
         wanted = self.truncate_prompt_tokens
         return context_tokens_max if wanted == -1 else wanted or 0

@@ -14,7 +14,7 @@ _GOODS = {"good": 1.0, "bad": 0.0}
 
 
 class FeedbackRequest(Body):
-    """A judgement. `id` is the id of a completion or message, or the header `x-request-id`."""
+    """A judgement of an answer, named by its id or by the value of the header `x-request-id`."""
 
     id: Annotated[str, Field(min_length=1, max_length=200)]
     rating: Literal["good", "bad"]
@@ -27,7 +27,7 @@ class FeedbackRequest(Body):
 
     @property
     def good(self) -> float:
-        """The judgement as a share, 0 to 1."""
+        """The judgement as a number, 1 for good and 0 for bad."""
         return _GOODS[self.rating]
 
     def check(self) -> None:

@@ -40,8 +40,8 @@ STOPS_MAX = 4
 _STOP_CHARACTERS_MAX = 1024
 _BIASES_MAX = 300
 _DEADLINE_MS_MAX = 600_000
-# Smallest value sent as `top_p`, because the engine reads 0 as "off". A share of this
-# size always contains only the most probable token.
+# Smallest value sent as `top_p`, because the engine reads 0 as no limit. A share of this size
+# always contains only the most probable token.
 _TOP_P_LEAST = 1e-6
 _REPETITION_LEAST = 0.01
 _REPETITION_SENT_LEAST = 0.01 + 1e-9  # as a 32-bit float, 0.01 would be below the engine's bound
@@ -79,7 +79,7 @@ class Defaults(Protocol):
 
 
 class StreamOptions(Strict):
-    """Parts of a stream besides text."""
+    """Options of a stream."""
 
     include_usage: Flag | None = None
     continuous_usage_stats: Flag | None = None
@@ -109,7 +109,7 @@ def _param_names(grammar: str, logprobs: str) -> Mapping[str, str]:
 
 
 class GenerationFields(Body):
-    """The shared fields. None counts as absent."""
+    """The fields that determine an answer. A field of None counts as absent."""
 
     model: ModelName
     stream: Flag | None = None
@@ -206,7 +206,7 @@ class GenerationFields(Body):
 
     @property
     def session(self) -> str:
-        """Key of requests that share a prefix, or empty without a key."""
+        """Key of requests that share a prefix, or empty without one."""
         return self.session_id or self.prompt_cache_key or ""
 
     @property
@@ -216,12 +216,12 @@ class GenerationFields(Body):
 
     @property
     def alternatives(self) -> int | None:
-        """Alternatives to report per token, 0 for only the token's own, or None for none."""
+        """Alternatives to report per token. 0 reports only the token itself, and None nothing."""
         return None
 
     @property
     def echoed_alternatives(self) -> int | None:
-        """Alternatives to report per token of an echoed prompt, or None for none."""
+        """Alternatives to report per token of an echoed prompt, or None to report nothing."""
         return None
 
     @property
@@ -240,7 +240,7 @@ class GenerationFields(Body):
 
     @property
     def param_names(self) -> Mapping[str, str]:
-        """The fields of `sampling` and related fields, by the engines' names for them."""
+        """Names of the body's fields, by the engine's names of the same parameters."""
         return _param_names(self.guide_param or "tools", self.alternatives_param)
 
     @property
@@ -252,7 +252,7 @@ class GenerationFields(Body):
 
     @property
     def is_lowered(self) -> bool:
-        """Whether this request follows its tier's ordinary requests, and may be preempted."""
+        """Whether this request has a lowered priority in its tier, and may be preempted."""
         return bool(self.priority) or self.service_tier == "flex"
 
     def queue_priority(self, tier_priority: int) -> int:
@@ -265,7 +265,8 @@ class GenerationFields(Body):
         """Grammar of the answer, from `response_format`, `regex`, `choice` or `grammar`."""
         asked = self.response_format or self.regex or self.choice or self.grammar
         if asked is None:
-            return None  # the usual case, before a cached property that locks
+            # the usual case, checked before the cached property because that needs a lock
+            return None
         return self._guide
 
     @cached_property
@@ -274,7 +275,7 @@ class GenerationFields(Body):
 
     @property
     def free_schemas(self) -> Sequence[Any]:
-        """The schemas of which only a part may be enforced by a grammar."""
+        """Schemas that a grammar may enforce only in part."""
         form = self.response_format
         if not isinstance(form, JsonSchemaFormat) or form.json_schema.strict:
             return ()

@@ -30,13 +30,13 @@ _SCHEMA_LEVELS_MAX = 120
 
 
 class TextFormat(Strict):
-    """Any text."""
+    """Format of an answer that is any text."""
 
     type: Literal["text"]
 
 
 class JsonObjectFormat(Strict):
-    """Any JSON object."""
+    """Format of an answer that is any JSON object."""
 
     type: Literal["json_object"]
 
@@ -65,8 +65,9 @@ ResponseFormat = Annotated[
     TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")
 ]
 Regex = Annotated[str, Field(min_length=1, max_length=_REGEX_BYTES_MAX)]
-_DIRECTIVE = r"%(?=\s*(?:json|regex|lark|llguidance))"  # refused even where it would be text
-# Parts of an expression whose meaning inside Lark differs from their usual meaning.
+# a directive of Lark, which is refused even inside a text
+_DIRECTIVE = r"%(?=\s*(?:json|regex|lark|llguidance))"
+# Matches parts of a regular expression that have another meaning inside Lark.
 _UNLIKE = re.compile(rf"\\?{_DIRECTIVE}|\\(?:.|\n)|[/\n]")
 _LIKE = {
     **dict.fromkeys(("/", r"\/"), r"\/"),  # a plain slash would end the expression

@@ -66,10 +66,10 @@ class ModerationRequest(Body):
 
 
 def text_of(given: str | DocumentText) -> str:
-    """Return the text."""
+    """Return the text of a document."""
     return given if isinstance(given, str) else given.text
 
 
 def texts_of(given: str | list[str | DocumentText]) -> list[str]:
-    """Return the texts, at least one."""
+    """Return a list of texts, at least one."""
     return [given] if isinstance(given, str) else [text_of(it) for it in given]

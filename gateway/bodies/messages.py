@@ -70,7 +70,7 @@ class ToolCall(_EchoedPart):
 
 
 class CompactedHistory(_EchoedPart):
-    """A summary that replaces all messages before the answer with it, encrypted by the gateway."""
+    """A summary that replaces all messages before its answer, encrypted by the gateway."""
 
     type: Literal["compaction"]
     id: ShortText | None = None
@@ -165,7 +165,7 @@ class AllowedTools(Strict):
 
 
 class AllowedChoice(Strict):
-    """A choice among a part of the tools."""
+    """A choice that is limited to a part of the tools."""
 
     type: Literal["allowed_tools"]
     allowed_tools: AllowedTools

@@ -13,7 +13,8 @@ from sluice.errors import BadRequestError, ErrorCode
 UNSUPPORTED: LiteralString = "unsupported_parameter"
 _NAME_CHARACTERS_MAX = 100  # maximum of characters of a caller's name or value that an error shows
 _TEXT_CHARACTERS_MAX = 500
-_INTEGER_MAX = 2.0**63  # JSON parsers convert integers of more than 64 bits to floats
+# limit of 64-bit integers, because JSON parsers convert larger integers to floats
+_INTEGER_MAX = 2.0**63
 _PYDANTIC_S = re.compile(r"\b(?:Input|String|List|Dictionary|Data) should")
 # Kinds of content that only multimodal models accept.
 _MEDIA = {
@@ -59,7 +60,7 @@ def too_long(param: str, characters: int, context_tokens: int, fits: int) -> Bad
 
 
 def first_mistake(error: ValidationError, document: object) -> BadRequestError:
-    """Return the error for the first mistake, or for a union the mistake at the deepest path."""
+    """Return the error for a body's first mistake. For a union, the longest path counts."""
     details = error.errors(include_url=False, include_input=False)
     paths = [_path(detail, document) for detail in details]
     ranks = [

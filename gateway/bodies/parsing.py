@@ -24,7 +24,7 @@ COMMAS_MAX = 320_000
 # Maximum of objects, arrays and strings in a body, since each costs as much as ten numbers. A chat
 # of 4,096 messages has 20,480.
 PARTS_MAX = 25_000
-_SLICE_BYTES = 512 << 10  # bytes processed without releasing the interpreter lock, which takes 2 ms
+_SLICE_BYTES = 512 << 10  # bytes processed at once, for 2 ms under the interpreter lock
 _FIELDS_MAX = 64  # maximum of fields per object with known fields
 _TOO_MANY_FIELDS: LiteralString = "an object has at most 64 fields"
 
@@ -54,7 +54,7 @@ class Strict(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _few_fields(cls, value: Any) -> Any:
-        """Refuse an object with many unknown fields before each of them is reported."""
+        """Refuse an object with too many fields before each unknown field is reported."""
         if isinstance(value, dict) and len(cast("dict[str, Any]", value)) > _FIELDS_MAX:
             raise PydanticCustomError("too_many_fields", _TOO_MANY_FIELDS)
         return value

@@ -14,7 +14,7 @@ Ids = Annotated[list[TokenId], Field(fail_fast=True, min_length=1)]
 
 
 def _form(value: Any) -> str:
-    """Return the form of the prompt, named so that no tag of the union equals a field's name."""
+    """Return the form of a prompt, named so that no tag of the union equals a field's name."""
     if not isinstance(value, list):
         return "a text"
     first: object = value[0] if value else ""

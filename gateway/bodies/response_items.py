@@ -77,7 +77,7 @@ _Results = Annotated[list[InputText], Field(fail_fast=True, max_length=PARTS_MAX
 
 
 class _NamedItem(_Item):
-    """An item with its id, if it has been sent to a client before."""
+    """An item with its id, which is set if the item has been sent to a client before."""
 
     id: ShortText | None = None
 
@@ -189,7 +189,7 @@ class _Turn:
         return self.content is None and self.reasoning is None and not self.calls
 
     def takes(self, item: MessageItem | CallItem | ReasoningItem) -> bool:
-        """Return whether an item can join this turn, which has one message and then calls."""
+        """Return whether an item can join this turn, whose calls follow at most one message."""
         return isinstance(item, CallItem) or self.content is None or bool(self.calls)
 
     def add(self, item: MessageItem | CallItem | ReasoningItem) -> None:
@@ -349,9 +349,13 @@ def _answers_earlier(items: Sequence[InputItem]) -> bool:
 
 
 def _plain(item: InputItem, ran: Mapping[str, ServerCallItem]) -> Iterator[PlainItem]:
-    """Yield the plain items of an item. `ran` are executed calls, by id of their approval request.
+    """Yield the calls, results and messages of an item.
 
-    The result of an approved call takes the place of the approval, so that it follows the call.
+    The result of an approved call is yielded for its approval, so that it follows the call.
+
+    Args:
+        item: The item.
+        ran: Executed calls, by id of their approval request.
     """
     assert not isinstance(item, CompactionItem), "it was opened"
     match item:
@@ -383,7 +387,7 @@ def _server_call(item: ServerCallItem | ApprovalRequestItem) -> CallItem:
 
 
 def _result(call_id: str, item: ServerCallItem | None) -> ResultItem:
-    """Return the model's view of the result of a server tool's call, empty if it has not run."""
+    """Return the result of a server tool's call for the model, empty before the call."""
     if item is None:
         text = ""
     elif item.failure is not None:

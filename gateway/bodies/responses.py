@@ -64,7 +64,7 @@ _INCLUDES_ELSEWHERE = (
 
 
 class SchemaFormat(Strict):
-    """Format of an answer that is JSON of a given, enforced schema. See `JsonSchema`."""
+    """Format of an answer whose JSON must match a schema. See `JsonSchema`."""
 
     type: Literal["json_schema"]
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
@@ -129,7 +129,7 @@ ResponseTool = Annotated[
 
 
 class ChosenFunction(Strict):
-    """A function that must be called once, or in a list, a function that may be called."""
+    """A function that must be called once. As part of a list, the function may be called."""
 
     type: Annotated[
         Literal["function"], Elsewhere(*_TOOLS_ELSEWHERE, "mcp", instead="name a function")
@@ -247,7 +247,7 @@ class ResponseRequest(Body):
 
     @property
     def compaction_policy(self) -> CompactionPolicy | None:
-        """When the response's conversation is summarized, or None for never."""
+        """Condition and model for a summary of the conversation, or None for no summary."""
         return self.context_management[0] if self.context_management else None
 
     @property

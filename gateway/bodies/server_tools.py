@@ -29,7 +29,7 @@ class McpApprovalFilter(Strict):
 
 
 class McpServerTool(Strict):
-    """An MCP server, which is the tenant's server by label or any server by address."""
+    """An MCP server, named by its label at the tenant or by its address."""
 
     type: Literal["mcp"]
     server_label: FunctionName

@@ -1,4 +1,4 @@
-"""Messages of a WebSocket that request responses, each with its stream on the socket. Pure."""
+"""Messages of a WebSocket, each of which requests a response. Pure."""
 
 from typing import Annotated, Any, Literal
 

@@ -1,4 +1,4 @@
-"""Summaries that replace earlier messages, with the condition for them and their form. Pure."""
+"""Summaries that replace earlier messages. Defines when they are written, and their text. Pure."""
 
 from typing import Annotated, Literal
 
@@ -18,7 +18,7 @@ _OPENING = "Summary of our conversation so far:\n"
 
 
 class CompactionPolicy(Strict):
-    """When a conversation is summarized, by a threshold of prompt tokens."""
+    """Condition for a summary, which is a number of prompt tokens, and the model that writes it."""
 
     type: Literal["compaction"]
     compact_threshold: Annotated[Integer, Field(ge=1, le=1 << 30)] | None = None

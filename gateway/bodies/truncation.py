@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from gateway.bodies.messages import Message
 
 INSTRUCTIONS = frozenset({"system", "developer"})
-# Part of the context (one eighth) that is reserved for an answer if the request sets no bound.
+# Reciprocal of the context's share that is reserved for an answer if the request sets no bound.
 _ROOM_PARTS = 8
 
 

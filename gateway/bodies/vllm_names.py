@@ -53,7 +53,7 @@ def _structured_outputs(outputs: object) -> dict[str, tuple[str, object]]:
 
 
 def _guide(param: str, kind: str, value: object) -> tuple[str, object]:
-    """Return this API's name for a guide, and the guide's value."""
+    """Return this API's name and value for a guide of vLLM."""
     match kind:
         case "regex" | "choice" | "grammar":
             return kind, value

@@ -91,7 +91,7 @@ class _KeptEnd:
 
 
 class KeptChatTask(ChatTask):
-    """A chat completion that is stored or summarized. Its stream keeps the body until the end.
+    """A chat completion that is stored or summarized. Its stream needs the whole body.
 
     Attributes:
         keeper: Queue for PostgreSQL, or None if the completion is not stored.

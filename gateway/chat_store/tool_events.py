@@ -46,10 +46,10 @@ class ToolChatChunks(ChatChunks):
     Attributes:
         round_calls: Calls of the current round, in order.
         round_reason: Finish reason of the current round.
-        found: Findings of the tenant's rules in the latest answer, or None if there are none.
-        prompt_found: Findings in the prompt, or empty if there are none.
-        completion: The head that all chunks share.
-        named: The fields that identify the completion.
+        found: Matches of the tenant's rules in the latest answer, or None without a match.
+        prompt_found: Matches in the prompt, or empty without a match.
+        completion: Identifying fields at the begin of each chunk.
+        named: Identifying fields of the stored completion.
     """
 
     __slots__ = (
@@ -94,7 +94,7 @@ class ToolChatChunks(ChatChunks):
 
     @property
     def has_begun(self) -> bool:
-        """Whether the first chunk was sent."""
+        """Whether the first chunk has been sent."""
         return self._begun
 
     @property
@@ -236,7 +236,7 @@ class ToolChatChunks(ChatChunks):
         self._reason = reason
 
     def last(self, usage: Mapping[str, Any] | None) -> bytes:
-        """Return the end of the stream. Without `usage`, it has no chunk with the usage."""
+        """Return the end of the stream, with a usage chunk only if `usage` is set."""
         details = self._details
         more = b"" if details is None else b'"incomplete_details":%b,' % orjson.dumps(details)
         reason = b'"%b"' % self._finish_reason.encode()

@@ -45,7 +45,7 @@ class RoundGeneration(StreamedGeneration):
         super()._send(fragment)
 
     def last_chunks(self, reason: str) -> bytes:
-        """Return the last chunks, and store the rules' findings for the end of the whole answer."""
+        """Return the last chunks, and store the rules' matches for the end of the whole answer."""
         chunks = super().last_chunks(reason)
         if self.guard is not None:
             self._events.found = self.guard.annotations() or self._events.found
@@ -129,7 +129,7 @@ class ToolChatTask(ChatTask):
         return f"{self.id_prefix}-{self.rounds.uid}"
 
     def begin_rounds(self, uid: str) -> None:
-        """Prepare the chunks of a completion, whose id is made from `uid`."""
+        """Begin a completion, whose id contains `uid`."""
         self.rounds.uid = uid
         plan, head = self.rounds.plan, StreamHead(self.chunk_kind, self.answer_id, self.model, 0)
         self.rounds.events = ToolChatChunks(head, plan.tools, plan.servers, self.compaction)

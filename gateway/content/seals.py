@@ -1,9 +1,9 @@
 """Encryption of stored content with keys of the tenants, and the maximum age of that content.
 
-The cipher is AES-256-GCM. Encrypted content begins with a mark, a byte that begins neither JSON nor
-an event, and with the number of its key. So content from before a tenant's first key is recognized
-as unencrypted. Content can only be decrypted for the place for which it was encrypted, and never
-after its key was deleted.
+The cipher is AES-256-GCM. Encrypted content begins with a mark and with the number of its key. The
+mark is a byte with which neither JSON nor an event begins. So content from before a tenant's first
+key is recognized as unencrypted. Content is bound to the place of its storage, and can never be
+decrypted after its key was deleted.
 """
 
 import os
@@ -22,9 +22,9 @@ from sluice.watch import ControlState
 from sluice.wire.control.v1 import control_pb2 as wire
 
 _MARK = b"\x01"
-_HEAD = struct.Struct(">cI")  # the mark, and the number of the key
+_HEAD = struct.Struct(">cI")  # mark and number of the key
 _NONCE_BYTES = 12
-_TENANTS_MAX = 1024  # tenants whose ciphers are cached
+_TENANTS_MAX = 1024  # maximum of tenants whose ciphers are cached
 _HOUR_MS = 3_600_000
 
 
@@ -54,7 +54,7 @@ class ContentSeals:
         return told is not None and bool(told.keys)
 
     def horizon_unix_ms(self, tenant_id: str, now_unix_ms: int) -> int:
-        """Return the Unix time in ms before which a tenant's content has expired, or 0."""
+        """Return the Unix time in ms before which a tenant's content has expired. 0 is never."""
         tenant, told = self._state.tenants.get(tenant_id), self._state.content_keys.get(tenant_id)
         erased_ms = 0 if told is None else told.erased_at_unix_ms
         if tenant is None or not tenant.retention_hours:
@@ -62,7 +62,7 @@ class ContentSeals:
         return max(erased_ms, now_unix_ms - tenant.retention_hours * _HOUR_MS)
 
     def sealed(self, tenant_id: str, place: str, content: bytes) -> bytes:
-        """Return a content, encrypted for its place if the tenant has a key.
+        """Return a content for storage at a place, encrypted if the tenant has a key.
 
         Raises RejectedError UNAVAILABLE if the tenant's key cannot be decrypted here.
         """
@@ -107,7 +107,7 @@ class ContentSeals:
         if ring is not None and ring.told is told:
             self._rings.move_to_end(tenant_id)
             return ring.ciphers
-        self._rings.pop(tenant_id, None)  # a deleted key must also leave the memory
+        self._rings.pop(tenant_id, None)  # a deleted key must not remain in memory
         if told is None:
             return {}
         ciphers = dict[int, AESGCM]()

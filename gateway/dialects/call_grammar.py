@@ -32,7 +32,7 @@ CALLS_MAX = 16
 # White space of JSON as in models' training. With free white space, a weak model may never stop.
 JSON_OPTIONS = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
 _NO_PARAMETERS: Mapping[str, Any] = {"properties": {}, "additionalProperties": False}
-# Keywords of a schema whose properties can be written one by one.
+# Keywords of a schema whose properties can be written as Python's keyword arguments.
 _PLAIN_KEYS = {
     "$defs",
     "$schema",
@@ -46,7 +46,7 @@ _PLAIN_KEYS = {
 }
 _DEFINITIONS = ("$defs", "definitions")  # keys whose content each property's schema receives
 _TO_DEFINITIONS = tuple(f"#/{key}/" for key in _DEFINITIONS)
-# per tool, and for all tools, because the engine bounds the number of rules
+# maxima per tool, and for all tools, because the engine bounds the number of rules
 _KEYWORDS_MAX, _ALL_KEYWORDS_MAX = 16, 128
 _TEXT = r"/(.|\n)+/"
 # Marks that begin calls. Calls in Llama's forms begin without a mark.
@@ -168,8 +168,8 @@ class CallGrammar:
         if form is CallForm.MISTRAL_NAMED:
             return self._mark(TOOL_CALLS), self._mark(ARGUMENTS), ""
         if form is CallForm.LLAMA_JSON:
-            # Split like the engine's JSON, because its lexer must read a call and an answer in the
-            # same way.
+            # Split into the same tokens as the engine's JSON, because one lexer must read both
+            # calls and answers.
             name, parameters = _quoted('"name"'), _quoted('"parameters"')
             return f'"{{" {name} /: ?/', f"/, ?/ {parameters} /: ?/", '"}"'
         opening, to_arguments, closing = _quoted('{"name": "'), _quoted('", "arguments": '), '"}"'
@@ -196,7 +196,7 @@ def _answer(answer: str) -> tuple[str, str]:
         raise _too_long("grammar" if is_grammar else own)
     if is_grammar:
         return "answer", answer
-    # A terminal if possible, because a parser cannot handle thousands of choices.
+    # A terminal if possible, because the parser cannot handle thousands of choices as rules.
     return "ANSWER", f"ANSWER: {answer}"
 
 
@@ -230,7 +230,7 @@ _WRITTEN = {
 
 
 def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)  # Lark's strings have the same escapes
+    return json.dumps(text, ensure_ascii=False)  # JSON's escapes are also those of Lark's strings
 
 
 def _schema(tool: ToolSpec) -> str:
@@ -277,7 +277,7 @@ def _is_keyword(name: str) -> bool:
 
 
 def _references(schema: Any) -> Iterator[object]:
-    """Yield all references of a schema, at any depth."""
+    """Yield the references (`$ref`) of a schema, at any depth."""
     if isinstance(schema, dict):
         items = cast("dict[str, Any]", schema)
         if "$ref" in items:

@@ -52,8 +52,8 @@ class CallObject:
 
         Args:
             calls: Receives the call.
-            names: Names of the tools if no mark precedes the call, or None. Any other object is no
-                call.
+            names: Names of the tools, or None after a mark. Without a mark, only an object with one
+                of these names is a call.
         """
         self._calls = calls
         self._names = names
@@ -105,7 +105,7 @@ class CallObject:
         return self._punctuation(text, at, {",": self._next_key, "}": None})
 
     def _punctuation(self, text: str, at: int, steps: dict[str, Any]) -> int:
-        """Consume a character of `steps` and continue with its step. None ends the object."""
+        """Consume one of the characters in `steps`, and set the next step. None ends the object."""
         at = behind_space(text, at)
         if at == len(text):
             return at

@@ -57,7 +57,8 @@ def _call_form(template: str, tokens: Mapping[str, int]) -> CallForm:
     if TOOL_CALL in template:
         return CallForm.HERMES
     if TOOL_CALLS in template or TOOL_CALLS in tokens:
-        # The template decides first, because vocabularies contain marks that models never learned.
+        # The template counts more than the vocabulary, which may have marks that the model never
+        # learned.
         is_named = ARGUMENTS in (template if TOOL_CALLS in template else tokens)
         return CallForm.MISTRAL_NAMED if is_named else CallForm.MISTRAL
     if any(mark in template or mark in tokens for mark in (PYTHON_TAG, PYTHON_START)):

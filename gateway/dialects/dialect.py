@@ -98,7 +98,7 @@ class Dialect:
         return self._grammar.guided(tools, is_parallel=is_parallel)
 
     def behind_reasoning(self, answer: str, *, is_reasoning: bool) -> str | None:
-        """Return a grammar of reasoning that is followed by an answer, given in Lark.
+        """Return a grammar of reasoning that is followed by `answer`, a grammar in Lark.
 
         The result is None if this dialect has no reasoning, so that the answer is the whole output.
         """
@@ -109,7 +109,7 @@ class Dialect:
     def calls_or_answer(
         self, tools: Sequence[ToolSpec], answer: str, *, is_parallel: bool, is_reasoning: bool
     ) -> str:
-        """Return a grammar of calls of `tools`, or of an answer given in Lark.
+        """Return a grammar of either calls of `tools` or `answer`, a grammar in Lark.
 
         Args:
             tools: Tools that may be called, at least one. Their schemas are enforced.

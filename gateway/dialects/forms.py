@@ -22,8 +22,8 @@ class CallForm(StrEnum):
     HERMES = "hermes"
     LLAMA_JSON = "llama_json"
     LLAMA_PYTHONIC = "llama_pythonic"
-    MISTRAL = "mistral"  # a list of objects
-    MISTRAL_NAMED = "mistral_named"  # the name, then the arguments
+    MISTRAL = "mistral"  # one mark, then a list of objects
+    MISTRAL_NAMED = "mistral_named"  # one mark per call, then name and arguments
     NONE = "none"
 
 

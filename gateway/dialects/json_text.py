@@ -25,7 +25,7 @@ _CLOSING = {"{": "}", "[": "]"}
 class _Inside(Enum):
     STRUCTURE = auto()
     STRING = auto()
-    ESCAPE = auto()  # after a backslash
+    ESCAPE = auto()  # after a backslash in a string
     HEXADECIMAL = auto()  # in the four digits after \u
     SCALAR = auto()  # a number, or one of JSON's three words
 

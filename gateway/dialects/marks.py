@@ -44,7 +44,7 @@ def matched(pattern: re.Pattern[str], text: str, start: int) -> str:
 
 
 class Marks:
-    """Finds the first of several marks."""
+    """Several marks, of which the first in a text is searched."""
 
     __slots__ = ("_pattern", "_texts")
 

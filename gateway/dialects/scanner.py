@@ -12,15 +12,15 @@ from gateway.dialects.marks import Marks, behind_space
 _SPACE_CHARACTERS_MAX = 256
 
 Step = Callable[[str, int], int]
-"""A state, called with the text and an index, which returns the index after the consumed text.
+"""Signature of a state's method. It receives the text and an index, and returns the next index.
 
-A state that needs more text returns before the rest of the text. The rest is passed to the state
-again together with the next text.
+If a state needs more text, it returns the index of the unconsumed text. The same text is passed to
+the state again, together with the next piece.
 """
 
 
 class CallScanner(ABC):
-    """A parser as a state machine, with one method per state. Subclasses add states.
+    """A state machine that parses an answer, with one method per state. Subclasses add states.
 
     Each state's method receives the text and an index, and returns the index after the characters
     that it has consumed.

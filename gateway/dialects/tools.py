@@ -12,7 +12,7 @@ class ToolSpec:
     Attributes:
         name: Name of the function.
         parameters: JSON schema of the arguments, or None for any object.
-        is_strict: Whether the schema is enforced even if the model is free to call or not.
+        is_strict: Whether the schema is enforced even if the request forces no call.
     """
 
     name: str

@@ -39,7 +39,7 @@ class AttemptPlacement(NamedTuple):
 def placement_of(placed: "wire.Placed") -> AttemptPlacement:
     """Return the placement in a message."""
     return AttemptPlacement(
-        intern(placed.replica_id),  # many requests share one string
+        intern(placed.replica_id),  # all requests to a replica share one string
         placed.queue_us,
         placed.engine_queue_us,
         placed.load_us,
@@ -130,13 +130,14 @@ def begun(attempts: list[Attempt], attempt: Attempt) -> None:
 def rows(
     answers: Sequence[Sequence[Attempt]], received_at_s: float, ended_at_s: float
 ) -> list[telemetry.Attempt]:
-    """Return the rows about a request's attempts for its event.
+    """Return the attempts of a request in the form for its event.
 
-    A request with one plain attempt has no rows, because the event's other fields suffice.
+    The result is empty for one successful attempt without an explanation, because the event's other
+    fields suffice.
 
     Args:
         answers: The attempts of each answer, in order.
-        received_at_s: Monotonic arrival time of the request, from which the rows' times count.
+        received_at_s: Monotonic arrival time of the request, the zero of the reported times.
         ended_at_s: End of the request, and of attempts that have recorded no end.
     """
     if not answers or (len(answers) == 1 and _is_plain(answers[0])):

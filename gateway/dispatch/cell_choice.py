@@ -27,10 +27,11 @@ from sluice.hashing import HASH_BYTES
 from sluice.prefix_marks import DEPTH_MIN, following
 
 # Number of leading blocks (2,048 tokens) whose hash is the affinity key of a prompt while no router
-# reports sketches. Conversations that share only a system prompt mostly differ within these blocks
-# and are spread. Prompts about one document, or of one long conversation, share all these blocks.
+# reports sketches. Conversations that share only a system prompt mostly differ within these blocks,
+# so they are spread. Prompts about one document, or of one long conversation, share all these
+# blocks.
 AFFINITY_BLOCKS = 64
-# A cell receives requests by affinity while it owes at most this many times the pool's mean.
+# Factor of the pool's mean up to which a cell's owed tokens may grow before affinity is ignored.
 LOAD_FACTOR = 1.25
 # Tokens owed per replica up to which a cell counts as idle, about a fifth of a second of work. For
 # a shorter prompt, the prompt's length is the bound.
@@ -150,7 +151,7 @@ def choose(cells: Sequence[CellView], wish: Wish, board: PrefixBoard | None = No
 
 
 def _by_sketches(fit: Sequence[CellView], wish: Wish, board: PrefixBoard) -> CellChoice:
-    """Return the cell that caches most of a prompt, among the cells below the load bound."""
+    """Return the cell with the longest cached prefix, among cells below the load bound."""
     free = _free(fit, wish)
     depth, names = board.holders(wish.hashes, [cell.cell_id for cell in free])
     held = set(names)

@@ -1,4 +1,4 @@
-"""Submits this worker's requests to routers, and counts the open ones."""
+"""Submits this worker's requests to routers, and counts the requests that have not ended."""
 
 import asyncio
 from collections.abc import Sequence

@@ -8,8 +8,7 @@ from collections.abc import Callable
 
 from gateway.dialects.delta import NOTHING, AnswerDelta, CallDelta
 
-# Maximum of characters that are gathered. Above the maximum, they are sent before the pause is
-# over.
+# Maximum of gathered characters. Above the maximum, they are sent before the pause is over.
 _CHARACTERS_MAX = 16 << 10
 
 
@@ -68,7 +67,7 @@ class DeltaGatherer:
 
 
 def together(first: AnswerDelta, second: AnswerDelta) -> AnswerDelta | None:
-    """Return two deltas joined in one, or None if content or the order forbids it. Pure."""
+    """Return two consecutive deltas as one, or None if content or the order forbids it. Pure."""
     if first.content or second.content or (first.calls and second.reasoning):
         return None
     return AnswerDelta("", first.reasoning + second.reasoning, _joined(first.calls, second.calls))

@@ -41,7 +41,7 @@ class GenerationSpec(NamedTuple):
 
     Attributes:
         deadline_ms: The request's deadline in milliseconds, or 0 for the router's default.
-        new_pipe: Returns a pipe from tokens to text.
+        new_pipe: Returns a new pipe, which converts tokens to text.
         new_logprobs: Returns a writer of log probabilities, or None if none were requested.
         new_guard: Returns a guard that applies the tenant's rules, or None without rules.
         block_hashes: Hashes of the prompt's full blocks, concatenated. See `sluice.hashing`.
@@ -225,7 +225,7 @@ class Generation(ABC):
 
     @property
     def is_filtered(self) -> bool:
-        """Whether a tenant's rule has ended the answer. Valid once the answer has ended."""
+        """Whether a tenant's rule has ended the answer, which is only known at its end."""
         if self.guard is None:
             return False
         self.held_back()  # a rule may match only at the end of the text

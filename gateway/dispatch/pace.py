@@ -30,7 +30,9 @@ class Lag(Protocol):
 
 
 class AttemptPace:
-    """The pace of one worker. Streams read `is_holding`, and router links report steps.
+    """Decides for one worker whether tokens wait for the next step.
+
+    Streams read `is_holding`, and router links report steps.
 
     Attributes:
         is_holding: Whether a new token may wait for the next step.
@@ -49,7 +51,7 @@ class AttemptPace:
         self._held.append(holder)
 
     def begin_step(self) -> list[Holder]:
-        """Measure the lag, and return the streams that delayed a token, for `end_step`."""
+        """Measure the lag, and return the streams with a delayed token, which `end_step` needs."""
         before, self._held = self._held, []
         self.is_holding = self._lag.is_lagging
         return before

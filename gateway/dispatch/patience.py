@@ -1,4 +1,4 @@
-"""Decides whether, until when and after which endings one request is retried. Pure."""
+"""Decides whether one request is retried, after which endings and until when. Pure."""
 
 import structlog
 
@@ -9,16 +9,16 @@ from sluice.errors import ErrorCode
 log = structlog.get_logger(__name__)
 
 RESUMES_MAX = 2
-# After a loss, a begun answer waits for its continuation as long as its deadline for the first
-# token, within these bounds. A short deadline was meant for answers that have not begun, therefore
-# the minimum. A long deadline was meant for the queue, therefore the maximum.
+# Bounds of the seconds for which a begun answer waits for its continuation after a loss. Within the
+# bounds, the wait equals the request's deadline. A short deadline was meant for answers that have
+# not begun, and a long deadline for the queue.
 _RESUME_WAIT_MIN_S, _RESUME_WAIT_MAX_S = 10.0, 60.0
 # seconds for which a new request waits for a router, enough for one reconnection
 _CONNECT_WAIT_S = 2.0
 # seconds until the first token, equal to the router's default for a request without a deadline
 _DEADLINE_S = 30.0
 _RETRY_PAUSE_S = 0.1
-_RETRY_PAUSE_MAX_S = 1.0  # the pause doubles after each refusal, up to this many seconds
+_RETRY_PAUSE_MAX_S = 1.0  # maximum of the pause in seconds, which doubles after each refusal
 _HOME_WAIT_S = 0.5  # seconds for which an answer waits for the next owner of its cell
 
 NO_TOKEN = GenerationEnd(
@@ -101,7 +101,8 @@ class Patience:
             if self._is_begun:
                 return refused(ending, ErrorCode.REPLICA_LOST)
             return NO_TOKEN if ending.kind is EndKind.LOST else ending
-        # The pause differs by request, so that requests that were lost together are spread.
+        # The pause differs by request, so that simultaneously lost requests are retried at
+        # different times.
         spread = 1 - self._generation.spec.wish.salt % 1024 / 2048
         self.pause_s = min(self._next_pause_s * spread, left_s)
         if ending.kind is EndKind.REFUSED:

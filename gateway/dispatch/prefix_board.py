@@ -182,7 +182,7 @@ class PrefixBoard:
         return depth, left
 
     def _having(self, mark: int) -> int:
-        """Return the first column bits of all cells that have a mark."""
+        """Return for all cells that have a mark the bits of their first columns."""
         rows = self._rows
         mixed = mark * _MIX & _MASK
         at, step = mixed >> _AT_SHIFT, mixed >> 16 & _ROWS_MASK | 1

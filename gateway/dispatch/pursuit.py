@@ -168,7 +168,7 @@ class Pursuit:
             self._stop_timer()
         if self._link is not None:
             link, self._link = self._link, None
-            link.cancel(self._handle)  # without effect if the router has reported the end
+            link.cancel(self._handle)  # the cancel has no effect if the router has reported the end
             self.generation.end_submission(time.monotonic())
 
     def _final(self, ending: GenerationEnd, now_s: float) -> GenerationEnd | None:

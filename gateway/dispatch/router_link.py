@@ -34,7 +34,7 @@ if TYPE_CHECKING:  # the class accepts no type arguments at run time
 _WELCOME_TIMEOUT_S = 2.0
 # A router sends a message at least every 0.25 s, so a silent router is frozen. Silence is counted
 # in sleeps of this process, so that a pause of this process is not mistaken for a silent router.
-_NAP_S = 0.1  # seconds of one sleep
+_NAP_S = 0.1  # seconds of one sleep of the silence check
 _SILENT_NAPS_MAX = 9  # sleeps without a message after which the connection is closed
 _STUCK_NAPS_MAX = 50  # sleeps during one write after which the connection is closed
 _UNSENT_MAX = 20_000  # maximum of submits that wait for the socket

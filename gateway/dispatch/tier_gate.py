@@ -83,12 +83,13 @@ class GateRefusal(NamedTuple):
 class EarlyGate:
     """Applies gates to the requests of one gateway worker.
 
-    The object stores each tenant's credit and the retry times already reported to clients.
+    The object stores the credit that each tenant's requests need to pass, and the retry times that
+    clients have received.
     """
 
     def __init__(self) -> None:
         self._credit: dict[tuple[str, int, str], float] = {}  # by cell, priority and tenant
-        # by cell and priority: time of the report, and seconds added since, see `_retry_s`
+        # time of the report and seconds added since, by cell and priority
         self._promised: dict[tuple[str, int], tuple[float, float]] = {}
 
     def refusal(self, cells: Sequence[GatedCell], ask: GateAsk, now_s: float) -> GateRefusal | None:
@@ -115,7 +116,7 @@ class EarlyGate:
         return GateRefusal(cell.cell_id, self._retry_s(cell, ask.priority, gate, now_s))
 
     def _retry_s(self, cell: GatedCell, priority: int, gate: ToldGate, now_s: float) -> float:
-        """Return a retry time after those of requests that were refused since the last report."""
+        """Return the seconds until a retry, later than those told since the router's report."""
         key = (cell.cell_id, priority)
         told_at_s, added_s = self._promised.get(key, (0.0, 0.0))
         if told_at_s != cell.told_at_s:  # the new report includes the earlier refusals

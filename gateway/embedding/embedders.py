@@ -99,7 +99,7 @@ class Embedders:
         return sum(r.is_usable and r.standing.is_trusted for r in self._replicas.values())
 
     def status(self, pool_id: str, replicas_starting: int) -> PoolStatus:
-        """Return the state of a pool, without the work of other gateways."""
+        """Return the state of a pool, in which only texts of this gateway are counted."""
         serving = [r for r in self._usable(pool_id) if r.standing.is_trusted]
         return PoolStatus(
             replicas_ready=len(serving),

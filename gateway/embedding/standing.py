@@ -13,7 +13,7 @@ from enum import Enum, auto
 PAUSE_FIRST_S = 0.5
 PAUSE_MAX_S = 2.0  # maximum of seconds between probes, each of which costs as much as four tokens
 FAILURES_MAX = 3  # consecutive failures that eject a replica
-_DOUBLINGS_MAX = 8  # maximum of doublings, which exceed `PAUSE_MAX_S`
+_DOUBLINGS_MAX = 8  # maximum of doublings, at which the pause has reached its maximum
 
 _NEVER = float("-inf")
 
