@@ -1,6 +1,6 @@
-"""The shape of answers, only for the description of the API: endpoints write them by hand.
+"""The shapes of answers, only for the description of the API. Endpoints write answers without them.
 
-Further fields are not allowed, so that a test finds fields that the description lacks.
+Further fields are not allowed, so that a test detects fields that the description lacks.
 """
 
 from typing import Annotated, Any, Literal
@@ -61,7 +61,7 @@ class CompletionUsage(Shape):
 
 
 class CalledFunction(Shape):
-    """A call; `arguments` is JSON text."""
+    """A call whose `arguments` are JSON text."""
 
     name: str
     arguments: str
@@ -76,7 +76,7 @@ class ToolCallAnswer(Shape):
 
 
 class ExecutedTool(Shape):
-    """A call that ran on the server: `output` or `error`; or a server that listed no tools."""
+    """A call that ran on the server, with `output` or `error`, or a server that listed no tools."""
 
     index: Count
     type: Literal["function", "mcp", "mcp_list_tools"]
@@ -89,7 +89,7 @@ class ExecutedTool(Shape):
 
 
 class ChatCompaction(Shape):
-    """Stands for all messages before an answer, but for instructions."""
+    """The item that replaces all messages before an answer, except instructions."""
 
     type: Literal["compaction"]
     id: str
@@ -130,7 +130,7 @@ class ChatLogprobs(Shape):
 
 
 class FilteredRule(Shape):
-    """A rule of the tenant that has matched; `filtered`: it kept text back."""
+    """A rule of the tenant that has matched, and whether it withheld text (`filtered`)."""
 
     id: str
     filtered: bool
@@ -192,14 +192,14 @@ class _AnswerRun(Shape):
 
 
 class ChatCompletion(_AnswerRun):
-    """A whole answer; a stream has the same as `chat.completion.chunk` objects."""
+    """A whole answer. A stream sends the same data as `chat.completion.chunk` objects."""
 
     object: Literal["chat.completion"]
     choices: list[ChatChoice]
 
 
 class TextLogprobs(Shape):
-    """Columns: one entry per token."""
+    """Log probabilities in columns with one entry per token."""
 
     tokens: list[str]
     token_logprobs: list[Logprob | None]
@@ -218,14 +218,14 @@ class TextChoice(Shape):
 
 
 class TextCompletion(_AnswerRun):
-    """A whole answer; a stream has `text_completion` objects with pieces of the text."""
+    """A whole answer. A stream sends `text_completion` objects with pieces of the text."""
 
     object: Literal["text_completion"]
     choices: list[TextChoice]
 
 
 class EmbeddingItem(Shape):
-    """A vector: numbers, or little-endian float32 in base64."""
+    """A vector as numbers, or as little-endian float32 in base64."""
 
     object: Literal["embedding"]
     index: Count
@@ -261,7 +261,7 @@ class ModerationResult(Shape):
 
 
 class Moderation(Shape):
-    """Judgements in the order of the texts; `model` is the classifier."""
+    """Judgements in the order of the texts, by the classifier `model`."""
 
     id: str
     model: str
@@ -306,7 +306,7 @@ class RankedText(Shape):
 
 
 class RankedDocument(Shape):
-    """A document by its index, and the cosine to the query."""
+    """A document by its index, with its relevance to the query."""
 
     index: Count
     relevance_score: Score
@@ -324,7 +324,7 @@ class Reranking(Shape):
 
 
 class Tokens(Shape):
-    """Token ids of a prompt; `max_model_len` is the context, null when it is not known."""
+    """Token ids of a prompt. `max_model_len` is the context in tokens, or null if unknown."""
 
     count: Count
     max_model_len: Count | None
@@ -332,7 +332,7 @@ class Tokens(Shape):
 
 
 class TakenFeedback(Shape):
-    """A judgement that was accepted; it counts if the answer is the tenant's."""
+    """A judgement that was accepted. It counts only for an answer to the same tenant."""
 
     object: Literal["feedback"]
     id: str
@@ -350,11 +350,11 @@ _OfEachKind = create_model("_OfEachKind", __base__=Shape, **_KINDS)
 
 
 class ModelLimits(_OfEachKind):
-    """The caller's limits for this model; null: none."""
+    """The caller's limits for this model. A limit is null if there is none."""
 
 
 class Capacity(Shape):
-    """The capacity of the pool of a model: lower bounds of counts, upper bound of the wait."""
+    """The capacity of a model's pool, with lower bounds of counts and an upper bound of wait."""
 
     replicas_ready: Count
     queued: Count

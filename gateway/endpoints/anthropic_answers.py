@@ -1,4 +1,4 @@
-"""The shape of answers of Anthropic's API, only for the description of the API; see `answers`."""
+"""The shapes of answers of Anthropic's API, only for the API's description, like `answers`."""
 
 from typing import Annotated, Any, Literal
 
@@ -17,7 +17,7 @@ class AnthropicText(Shape):
 
 
 class AnthropicThinking(Shape):
-    """Reasoning of the model; there is no signature to verify."""
+    """Reasoning of the model, without a signature to verify."""
 
     type: Literal["thinking"]
     thinking: str
@@ -34,7 +34,7 @@ class AnthropicToolUse(Shape):
 
 
 class AnthropicUsage(Shape):
-    """Counts of tokens; the three counts of the input do not overlap."""
+    """Counts of tokens. The three counts of the input do not overlap."""
 
     input_tokens: Count
     cache_creation_input_tokens: Count
@@ -65,7 +65,7 @@ class AnthropicTokenCount(Shape):
 
 
 class AnthropicErrorDetail(Shape):
-    """The error; `code` and `param` are this platform's."""
+    """The error, in which `code` and `param` are this platform's."""
 
     type: str
     message: str

@@ -12,10 +12,10 @@ _DEPLOYMENTS = "/openai/deployments/"
 
 
 class AzurePaths:
-    """Answers `/openai/deployments/MODEL/...`: a deployment is a model of this API."""
+    """Answers `/openai/deployments/MODEL/...`, where a deployment is a model of this API."""
 
     def __init__(self, handlers: Mapping[str, Handler]) -> None:
-        """Take the handlers by their paths behind `/v1/`."""
+        """Store the handlers by the part of their paths after `/v1/`."""
         self._handlers = handlers
 
     def add_to(self, routes: Routes) -> None:

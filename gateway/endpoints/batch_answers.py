@@ -1,4 +1,4 @@
-"""The shapes of files, batches and stored completions, only for the description; see `answers`."""
+"""The shapes of files, batches and stored completions, only for the API's description."""
 
 from typing import Literal
 

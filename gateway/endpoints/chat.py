@@ -39,11 +39,11 @@ class ChatTask(ChatRequest, TextTask):
 
     @property
     def trail(self) -> PromptTrail | None:
-        """The prompt that the turns before have stored; None: this one stores nothing."""
+        """The stored prompt of the earlier turns, or None because a chat stores no prompt."""
         return None
 
     async def encoded(self, assets: BaseAssets, resolved: ResolvedModel) -> Sequence[EncodedPrompt]:
-        """See `TextTask`; there is one prompt."""
+        """Return the only prompt of the chat."""
         effort = self.reasoning_effort
         if effort is not None and not assets.heeds_effort(effort):
             raise unsupported(
@@ -68,7 +68,7 @@ class ChatTask(ChatRequest, TextTask):
             prompt = await encode(messages)
         warm = resolved.warm_prompts
         if warm is not None and messages[0].text() in warm.prompts:
-            # The same beginning before another message: all that both share is warm.
+            # Both prompts share their beginning, which is therefore the warm part.
             prompt = prompt.pinned_as(await other([messages[0], _OTHER_MESSAGE]))
         return (prompt,)
 
@@ -84,7 +84,7 @@ class ChatTask(ChatRequest, TextTask):
         return encoded.ids
 
     def asked(self) -> AskedPrompt:
-        """See `TextTask`; the whole conversation, calls and results too."""
+        """Return the words of the whole conversation, with calls and results."""
         said = [it.text() or _calls_of(it) for it in self.messages]
         return AskedPrompt(said, len(self.callable_tools))
 
@@ -95,7 +95,7 @@ class ChatTask(ChatRequest, TextTask):
         yield "tools", (it.model_dump(exclude_none=True) for it in self.functions_told)
 
     def enforced(self, assets: BaseAssets, prompt: EncodedPrompt) -> engine.Grammar | None:
-        """See `TextTask`; grammars of calls, and of the text beside them."""
+        """Return the grammar of calls and of the text beside them, or None without any."""
         dialect, guide = assets.dialect, self.guide
         tools = self._tool_specs() if self.tools else ()
         if not tools:

@@ -1,4 +1,4 @@
-"""Handles requests for text: authentication, limits, choice of the model, answer and event."""
+"""Handles requests for text, by authentication, limits, choice of the model, answer and event."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -37,10 +37,10 @@ from gateway.server.identity import CallerIdentity, identity_of
 from gateway.server.middleware import authenticate, note_outcome
 from sluice.errors import ErrorCode, PlatformError, RejectedError
 
-# Milliseconds for which a request waits for a pool without replicas if another model may answer. An
-# engine that restarts, or a router that attaches to its engines, takes a second or two.
+# Maximum wait in milliseconds for a pool without replicas if another model may answer. An engine
+# that restarts, or a router that attaches to its engines, needs a second or two.
 _ABSENCE_MS = 3000
-# Request header; with `true`, the answer contains the findings of the tenant's rules.
+# Request header. With `true`, the answer contains the findings of the tenant's rules.
 _FILTER_RESULTS = istr("x-sluice-filter-results")
 
 
@@ -73,16 +73,16 @@ class Completer:
             directory: Names of models, and the rights of callers.
             assets: Tokenizers and templates of the bases.
             limiter: Limits of all callers.
-            dispatcher: Submits requests; reports served pools, and whether it drains.
+            dispatcher: Submits requests, and reports served pools and whether it drains.
             replies: Writes replies to clients.
             metrics: Metrics of this worker.
             emit: Queues one event per accepted request and never blocks.
             gateway_id: Id of this worker.
             open_requests: Records the requests whose release a rollout's split has chosen.
             decided: Counts decisions of pins and splits.
-            copies: Makes copies for shadow stages.
+            copies: Creates copies for shadow stages.
             scores: Scores answers of adapters that are rolled out.
-            texts: Keeps requests and answers of tenants that opted in.
+            texts: Retains requests and answers of tenants that opted in.
             guards: Applies the rules of tenants to requests and answers.
             auto: Chooses the model that answers `auto`, and the fallback of a failing model.
             pools: Chooses the pool of a model that several pools serve.
@@ -108,7 +108,7 @@ class Completer:
         """Answer one request of an API."""
         principal = authenticate(self._directory, request)
         self._directory.require_scope(principal, api.scope)
-        # No local variable holds the task, so that a stream does not keep its body in memory.
+        # No local variable references the task, so that its body is freed while a stream runs.
         return await self.answer(
             request, principal, await read_parsed(request, partial(parse, api))
         )
@@ -163,7 +163,7 @@ class Completer:
             kept = None
             if principal.text_policy is not None:
                 kept = self._texts.begin(principal.text_policy, task, identity.request_id)
-            del task, specs  # so that a stream does not keep its body in memory
+            del task, specs  # frees the body while a stream runs
             return await self._accepted(request, exchange, resolved.instead, kept)
         finally:
             if counted is not None:  # the request was counted, but no answer was begun
@@ -178,7 +178,7 @@ class Completer:
         resolved: ResolvedModel,
         auto: AutoDecision | None,
     ) -> Reservation | None:
-        """Refuse a request if possible before any work; count a request that takes much work."""
+        """Refuse a request if possible before any work, and count a large request."""
         if self._dispatcher.is_gated and self._may_be_gated(principal, task, auto):
             self._require_open_gate(principal, task, resolved.model.pool_id)
         if not takes_work(request):
@@ -216,7 +216,7 @@ class Completer:
         control: ResolvedModel | None,
         kept: KeptRequest | None,
     ) -> web.StreamResponse:
-        """Return the answer of the requested model or of a fallback; end the request once."""
+        """Return the answer of the requested model or of a fallback, and end the request once."""
         try:
             try:
                 if control is None:  # the usual case
@@ -232,7 +232,7 @@ class Completer:
                 policy = other.code.policy
                 if not (policy.lets_stand_in or policy.is_passed_over):
                     raise
-                raise wanted from other  # the client did not ask for the other model
+                raise wanted from other  # the client has requested only the first model
             finally:
                 del wanted  # a raised error references this frame
         except BaseException as error:
@@ -264,7 +264,7 @@ class Completer:
         name: str,
         received_at_unix_ms: int,
     ) -> ResolvedModel:
-        """Choose model, release and pool of a request once, for the request's whole life."""
+        """Choose model, release and pool of a request once, for the whole request."""
         resolved = self._directory.resolve(principal, name, task.session, identity.request_id)
         if resolved.options is not None:
             resolved = self._pools.place(resolved, task.session, identity.request_id)
@@ -297,7 +297,7 @@ class Completer:
     async def _specs_with_time_left(
         self, request: web.Request, exchange: HttpExchange, resolved: ResolvedModel
     ) -> list[GenerationSpec]:
-        """Return the specs for another model; RejectedError if the caller's deadline has passed.
+        """Return the specs for another model, or raise RejectedError after the caller's deadline.
 
         A tier's deadline starts again, because it bounds the wait in a single queue.
         """
@@ -359,7 +359,7 @@ class Completer:
     async def _stands_in(
         self, request: web.Request, exchange: HttpExchange, refusal: PlatformError
     ) -> bool:
-        """Prepare the request for a fallback model; return False if the refusal is final."""
+        """Prepare the request for a fallback model, and return False if the refusal is final."""
         if not refusal.code.policy.lets_stand_in or exchange.has_begun:
             return False
         if self._dispatcher.is_draining:
@@ -415,7 +415,8 @@ class Completer:
             exchange.guard_rules = rule_ids(found)
         was_served = tally.output_tokens > 0 or not exchange.has_failed
         self._settle(exchange, tally, was_served=was_served)
-        if exchange.has_begun and not exchange.first_sent_at_s:  # it began with a keep-alive
+        # the stream began with a keep-alive comment
+        if exchange.has_begun and not exchange.first_sent_at_s:
             exchange.first_sent_at_s = tally.first_at_s
         note_outcome(request, exchange.outcome)
         if exchange.first_sent_at_s:

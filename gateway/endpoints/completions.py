@@ -1,4 +1,4 @@
-"""POST /v1/completions: text, or token ids, continued as they are."""
+"""POST /v1/completions, which continues text or token ids without a template."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -52,7 +52,7 @@ class CompletionTask(CompletionRequest, TextTask):
         ]
 
     def asked(self) -> AskedPrompt:
-        """See `TextTask`; several prompts are joined."""
+        """Return the words of all prompts, and the number of their token ids."""
         said = [it for it in self.prompts if isinstance(it, str)]
         ids = sum([len(it) for it in self.prompts if not isinstance(it, str)])
         return AskedPrompt(said, ids=ids)
@@ -64,11 +64,11 @@ class CompletionTask(CompletionRequest, TextTask):
         yield "prompts", told
 
     def enforced(self, assets: BaseAssets, prompt: EncodedPrompt) -> engine.Grammar | None:
-        """See `TextTask`; text has no tools."""
+        """Return None, because a text completion has neither tools nor a grammar of its own."""
         del assets, prompt
 
     def new_pipe(self, assets: BaseAssets, prompt: EncodedPrompt) -> Callable[[], TextPipe]:
-        """See `TextTask`: the same for all prompts."""
+        """Return a maker of pipes, which is the same for all prompts."""
         del prompt
         return partial(TextPipe, assets.table, tuple(self.stops))
 
@@ -76,7 +76,8 @@ class CompletionTask(CompletionRequest, TextTask):
         """See `TextTask`."""
         if self.logprobs is None:
             return None
-        # Behind a prompt's every token has a place, the end as well: harnesses count them.
+        # With an echo, every token of the prompt has an entry, also special ones. Evaluation
+        # harnesses count the entries.
         hidden = frozenset[int]() if self.echo else assets.table.hidden
         return partial(_logprobs, assets.table, hidden)
 

@@ -1,7 +1,7 @@
-"""Copies requests for the shadow stage of a rollout; the canary answers them for the statistics.
+"""Copies requests for the shadow stage of a rollout, where the canary answers the copies.
 
 A copy has the lowest priority, costs the caller nothing, and can neither delay nor fail the
-original request. The number of copies is bounded, and a stopping server makes no copies.
+original request. The number of copies is bounded, and a stopping server creates no copies.
 """
 
 import asyncio
@@ -52,12 +52,12 @@ class Copies:
 
         Args:
             assets: Assets of the bases.
-            dispatcher: Dispatcher for copies alone, so that other requests keep their retries.
+            dispatcher: Dispatcher only for copies, which use up no retries of other requests.
             open_requests: Records copies while they run.
             metrics: Counts copies.
             emit: Queues one event per copy and never blocks.
             gateway_id: Id of this worker.
-            spare: Tasks that make copies; bounds their number.
+            spare: Tasks that run copies, whose number is bounded.
             scores: Scores the canary's answers.
         """
         self._assets = assets
@@ -149,13 +149,13 @@ class Copies:
             error = cancelled
             raise
         except Exception as bug:
-            # All errors are caught here, because an error of a copy must not end the worker.
+            # An error of a copy must not end the worker, so all errors are caught here.
             log.exception("shadow_copy_failed", request_id=identity.request_id)
             error = bug
         finally:
             exchange.end_by(error)
             tally = exchange.tally
-            if exchange.is_stream:  # when a client would have got the first token
+            if exchange.is_stream:  # the time at which a client would have received the first token
                 exchange.first_sent_at_s = tally.first_at_s
             elif error is None:
                 exchange.first_sent_at_s = time.monotonic()
@@ -165,7 +165,7 @@ class Copies:
     async def _answer(
         self, exchange: HttpExchange, identity: CallerIdentity, shadow: ResolvedModel
     ) -> None:
-        """Wait for all answers; PlatformError if the copy is refused."""
+        """Wait for all answers, or raise PlatformError if the copy is refused."""
         specs = await specs_of(
             exchange.body,
             identity=identity,
@@ -198,7 +198,7 @@ def spare_work(
 ) -> tuple[SpareTasks, ScoreSampler, Copies]:
     """Return a worker's background work while a model is in rollout.
 
-    Each kind has a dispatcher of its own, so that its retries are not taken from requests.
+    Each kind has a dispatcher of its own, so that its retries reduce no budget of requests.
     """
     spare = SpareTasks(tasks_max)
     scores = ScoreSampler(
@@ -222,7 +222,7 @@ def spare_work(
 
 
 def _copied(identity: CallerIdentity) -> CallerIdentity:
-    """Return the ids of a copy; its trace is a child of the request's trace."""
+    """Return the ids of a copy, whose trace is a child of the request's trace."""
     uid, of_request = f"{identity.uid}-copy", tracecontext.request_span_id(identity.uid)
     upstream = identity.upstream._replace(span_id=of_request)
     own = tracecontext.traceparent(

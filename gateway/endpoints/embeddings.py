@@ -1,4 +1,4 @@
-"""POST /v1/embeddings: texts or token ids in, one vector each out.
+"""POST /v1/embeddings, which returns one vector for each text or list of token ids.
 
 An embedding model has no fallback model, because another model's vectors are not comparable.
 """
@@ -40,8 +40,8 @@ _WRITE_TIMEOUT_S = 30.0  # seconds to write a slice of the answer
 _SLICE_VECTORS = 32  # vectors per slice, 0.3 MB of JSON numbers
 _JSON = "application/json"
 
-# Makes rows of token ids, by the base, the owner of the texts, and the context in tokens (0: not
-# known).
+# Creates rows of token ids from the base, the owner of the texts, and the context in tokens (0 if
+# unknown).
 RowReader: TypeAlias = Callable[[EmbeddingBase, str, int], Awaitable[Sequence[Sequence[int]]]]
 
 
@@ -51,7 +51,7 @@ class Embeddings:
     Attributes:
         directory: Names of models, and the rights of callers.
         limiter: Limits of all callers.
-        emit: Takes one event per accepted request and never blocks.
+        emit: Queues one event per accepted request and never blocks.
         gateway_id: Id of this worker.
     """
 
@@ -67,7 +67,7 @@ class Embeddings:
         gateway_id: str,
         decided: Decided,
     ) -> None:
-        """Compose; `emit` takes one event per accepted request and never blocks."""
+        """Compose. `emit` queues one event per accepted request and never blocks."""
         self.directory = directory
         self._bases = bases
         self._embedders = embedders
@@ -108,7 +108,7 @@ class Embeddings:
     async def begun(
         self, request: web.Request, name: str, endpoint: str, read: RowReader
     ) -> "_Run":
-        """Return an accepted request with the rows that `read` makes; a context manager."""
+        """Return an accepted request with the rows of `read`, as a context manager."""
         principal = authenticate(self.directory, request)
         received_s = time.monotonic(), time.time_ns() // 1_000_000
         resolved = self._resolved(principal, name)
@@ -124,9 +124,9 @@ class Embeddings:
     async def _counted(
         self, request: web.Request, principal: Principal, resolved: ResolvedModel
     ) -> AsyncGenerator[Reservation | None]:
-        """Count a large request before its tokens are known, even if it is refused later.
+        """Count a large request before its tokens are counted, even if it is refused later.
 
-        Yields None if the body is small; the request is then counted with its tokens.
+        Yields None if the body is small. The request is then counted with its tokens.
         """
         if not takes_work(request):
             yield None
@@ -147,7 +147,7 @@ class Embeddings:
         received: tuple[float, int],
         counted: Reservation | None,
     ) -> HttpExchange:
-        """Return an admitted request; `received`: monotonic seconds, and Unix milliseconds."""
+        """Return an admitted request, `received` at monotonic seconds and Unix milliseconds."""
         check_lengths(texts, resolved.context_tokens_max)
         identity, limiter = identity_of(request), self.limiter
         take = limiter.reserve if counted is None else partial(limiter.reserve_counted, counted)
@@ -189,7 +189,7 @@ class Embeddings:
         return self._embedders
 
     def close(self, run: "_Run") -> None:
-        """Settle, count and emit the event: once per accepted request, however it ended."""
+        """Settle, count and emit the event once per accepted request, for every outcome."""
         now_s, exchange = time.monotonic(), run.exchange
         assert exchange.reservation is not None, "it was accepted"
         has_left = exchange.outcome == ErrorCode.CLIENT_CLOSED
@@ -219,7 +219,7 @@ class _Run:
         base: Base that computes.
         begun_tokens: Tokens of the texts that were sent to replicas.
         computed_tokens: Tokens of the texts whose vectors have arrived.
-        submitted_at_s: Monotonic time of the first submission; 0 before.
+        submitted_at_s: Monotonic time of the first submission, 0 before.
     """
 
     def __init__(
@@ -252,7 +252,7 @@ class _Run:
         self._endpoint.close(self)
 
     async def embed(self, embedders: Embedders, *, dimensions: int, is_base64: bool) -> None:
-        """Compute all texts; each vector is encoded as it comes, a little at a time."""
+        """Compute all texts, and encode each vector when it arrives, to spread the work."""
         pieces = self._pieces
 
         def take(index: int, vector: Vector) -> None:
@@ -293,7 +293,7 @@ class _Run:
         return {"model": self.exchange.model.id, "usage": usage}
 
     def _ended(self) -> dict[str, str]:
-        """Record the success; return the answer's headers."""
+        """Record the success, and return the answer's headers."""
         exchange = self.exchange
         exchange.outcome, exchange.status = "stop", 200
         exchange.first_sent_at_s = time.monotonic()
@@ -304,7 +304,7 @@ class _Run:
         return headers
 
     async def answer(self) -> web.StreamResponse:
-        """Return the answer; a large one has been written by then."""
+        """Return the answer, which is already written if it is large."""
         headers, end = self._ended(), self._usage()
         head, tail = b'{"object":"list","data":[', b"]," + orjson.dumps(end)[1:]
         if len(self._pieces) <= _SLICE_VECTORS:
@@ -326,7 +326,7 @@ def _slices(head: bytes, pieces: Sequence[bytes], tail: bytes) -> Iterator[bytes
 async def _write_slices(
     request: web.Request, slices: Iterator[bytes], size: int, headers: dict[str, str]
 ) -> web.StreamResponse:
-    """Write a large body as the client reads it; a client that stops reading is cut."""
+    """Write a large body as the client reads it, and disconnect a client that stops reading."""
     response = web.StreamResponse(headers=headers | identity_of(request).headers)
     response.content_type = _JSON
     response.content_length = size

@@ -1,4 +1,4 @@
-"""The head of an event: the fields that similar requests share, serialised once for all of them.
+"""The head of an event, with the fields that similar requests share, serialized once.
 
 Concatenated protobuf messages parse as one message. So an event is the shared head, followed by the
 fields of its own request.
@@ -9,7 +9,8 @@ from sluice.wire.control.v1 import control_pb2 as control
 from sluice.wire.telemetry.v1.telemetry_pb2 import RequestEvent
 
 _SCHEMA_VERSION = 1
-_HEADS_MAX = 64  # heads per caller, about 0.6 kB each; at the bound all heads are dropped
+# Maximum number of heads per caller, of about 0.6 kB each. At the bound all heads are dropped.
+_HEADS_MAX = 64
 
 
 def head_of(
@@ -47,5 +48,5 @@ def head_of(
     ).SerializeToString()
     if len(heads) >= _HEADS_MAX:
         heads.clear()
-    heads[place] = (head, model)  # the reference to the model keeps its object id unique
+    heads[place] = (head, model)  # the reference to the model reserves its object id
     return head

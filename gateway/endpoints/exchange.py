@@ -27,7 +27,7 @@ _FLAWLESS = Flaws()
 
 
 class AnswerScore(NamedTuple):
-    """The score of an answer by base and adapter: means over the answer's tokens, in nats.
+    """The score of an answer by base and adapter, in means over the answer's tokens, in nats.
 
     Attributes:
         base_logprob: Log probability under the base alone.
@@ -53,8 +53,8 @@ class HttpExchange:
     """An accepted request, from its arrival to its event.
 
     Attributes:
-        reservation: Reservation of the limits; None while nothing is reserved.
-        uid: Unique id, from which the ids of completion and event are made.
+        reservation: Reservation of the limits, or None while no limit is reserved.
+        uid: Unique id, from which the ids of completion and event are derived.
         request_id: Request id, which the answer's headers carry, too.
         trace_id: Trace id, 32 hex digits.
         upstream: The caller's trace context.
@@ -63,10 +63,10 @@ class HttpExchange:
         received_at_unix_ms: Wall-clock time of the arrival.
         model: Model that answers.
         requested_model: The name in the request.
-        decision: Reason for the release of the model; None if the name points at the release.
-        auto: Choice of the model for `auto`; None if the request names a model.
+        decision: Reason for the release of the model, or None if the name points at the release.
+        auto: Choice of the model for `auto`, or None if the request names a model.
         choices: Number of requested answers.
-        task: Parsed body; None once a stream or an embedding has begun, to free its memory.
+        task: Parsed body, or None once a stream or an embedding has begun, to free its memory.
         specs: Specs of the answers, for the model that answers.
         answers_per_prompt: Number of consecutive specs for one prompt.
         param_names: Fields of the body, by the engine's names for refused parameters.
@@ -74,13 +74,13 @@ class HttpExchange:
         has_begun: Whether the client has received a part of a stream.
         is_copy: Whether this is a copy for a shadow stage, or the failed attempt of a canary before
             control answered. No client waits for a copy or is charged for it.
-        scored: Decision on the request whose answer is scored; set only for copies.
-        flaws: Flaws of the first answer; found only while a rollout runs.
+        scored: Decision on the request whose answer is scored, only for copies.
+        flaws: Flaws of the first answer, computed only while a rollout runs.
         score: Score of the scored answer.
-        applied: Reservation, kept after its settlement.
+        applied: Reservation after its settlement, for the event.
         lost: Usage of a model that another model has replaced.
         guard_rules: Ids of the tenant's rules that the texts have matched, separated by blanks.
-        first_sent_at_s: Monotonic time when the first token was sent; 0 before.
+        first_sent_at_s: Monotonic time when the first token was sent, 0 before.
         outcome: Finish reason or error code.
         status: HTTP status.
     """
@@ -121,7 +121,7 @@ class HttpExchange:
 
     @property
     def body(self) -> TextTask:
-        """The request's body; not available once a stream has begun."""
+        """The request's body, which is not available once a stream has begun."""
         assert self.task is not None, "a stream that has begun keeps nothing of its body"
         return self.task
 
@@ -136,12 +136,12 @@ class HttpExchange:
         return self._final or tally_of(self.generations, self.answers_per_prompt)
 
     def finish(self) -> Tally:
-        """End the request; return the final sums over its answers."""
+        """End the request, and return the final sums over its answers."""
         self._final = tally_of(self.generations, self.answers_per_prompt)
         return self._final
 
     def begin(self, generations: Sequence[Generation], gateway_id: str) -> None:
-        """Begin the answers of a model; those of another model are dropped."""
+        """Begin the answers of a model, and drop the answers of another model."""
         if self.generations:
             generations[0].attempts = self.generations[0].attempts
         self.generations, self._final = generations, None
@@ -158,14 +158,14 @@ class HttpExchange:
         specs: Sequence[GenerationSpec],
         lost: Lost | None,
     ) -> None:
-        """Let another model answer; `lost` is the usage of the first one, if it had begun."""
+        """Assign another model, with the usage `lost` of the first model if it had begun."""
         assert not self.has_begun, "the client has got something of another model"
         self.model, self.decision, self.specs, self.lost = model, decision, specs, lost
         self._begun = b""
 
     @property
     def has_failed(self) -> bool:
-        """Whether the outcome is an error; an answer that a rule has ended is no error."""
+        """Whether the outcome is an error, other than a block by a rule of the tenant."""
         return policy_of(self.outcome) is not None and self.outcome != ErrorCode.CONTENT_FILTER
 
     @property
@@ -175,7 +175,7 @@ class HttpExchange:
         return policy is not None and policy.is_charged
 
     def end_by(self, error: BaseException | None) -> None:
-        """Record the error that ended the request; None if outcome and status are already set."""
+        """Record the error that ended the request, or None if the outcome is already set."""
         if isinstance(error, PlatformError):
             self.outcome, self.status = error.code, error.status
         elif isinstance(error, asyncio.CancelledError | ConnectionError):
@@ -184,9 +184,10 @@ class HttpExchange:
             self.outcome, self.status = ErrorCode.INTERNAL, 500
 
     def event(self, tally: Tally, gateway_id: str, ended_at_s: float) -> bytes:
-        """Return the request's single event, serialised.
+        """Return the request's single event, serialized.
 
-        Fields known from the start come first; if both parts set a field, the later value counts.
+        Fields that are set at the start precede the others. If both parts set a field, the later
+        value counts.
         """
         begun, self._begun = self._begun or self._known(gateway_id), b""
         event = RequestEvent()
@@ -231,7 +232,7 @@ class HttpExchange:
     def prepare_closings(
         self, generations: Sequence[Generation], answers_per_prompt: int, gateway_id: str
     ) -> None:
-        """Give each generation the event that its router emits if this process is killed."""
+        """Set for each generation the event that its router emits if this process is killed."""
         head, event = self._begin(gateway_id)
         event.session_hash = generations[0].spec.session_hash
         for part, generation in enumerate(generations):
@@ -262,7 +263,7 @@ class HttpExchange:
         return head + event.SerializeToString()
 
     def _begin(self, gateway_id: str) -> tuple[bytes, RequestEvent]:
-        """Return the event's fields known from the start: its head, and the rest."""
+        """Return the event's fields at the start of the request, as its head and the rest."""
         head = head_of(
             self.principal,
             self.model,
@@ -276,12 +277,12 @@ class HttpExchange:
         event.received_at_unix_ms = self.received_at_unix_ms
         event.request_id, event.trace_id = self.request_id, self.trace_id
         event.choices = self.choices
-        if (decision := self.decision) is not None:  # why it is that release of the model
+        if (decision := self.decision) is not None:  # the reason for this release of the model
             event.rollout_id = decision.rollout_id
             event.arm = decision.arm
             event.is_pinned = decision.is_pinned
             event.is_copy = self.is_copy
-        if (scored := self.scored) is not None:  # a score: of no rollout itself
+        if (scored := self.scored) is not None:  # a score belongs to no rollout itself
             event.scored_rollout_id, event.arm = scored.rollout_id, scored.arm
             event.is_copy = True
         if (lost := self.lost) is not None:
@@ -301,7 +302,7 @@ def finish_reason(generation: Generation) -> str:
 
 
 def flaws_in(generation: Generation) -> Flaws:
-    """Return the flaws of an answer; decodes no more of the answer than needed."""
+    """Return the flaws of an answer, of which only the needed part is decoded."""
     pipe, tokens = generation.pipe, generation.emitted
     first = opening(generation.spec.new_pipe(), tokens)
     return flaws_of(first, tokens, has_more=pipe.has_calls or pipe.reasoning_tokens > 0)

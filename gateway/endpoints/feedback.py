@@ -1,8 +1,8 @@
-"""POST /v1/feedback: the judgement of an answer by its tenant.
+"""POST /v1/feedback, which accepts the judgement of an answer by its tenant.
 
-The gateway stores no answers, so it does not look up the id. A judgement is an event with the
-caller's tenant, and counts only for requests of that tenant. An id of another tenant's request is
-accepted without effect.
+The gateway stores no answers, so it cannot check the id. A judgement is an event with the caller's
+tenant, and counts only for requests of that tenant. An id of another tenant's request is accepted
+without effect.
 """
 
 import time
@@ -39,7 +39,7 @@ class FeedbackIntake:
         Args:
             directory: Keys and tenants.
             limiter: Counts a judgement as a request.
-            emit: Takes one event per judgement and never blocks.
+            emit: Queues one event per judgement and never blocks.
             gateway_id: Id of this worker.
         """
         self._directory = directory
@@ -48,7 +48,7 @@ class FeedbackIntake:
         self._gateway_id = gateway_id
 
     async def take(self, request: web.Request) -> web.Response:
-        """POST /v1/feedback: the response is the same, whether or not there is such an answer."""
+        """POST /v1/feedback, whose response is the same for existing and unknown answers."""
         principal = authenticate(self._directory, request)
         wanted = await read_parsed(request, partial(parse, FeedbackRequest))
         reservation = await self._limiter.count(principal, "")

@@ -29,7 +29,8 @@ from sluice.wire.control.v1 import control_pb2 as wire
 
 log = structlog.get_logger(__name__)
 
-# Compiled sets in memory; the largest sets use about 50 MB, including their automaton's cache.
+# Maximum number of compiled sets in memory. The largest sets use about 50 MB, including their
+# automaton's cache.
 _PLANS_MAX = 64
 _RETRY_S = 1.0
 _Key = tuple[tuple[object, ...], ...]
@@ -38,18 +39,18 @@ _Key = tuple[tuple[object, ...], ...]
 class GuardBoard:
     """The rules of one worker.
 
-    No request is answered without its rules. So a request waits until its rules are compiled, about
-    100 ms at most and once per version.
+    No request is answered without its rules. A request therefore waits until its rules are
+    compiled, about 100 ms at most and once per version.
     """
 
     def __init__(self, matches: CounterMetric, judges: Judges) -> None:
-        """Prepare; `matches` counts by `stage`, `judges` are the classifiers."""
+        """Prepare. `matches` counts by `stage`, and `judges` are the classifiers."""
         self._judges = judges
         self._plans: dict[_Key, asyncio.Future[GuardPlan]] = {}
         self._acting, self._shadow = matches.labels("acting"), matches.labels("shadow")
 
     async def plan(self, principal: Principal, names: Iterable[str]) -> GuardPlan | None:
-        """Return the rules for a caller and a model under any of its names; None if none apply."""
+        """Return the rules for a caller and a model under any of its names, or None."""
         wanted = frozenset(names)
         sets = [
             it
@@ -81,11 +82,12 @@ class GuardBoard:
         principal: Principal,
         request_id: str,
     ) -> RequestFindings:
-        """Apply rules to a request's texts; return their findings.
+        """Apply rules to a request's texts, and return their findings.
 
         Raises:
-            PlatformError: A rule blocks it.
-            RejectedError: A classifier does not answer, and its rule's set refuses unjudged texts.
+            PlatformError: A rule blocks the request.
+            RejectedError: A classifier missed its deadline, and its rule's set refuses unjudged
+                texts.
         """
         if not judges_requests(plan):
             return RequestFindings()
@@ -131,7 +133,7 @@ class GuardBoard:
             specs: Requested answers.
             plan: Rules.
             request: Findings of the rules in the request.
-            is_told: Whether the client has asked for annotations.
+            is_told: Whether the client has requested annotations.
         """
         make: Callable[[], AnswerGuard]
         make = partial(AnswerGuard, plan, request.found, request.unjudged, is_told=is_told)
@@ -161,7 +163,7 @@ class GuardBoard:
         return found + guards[0].request if guards else found
 
     def _count_and_log(self, found: Findings, tenant_id: str, request_id: str) -> None:
-        """Count matches, and log the ids of matched rules; never the text."""
+        """Count matches, and log the ids of matched rules, but never the text."""
         for it, count in sorted(found.items()):
             (self._acting if it.acts else self._shadow).inc(count)
             log.info(
@@ -175,6 +177,6 @@ class GuardBoard:
 
 
 def _key(it: wire.GuardSet) -> tuple[object, ...]:
-    """Return the key of a set's plan: its rules by their version, and their mode."""
+    """Return the key of a set's plan, with its rules by their version and with their mode."""
     how = it.is_withheld_free, it.fence, it.fence_tokens, it.is_closed_on_failure
     return it.id, it.version, it.active_version, *how

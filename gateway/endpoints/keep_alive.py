@@ -1,4 +1,4 @@
-"""Comments that keep clients and proxies from closing a silent stream."""
+"""Comments that prevent clients and proxies from closing a silent stream."""
 
 import asyncio
 import time
@@ -8,7 +8,7 @@ from types import TracebackType
 from gateway.dispatch.streamed import StreamedGeneration
 from gateway.server.deadlines import Deadlines
 
-# Checks of a stream within the longest allowed silence; a keep-alive is late by at most one check.
+# Checks of a stream per longest allowed silence. A comment is late by at most one check.
 _LOOKS = 4
 
 
@@ -28,15 +28,15 @@ class KeepAlives:
 
 
 class KeepAlive:
-    """Writes a comment into a stream that has been silent for too long, while the block runs.
+    """Writes a comment into a stream after each long silence, while the block runs.
 
-    A stream that has not begun by then begins, so that its headers are the first keep-alive.
+    A stream that has not begun by then begins, so that its headers are the first sign of life.
     """
 
     __slots__ = ("_all", "_is_begun", "_sign_at_s", "_streams")
 
     def __init__(self, streams: Sequence[StreamedGeneration], all_: KeepAlives) -> None:
-        """Prepare; `streams` are the choices of one answer, on one connection."""
+        """Prepare. The `streams` are the choices of one answer, on one connection."""
         self._streams = streams
         self._all = all_
         self._is_begun = False
@@ -56,7 +56,7 @@ class KeepAlive:
         self._all.looks.end(self)
 
     def look(self) -> None:
-        """Write a keep-alive if one is due."""
+        """Write a comment if the silence has lasted for `every_s` seconds."""
         now_s = time.monotonic()
         last_at_s = max(stream.last_at_s for stream in self._streams)
         if now_s - max(last_at_s, self._sign_at_s) >= self._all.every_s:

@@ -1,4 +1,4 @@
-"""GET /v1/models and /v1/models/{id}: the models that a caller may use, and their state."""
+"""GET /v1/models and /v1/models/{id}, which show the models that a caller may use."""
 
 import orjson
 from aiohttp import web
@@ -19,7 +19,7 @@ _JSON = "application/json"
 
 
 class Models:
-    """Both endpoints of one worker."""
+    """The two endpoints of one worker."""
 
     def __init__(self, *, directory: Directory, pools: PoolBoard) -> None:
         """Compose."""
@@ -27,7 +27,7 @@ class Models:
         self._pools = pools
 
     async def list_all(self, request: web.Request) -> web.Response:
-        """GET /v1/models: by name, chat models first, as many tools take the first one."""
+        """GET /v1/models, by name. Chat models precede, as many tools use the first model."""
         principal = self._admitted(request)
         found = self._directory.models(principal)
         auto = _auto_policy(principal, AUTO)
@@ -37,13 +37,13 @@ class Models:
             if auto is None or public.name != AUTO
         ]
         if auto is not None:
-            # Last of the chat models, so that tools that choose the first name do not choose it.
+            # `auto` is the last chat model, so that tools that use the first name do not use it.
             models.append(self._shown_auto(principal, auto))
         models.sort(key=lambda shown: shown["kind"] != "chat")
         return _json({"object": "list", "data": models})
 
     async def get_one(self, request: web.Request) -> web.Response:
-        """GET /v1/models/{id}; ids may contain slashes."""
+        """GET /v1/models/{id}, whose ids may contain slashes."""
         principal = self._admitted(request)
         name = path_rest(request, "/v1/models/")
         auto = _auto_policy(principal, name)
@@ -73,7 +73,7 @@ class Models:
         }
 
     def _shown_auto(self, principal: Principal, policy: control.AutoPolicy) -> dict[str, object]:
-        """Return the name `auto`: the caller's largest context, and the work of all its pools."""
+        """Return the model card of `auto`, with the largest context and the work of all pools."""
         directory = self._directory
         models = [
             model for told in policy.candidates for model in self._usable(principal, told.model)

@@ -30,14 +30,14 @@ from sluice.scopes import Scope
 from sluice.wire.control.v1 import control_pb2 as control
 
 ENDPOINT = "/v1/moderations"
-FLAGGED = 0.5  # the score from which on a category is flagged
-# OpenAI's categories; a client may expect each category, whichever the classifier has.
+FLAGGED = 0.5  # Minimum score of a flagged category.
+# OpenAI's categories. A client may expect each category, also if the classifier lacks it.
 OPENAI_CATEGORIES = (
     *("harassment", "harassment/threatening", "hate", "hate/threatening", "illicit"),
     *("illicit/violent", "self-harm", "self-harm/intent", "self-harm/instructions", "sexual"),
     *("sexual/minors", "violence", "violence/graphic"),
 )
-# Names that clients send by default; this server's first classifier answers them.
+# Default names of clients, which this server's first classifier answers.
 _ANY = frozenset({"omni-moderation-latest", "text-moderation-latest", "text-moderation-stable"})
 
 
@@ -58,11 +58,12 @@ class Judging:
         """Add the paths."""
         routes.add("POST", ENDPOINT, self.moderate)
         routes.add("POST", CLASSIFY, self.classify)
-        for path in (RERANK, "/v2/rerank", "/rerank"):  # of Jina and vLLM, of Cohere, of TEI
+        # paths of Jina and vLLM, of Cohere, and of TEI
+        for path in (RERANK, "/v2/rerank", "/rerank"):
             routes.add("POST", path, self.rerank)
 
     async def moderate(self, request: web.Request) -> web.StreamResponse:
-        """Answer as OpenAI's moderation does."""
+        """Answer in the form of OpenAI's moderation."""
         principal = self._admitted(request)
         wanted = await read_parsed(request, lambda body: parse(ModerationRequest, body))
         name, texts = self._classifier(wanted.model), texts_of(wanted.input)
@@ -104,7 +105,7 @@ class Judging:
         return principal
 
     def _classifier(self, name: str | None) -> str:
-        """Return the classifier of a request; without a name, the first one of the file."""
+        """Return the classifier of a request. The first one of the file is the default."""
         if name is None or name in _ANY:
             return self._judges.names[0]
         if name not in self._judges.names:
@@ -146,7 +147,8 @@ class Judging:
             exchange.outcome, exchange.status = "stop", 200
         except BaseException as error:
             exchange.end_by(error)
-            # No failure of the server: the request was invalid, or its client has disconnected.
+            # The server is not at fault, because the request was invalid or its client has
+            # disconnected.
             was_served = isinstance(error, BadRequestError | asyncio.CancelledError)
             raise
         finally:

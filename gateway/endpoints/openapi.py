@@ -1,4 +1,4 @@
-"""GET /openapi.json: the description of the API (OpenAPI 3.1), made from the bodies themselves."""
+"""GET /openapi.json, the description of the API (OpenAPI 3.1), generated from its classes."""
 
 import asyncio
 from dataclasses import dataclass
@@ -50,16 +50,16 @@ from sluice.errors import POLICIES
 Json = dict[str, Any]
 
 _SCHEMAS = "#/components/schemas/"
-# Codes of errors that no client sees, and of the administration.
+# Statuses of errors that no client receives, or only clients of the administration.
 _UNTOLD = frozenset({409, 412, 422, 499})
-# Of HTTP itself; their code is `invalid_request`.
+# Statuses of HTTP itself, whose code is `invalid_request`.
 _HTTP_STATUSES = {
     "408": "The body came too slowly.",
     "415": "The content encoding is not supported; use gzip, deflate or none.",
     "417": "The header `Expect` may only be `100-continue`.",
     "431": "The headers are too large.",
 }
-_READ = frozenset({400, 401, 403, 404, 405, 429, 500, 503})  # of what has no body
+_READ = frozenset({400, 401, 403, 404, 405, 429, 500, 503})  # statuses of requests without a body
 _RATE_HEADERS = {
     f"x-ratelimit-{what}-{unit}": {
         "description": f"{what} of {unit} per minute, where there is a limit",
@@ -95,7 +95,7 @@ _MODEL: Json = {
 
 @dataclass(frozen=True, slots=True)
 class _Endpoint:
-    """An operation with a body, and its answers."""
+    """An operation with a body and its answers."""
 
     path: str
     summary: str
@@ -154,7 +154,7 @@ _POSTS = (
 
 async def describe(_: web.Request) -> web.Response:
     """GET /openapi.json."""
-    body = await asyncio.to_thread(_written)  # the first time it takes 50 ms
+    body = await asyncio.to_thread(_written)  # the first call needs 50 ms
     return web.Response(body=body, content_type="application/json")
 
 
@@ -304,10 +304,10 @@ def _conversations() -> Json:
 
 
 class _TitleFilter(GenerateJsonSchema):
-    """Leaves out titles of fields, which only repeat their names."""
+    """Omits titles of fields, which only repeat their names."""
 
     def field_title_should_be_set(self, schema: object) -> bool:
-        """For pydantic."""
+        """Return False, by which pydantic omits the title."""
         del schema
         return False
 
@@ -372,7 +372,7 @@ def _post(post: _Endpoint) -> Json:
 
 
 def _statuses(path: str) -> frozenset[int]:
-    """Return the statuses of an endpoint; one that continues an object may be busy."""
+    """Return the statuses of an endpoint. An object to be continued may be busy (409)."""
     untold = _UNTOLD - {409} if path.startswith("/v1/responses") else _UNTOLD
     return frozenset(it.status for it in POLICIES.values()) - untold
 

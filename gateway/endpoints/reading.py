@@ -11,17 +11,17 @@ from gateway.bodies.parsing import INLINE_BYTES_MAX, check_values
 from gateway.server.body import read_body
 
 _Parsed = TypeVar("_Parsed")
-# Bytes above which a body is counted as a request before its tokens are known, since tokenizing is
-# costly.
+# Bytes above which a body is counted as a request before its tokens are counted, since tokenizing
+# is costly.
 _COUNTED_LATER_BYTES_MAX = 16 << 10
 # The model that the path of a request names.
 MODEL_OF_PATH = web.RequestKey("model", str)
 
 
 async def read_parsed(request: web.Request, parse: Callable[[bytes], _Parsed]) -> _Parsed:
-    """Return the result of `parse` on the body; large bodies are parsed in a thread.
+    """Return the result of `parse` on the body, which runs in a thread for large bodies.
 
-    Errors are those of `read_body` and of `parse`.
+    The errors are the errors of `read_body` and of `parse`.
     """
     body = await read_body(request)
     if (model := request.get(MODEL_OF_PATH)) is not None:

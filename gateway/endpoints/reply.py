@@ -1,7 +1,7 @@
 """Writes the reply to an accepted request, from its first byte to its last.
 
 The status line is sent with the first token. A failure before the first token is a JSON answer with
-its own status; after the first token, an error event ends the stream. Between begin and end,
+its own status. After the first token, an error event ends the stream. Between begin and end,
 `dispatch.streamed` itself writes the chunks, one per token. A client that closes its connection
 cancels the handler, which cancels the generations.
 """
@@ -66,7 +66,7 @@ class ReplyWriter:
     ) -> Coroutine[None, None, web.StreamResponse]:
         """Return a coroutine that writes the reply.
 
-        It raises PlatformError if the request is refused before any byte was sent.
+        The coroutine raises PlatformError if the request is refused before any byte was sent.
         """
         return (self._stream if exchange.is_stream else self._whole)(request, exchange)
 
@@ -165,7 +165,7 @@ class ReplyWriter:
 def _begin(
     response: LiveResponse, streams: Sequence[StreamedGeneration], exchange: HttpExchange
 ) -> None:
-    """Write the first bytes; afterwards the streams write by themselves.
+    """Write the first bytes. Afterwards the streams write without this function.
 
     Raises:
         ConnectionResetError: The client has closed the connection.
@@ -174,7 +174,8 @@ def _begin(
     first = [stream.chunks.first() for stream in streams]
     early = [stream.take_early() for stream in streams]
     transport = response.begin(b"".join(first + early))
-    if streams[0].emitted or any(it.emitted for it in streams):  # otherwise it is a keep-alive
+    # otherwise the stream begins with a comment
+    if streams[0].emitted or any(it.emitted for it in streams):
         exchange.first_sent_at_s = time.monotonic()
     for stream in streams:
         stream.go_live(transport, is_chunked=response.is_chunked)
@@ -182,10 +183,10 @@ def _begin(
 
 
 def _end_choice(streams: Sequence[StreamedGeneration], index: int, exchange: HttpExchange) -> bytes:
-    """Send the held rest of a choice that has ended, with its finish reason.
+    """Send the withheld rest of a choice that has ended, with its finish reason.
 
     Returns:
-        Chunks to send together with the stream's end: all of them if there is only one choice.
+        Chunks to send together with the stream's end, which are all chunks of a single choice.
     """
     stream = streams[index]
     reason = finish_reason(stream)

@@ -1,4 +1,4 @@
-"""The shape of responses, only for the description of the API; see `answers`.
+"""The shapes of responses, only for the description of the API, like `answers`.
 
 Fields that clients of the Responses API never expect to be null are never null here.
 """
@@ -50,7 +50,7 @@ class OutputReasoning(Shape):
 
 
 class OutputCall(Shape):
-    """A tool call of the model; `arguments` is JSON text."""
+    """A tool call of the model, whose `arguments` are JSON text."""
 
     id: str
     type: Literal["function_call"]
@@ -104,7 +104,7 @@ class OutputApprovalRequest(Shape):
 
 
 class OutputCompaction(Shape):
-    """An item that stands for all items before it; only the server can read it."""
+    """An item that replaces all items before it, and that only the server can read."""
 
     id: str
     type: Literal["compaction"]
@@ -203,7 +203,7 @@ class ConversationTold(Shape):
 
 
 class ResponseObject(Shape):
-    """A response; a stream has events with pieces of it, and all of it at begin and end."""
+    """A response. A stream sends events with its pieces, and the whole object at begin and end."""
 
     id: str
     object: Literal["response"]
@@ -242,7 +242,7 @@ class ResponseObject(Shape):
 
 
 class CompactedConversation(Shape):
-    """A conversation that was summed up."""
+    """A conversation that was summarized."""
 
     id: str
     object: Literal["response.compaction"]
@@ -277,7 +277,7 @@ class InputTokens(Shape):
 
 
 class ConversationObject(Shape):
-    """A conversation; its items are listed separately."""
+    """A conversation, whose items are listed separately."""
 
     id: str
     object: Literal["conversation"]

@@ -1,8 +1,8 @@
-"""Scores of answers while an adapter is rolled out: log probabilities by its base and by itself.
+"""Scores answers during the rollout of an adapter, by log probabilities of adapter and base.
 
 The answer of a request is scored by the adapter and by the base, as the end of a prompt. If the
 answer is equally likely under both, the adapter has no effect. Scores have the lowest priority,
-neither delay the answer nor cost the caller anything, and are made only for a sample of requests.
+neither delay the answer nor cost the caller anything, and exist only for a sample of requests.
 """
 
 import asyncio
@@ -28,12 +28,12 @@ from sluice.wire.telemetry.v1 import telemetry_pb2 as wire
 
 log = structlog.get_logger(__name__)
 
-_ANSWER_TOKENS_MAX = 256  # scored tokens of an answer; more tokens would not improve the score
-_TOKENS_MAX = 4096  # tokens of prompt and answer; longer requests are not scored
+_ANSWER_TOKENS_MAX = 256  # Scored tokens of an answer. More tokens would not improve the score.
+_TOKENS_MAX = 4096  # Maximum number of tokens of prompt and answer. Longer requests are not scored.
 _SCORE_S_MAX = 30.0
-_DEADLINE_MS = 20_000  # milliseconds in the router's queue
-_PAUSE_S = 1.0  # seconds between two scores of one release in this worker
-_FAILED_PAUSE_S = 60.0  # seconds after a failure, whose cause (engine, overload) tends to persist
+_DEADLINE_MS = 20_000  # Maximum wait in the router's queue, in milliseconds.
+_PAUSE_S = 1.0  # Seconds between two scores of one release in this worker.
+_FAILED_PAUSE_S = 60.0  # Seconds after a failure, whose cause (engine, overload) tends to persist.
 _GREEDY = engine.Sampling()
 _NO_SCORES = (
     "The engine scores no answers, so some gates of this rollout have no evidence: serve the model"
@@ -56,10 +56,10 @@ class ScoreSampler:
         """Compose.
 
         Args:
-            spare: Tasks that make scores; bounds their number.
-            dispatcher: Dispatcher for scores alone, so that other requests keep their retries.
+            spare: Tasks that compute scores, whose number is bounded.
+            dispatcher: Dispatcher only for scores, which use up no retries of other requests.
             metrics: Counts scores.
-            emit: Takes one event per score and never blocks.
+            emit: Queues one event per score and never blocks.
             gateway_id: Id of this worker.
         """
         self._spare = spare
@@ -67,13 +67,13 @@ class ScoreSampler:
         self._made, self._failed = (metrics.scores.labels(fate) for fate in ("made", "failed"))
         self._emit = emit
         self._gateway_id = gateway_id
-        # Since a release is scored, or was not long ago. Emptied by time; rollouts are few.
+        # Releases that are being scored or were scored recently. A timer removes each release.
         self._busy: set[tuple[str, wire.Arm]] = set()
 
     def offer(self, original: HttpExchange) -> None:
         """Score the first answer of a request that has ended well, if its release is due.
 
-        The session groups dependent answers; windows of rollouts do not wait for scores.
+        The session groups dependent answers. Windows of rollouts do not wait for scores.
         """
         decision = original.decision
         if decision is None or decision.is_pinned or not original.model.adapter_digest:
@@ -95,7 +95,7 @@ class ScoreSampler:
     ) -> None:
         try:
             pause_s = _PAUSE_S if await self._scored(exchange, specs) else _FAILED_PAUSE_S
-            # The pause takes no place among spare tasks.
+            # The pause uses no place among the spare tasks.
             asyncio.get_running_loop().call_later(pause_s, self._busy.discard, release)
         except asyncio.CancelledError:
             self._busy.discard(release)
@@ -104,7 +104,7 @@ class ScoreSampler:
     async def _scored(
         self, exchange: HttpExchange, specs: tuple[GenerationSpec, GenerationSpec]
     ) -> bool:
-        """Make a score and emit its event; return whether there is one."""
+        """Compute a score and emit its event, and return whether there is a score."""
         error: BaseException | None = None
         try:
             async with asyncio.timeout(_SCORE_S_MAX):
@@ -117,7 +117,7 @@ class ScoreSampler:
             error = cancelled
             raise
         except Exception as bug:
-            # The outermost place: an error of a score must not end the worker.
+            # the outermost place, where an error of a score must not end the worker
             log.exception("score_failed", request_id=exchange.request_id)
             error = bug
         finally:
@@ -129,7 +129,7 @@ class ScoreSampler:
     async def _answer(
         self, exchange: HttpExchange, specs: tuple[GenerationSpec, GenerationSpec]
     ) -> None:
-        """Get both scores; PlatformError when a router refuses."""
+        """Compute both scores, or raise PlatformError if a router refuses."""
         generations = [WholeGeneration(spec) for spec in specs]
         exchange.begin(generations, self._gateway_id)
         with self._dispatcher.dispatch(generations, exchange.answers_per_prompt) as answers:
@@ -171,7 +171,7 @@ def _score_of(original: HttpExchange, decision: ReleaseDecision) -> HttpExchange
 
 
 def _specs(original: HttpExchange) -> tuple[GenerationSpec, GenerationSpec] | None:
-    """Return the specs for the adapter and the base; None: there is nothing to score."""
+    """Return the specs for the adapter and the base, or None if there is no text to score."""
     generation, model = original.generations[0], original.model
     spec, answer = generation.spec, generation.emitted[:_ANSWER_TOKENS_MAX]
     ids = array("I", spec.prompt) + answer
@@ -185,7 +185,7 @@ def _specs(original: HttpExchange) -> tuple[GenerationSpec, GenerationSpec] | No
         prompt=ids,
         packed_prompt=None,
         block_hashes=chained_hashes(ids, spec.cache_root, spec.block_hashes),
-        output_tokens_max=1,  # the least that engines allow; the token is not billed
+        output_tokens_max=1,  # The least that engines allow. The token is not billed.
         new_pipe=partial(TextPipe, generation.pipe.table),
         sampling=_GREEDY,
         deadline_ms=_DEADLINE_MS,

@@ -5,7 +5,7 @@ import asyncio
 from gateway.dispatch.generation import Generation
 from gateway.guard.judged_answer import JudgedAnswer
 
-# Above the longest time of any classifier: all have answered by then, also that they cannot.
+# A bound in seconds above the timeout of every classifier, by which all have reported or failed.
 _SETTLED_S_MAX = 60.0
 
 
@@ -14,7 +14,7 @@ async def settled(generation: Generation) -> None:
     guard = generation.guard
     if not isinstance(guard, JudgedAnswer):
         return
-    generation.held_back()  # the last of it is judged, too
+    generation.held_back()  # the last part of the answer is judged, too
     if not guard.is_pending:
         return
     over: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -1,8 +1,8 @@
 """POST /v1/rerank and /v1/classify over a model of an embedding pool.
 
-A model that classifies reads query and document together (a cross-encoder), or one text by itself.
-With a model that makes embeddings, both are embedded separately, and compared by the cosine of
-their vectors (a bi-encoder).
+A model that classifies reads query and document together (a cross-encoder), or one text alone. With
+an embedding model, both are embedded separately, and compared by the cosine of their vectors (a
+bi-encoder).
 """
 
 import asyncio
@@ -21,13 +21,13 @@ from gateway.server.identity import identity_of
 from sluice.errors import BadRequestError, ErrorCode
 
 RERANK, CLASSIFY = "/v1/rerank", "/v1/classify"
-_AT_ONCE = 64  # comparisons before others have their turn
-# Cosines of texts lie close together: this makes shares of labels out of them.
+_AT_ONCE = 64  # Comparisons before the event loop can run other tasks.
+# Factor of the softmax that converts cosines of texts, which differ little, to shares of labels.
 _SHARPNESS = 20.0
 
 
 class Similarity:
-    """Both endpoints of one worker."""
+    """The two endpoints of one worker."""
 
     def __init__(self, embeddings: Embeddings) -> None:
         """Compose."""
@@ -62,7 +62,7 @@ class Similarity:
     async def classify(
         self, request: web.Request, wanted: ClassifyRequest, labels: Sequence[str] | None
     ) -> web.StreamResponse:
-        """Answer with the best label of each text: of `labels`, or of the model's own."""
+        """Answer with the best label of each text, from `labels` or from the model's own labels."""
         texts = texts_of(wanted.input)
 
         def read(base: EmbeddingBase, owner: str, context: int) -> Awaitable[list[list[int]]]:
@@ -128,14 +128,14 @@ def _ranked(
 
 
 async def _compared(vectors: Sequence[Vector], labels: int) -> list[list[float]]:
-    """Return shares of labels for each text; the first vectors are those of labels."""
+    """Return shares of labels for each text. The first vectors belong to the labels."""
     of_labels = vectors[:labels]
     found = [await _cosines(it, of_labels) for it in vectors[labels:]]
     return [softmax([_SHARPNESS * it for it in row]) for row in found]
 
 
 async def _cosines(one: Vector, others: Sequence[Vector]) -> list[float]:
-    """Return the cosine of each pair; vectors have length 1."""
+    """Return the cosine of each pair. The vectors have length 1."""
     found = list[float]()
     for number, it in enumerate(others, 1):
         found.append(sum(map(mul, one, it)))

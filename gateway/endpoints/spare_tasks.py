@@ -1,4 +1,4 @@
-"""Background work of a gateway: bounded, and none while the gateway stops."""
+"""Background work of a gateway, which is bounded and ends when the gateway stops."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -10,10 +10,10 @@ _LAST_PRIORITY = queue_priority(0, CLASSES - 1)
 
 
 class SpareTasks:
-    """Bounded background tasks of one worker; `run` belongs into a TaskGroup and owns them."""
+    """Bounded background tasks of one worker. `run` belongs into a TaskGroup and owns them."""
 
     def __init__(self, tasks_max: int) -> None:
-        """Prepare; at most `tasks_max` tasks run at once."""
+        """Prepare. At most `tasks_max` tasks run at once."""
         self._tasks_max = tasks_max
         self._tasks: asyncio.TaskGroup | None = None
         self._running: set[asyncio.Task[None]] = set()
@@ -25,7 +25,7 @@ class SpareTasks:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether no task can begin: the worker stops, or has not started yet."""
+        """Whether no task can begin, because the worker stops or has not started yet."""
         return self._tasks is None
 
     @property
@@ -49,7 +49,7 @@ class SpareTasks:
             task.cancel()
 
     def begin(self, work: Coroutine[None, None, None]) -> None:
-        """Begin a task; call only while `is_full` is false."""
+        """Begin a task, which is allowed only while `is_full` is false."""
         assert self._tasks is not None, "it is stopped"
         running = self._tasks.create_task(work)
         self._running.add(running)

@@ -1,4 +1,4 @@
-"""Turns a validated body into specs for a router: tokens, budget, sampling, session."""
+"""Converts a validated body to specs for a router, with tokens, budget, sampling and session."""
 
 from collections.abc import Sequence
 from hashlib import blake2b
@@ -69,8 +69,8 @@ def generation_specs(
     """Return the specs of the answers to one prompt.
 
     Defaults of the base's authors fill the request's gaps. Further answers wait until the first one
-    has begun, and have seeds of their own. `predicted`: expected ids of each answer; empty: no
-    expectation.
+    has begun, and have seeds of their own. `predicted` are the expected ids of each answer, empty
+    without an expectation.
     """
     sampling = task.sampling(assets.defaults)
     if (grammar := task.enforced(assets, prompt)) is not None:
@@ -80,7 +80,8 @@ def generation_specs(
     choices = task.choices
     leader = GenerationSpec(
         request_id=identity.request_id,
-        tenant_id=intern(principal.tenant.id),  # a message makes a new string at each look
+        # one string for all requests, because a message returns a new string at each read
+        tenant_id=intern(principal.tenant.id),
         tier_priority=task.queue_priority(tier.priority),
         tenant_weight=principal.tenant.weight,
         pool_id=intern(resolved.model.pool_id),
@@ -124,9 +125,9 @@ def _own(shared: engine.Sampling) -> engine.Sampling:
 
 
 def derived_seed(seed: int, index: int) -> int:
-    """Return the seed of a further answer: 64 bits, unrelated to those of neighbouring seeds.
+    """Return the 64-bit seed of a further answer, unrelated to the seeds of neighbouring seeds.
 
-    Sums would not do: the second answer of one seed would equal the first answer of the next.
+    With sums, the second answer of one seed would equal the first answer of the next seed.
 
     Args:
         seed: Seed of the request, 64 bits.

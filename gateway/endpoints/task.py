@@ -1,8 +1,8 @@
-"""The seam between an API and generation: bodies become ids, and ids become events.
+"""The interface between an API and generation, by which bodies become ids, and ids become events.
 
-A further API of generated text is one more `TextTask`: it parses its own body, provides prompts and
-bounds, and writes whole answers and the events of streams. All between (limits, stand-ins, routers,
-retries, sockets, usage) is the same for all APIs.
+A further API of generated text is one more `TextTask`. The task parses its own body, provides
+prompts and bounds, and writes whole answers and the events of streams. The code between (limits,
+fallback models, routers, retries, sockets, usage) is the same for all APIs.
 """
 
 from abc import abstractmethod
@@ -32,7 +32,7 @@ class StreamEnd(Protocol):
     """Writes the last bytes of a stream."""
 
     async def last(self, usage: dict[str, object], ended_unix_s: int) -> bytes:
-        """Return the end of a stream that has all its choices; `usage` comes from `usage_of`."""
+        """Return the end of a stream that has all its choices. `usage_of` returns the `usage`."""
         ...
 
     def failure(self, error: PlatformError) -> bytes:
@@ -46,8 +46,8 @@ class StreamWriters(NamedTuple):
     Attributes:
         chunks: Writer of each choice's chunks.
         end: Writer of the end of the stream.
-        counted: The head of chunks that each tell the usage until then; None: no chunk tells it.
-        head: The head of chunks that have no choice; None: the API has none.
+        counted: Head of chunks that each report the usage so far, or None if no chunk does.
+        head: Head of chunks without a choice, or None if the API has none.
     """
 
     chunks: Sequence[ChunkWriter]
@@ -59,8 +59,9 @@ class StreamWriters(NamedTuple):
 class TextTask(GenerationFields):
     """A validated body of an API, with the writers of its answers.
 
-    A stream drops it at its first byte, to free the memory of long bodies. `new_pipe`,
-    `new_logprobs` and `chunks` make objects for use until the end, which keep no part of it.
+    A stream drops the body at its first byte, to free the memory of long bodies. `new_pipe`,
+    `new_logprobs` and `chunks` return objects for use until the end, which do not reference the
+    body.
 
     Attributes:
         endpoint: Path of the API.
@@ -69,7 +70,7 @@ class TextTask(GenerationFields):
         chunk_kind: Object name of a chunk.
         id_prefix: Prefix of the completion's id.
         streamed: Class that sends the tokens of a choice.
-        has_rounds: Whether it is a `RoundTask`: tools run here between its rounds.
+        has_rounds: Whether the task is a `RoundTask`, between whose rounds server tools run.
     """
 
     endpoint: ClassVar[str]
@@ -84,16 +85,16 @@ class TextTask(GenerationFields):
 
     @abstractmethod
     async def encoded(self, assets: BaseAssets, resolved: ResolvedModel) -> Sequence[EncodedPrompt]:
-        """Return the prompts as ids; each gets `choices` answers."""
+        """Return the prompts as ids. Each prompt has `choices` answers."""
 
     async def predicted(self, assets: BaseAssets, resolved: ResolvedModel) -> Sequence[int]:
-        """Return the ids that the caller expects of each answer; empty: no expectation."""
+        """Return the ids that the caller expects of each answer, empty without an expectation."""
         del assets, resolved
         return ()
 
     @abstractmethod
     def enforced(self, assets: BaseAssets, prompt: EncodedPrompt) -> engine.Grammar | None:
-        """Return the required form of the output besides `sampling`; None: any form."""
+        """Return the required form of the output besides `sampling`, or None for any form."""
 
     @abstractmethod
     def asked(self) -> AskedPrompt:
@@ -111,7 +112,7 @@ class TextTask(GenerationFields):
 
     @abstractmethod
     def new_logprobs(self, assets: BaseAssets) -> NewLogprobs | None:
-        """Return a collector and writer of one choice's log probabilities; None: not requested."""
+        """Return a collector and writer of one choice's log probabilities, or None."""
 
     @abstractmethod
     def choice_of(self, generation: WholeGeneration, reason: str) -> dict[str, object]:
@@ -132,18 +133,18 @@ class TextTask(GenerationFields):
         usage: dict[str, object],
         ended_unix_s: int,
     ) -> bytes:
-        """Return a whole answer: its choices, its usage, and its names.
+        """Return a whole answer, with its choices, its usage and its names.
 
         Args:
             uid: Id of the request.
             model: Name of the model that answers.
             created_unix_s: Time of the request's arrival.
-            fingerprint: Fingerprint of the system that made the answer.
+            fingerprint: Fingerprint of the system that answers.
             answers: Answers, each with its finish reason.
             usage: Usage from `usage_of`.
             ended_unix_s: Time of the answer's end.
         """
-        del ended_unix_s  # OpenAI's does not tell
+        del ended_unix_s  # OpenAI's form has no such field
         answer: dict[str, object] = {
             "id": f"{self.id_prefix}-{uid}",
             "object": self.kind,
@@ -173,7 +174,7 @@ class TextTask(GenerationFields):
         fingerprint: str,
         specs: Sequence[GenerationSpec],
     ) -> StreamWriters:
-        """Return the writers of a stream's events; `specs` are its choices."""
+        """Return the writers of a stream's events. The `specs` belong to its choices."""
         head = StreamHead(
             self.chunk_kind,
             f"{self.id_prefix}-{uid}",
@@ -228,7 +229,7 @@ class _CompletionEnd:
 def prompt_annotations(
     generations: Sequence[Generation], answers_per_prompt: int
 ) -> list[dict[str, object]]:
-    """Return the findings in the prompts in Azure's form; empty: none."""
+    """Return the findings in the prompts in Azure's form, empty without findings."""
     guard = generations[0].guard
     found = None if guard is None else guard.request_annotations()
     if found is None:

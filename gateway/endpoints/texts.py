@@ -1,9 +1,9 @@
-"""Keeps requests and answers of tenants that opted in, redacted.
+"""Retains requests and answers of tenants that opted in, redacted.
 
-The path of a request only checks its caller's setting. After its end, the kept texts wait in a
+The path of a request only checks its caller's setting. After its end, the retained texts wait in a
 bounded queue. A background task redacts them in small steps with pauses, so that no other request
-waits for more than one step. Texts that do not fit into the queue, and texts that fail, are dropped
-and counted; no character of them is logged.
+waits for more than one step. Texts beyond the queue's bounds, and texts that fail, are dropped and
+counted. No character of them is logged.
 """
 
 import asyncio
@@ -32,14 +32,16 @@ T = TypeVar("T")
 SCHEMA_VERSION = 1
 SHARE_MAX = 10_000
 QUEUE_MAX = 1_000
-QUEUE_TOKENS_MAX = 2_000_000  # of prompts and answers that wait: some 20 MB
-_STEP_S = 0.0005  # of work before others have their turn
-_REST = 4.0  # times as long as that the task then rests: at most a fifth of the loop's time
+# Bound of waiting prompts and answers together, which use about 20 MB.
+QUEUE_TOKENS_MAX = 2_000_000
+_STEP_S = 0.0005  # Seconds of work before the event loop can run other tasks.
+# Ratio of a pause to the work before it, which limits the task to a fifth of the loop's time.
+_REST = 4.0
 _DAY_MS = 86_400_000
 
 
 def is_kept(policy: control.TextPolicy, request_id: str) -> bool:
-    """Return whether a request is in the kept share; the same for the same id."""
+    """Return whether a request is in the retained share, always equal for the same id."""
     if policy.share >= SHARE_MAX:
         return True
     digest = blake2b(f"{policy.id}\n{request_id}".encode(), digest_size=8).digest()
@@ -47,7 +49,7 @@ def is_kept(policy: control.TextPolicy, request_id: str) -> bool:
 
 
 class KeptRequest(NamedTuple):
-    """The texts to keep of a running request, which itself drops them."""
+    """The texts to retain of a running request, which itself drops them."""
 
     policy: control.TextPolicy
     task: TextTask
@@ -62,10 +64,10 @@ class _EndedText(NamedTuple):
 
 
 class Texts:
-    """The queue of one worker; `run` belongs into a TaskGroup."""
+    """The queue of one worker. `run` belongs into a TaskGroup."""
 
     def __init__(self, ship: Callable[[TextEvent], None], metrics: GatewayMetrics) -> None:
-        """Prepare; `ship` takes finished events and never blocks."""
+        """Prepare. `ship` receives finished events and never blocks."""
         self._ship = ship
         self._waiting: deque[_EndedText] = deque()
         self._tokens = 0
@@ -79,7 +81,7 @@ class Texts:
 
     @staticmethod
     def begin(policy: control.TextPolicy, task: TextTask, request_id: str) -> KeptRequest | None:
-        """Return the texts to keep of a request; None: it is not in the kept share."""
+        """Return the texts to retain of a request, or None if it is not in the retained share."""
         return KeptRequest(policy, task) if is_kept(policy, request_id) else None
 
     def offer(self, kept: KeptRequest, exchange: HttpExchange) -> None:
@@ -110,7 +112,7 @@ class Texts:
             self._stopped.inc(len(self._waiting))
 
     async def flush(self, timeout_s: float) -> None:
-        """Wait until all queued texts are shipped, at most this long."""
+        """Wait until all queued texts are shipped, for at most `timeout_s` seconds."""
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._is_idle.wait()
@@ -123,7 +125,7 @@ class Texts:
             answers = await _gently(document([("answers", _answers(ended))], rules))
             self._ship(_filled(ended.event, prompt, answers))
         except Exception as error:  # noqa: BLE001 - one text must not end the worker
-            # Not the error itself: it may quote the text.
+            # The error itself is not logged, because it may quote the text.
             self._failed.inc()
             request_id = ended.event.request_id
             log.error("text_not_prepared", request_id=request_id, error=type(error).__name__)  # noqa: TRY400
@@ -132,7 +134,7 @@ class Texts:
 
 
 def _answers(ended: _EndedText) -> Iterator[object]:
-    for spec, ids in zip(ended.specs, ended.answers, strict=False):  # none may have been asked for
+    for spec, ids in zip(ended.specs, ended.answers, strict=False):  # a request may have no answers
         yield TextTokens(spec.new_pipe(), ids, is_answer=True)
 
 

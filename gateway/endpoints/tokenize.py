@@ -1,7 +1,7 @@
-"""POST /v1/tokenize and /v1/detokenize: text to token ids by a model's tokenizer, and back.
+"""POST /v1/tokenize and /v1/detokenize, which convert text to token ids of a model, and back.
 
-No inference runs: a request counts against the requests per minute, not against the tokens. A text
-may be longer than the model's context: its length is what callers ask for.
+No inference runs, so a request counts against the requests per minute, not against the tokens. A
+text may be longer than the model's context, because callers want to measure its length.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ _INLINE_TOKENS_MAX = 4096  # decoded in a millisecond
 
 
 class Tokenizing:
-    """Both endpoints of one worker."""
+    """The two endpoints of one worker."""
 
     def __init__(
         self,
@@ -86,14 +86,14 @@ class Tokenizing:
         """Return the tokens of a chat's prompt, and the headers of the limits that counted it.
 
         Args:
-            principal: The caller; one request of its limits is used.
+            principal: The caller, of whose limits one request is used.
             model: Name of the model whose template and tokenizer count.
             messages: The conversation.
             tools: Tools in the prompt.
             options: Options for the template.
 
         Raises:
-            PlatformError: The model is unknown or makes embeddings, or a limit is used up.
+            PlatformError: The model is unknown or is an embedding model, or a limit is used up.
         """
         resolved = self._directory.resolve_any(principal, model)
         if not resolved.generates_text:
@@ -114,9 +114,9 @@ class Tokenizing:
     async def _counted(
         self, principal: Principal, resolved: ResolvedModel
     ) -> AsyncGenerator[Reservation]:
-        """Count one request, unless this side fails; RejectedError 429 over the limit.
+        """Count one request, unless the server fails, or raise RejectedError 429 over the limit.
 
-        A request that is refused, or whose caller leaves, has been work like any other.
+        A request that is refused, or whose caller leaves, has caused work like any other.
         """
         reservation = await self._limiter.reserve(
             principal, resolved.model.id, prompt_tokens=0, output_tokens_max=0, is_bounded=True
@@ -167,10 +167,10 @@ class Tokenizing:
 
 
 async def _decoded(tokenizer: Tokenizer, ids: list[int]) -> str:
-    """Return the text of token ids, special ones included; many ids are decoded in a thread."""
+    """Return the text of token ids, with special ones. Many ids are decoded in a thread."""
     if len(ids) <= _INLINE_TOKENS_MAX:
         return tokenizer.decode(ids, skip_special_tokens=False)
-    # The batch call lets go of the interpreter lock.
+    # The batch call releases the interpreter lock.
     (text,) = await asyncio.to_thread(tokenizer.decode_batch, [ids], skip_special_tokens=False)
     return text
 

@@ -1,4 +1,4 @@
-"""Fits prompts into a context: the oldest turns are left out and counted."""
+"""Fits prompts into a context, by omitting and counting the oldest turns."""
 
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -11,19 +11,21 @@ Encode = Callable[[Sequence[Message]], Awaitable[EncodedPrompt]]
 
 
 async def fitted(encode: Encode, messages: Sequence[Message], room_tokens: int) -> EncodedPrompt:
-    """Return the prompt of as many of the latest turns as fit, and at least of the last one.
+    """Return the prompt of as many of the latest turns as fit, and at least of the last turn.
 
-    A binary search: each look encodes one prompt.
+    The number of turns is determined by a binary search, whose steps encode one prompt each.
 
     Args:
-        encode: Encodes messages; BadRequestError CONTEXT_LENGTH_EXCEEDED for far too many.
+        encode: Encodes messages, or raises BadRequestError CONTEXT_LENGTH_EXCEEDED for far too
+            many.
         messages: Whole conversation.
         room_tokens: Tokens that the prompt may have.
     """
     whole = await _encoded(encode, messages)
     if whole is not None and len(whole.ids) <= room_tokens:
         return whole
-    least, most = 1, turns_of(messages) - 1  # of turns to drop; the last one stays
+    # Bounds of the number of turns to drop. The last turn stays.
+    least, most = 1, turns_of(messages) - 1
     best: EncodedPrompt | None = None
     while least <= most:
         turns = (least + most) // 2
@@ -40,7 +42,7 @@ async def fitted(encode: Encode, messages: Sequence[Message], room_tokens: int) 
 
 
 async def _encoded(encode: Encode, messages: Sequence[Message]) -> EncodedPrompt | None:
-    """Return a prompt; None: its characters alone show that it cannot fit."""
+    """Return a prompt, or None if its number of characters alone shows that it cannot fit."""
     try:
         return await encode(messages)
     except BadRequestError as error:
