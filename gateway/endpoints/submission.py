@@ -69,8 +69,7 @@ def generation_specs(
     """Return the specs of the answers to one prompt.
 
     Defaults of the base's authors fill the request's gaps. Further answers wait until the first one
-    has begun, and have seeds of their own. `predicted` are the expected ids of each answer, empty
-    without an expectation.
+    has begun, and have seeds of their own. `predicted` has the expected ids of each answer.
     """
     sampling = task.sampling(assets.defaults)
     if (grammar := task.enforced(assets, prompt)) is not None:
@@ -80,7 +79,7 @@ def generation_specs(
     choices = task.choices
     leader = GenerationSpec(
         request_id=identity.request_id,
-        # one string for all requests, because a message returns a new string at each read
+        # a message returns a new string at each read
         tenant_id=intern(principal.tenant.id),
         tier_priority=task.queue_priority(tier.priority),
         tenant_weight=principal.tenant.weight,
