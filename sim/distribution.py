@@ -53,7 +53,7 @@ class DistributionScenario:
         regions: Number of regions, over which the nodes are spread evenly.
         rack_nodes: Number of nodes per rack.
         report_s: Seconds between two reports of a node.
-        one_way_s: Seconds of a message's way between a node and the control plane.
+        one_way_s: Latency of a message between a node and the control plane, in seconds.
         killed_ratio: Share of nodes that are killed during the run. Every second one restarts.
         corrupt: Number of nodes that corrupt every chunk they serve.
         store_down_s: Begin and end of the time in which the stores do not answer, in virtual

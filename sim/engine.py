@@ -20,7 +20,7 @@ def token_at(first_prompt_token: int, position: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """The cost model of a step in seconds, with a constant, a prefill token and a decode token."""
+    """The cost model of a step, with constant seconds and seconds per prefill and decode token."""
 
     base_s: float = 0.008
     prefill_token_s: float = 5e-5

@@ -134,9 +134,10 @@ def _generated(loads: Sequence[Load], seed: int, replicas: int) -> list["_Row"]:
 
 
 def _recorded(path: Path, seed: int, replicas: int) -> list["_Row"]:
-    """Return a trace with columns t_s, client, prompt_tokens, output_tokens, and its copies.
+    """Return the requests of a recorded trace, and their copies for further replicas.
 
-    For each further replica, a copy of each request arrives up to a second later.
+    The trace has the columns t_s, client, prompt_tokens and output_tokens. For each further
+    replica, a copy of each request arrives up to a second later.
     """
     draw = random.Random(seed)  # noqa: S311 - repeatable on purpose
     rows: list[_Row] = []
@@ -378,7 +379,7 @@ class FairnessResult:
         return sum(getattr(figures, name) for figures in self.by_seed) / len(self.by_seed)
 
     def as_json(self, settings: dict[str, Any]) -> dict[str, Any]:
-        """Return the result as written into the output file."""
+        """Return the result in the form of the output file."""
         figures = {f.name: _rounded(self.mean(f.name)) for f in fields(Figures)}
         by_seed = [
             {name: _rounded(value) for name, value in asdict(one).items()} for one in self.by_seed

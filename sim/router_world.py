@@ -99,7 +99,7 @@ class _Node:
 
 
 class RouterWorld:
-    """One simulated run, by calls of `load` and `plan` for its events, `run` and `verify`.
+    """One simulated run. `load` and `plan` add its events, `run` runs them, `verify` checks.
 
     `trace` lists all dispatches and messages, so that tests can compare runs.
     """

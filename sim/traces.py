@@ -42,7 +42,7 @@ def load(path: Path, format_name: str, *, seed: int = 0, requests_max: int | Non
         path: The file.
         format_name: One of `FORMATS`.
         seed: Seed of the random offsets of arrival times.
-        requests_max: Read only this many requests from the beginning of the file.
+        requests_max: Most requests to read, from the beginning of the file.
 
     Raises:
         TraceError: The file is missing, empty or malformed.
@@ -85,7 +85,7 @@ class _Place:
         return TraceError(f"{self.path}:{self.line}: {problem}")
 
     def number(self, row: dict[str, Any], name: str) -> int:
-        """Return a whole number of at least 0."""
+        """Return the field `name` of a row, which is a whole number of at least 0."""
         value = row.get(name)
         if value is None:
             raise self.error(f"no {name}")

@@ -133,7 +133,7 @@ class DemandOfDay:
     def rps(self, base: int, at_s: float) -> float:
         """Return a base's requests per second. Calls must be in order of time."""
         phase = (at_s + self._offsets_s[base]) / DAY_S
-        daily = 0.65 - 0.35 * cos(2 * pi * (phase - 0.125))  # quietest at three, busiest at fifteen
+        daily = 0.65 - 0.35 * cos(2 * pi * (phase - 0.125))  # quietest at 3:00, busiest at 15:00
         level = self._levels[base] = 0.97 * self._levels[base] + self._noise[base].gauss(0.0, 0.012)
         factor = 1.0
         for crowd in self.crowds:

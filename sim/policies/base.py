@@ -50,7 +50,7 @@ class ArrivalPolicy:
         """Ignore the first token."""
 
     def done(self, job: Job) -> None:
-        """Count an ended job, which is no longer in flight."""
+        """Subtract an ended job from the jobs in flight."""
         self.in_flight[job.replica] -= 1
 
     def lost(self, replica: int, jobs: Sequence[Job]) -> None:

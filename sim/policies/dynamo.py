@@ -9,10 +9,11 @@ from sim.pool import SimPool
 
 
 class Dynamo(ArrivalPolicy):
-    """Chooses the smallest `scale * prefill blocks + decode blocks`. Ties are drawn by lot.
+    """Chooses the replica with the smallest `scale * prefill blocks + decode blocks`.
 
-    Prefill blocks are the uncached blocks of the new prompt, and of dispatched jobs without a first
-    token. Decode blocks are the distinct blocks of jobs in flight, with the new job.
+    Ties are drawn by lot. Prefill blocks are the uncached blocks of the new prompt, and of
+    dispatched jobs without a first token. Decode blocks are the distinct blocks of jobs in flight,
+    with the new job.
 
     Args:
         scale: `prefill_load_scale`.

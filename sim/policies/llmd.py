@@ -19,7 +19,7 @@ _TTFT_GATE_S = 5.0
 
 
 class LlmdScores(ArrivalPolicy):
-    """Chooses the largest weighted sum of three grades (short queue, free KV, prefix match).
+    """Chooses the replica with the largest weighted sum of grades for queue, free KV and prefix.
 
     Args:
         weights: Weights of queue, KV use and prefix.
@@ -96,11 +96,12 @@ class LlmdScores(ArrivalPolicy):
 
 
 class LlmdPredictedLatency(ArrivalPolicy):
-    """Affinity filters, idle replicas first, then a draw weighted by predicted headroom.
+    """Draws a replica with the weight of its predicted headroom, after two affinity filters.
 
-    The predictor is written here and perfect. A filter selects the replicas that have cached 99 %,
-    then 80 % of the prompt. Each filter is skipped by 1 % of the requests, and where it costs 5 s
-    of TTFT. The grades are 0.8 TTFT and 0.2 TPOT, range-normalised. No objective is set.
+    Idle replicas are preferred. The predictor is written here and perfect. A filter selects the
+    replicas that have cached 99 %, then 80 % of the prompt. Each filter is skipped by 1 % of the
+    requests, and where it costs 5 s of TTFT. The grades are 0.8 TTFT and 0.2 TPOT,
+    range-normalised. No objective is set.
     """
 
     name = "llmd_predlat"

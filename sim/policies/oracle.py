@@ -12,7 +12,7 @@ _INTERFERENCE = 0.002  # share by which each job in flight slows a prefill
 
 
 class Oracle(ArrivalPolicy):
-    """Serves the shortest prefill less `ageing` times the wait first.
+    """Serves the job with the least `prefill - ageing * wait` first.
 
     A job is dispatched while some replica has less than 100 ms of outstanding prefill, to the
     replica with the smallest predicted end of prefill. On traces without shared prefixes the oracle

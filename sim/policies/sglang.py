@@ -6,7 +6,7 @@ from sim.pool import SimPool
 
 
 class SglangCacheAware(ArrivalPolicy):
-    """Chooses the longest prefix match, or the smallest tree if no match is long enough.
+    """Chooses the replica with the longest prefix match, or the smallest tree without a match.
 
     If replicas are imbalanced, the replica with the fewest requests in flight is chosen. The
     eviction of the original (after 120 s, or 2^26 characters) is omitted.
@@ -29,7 +29,7 @@ class SglangCacheAware(ArrivalPolicy):
     def bind(self, pool: SimPool) -> None:
         """Begin a run with empty trees."""
         super().bind(pool)
-        self._holders: dict[int, int] = {}  # block -> mask of the replicas it was sent to
+        self._holders: dict[int, int] = {}  # block -> mask of the replicas that were sent the block
         self._latest: dict[int, int] = {}
         self._sizes = [0] * pool.replicas_max
 

@@ -46,7 +46,7 @@ class StaticRule:
 
 @dataclass(slots=True)
 class StepRule:
-    """The rule of the platform's requirements, which adds 5 or 10 % and removes one when quiet."""
+    """The platform's required rule, which adds 5 or 10 %, and removes a replica when quiet."""
 
     terms: Terms
     every_s: int = _EVERY_S
@@ -115,7 +115,10 @@ class HpaRule:
 
 @dataclass(slots=True)
 class KpaRule:
-    """AIBrix' KPA, with a window of 180 s, and one of 60 s in a panic at twice the capacity."""
+    """AIBrix' KPA, with a stable window of 180 s, and a panic window of 60 s.
+
+    A panic begins when the demand is twice the capacity.
+    """
 
     terms: Terms
     every_s: int = _EVERY_S
@@ -135,7 +138,7 @@ class KpaRule:
 
 @dataclass(slots=True)
 class ThroughputRule:
-    """Dynamo's throughput loop without corrections, every 180 s for the window's mean over 0.9."""
+    """Dynamo's throughput loop without corrections, which divides the mean of 180 s by 0.9."""
 
     terms: Terms
     every_s: int = 180
