@@ -52,7 +52,10 @@ class InstallationSettings(ServiceSettings):
 
 
 def listed(text: str) -> list[str]:
-    """Return the secrets of a setting, the signing secret first. An empty text is one secret."""
+    """Return the secrets of a setting, the signing secret first.
+
+    An empty text is an empty secret.
+    """
     return [part.strip() for part in text.split(",")]
 
 

@@ -272,7 +272,7 @@ class RouterCore:
     # --- frames -----------------------------------------------------------------------------
 
     def on_frame(self, replica_id: str, epoch: int, frame: engine.StepFrame, now: float) -> None:
-        """Record one step frame, and append its tokens to the batches of their gateways.
+        """Record one step frame, and append its tokens to the gateways' batches.
 
         The call is on the hot path, because it does work for each token.
 

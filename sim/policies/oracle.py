@@ -7,7 +7,7 @@ from sim.pool import SimPool
 
 _WINDOW_S = 0.1
 _POLL_S = 0.02
-_CONTEXT_TOKENS = 4e5  # prefill at this mean of cached and whole prompt is twice as slow
+_CONTEXT_TOKENS = 4e5  # mean of cached and whole prompt, in tokens, that doubles the prefill time
 _INTERFERENCE = 0.002  # share by which each job in flight slows a prefill
 
 

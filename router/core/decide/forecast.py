@@ -246,9 +246,9 @@ class TimedPrediction:
         self._accuracy = accuracy
         self.uncorrected_s = uncorrected_s
         self.served_s = served_s
-        # The correction covers later requests that are served before this request, which happens
-        # until `overdue_s` only. So the correction never raises the wait beyond both that time and
-        # the work that is already ahead.
+        # Later requests may be served before this request, but only until `overdue_s`. The
+        # correction covers them. So the corrected wait is at most the later of `overdue_s` and the
+        # uncorrected wait.
         self._wait_s = min(uncorrected_s * accuracy.correction(), max(uncorrected_s, overdue_s))
 
     def wait_s(self) -> float:
