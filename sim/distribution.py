@@ -1,10 +1,10 @@
 """Simulates distribution: `python -m sim.distribution`, or `--scenario base --seeds 3`.
 
-The real planner (`control_plane.distribution`) receives the holdings of simulated nodes and answers
-with orders to fetch. Transfers are modelled as flows of bytes over the links of nodes, racks,
-regions and the store. Each node reports at its own times. Some nodes are killed and restart with a
-part of their chunks, and some nodes serve corrupt chunks. Seconds are virtual, except the planner's
-CPU time. The results are in docs/distribution.md.
+The real planner (`control_plane.distribution`) receives the lists of chunks that simulated nodes
+have, and answers with orders to fetch. Transfers are modelled as flows of bytes over the links of
+nodes, racks, regions and the store. Each node reports at its own times. Some nodes are killed and
+restart with a part of their chunks, and some nodes serve corrupt chunks. Seconds are virtual,
+except the planner's CPU time. The results are in docs/distribution.md.
 """
 
 import argparse

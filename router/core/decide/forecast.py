@@ -21,7 +21,7 @@ _SHARE_MIN = 0.02  # least share of the supply that a prediction assumes for any
 _ARRIVALS_S = 5.0  # time constant of the arrival rates, in seconds
 HIGHER_TIERS_MAX_S = _ARRIVALS_S  # most that higher tiers add to a wait, see `beside_s`
 _ARRIVALS_KNOWN_S = 2.0  # least divisor of the rates, as a shorter observation may be a burst
-_SIZES = (1.0, 4.0)  # bounds of the classes short, long, very long, in mean uncached prompts
+_SIZES = (1.0, 4.0)  # bounds of short, long and very long prompts, as multiples of the mean
 _TOP_KEPT_S = 60.0  # seconds for which the highest tier with a request is remembered
 
 

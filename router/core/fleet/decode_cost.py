@@ -9,7 +9,7 @@ _SMOOTHING = 0.02
 _STEPS_MIN = 50  # least steps for a usable fit
 _SPREAD_MIN = 0.25  # least variance of the number of sequences for a usable slope
 _BEYOND_MAX = 4.0  # extrapolation limit, as a multiple of the most sequences in recent steps
-_FADE = 0.9995  # factor per step on the most sequences in recent steps
+_FADE = 0.9995  # decay of the most sequences in recent steps, as a factor per step
 
 
 class DecodeCost:

@@ -76,7 +76,7 @@ class PrefixIndex:
 
     def __init__(self) -> None:
         self.evicted = 0
-        self._heads: dict[Hashable, BlockRun] = {}  # run by its first block
+        self._heads: dict[Hashable, BlockRun] = {}  # each run, by its first block
         # Bits of the replicas that have cached a block in a loose run, by block. The continuation
         # of a prompt may begin in the middle of a loose run.
         self._loose: list[dict[Hashable, int]] = [{} for _ in range(_SHARDS)]
