@@ -50,7 +50,7 @@ class Promotions:
                 self._until.move_to_end(key)
 
     def urgent(self, state: ControlState, now_s: float) -> dict[str, set[str]]:
-        """Return the adapters that replicas should load, by pool, the adapters of rollouts first."""
+        """Return the adapters that replicas should load, by pool, adapters of rollouts first."""
         while self._until and next(iter(self._until.values())) <= now_s:
             self._until.popitem(last=False)
         wanted: dict[str, set[str]] = {}

@@ -28,7 +28,7 @@ def _checked(brokers: str) -> str:
 
 def _is_broker(text: str) -> bool:
     with suppress(ValueError):
-        IPv6Address(text)  # without brackets there is no port
+        IPv6Address(text)  # without brackets, an address has no port
         return True
     found = _BROKER.fullmatch(text)
     return found is not None and 0 < int(found[2] or _PORT) < 65536

@@ -148,7 +148,7 @@ class Automaton:
         return result
 
     def end(self, state: OpenCandidates) -> tuple[Find, ...]:
-        """Return the matches that need the end of the text."""
+        """Return the matches that are complete only at the end of the text."""
         finds = list[Find]()
         for origin, group in enumerate(state.groups):
             finds += self._ended(self._resolved(group, state.left, None) - group, origin, 0)

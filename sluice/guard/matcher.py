@@ -162,7 +162,7 @@ class GuardedText:
         return "" if self.blocked_by is not None else self._released()
 
     def _push_finds(self, text: str) -> str:
-        """Process a piece with matches character by character, so that its bounds do not matter."""
+        """Process a piece with matches character by character, so that the cuts do not matter."""
         automaton, released = self._matcher.automaton, list[str]()
         for character in text:
             step = automaton.step(self._state, character)

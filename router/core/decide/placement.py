@@ -186,11 +186,11 @@ def _looked_at_first(
     mean_speed: MeanSpeed,
     home: str | None,
 ) -> tuple[float, dict[str, float]]:
-    """Return `prompt_cost_s` of most replicas, and that of each replica to price first.
+    """Return the `prompt_cost_s` of most replicas, and of each replica to price first.
 
-    Replicas to price first are the session's last replica and the replicas with more cached
-    blocks than most. The session's replica is the very first, because the lower bounds do not
-    include its bonus.
+    Replicas to price first are the session's last replica and the replicas with more cached blocks
+    than most. The session's replica precedes all others, because the lower bounds do not include
+    its bonus.
     """
     book = next(iter(books.values()))
     blocks_of_all = min(matches.values()) if len(matches) >= len(books) else 0

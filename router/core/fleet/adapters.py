@@ -61,7 +61,7 @@ class _Replica:
             self.memory.popitem(last=False)
 
     def found(self, assumed: AdapterPlace, place: AdapterPlace) -> None:
-        """Correct the assumed room in memory by one, after an adapter was not in its assumed place."""
+        """Correct the assumed room in memory by one after an adapter was found elsewhere."""
         self.memory_max = max(0, self.memory_max + assumed - place)
 
     def report(self, digests: Iterable[str]) -> None:

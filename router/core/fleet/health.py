@@ -137,7 +137,10 @@ class CellHealth:
     # --- events -----------------------------------------------------------------------------
 
     def attached(self, replica_id: str, now: float) -> None:
-        """Start an attachment as healthy, or after recent losses on trial or ejected."""
+        """Start an attachment.
+
+        The replica is healthy, or after recent losses on trial or ejected.
+        """
         replica = self._replicas.get(replica_id)
         if replica is None:
             replica = self._replicas[replica_id] = _Replica(replica_id)
