@@ -1,4 +1,4 @@
-"""The composition root of the telemetry service: its store, sinks, loops and HTTP server."""
+"""Composes the telemetry service from its store, sinks, loops and HTTP server, and runs it."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

@@ -1,4 +1,4 @@
-"""Token sums of many tenants in one query, for the control plane's budgets."""
+"""Reads token sums of many tenants in one query, for the control plane's budgets."""
 
 import asyncio
 from typing import Annotated, Any

@@ -1,4 +1,4 @@
-"""Defines all metrics of the telemetry service, whose names a test checks."""
+"""Defines all metrics of the telemetry service, with names that a test checks."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial

@@ -21,8 +21,8 @@ class OffsetTracker:
     def missing(self, messages: Iterable[BrokerMessage]) -> int:
         """Advance the offsets past messages, and return the number of messages missing in between.
 
-        Request topics have neither transactions nor compaction, so their offsets have no gaps. So a
-        gap means that the broker deleted messages before they were read.
+        Request topics have neither transactions nor compaction, so the broker assigns consecutive
+        offsets. A gap therefore means that the broker deleted messages before they were read.
         """
         count = 0
         for message in messages:

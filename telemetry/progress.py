@@ -2,8 +2,8 @@
 
 A caller records the end offsets of the topic's partitions from time to time. Once all messages up
 to these offsets are written, every message that the broker had at that time is in ClickHouse.
-Events reach the broker at most `HELD_MAX_MS` after their request. So the events of all requests
-that ended before this delay are in ClickHouse, too.
+Events reach the broker at most `HELD_MAX_MS` after the end of their request. So the events of all
+requests that ended at least this long before that time are in ClickHouse, too.
 """
 
 from collections import deque

@@ -1,4 +1,4 @@
-"""SQL queries on the trace tables that several modules share, and the scope of their tenants."""
+"""Defines SQL queries that several modules share, and the tenants that a query may read."""
 
 import datetime
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Applies the settings of retention and storage tiers to the tables, at each start.
+"""Applies the settings of retention and storage tiers to ClickHouse's tables at each start.
 
 The present state is read from the tables, and only differences are changed.
 """

@@ -1,4 +1,4 @@
-"""Reads and stores the progress of rollups, which is a table of the trace store."""
+"""Reads and writes the table that stores up to which time rollups are computed."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

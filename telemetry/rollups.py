@@ -94,7 +94,7 @@ class Deletion:
 
 @dataclass(frozen=True, slots=True)
 class RollupState:
-    """The progress of rollups at the time of one query, in Unix milliseconds.
+    """The progress of rollups at the time of one query. Times are Unix milliseconds.
 
     Attributes:
         has_minutes: Whether rollups of minutes are valid, except for marked minutes.
@@ -171,7 +171,7 @@ WHERE ({scope}) AND {_between("start", where)} AND ({ranges})"""  # noqa: S608 -
 
 
 def event_rows(where: str) -> str:
-    """Return SQL for the same columns from single events, with one row per event.
+    """Return SQL for the columns of `rows`, with one row per event that meets the condition.
 
     FINAL removes duplicates that are not merged yet. Duplicates have the same time, so they are
     always in the same partition.

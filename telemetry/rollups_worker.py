@@ -43,8 +43,8 @@ _LEVEL_S = 200.0  # seconds per level in one step, so that neither level starves
 _HOURS_EVERY_MS = 600_000
 _MARKS_MAX, _MARKS_MIN = 100_000, 10
 _DIRTY_MAX = 100_000
-# Milliseconds over which the marks of rows from before marking began are spread, so that rounds can
-# be small. The hours of a tenant's day have consecutive marks, because its events are stored
+# Milliseconds over which the marks of rows that are older than marking are spread, so that rounds
+# can be small. The hours of a tenant's day have consecutive marks, because its events are stored
 # together.
 _SPREAD_MS = HOUR_MS
 

@@ -1,4 +1,4 @@
-"""Settings of the telemetry service, which are read from environment variables."""
+"""Defines the settings of the telemetry service, which are read from environment variables."""
 
 from pathlib import Path
 from typing import Annotated, Literal, Self

@@ -1,4 +1,4 @@
-"""Finds redacted texts of requests, and erases all texts of a tenant permanently.
+"""Reads redacted texts of requests, and erases all texts of a tenant permanently.
 
 An erasure is recorded first. From then on, queries return no text that was received before it, even
 if the text arrives later from a spool or the broker. A loop deletes such rows until there are none.

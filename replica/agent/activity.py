@@ -1,4 +1,4 @@
-"""Distinguishes a frozen engine from an engine without processor time and from a stalled agent."""
+"""Measures why a probe is late, as engine or agent may be frozen or lack processor time."""
 
 import asyncio
 import time
@@ -40,7 +40,7 @@ class ProbeWatch:
     """
 
     def __init__(self, pids: Sequence[int], timeout_s: float) -> None:
-        """Schedule the checks of a probe with this deadline in seconds."""
+        """Schedule the measurements during a probe whose deadline is `timeout_s` seconds away."""
         self.stalled_s = 0.0
         self._pids = pids
         self._wants_processor: bool | None = None
@@ -50,7 +50,7 @@ class ProbeWatch:
         self._tick: asyncio.TimerHandle | None = None
 
     async def __aenter__(self) -> Self:
-        """Start the checks of the event loop."""
+        """Start to measure the delays of the event loop."""
         self._schedule()
         return self
 
@@ -60,7 +60,7 @@ class ProbeWatch:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Stop the checks, and count the current interval if it is late."""
+        """Stop the measurements, and include the delay of the current interval."""
         self._note_tick()
         self._look.cancel()
         if self._tick is not None:

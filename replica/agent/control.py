@@ -1,4 +1,4 @@
-"""Runs the agent's stream to the control plane, with observed state sent, desired state received.
+"""Runs the agent's stream that sends the observed state and receives the desired state.
 
 An absent control plane stops no engine, however long it is absent. Every desired state is stored on
 disk, so an agent that starts without a control plane still starts the last desired replicas.

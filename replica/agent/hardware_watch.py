@@ -122,8 +122,8 @@ class HardwareWatch:
             else:
                 post(None)
 
-        # The thread is a separate daemon thread, because a thread that hangs in a driver never
-        # ends.
+        # The reader has a daemon thread, because a thread that hangs in a driver would prevent the
+        # end of the process.
         threading.Thread(target=read_on, name="hardware", daemon=True).start()
         try:
             while (result := await self._next(arrived)) is not None:

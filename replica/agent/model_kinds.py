@@ -1,6 +1,6 @@
 """Defines the table of engines, with the Triton model and the health check of each.
 
-A node can offer only engines of this table, whatever AGENT__ENGINES names.
+A node can offer only engines of this table, even if AGENT__ENGINES names others.
 """
 
 from collections.abc import Awaitable, Callable, Mapping

@@ -1,9 +1,9 @@
-"""Performs the decisions of one replica's state machine, which are processes, probes and waits.
+"""Starts, probes and stops a replica's engines, as its state machine decides.
 
 All events of a replica pass through one queue to `decide`. Each action is a task that reports its
-result as an event. One task owns the engine process of a run from start to end. Only a decision
-ends an engine. If the owning task is cancelled or fails, the agent is ending without an order to
-end its engines. So the engines continue, and the next agent adopts them.
+result as an event. One task owns the engine process of a run from start to end. Only a decision of
+the state machine ends an engine. If the owning task is cancelled or fails, the agent ends but its
+engines continue, and the next agent adopts them.
 """
 
 import asyncio

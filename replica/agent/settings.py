@@ -1,4 +1,4 @@
-"""Settings of the node agent, which are read from variables `AGENT__*`."""
+"""Defines the settings of the node agent, which are read from variables `AGENT__*`."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -20,7 +20,7 @@ class AgentSettings(ServiceSettings):
         artifacts_max_bytes: Largest number of bytes of all artifacts together, or 0 for the free
             bytes of their disk without `artifacts_reserve_bytes`. The least used artifact is
             evicted first.
-        artifacts_reserve_bytes: Bytes of that disk that stay free for other uses.
+        artifacts_reserve_bytes: Bytes of the disk of `artifacts_dir` that stay free for other uses.
         artifact_store_url: URL of the store of chunks, equal to the control plane's. S3 also
             requires the environment's AWS_* variables. If empty, the node fetches nothing, and
             operators copy artifacts to it.
@@ -40,8 +40,8 @@ class AgentSettings(ServiceSettings):
         engines: Drivers that this node offers, separated by commas.
         engine_host: Address that Triton listens on, which routers must reach, or a name that is
             resolved at the start.
-        engine_uid: User and group id that engines run as if the agent is root, or 0 for the agent's
-            own. The needed parts of closed directories are opened for engines alone.
+        engine_uid: User and group id of the engines of an agent that runs as root, or 0 for root.
+            The needed parts of closed directories are opened for engines alone.
         hides_secrets: Whether the secret of an engine is hidden from other users of the node, who
             can list its processes. Otherwise the secret is an argument of Triton.
         on_stop: Effect of SIGTERM on engines. `stop` ends them, too. `leave` ends the agent alone

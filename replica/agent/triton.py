@@ -2,9 +2,9 @@
 
 All files of a replica are in `<state_dir>/replicas/<replica id>/`. The backend directory has
 symlinks into the wheel, because a copied stub would lose its library path. The Triton model is a
-copy, because the stub writes `__pycache__` beside it. Ports and log are there as well. The
-replica's shared memory has a unique prefix, so it can be removed after a crash without affecting
-other replicas.
+copy, because the stub writes `__pycache__` beside it. The directory also has the ports and the log.
+The replica's shared memory has a unique prefix, so it can be removed after a crash without
+affecting other replicas.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Stores the adapters of a batch in slots of the tables that the LoRA graph reads."""
+"""Copies the adapters of a batch into slots, which are parts of the LoRA graph's input tables."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any

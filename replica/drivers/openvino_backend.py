@@ -1,8 +1,9 @@
 """Computes steps with OpenVINO's paged attention operator, in one graph call per batch.
 
-Two graphs share one KV pool and the files of the weights. One has no inputs of LoRA, because these
-cost time even when unused. The other graph has them, and is compiled when the first adapter is
-read. The thread that reads the adapter compiles it, so that the batch continues meanwhile.
+Two graphs share one KV pool and the files of the weights. The first graph has no inputs of LoRA,
+because these cost time even when unused. The second graph has them, and is compiled when the first
+adapter is read. The thread that reads the adapter compiles the graph, so that the batch continues
+meanwhile.
 """
 
 import logging

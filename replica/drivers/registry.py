@@ -1,4 +1,4 @@
-"""The table of all drivers, which loads an engine by its name."""
+"""Loads an engine by the name of its driver, from the table of all drivers."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Cost models of the driver `sim`, which compute the duration of a step from its work. Pure.
+"""Computes the duration of a step from its work, for the driver `sim`. Pure.
 
 There are three kinds of models, none of which was measured for this project:
 

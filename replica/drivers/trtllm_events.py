@@ -2,11 +2,12 @@
 
 TensorRT-LLM names cached blocks by its own hashes. But its events contain the tokens of each block
 and the hash of the previous block. So the platform's chained hashes can be computed as well. Its
-events lack the other two inputs of a chain, adapter and tenant salt (1.2 leaves both out). So the
-root of the chain is guessed. The first block of a chain gets the root of the oldest request with
-these tokens whose root has no first block yet. If two requests with equal beginnings and different
-roots overlap, this guess can swap the roots until the blocks are evicted. A router then expects a
-hit at the wrong place, and `cached_tokens` of the request corrects this.
+events lack the other two inputs of a chain, adapter and tenant salt (1.2 leaves both out). So this
+module infers the root of a chain from the submitted requests. Among requests with the tokens of the
+first block, the oldest one whose root has no such block yet determines the root. If two requests
+with equal beginnings and different roots overlap, this rule can swap the roots until the blocks are
+evicted. A router then expects a hit at the wrong place, and `cached_tokens` of the request corrects
+this.
 """
 
 from array import array

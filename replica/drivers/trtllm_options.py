@@ -1,8 +1,8 @@
-"""Options of the driver `trtllm`, and their translation into arguments of TensorRT-LLM's `LLM`.
+"""Translates options of the driver `trtllm` into arguments of TensorRT-LLM's `LLM`.
 
-The names are from the 1.2 line of NVIDIA/TensorRT-LLM. Its arguments are in
+The names are from the 1.2 line of NVIDIA/TensorRT-LLM. The arguments of `LLM` are in
 references_committed/llm.yaml @e00a1866 and references/llm.yaml @ea35fd67 of
-tests/unittest/api_stability, and its classes in tensorrt_llm/llmapi/__init__.py @5ca85aff. Comments
+tests/unittest/api_stability. The classes are in tensorrt_llm/llmapi/__init__.py @5ca85aff. Comments
 name relevant changes in newer lines.
 """
 

@@ -1,4 +1,4 @@
-"""Reads the configuration of a BERT that embeds or classifies, and refuses unsupported ones.
+"""Reads the configuration of a BERT that embeds or classifies, and refuses unsupported fields.
 
 A field that a graph builder ignores causes wrong vectors, not an error. So each field must be used,
 have no effect, or have the only supported value. This applies to config.json and to the files in
@@ -167,7 +167,7 @@ def _sentence_problems(sentence: Mapping[str, Any]) -> list[str]:
 
 
 def _module_problems(directory: Path) -> list[str]:
-    """Return layers after the encoder that differ from a token mean scaled to length 1."""
+    """Return the layers after the encoder other than a token mean, scaled to length 1."""
     path = directory / "modules.json"
     try:
         modules = json.loads(path.read_bytes())

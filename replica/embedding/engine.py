@@ -1,8 +1,7 @@
 """Computes embeddings or scores of token ids, in batches whose requests fail independently.
 
-All computation is float32, which is as fast as half precision on CPUs here. A text's vector then
-does not depend on the other texts of its batch. The engine has no I/O after loading, and no own
-threads.
+All computation is float32, which was as fast as half precision on CPUs. So a text's vector does not
+depend on the other texts of its batch. After loading, the engine has neither I/O nor own threads.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Reads the facts of a base besides its weights, which are vocabulary, context and end ids."""
+"""Reads a base's size of vocabulary, length of context and end-of-sequence ids."""
 
 import json
 import re

@@ -258,7 +258,8 @@ class _Survey:
         changed = dict(changed_bounds(schema))
         for key, value in bounds.items():
             kept = changed.get(key, value)
-            # A keyword that bounds no number here may still be a constant by reference.
+            # A bound without effect in its own schema may still be a constant of a schema that
+            # refers to it.
             if kept is None or overflows(kept):
                 self.lost.append(value)
             elif key in changed:

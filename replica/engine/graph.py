@@ -1,8 +1,8 @@
 """Builds the OpenVINO graph of a dense decoder from its checkpoint, using only numpy and openvino.
 
-The graph is the stateful form, in which the KV cache consists of variables beside scaled dot
-product attention. Tests run this form unchanged as the reference. `paged` turns the graph into the
-engine's form, whose KV cache is a pool of blocks.
+The graph has OpenVINO's stateful form, in which the KV cache consists of variables beside scaled
+dot product attention. Tests run this form unchanged as the reference. `paged` turns the graph into
+the engine's form, whose KV cache is a pool of blocks.
 """
 
 from collections.abc import Mapping

@@ -1,6 +1,6 @@
 """Chooses which tokens of which sequences a step computes (continuous batching).
 
-A step has at most `step_tokens_max` tokens. First is one token for every decoding sequence, then
+A step has at most `step_tokens_max` tokens. First comes one token for every decoding sequence, then
 prompt chunks of admitted sequences in order, then new admissions, then drafts. A sequence is
 admitted when its whole prompt fits into the pool above a watermark. When decoding sequences need a
 block and none is left, the least important sequence (lowest priority, then newest) is preempted. It
@@ -9,8 +9,8 @@ tokens, most of which are usually still cached. The most important sequence alwa
 necessary by evicting pinned blocks. So the engine always makes progress.
 
 Siblings (n > 1) wait for the prompt of their leader, the first of them. They join in the step that
-computes the prompt's end, where they share its full blocks and copy the unfinished block. If some
-do not fit, or the leader ends early, the first of these is queued as leader of the rest.
+computes the prompt's end, where they share its full blocks and copy the unfinished block. Siblings
+that do not fit, or whose leader ends early, are queued again, with the first of them as leader.
 """
 
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Drafts tokens by prompt lookup, as those that followed the last tokens earlier in the text.
+"""Drafts the tokens that followed the text's last tokens at an earlier place (prompt lookup).
 
 A caller that can predict most of the answer, for example a file with one change, sends this text as
 a prediction. Its tokens are proposed while the answer follows the prediction, in preference to

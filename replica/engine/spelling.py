@@ -6,8 +6,8 @@ answer, and `<tool_call>` would become the mark of a tool call. This module rena
 names that occur in no text. It also marks them as special, so that free text in a grammar does not
 match the names either.
 
-The disadvantage concerns bases with added tokens of mere text, for example a run of spaces. A
-grammar produces that text only from the model's ordinary tokens or bytes.
+A disadvantage concerns bases whose added tokens are ordinary text, for example a run of spaces. A
+grammar then produces that text only from the model's ordinary tokens or bytes.
 """
 
 import json

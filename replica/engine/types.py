@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from sluice.errors import ErrorCode
 
-# Sequences of this priority or above are admitted at once. Only health probes use it.
+# Sequences of this priority or above are admitted at once. Only health probes have this priority.
 URGENT_PRIORITY = 1 << 31
 
 

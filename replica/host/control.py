@@ -1,4 +1,4 @@
-"""Answers requests about adapters and KV blocks, each once and without a sequence.
+"""Answers requests about adapters and KV blocks, which start no sequence.
 
 Only the step loop calls this module, because it alone may use the driver. Background threads check,
 pack and send the bytes.

@@ -1,8 +1,9 @@
-"""Queues an attachment's unsent events, merged over steps, bounded, and confirmed by credit.
+"""Queues a router's unsent events, merges those of several steps, and bounds their size.
 
 The step loop posts the events of a step (`StepNews`), and the attachment's sender thread removes
-and sends them. Without credit, the news of further steps are merged into the pending news. The code
-runs for every token, so it stores whole columns per step and never processes single tokens.
+and sends them. A sent frame uses one credit. Without credit, the news of further steps are merged
+into the pending news. The code runs for every token, so it stores whole columns per step and never
+processes single tokens.
 """
 
 import threading
@@ -226,7 +227,7 @@ class Outbox:
 
     @property
     def unconfirmed_since_grant(self) -> int | None:
-        """The number of grants so far while news of a step are unconfirmed, otherwise None."""
+        """The number of credit grants so far, or None if all news of steps are confirmed."""
         with self._changed:
             is_owed = self._last_step_frame > self._confirmed_frames
             return self._grants if is_owed else None

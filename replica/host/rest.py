@@ -1,4 +1,7 @@
-"""Puts the engine to sleep and wakes it, in the step loop, with memory from other threads."""
+"""Puts the engine to sleep and wakes it.
+
+Other threads allocate the memory.
+"""
 
 from typing import Any
 

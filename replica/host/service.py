@@ -1,11 +1,11 @@
 """Runs the engine host, which answers HostRequest bytes with HostFrame bytes.
 
-Each object is used by one thread. The *step loop* uses driver and state, one *sender* per
-attachment uses its responder, and one *replier* uses the responders of short answers. In addition,
-a few *workers* read adapters, check bytes and compile grammars, and one thread requests missing
-adapters from the node's agent. A *watchdog* watches the step loop, which is the only source of
-heartbeats. No thread uses a responder after `finish`, because in Triton that would crash the whole
-server.
+Only one thread uses each object. The *step loop* uses driver and state, one *sender* thread per
+attachment uses its responder, and one *replier* thread uses the responders of short answers. In
+addition, a few *workers* read adapters, check bytes and compile grammars, and one thread requests
+missing adapters from the node's agent. A *watchdog* watches the step loop, which is the only source
+of heartbeats. No thread uses a responder after `finish`, because in Triton that would crash the
+whole server.
 """
 
 import logging
@@ -247,7 +247,7 @@ class EngineHost:
         return True
 
     def _submission(self, submit: wire.Submit, seen_at_s: float) -> Callable[[], None]:
-        """Return the action by which the step loop submits sequences, or refuses them if full."""
+        """Return the action that submits sequences in the step loop, or refuses them when full."""
         core = self._core
         count = len(submit.sequences)
         if self._inbox_sequences + count > INBOX_SEQUENCES_MAX:

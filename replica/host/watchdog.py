@@ -1,4 +1,4 @@
-"""Detects a step that does not end, which neither the step loop nor Triton can detect."""
+"""Logs a step of the engine that does not end, from a separate thread."""
 
 import logging
 import threading

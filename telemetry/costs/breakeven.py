@@ -4,8 +4,8 @@ The cost of a fleet grows by whole replicas, the bill of an API by tokens. Let R
 replica-month, C the tokens that a replica serves in a month, and p the API's price per token. Then
 q = R / p is the volume at which the API's bill equals the price of one replica. So n replicas are
 cheaper for volumes from n * q to n * C. So there is a break-even exactly if q < C, and the first
-one is at q. Between n full replicas and n + 1 replicas there is no dearer volume only if n * C >=
-(n + 1) * q. So the fleet is cheaper at every volume from N = ceil(q / (C - q)) replicas on.
+one is at q. Above n * C the fleet needs n + 1 replicas, which are cheaper if n * C >= (n + 1) * q.
+This is true from n = ceil(q / (C - q)) on, so from there the fleet is cheaper at every volume.
 """
 
 import math

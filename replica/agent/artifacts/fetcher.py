@@ -1,4 +1,4 @@
-"""Fetches artifacts chunk by chunk as the control plane orders, or from the store without it.
+"""Fetches artifacts chunk by chunk, by the control plane's orders, or without it from the store.
 
 Every answer of the control plane replaces all orders. Several downloads run concurrently. Each
 chunk is verified before it is written. Once the chunk is on the disk, it is recorded and served to

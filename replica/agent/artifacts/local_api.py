@@ -1,7 +1,7 @@
 """Serves the socket on which a node's engines request artifacts from the agent.
 
-The socket is in the file system, because only engines of this agent may request fetches. An
-artifact is fetched once, even if several engines and requests wait for it.
+The socket is a file, whose mode permits only engines of this agent to request fetches. An artifact
+is fetched once, even if several engines and requests wait for it.
 """
 
 import asyncio

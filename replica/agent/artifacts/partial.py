@@ -1,7 +1,7 @@
 """Stores a partial artifact as sparse files, with a journal of the verified chunks.
 
-It is in `<artifacts>/.partial/<digest>/`, where `files/` is filled chunk by chunk in any order and
-is renamed when complete. All methods block, so callers run them in threads.
+The artifact is in `<artifacts>/.partial/<digest>/`, where `files/` is filled chunk by chunk in any
+order and is renamed when complete. All methods block, so callers run them in threads.
 """
 
 import hashlib

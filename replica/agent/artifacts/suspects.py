@@ -2,7 +2,8 @@
 
 The control plane names the replicas. A quarantined replica is being removed, so its files are
 verified before another engine uses them. A suspected replica has to stay because its pool is small,
-so its base is verified at once. A damaged base is proof, while a comparison of few answers is not.
+so its base is verified at once. A damaged base proves a fault, while a comparison of few answers
+does not.
 """
 
 import asyncio
