@@ -156,7 +156,7 @@ async def _serving(api: TelemetryApi, address: str) -> Callable[[], Awaitable[No
 def _span_export(settings: Settings, metrics: TelemetryMetrics) -> "SpanExport | None":
     if not settings.otlp_endpoint:
         return None
-    # The import takes a second of CPU and is rarely needed.
+    # The import needs a second of CPU and is rarely necessary.
     from telemetry.otlp import SpanExport, http_exporter
 
     exporter = partial(http_exporter, settings.otlp_endpoint)

@@ -14,7 +14,7 @@ The tokens of a request are the sum over its answers. Prompts of answers without
 left out if another answer was placed.
 
 A closing waits for `closing_settle_s`, in which most gateways that are alive send their events. The
-row gets the ingestion time of its closing. So the row is older than any event that the gateway sent
+row has the ingestion time of its closing. So the row is older than any event that the gateway sent
 meanwhile, even if the row is written later. It counts as late exactly if the closing was late.
 """
 

@@ -178,7 +178,8 @@ class EventConsumer:
                     offsets=[TopicPartition(self._topic, partition, offset)]
                 )
             except KafkaException as error:
-                # Another member has got the partition meanwhile, and it reads these messages again.
+                # The partition was assigned to another member meanwhile, which reads these messages
+                # again.
                 log.info("offset_not_stored", partition=partition, error=str(error))
 
     def _lag(self) -> int:

@@ -141,7 +141,7 @@ class TelemetryApi:
         window_ms = params.number(query, "window_ms", least, most, default=10_000)
         after_ms = params.number(query, "after_ms", 0, params.UNIX_MS_MAX)
         until_ms = params.number(query, "until_ms", 0, params.UNIX_MS_MAX)
-        # Read before the query, because rows that are written during the query may not be counted.
+        # Read before the query, because later rows may be missing in the result.
         ingested_ms = self._progress.until_ms
         starts_ms = evidence.complete_windows(after_ms, min(until_ms, ingested_ms), window_ms)
         rollout_id = params.ident(request.match_info, "rollout_id")

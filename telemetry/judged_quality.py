@@ -46,7 +46,7 @@ class JudgedRelease:
 
     Attributes:
         model: Public name of the model.
-        release: Release that gave the answers.
+        release: Release that generated the answers.
         judged: Number of judged answers to requests of the last day.
         good: Share of these answers that were judged good.
         drop: Difference by which `good` is below the share of all the model's releases in the 14

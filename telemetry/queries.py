@@ -84,7 +84,7 @@ LIMIT {limit:UInt32}
 # Time windows in hours, which are tried in order until one has enough rows. The last one has all
 # rows.
 _WINDOWS_HOURS = (1, 24, 24 * 31, 24 * 366 * 100)
-_BY_TIME_HOURS_MAX = 24  # hours of rows that `recent_requests` always keeps
+_BY_TIME_HOURS_MAX = 24  # hours of rows that `recent_requests` always has
 LIMIT_MAX = 1000
 _ARMS = {wire.ARM_CONTROL: "control", wire.ARM_CANARY: "canary"}
 

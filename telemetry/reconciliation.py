@@ -31,8 +31,8 @@ _WATCHED_MS = 2 * 86_400_000
 _SILENT_S = 120
 _SPAN = """BETWEEN fromUnixTimestamp64Milli({from_ms:Int64}, 'UTC')
             AND fromUnixTimestamp64Milli({to_ms:Int64} - 1, 'UTC')"""
-# Copies for shadow stages are included, because engines generated their tokens, too. The tokens of
-# a model before a stand-in replaced it are included as well. Embeddings bypass the routers.
+# Copies for shadow stages are included, because engines generated their tokens, too. Tokens that a
+# model generated before a stand-in replaced it are included as well. Embeddings bypass the routers.
 _LEDGER = f"""
 SELECT hour_ms, told.1 AS model, sum(told.2) AS ledger, sum(told.3) AS ledger_prompt
 FROM (

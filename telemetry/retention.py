@@ -33,8 +33,8 @@ _AS_LONG_AS = {"request_ids": "requests"}
 TIERED = ("requests", "usage_minutes", "usage_hours")
 _TTL = re.compile(r" TTL (.+?)(?: SETTINGS .*)?$", re.DOTALL)
 _DELETES = re.compile(r"\+ toIntervalDay\((\d+)\)$")
-# Tables whose deletions other modules must take into account, with the name under which a deletion
-# is stored in `rollup_progress`. Rows from before its `until` may be missing.
+# Tables whose deletions affect other modules, with the name under which a deletion is stored in
+# `rollup_progress`. Rows from before its `until` may be missing.
 GONE = {"requests": "gone_requests", "usage_minutes": "gone_usage_minutes"}
 _TABLES = """
 SELECT name, create_table_query, storage_policy FROM system.tables

@@ -79,7 +79,7 @@ COLUMNS: dict[str, str] = {
     **dict.fromkeys(("withheld_tokens", "unbilled_tokens", "dropped_turns"), "UInt32"),
 }
 CLOSING_COLUMNS: dict[str, str] = COLUMNS | {"part": "UInt32"}
-# One call per event returns all fields, which takes half as long as a loop over columns.
+# One call per event returns all fields, in half the time of a loop over columns.
 _fields = attrgetter(*(_RENAMED.get(column, column) for column in COLUMNS))
 
 COUNT_COLUMNS: dict[str, str] = {

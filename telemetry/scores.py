@@ -12,9 +12,9 @@ from sluice.buckets import sql_bucket_of
 from sluice.wire.telemetry.v1 import telemetry_pb2 as wire
 from telemetry.store import Store
 
-# Difference of log probabilities, in nats. Below it, the base finds an answer about as likely as
-# the adapter does that generated it. Adapters without effect (B = 0, or layers in another order)
-# have 0.00, with tails up to 0.2. The shipped adapters have 2.7 and 11.
+# Difference of log probabilities, in nats. Below this value, an answer is about as likely under the
+# base as under the adapter that generated it. Adapters without effect (B = 0, or layers in another
+# order) have 0.00, with tails up to 0.2. The shipped adapters have 2.7 and 11.
 BASE_LIKE_NATS = 0.01
 _SCORE_S_MAX = 60  # seconds, twice the gateways' time limit for one score
 
@@ -65,8 +65,8 @@ class ScoreCounts:
 
     Attributes:
         answers: Number of scored answers.
-        base_like: Number of answers that the base finds as likely as the adapter that generated
-            them.
+        base_like: Number of answers that are as likely under the base as under the adapter that
+            generated them.
         surprisal_mnats: Negative mean log probability of answers under the base, in thousandths of
             a nat.
         entropy_mnats: Mean entropy of the distributions from which an answer's tokens were drawn,

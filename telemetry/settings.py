@@ -12,7 +12,7 @@ from sluice.settings import Address, ServiceSettings
 
 _Days = Annotated[int, Field(ge=0, le=36_500)]
 # Minimum of `requests_days`. An event counts as late after half of this time and then has its own
-# rollup row, so another value would make existing rollups wrong.
+# rollup row. So a change of this value would invalidate existing rollups.
 REQUESTS_DAYS_MIN = 7
 _NAME = r"^[A-Za-z_][A-Za-z0-9_]*$"
 

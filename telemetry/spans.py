@@ -3,7 +3,7 @@
 The request is a SERVER span whose parent is the caller's span. Its children are the gateway's part
 and one attempt per submission to a router. The children of an attempt are its stages. A stage that
 is missing in the event has no span. Span ids are computed from the event, so an event that is
-delivered twice gives identical spans.
+delivered twice has identical spans.
 """
 
 from collections.abc import Iterator, Sequence

@@ -103,7 +103,7 @@ class Eraser:
     async def step(self) -> None:
         """Start to delete the rows of erased texts. Raises STORE_ERRORS if ClickHouse is down.
 
-        While ClickHouse is deleting, no other deletion is started. A later step finds rows that
+        While ClickHouse is deleting, no other deletion is started. A later step deletes rows that
         arrive meanwhile. A failing deletion is cancelled and started again.
         """
         rows = await self._store.query(_TO_ERASE, {})

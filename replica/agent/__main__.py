@@ -1,7 +1,7 @@
 """`python -m replica.agent` runs the node agent, or one of two commands.
 
-`preflight` reports whether Triton can run. `uncordon` puts accelerators that the agent has cordoned
-back into service, which the running agent notices within seconds.
+`preflight` reports whether Triton can run. `uncordon` lifts the cordons of accelerators, which the
+running agent detects within seconds.
 """
 
 import asyncio

@@ -36,7 +36,7 @@ class ProbeWatch:
     determine which was first. So `stalled_s` is the time for which its event loop was blocked. An
     engine without processor time is late as well, and `wants_processor` distinguishes it from a
     frozen engine. The engine's work is measured well before the deadline, because the end of a
-    probe makes even a frozen engine's server work for a moment.
+    probe causes a moment of work even in a frozen engine's server.
     """
 
     def __init__(self, pids: Sequence[int], timeout_s: float) -> None:

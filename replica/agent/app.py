@@ -221,7 +221,7 @@ class Agent:
             self._fleet.fail(base_digest, problem)
 
     async def _keep_library(self) -> None:
-        """Detect artifacts that others put into the folder, and save the heat of artifacts."""
+        """Detect artifacts that others have added to the folder, and save the `Heat` of all."""
 
         async def step() -> None:
             await self._library.scan()

@@ -21,7 +21,8 @@ log = structlog.get_logger(__name__)
 
 # Seconds for the trial, in which Python starts, which lasts 0.1 s on an idle machine
 _TRIAL_S = 60.0
-# This runs as the engines' user, and checks that packages are found and each path is readable.
+# This program runs as the engines' user, and checks that packages can be imported and each path is
+# readable.
 _TRIAL = """
 import os, sys
 import replica, sluice

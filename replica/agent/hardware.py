@@ -1,4 +1,4 @@
-"""Decides when an accelerator is taken out of service.
+"""Decides when an accelerator is put out of service (cordoned).
 
 The decision is pure, since `judge` maps (state, readings, now) to the next state. A
 `HardwareReader` supplies the readings, and `replica.agent.fleet` decides how a cordon affects
@@ -131,7 +131,7 @@ class HardwareState:
     accepted: frozenset[tuple[str, str]] = frozenset()
 
     def cordon_of(self, indexes: Collection[int]) -> Cordon | None:
-        """Return the first cordon among these accelerators, or if no index is given, among all."""
+        """Return the first cordon among these accelerators, or among all if `indexes` is empty."""
         cordons = sorted(self.cordons.values(), key=lambda cordon: cordon.index)
         return next((c for c in cordons if not indexes or c.index in indexes), None)
 

@@ -150,11 +150,11 @@ class HardwareWatch:
         self._on_readings(self.state, readings.xids)
 
     def lift(self, ids: Collection[str]) -> None:
-        """Put accelerators back into service, given the ids of their cordons."""
+        """Lift the cordons with these ids, which puts their accelerators back into service."""
         self._change(lift(self.state, ids))
 
     def why_cordoned(self, accelerators: Collection[int]) -> str:
-        """Return why one of these accelerators, or of all if none is given, is out of service."""
+        """Return the reason of a cordon of these accelerators, or of all if none is passed."""
         cordon = self.state.cordon_of(accelerators)
         return f"GPU {cordon.index}: {cordon.reason}" if cordon else ""
 

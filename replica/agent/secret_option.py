@@ -82,7 +82,7 @@ class SecretOption:
         return {_GATE: str(self._gate)}
 
     def hand_over(self, pid: int) -> None:
-        """Pass the option to a program that was just started, and let it run. Blocks.
+        """Pass the option to a program that was just started, and resume it. Blocks.
 
         Raises:
             SecretOptionError: The program ended or hangs, or this kernel forbids the change of its

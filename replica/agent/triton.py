@@ -56,7 +56,7 @@ MODEL = LLM.model
 DEFAULT_ENGINES = ("openvino", "sim", "embed")
 # Variable with the state directory, which marks every process of an agent, and their children.
 OWNER = "SLUICE_AGENT"
-EXIT_TIMEOUT_S = 5  # seconds that Triton gives open streams at SIGTERM
+EXIT_TIMEOUT_S = 5  # seconds in which open streams may end after SIGTERM
 # Seconds until a kill, since a stop with hung streams and this exit timeout lasted 6-7 s
 _STOP_GRACE_S = 9.0
 _EXPIRES = "certificate.expires"

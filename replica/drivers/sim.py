@@ -48,7 +48,7 @@ log = logging.getLogger(__name__)
 
 _ANY_BASE = BaseFacts(vocabulary=32_000, context_tokens=8192, eos_ids=frozenset())
 _MASK = (1 << 32) - 1
-# 2^32 / golden ratio, because similar sequences would get similar ids by a CRC, which is linear
+# 2^32 / golden ratio, which spreads the states of similar sequences, because a CRC is linear
 _MIXER = 0x9E3779B1
 _BLOCK = bytes(16)  # the empty content of a KV block
 _CUSTOM = "custom"
@@ -346,7 +346,7 @@ class SimBackend:
 
 
 def _state(tokens: list[int], adapter_digest: str) -> int:
-    """Return the hash of a sequence, the state from which its next id follows."""
+    """Return the hash of a sequence's tokens and adapter, which determines its next id."""
     return crc32(array("i", tokens).tobytes(), crc32(adapter_digest.encode()))
 
 

@@ -165,7 +165,8 @@ class TrtllmClient:
 
     def _begin(self, handle: int, arguments: dict[str, Any]) -> None:
         try:
-            # This runs in the event loop, so the result gets a queue of this loop.
+            # This call is made in the event loop, because the result's queue belongs to the present
+            # loop.
             result = self._llm.generate_async(**arguments)
         except Exception as error:  # noqa: BLE001 - whatever it is, it is this request's end
             self._outbox.put(RequestEnd(handle, error=error))
@@ -212,7 +213,7 @@ class TrtllmClient:
             if not self._results:
                 wake.clear()  # one more round for the last results, after which no results follow
             try:
-                # This runs in a thread, because over RPC this call itself waits for events.
+                # The call runs in a thread, because over RPC it waits for events.
                 async for item in await asyncio.to_thread(iterate, self._poll_s):
                     message = convert(item)
                     if message is not None:

@@ -146,7 +146,7 @@ class TrtllmDriver:
             stop_ids = request.stop_token_ids | self._facts.eos_ids
         leader = self._enter(request, stop_ids)
         for fork in request.forks:
-            # A fork is submitted when the leader's prompt is computed, and finds the prompt in the
+            # A fork is submitted when the leader's prompt is computed, so the prompt is in the
             # cache.
             sampling = replace(request.sampling, seed=fork.seed)
             own = replace(request, key=fork.key, sampling=sampling, forks=())

@@ -73,7 +73,7 @@ class _BertGraph:
         )
 
     def _weight(self, name: str) -> Node:
-        """Return a weight as float32, which remains in half precision in memory if it was so."""
+        """Return a node with a weight as float32, while memory has half precision if stored so."""
         weight = self._weights[name]
         if weight.values.dtype == np.float16:
             return op.convert(op.constant(weight.values), Type.f32)

@@ -231,7 +231,7 @@ class ScheduledEngine:
 
 
 def _check_blocks(blocks: KvBlocks, layout: str) -> None:
-    """Raise RefusedError unless these blocks come from an equal engine and are well-formed."""
+    """Raise RefusedError unless these blocks are well-formed and of an equal engine."""
     hashes, sizes = blocks.hashes, {len(data) for data in blocks.data}
     message = ""
     if blocks.layout != layout:

@@ -56,7 +56,7 @@ _NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentS
 _DIRECTIVES = re.compile(r"%\s*(json|regex|lark|llguidance)")
 # The keyword for the format of JSON, which the gateway decides, not the schema.
 _OPTIONS_KEY, _OPTIONS_CHARACTERS_MAX = "x-guidance", 200
-# Special tokens are written by number, because a name could be part of what looks like text.
+# Special tokens are written by number, because their names could be confused with text.
 _TOKEN = re.compile(r"<\[([0-9]{1,7})\]>")
 _UNQUOTABLE = re.compile("[\x00-\x1f\ud800-\udfff]")
 # Optional spaces are permitted only after commas and colons. With free spacing, a weak model would
@@ -330,7 +330,7 @@ def _number(value: Any) -> list[Fraction]:
 
 
 def _common_multiple(values: list[Fraction]) -> int:
-    """Return the least common multiple after a decimal shift that makes all values whole."""
+    """Return the least common multiple of all values, scaled by a power of ten to whole numbers."""
     for places in range(20):
         shifted = [value * 10**places for value in values]
         if all(value.denominator == 1 for value in shifted):

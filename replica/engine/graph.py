@@ -178,7 +178,7 @@ class _Builder:
         return node
 
     def _weight(self, name: str) -> Node:
-        """Return a weight as float32, which in memory retains its smaller type."""
+        """Return a node that converts a weight to float32, while memory has its smaller type."""
         node = self._constant(name)
         scale = self._weights[name].scale
         if node.get_element_type() != Type.f32:
@@ -281,7 +281,8 @@ class _Builder:
     def _doubt(self) -> Node:
         """Return 0 per token whose values are finite in all layers, else NaN, as [batch, new, 1].
 
-        An 8-bit KV cache turns NaN into a number, so without this the answer would look valid.
+        An 8-bit KV cache turns NaN into a number, so without this check the answer would appear
+        valid.
         """
         total = reduce(op.add, self._sums)
         return op.subtract(total, total)

@@ -5,7 +5,7 @@ a prediction. Its tokens are proposed while the answer follows the prediction, i
 those of the lookup.
 
 The drafts need no draft model, and save steps if answers repeat their prompt (summaries, edits,
-code, JSON). The engine computes a draft beside the last token and keeps only the tokens that it
+code, JSON). The engine computes a draft beside the last token and accepts only the tokens that it
 would have chosen anyway. So the answer is unchanged, and a wrong draft only costs its computation.
 """
 
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from replica.engine.types import DraftCounts
 
-# Tokens that must match, since two match by chance too often, and four find few matches in short
+# Tokens that must match, since two match by chance too often, and four match rarely in short
 # prompts.
 NGRAM_TOKENS = 3
 # Prompt tokens to index per step, which needs about a millisecond. Indexing a long prompt at once

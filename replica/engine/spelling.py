@@ -1,10 +1,10 @@
 """Changes a tokenizer so that it encodes the text of its added tokens in ordinary tokens.
 
-The compiler of grammars encodes text that must follow with the tokenizer, which uses an added token
-wherever it finds the text of that token. So `<|im_end|>` in a schema's `const` would end the
-answer, and `<tool_call>` would become the mark of a tool call. This module renames added tokens to
-names that occur in no text. It also marks them as special, so that free text in a grammar does not
-match the names either.
+The compiler of grammars encodes required text with the tokenizer, which uses an added token for
+each occurrence of that token's text. So `<|im_end|>` in a schema's `const` would end the answer,
+and `<tool_call>` would become the mark of a tool call. This module renames added tokens to names
+that occur in no text. It also marks them as special, so that free text in a grammar does not match
+the names either.
 
 A disadvantage concerns bases whose added tokens are ordinary text, for example a run of spaces. A
 grammar then produces that text only from the model's ordinary tokens or bytes.

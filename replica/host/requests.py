@@ -47,7 +47,7 @@ def decode_sequence(
         entropy: Source of seeds for sequences without a seed.
 
     Raises:
-        RefusedError: With INVALID_REQUEST. Its message says how to correct the request.
+        RefusedError: With INVALID_REQUEST. The message names the correction.
     """
     root = message.cache_root
     # adapter and base must not share cached KV values, which would have equal hashes under the

@@ -204,7 +204,7 @@ class EngineHost:
             responder.finish()
 
     def close(self, drain_s: float) -> None:
-        """Accept no new sequences, let running ones end within `drain_s`, then end every stream."""
+        """Accept no new sequences, wait up to `drain_s` for running ones, then end every stream."""
         with self._arrived:
             if self._drain_until_s is None:
                 self._drain_until_s = self._clock() + drain_s

@@ -44,8 +44,8 @@ class EvictionCandidate:
 
     Attributes:
         heat: Present score of its use.
-        is_adapter: Whether it is an adapter. Adapters are evicted before bases, which take long to
-            fetch.
+        is_adapter: Whether it is an adapter. Adapters are evicted before bases, because bases are
+            slow to fetch.
     """
 
     digest: str
@@ -83,7 +83,7 @@ def to_evict(
         freed += item.size_bytes
     if freed < room_bytes:
         return None
-    # a large artifact may make the eviction of smaller ones before it needless
+    # the eviction of smaller artifacts may be unnecessary after that of a larger one
     for item in reversed(chosen[:]):
         if freed - item.size_bytes >= room_bytes:
             chosen.remove(item)

@@ -100,7 +100,7 @@ class Holdings:
         self.library.give_up(digest)
 
     async def adopt(self, digest: str) -> None:
-        """Compute the manifest of a whole artifact that others have put into the folder."""
+        """Compute the manifest of a whole artifact that others have copied into the folder."""
         if digest in self._pieces or digest in self._spoiled or not self.library.has(digest):
             return
         manifest = await asyncio.to_thread(self._load, digest)

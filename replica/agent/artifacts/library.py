@@ -66,8 +66,8 @@ class Library:
                 limits them.
             reserve_bytes: Bytes of the disk that must stay free for other uses.
             clock: Clock in Unix seconds.
-            free_bytes: Function that returns the free bytes of the disk, or None to ask the
-                operating system.
+            free_bytes: Function that returns the free bytes of the disk, or None for the operating
+                system's figure.
         """
         self._directory = directory
         self._max_bytes = max_bytes
