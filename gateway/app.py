@@ -67,7 +67,7 @@ _CERTIFICATE_POLL_S = 5.0
 _READY_POLL_S = 0.02
 _TEXTS_S = 2.0  # seconds to flush redacted texts at shutdown, before usage events are flushed
 _RESPONSES_S = 3.0  # seconds to write the last stored responses to the control plane at shutdown
-_TEXTS_MAX = 128  # maximum of redacted texts in memory, each of up to some hundred kilobytes
+_TEXTS_MAX = 128  # maximum number of redacted texts in memory, each of up to some hundred kilobytes
 _RELOAD_S = 2.0  # seconds between attempts to load bases that could not be loaded
 _AZURE_TAILS = ("chat/completions", "completions", "embeddings", "responses")
 

@@ -24,7 +24,7 @@ from sluice.watch import STEP_OBJECTS, ControlState
 from sluice.wire.control.v1 import control_pb2 as wire
 from sluice.wire.telemetry.v1 import telemetry_pb2 as telemetry
 
-# Maximum of cached look-ups per (caller, name). The cache is cleared when the state changes.
+# Maximum number of cached look-ups per (caller, name). The cache is cleared when the state changes.
 _RESOLVED_MAX = 16_384
 # Kinds of objects on which no cached result depends, so that their changes do not clear the cache.
 _UNREMEMBERED = frozenset({"cells", "replicas", "budget_stops", "content_keys"})
@@ -242,7 +242,7 @@ class Directory:
         return pool is None or profile_of(pool.engine) is FRAMES
 
     def context_tokens_max(self, principal: Principal, model: wire.Model) -> int:
-        """Return the maximum of prompt and output tokens together, or 0 if it is not known."""
+        """Return the maximum number of prompt and output tokens together, or 0 if unknown."""
         base = self._state.bases.get(model.base_digest)
         of_base = 0 if base is None else base.context_tokens_max
         limits = narrowest(

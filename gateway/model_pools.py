@@ -70,7 +70,7 @@ def options_of(
         model: See `served_by`.
         pools: See `served_by`.
         cache_root_of: Returns the root of a model's hash chain, for the caller.
-        context_of: Returns the maximum of tokens in a request to a model, for the caller.
+        context_of: Returns the maximum number of tokens in a request to a model, for the caller.
     """
     found = [] if told is None else served_by(told, model, pools)
     if not found:

@@ -28,7 +28,7 @@ class Names:
     def __init__(self, state: ControlState) -> None:
         """Index the present state."""
         self._state = state
-        # owning tenant by model or alias name, where "" stands for all tenants
+        # Owning tenant by model or alias name, where "" stands for all tenants.
         self._owners: dict[str, str] = {}
         self._by_owner: dict[str, set[str]] = {}
         self._prepared: tuple[dict[str, str], dict[str, set[str]]] | None = None

@@ -5,7 +5,8 @@ from typing import NamedTuple
 
 from gateway.settings import GatewaySettings
 
-# Maximum of prompt tokens for which `ttft_s` alone applies. Longer prompts are allowed more time.
+# Maximum number of prompt tokens for which `ttft_s` alone applies. Longer prompts are allowed more
+# time.
 PROMPT_TOKENS_SHORT = 2048
 _PREFILL_FACTOR = 2.0
 

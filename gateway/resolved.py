@@ -19,7 +19,8 @@ class PoolOptions:
         pools: Pools with their weights and prices.
         models: The model's copy for each pool, with the pool's id and base.
         cache_roots: Root of the prefix cache's hash chain in each pool.
-        contexts: Maximum of prompt and output tokens together in each pool, or 0 if not known.
+        contexts: Maximum number of prompt and output tokens together in each pool, or 0 if not
+            known.
     """
 
     pools: tuple[ServingPool, ...]
@@ -46,7 +47,7 @@ class ResolvedModel:
     Attributes:
         name: Requested name, which is a model, `model@release` or an alias.
         model: Model with its own id, and the release that the name points at.
-        context_tokens_max: Maximum of prompt and output tokens together, or 0 if not known.
+        context_tokens_max: Maximum number of prompt and output tokens together, or 0 if not known.
         tenant_id: Tenant of the caller.
         cache_root: Root of the prefix cache's hash chain.
         generates_text: Whether the model generates text, rather than embeddings.

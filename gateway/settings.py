@@ -30,7 +30,7 @@ class GatewaySettings(ServiceSettings):
         state_dir: Directory of the last snapshot and of the event spool.
         artifacts_dir: Directory of whole bases, by digest. The control plane sends the small files,
             such as tokenizers, of all other bases.
-        bases_bytes_max: Maximum of bytes of the bases' small files in `state_dir`. The least
+        bases_bytes_max: Maximum size in bytes of the bases' small files in `state_dir`. The least
             recently used bases are removed.
         valkey_url: `redis://[[user]:password@]host:port` of the Valkey for limits. `rediss://`
             speaks TLS, and `redis+sentinel://[[user]:password@]host:port,host:port/name` queries
@@ -39,14 +39,15 @@ class GatewaySettings(ServiceSettings):
         workers: Processes that share the port. From two on, a parent replaces workers that end, and
             SIGHUP replaces all workers, one after the other.
         freeze_s: Seconds after which a worker whose event loop does not run is killed and replaced.
-        connections_max: Maximum of open connections of one worker. Above the maximum, only probes
-            are answered.
-        head_timeout_s: Maximum of seconds from the first to the last byte of a request's head.
+        connections_max: Maximum number of open connections of one worker. Above the maximum, only
+            probes are answered.
+        head_timeout_s: Maximum number of seconds from the first to the last byte of a request's
+            head.
         idle_timeout_s: Seconds for which a kept-alive connection may be silent.
         http2: Whether `http_address` also speaks HTTP/2, to clients that begin with it or select it
             over TLS.
-        http2_streams_max: Maximum of requests under way on one connection of HTTP/2.
-        body_buffer_bytes: Maximum of bytes of unfinished request bodies in one worker.
+        http2_streams_max: Maximum number of requests under way on one connection of HTTP/2.
+        body_buffer_bytes: Maximum size in bytes of unfinished request bodies in one worker.
         unready_s: Seconds from SIGTERM for which /readyz reports not ready before the port closes.
         idle_grace_s: Seconds after `unready_s` for which kept-alive connections may still send a
             request.
@@ -58,22 +59,22 @@ class GatewaySettings(ServiceSettings):
         limit_local_share: Share of each limit that this process may grant while Valkey is
             unreachable.
         response_idle_s: Seconds for which Valkey stores a response that no request reads.
-        copies_max: Maximum of concurrent copies for shadow stages of rollouts, and scores of
+        copies_max: Maximum number of concurrent copies for shadow stages of rollouts, and scores of
             answers, in one worker. Above the maximum, requests are neither copied nor scored.
         objective_ttft_s: TTFT objective of goodput, in seconds. For prompts above 2,048 tokens,
             twice their prefill time is added.
         objective_tpot_s: TPOT objective of goodput, in seconds.
-        text_spool_bytes_max: Maximum of bytes of redacted texts (of tenants that opted in) that one
-            worker spools while the brokers are unreachable. They are dropped first if usage events
-            need the space.
+        text_spool_bytes_max: Maximum size in bytes of redacted texts (of tenants that opted in)
+            that one worker spools while the brokers are unreachable. They are dropped first if
+            usage events need the space.
         log_every: Number of successful requests per logged request.
         trace_share: Share of requests without a trace context whose trace is sampled. For these,
             spans are exported, and routers explain placements. Slow and failed requests are always
             sampled.
         tool_hosts: `host:port,...` of tools that may have addresses outside the public internet.
-        tool_calls_max: Maximum of calls of server tools in one response or chat.
-        tool_tokens_max: Maximum of prompt and output tokens of all rounds of an answer with server
-            tools.
+        tool_calls_max: Maximum number of calls of server tools in one response or chat.
+        tool_tokens_max: Maximum number of prompt and output tokens of all rounds of an answer with
+            server tools.
         tool_loop_s: Seconds from the beginning of an answer until no more server tools are called.
         tool_micros_max: Maximum cost of the calls of one answer, in millionths of the ledger's
             currency.

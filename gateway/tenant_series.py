@@ -13,7 +13,7 @@ from gateway.objectives import ObjectiveResult
 OTHER = "other"
 NAMED_MAX = 20
 _KINDS = ("prompt", "output")
-# maximum of tenants with recorded usage, because each choice of series scans all of them
+# Maximum number of tenants with recorded usage, because each choice of series scans all of them.
 _KNOWN_MAX = 5_000
 _CHOOSE_S = 15.0  # seconds between choices of series, however often the metrics are scraped
 _FADE = 0.5  # factor on each tenant's earlier usage at each choice

@@ -9,12 +9,12 @@ from hashlib import blake2b
 from typing import NamedTuple
 
 _KEY_BYTES = 12
-# Maximum of beginnings with keys. Each turn of a conversation adds two or three messages.
+# Maximum number of beginnings with keys. Each turn of a conversation adds two or three messages.
 _BEGINNINGS_MAX = 32
 # Numbers of the first and last texts that a beginning's key includes, besides its length. So a key
 # costs the same for a conversation of any length.
 _FIRST, _LAST = 8, 16
-_WHOLE = 64  # maximum of characters of a text that is hashed whole
+_WHOLE = 64  # maximum number of characters of a text that is hashed whole
 _END = _WHOLE // 2
 
 

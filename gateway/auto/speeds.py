@@ -10,7 +10,7 @@ from gateway.dispatch.tally import Tally
 
 # Weight of a new measurement, so that an estimate reflects about twenty requests.
 _NEW = 0.05
-# minimum of tokens for a measurement, because shorter prefills mostly measure the step
+# Minimum number of tokens for a measurement, because shorter prefills mostly measure the step.
 _UNCACHED_LEAST = 32
 _OUTPUT_LEAST = 8
 _POOLS_MAX = 4096

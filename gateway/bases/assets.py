@@ -52,11 +52,11 @@ from gateway.text.detokenizer import TokenTable, token_table
 from gateway.text.packed_prompt import PackedPrompt
 from sluice.hashing import chained_hashes, shared_blocks
 
-# Maximum of characters that are encoded in the event loop. Rendering and encoding need about 1 ms
-# per 10 KB, so larger prompts would delay other streams.
+# Maximum number of characters that are encoded in the event loop. Rendering and encoding need about
+# 1 ms per 10 KB, so larger prompts would delay other streams.
 _INLINE_CHARACTERS_MAX = 16 << 10
 _CHARACTERS_PER_MESSAGE = 256  # fixed cost of rendering a message, in characters
-# maximum of tokens hashed in the event loop, at 30 ms per million tokens
+# Maximum number of tokens hashed in the event loop, at 30 ms per million tokens.
 _INLINE_TOKENS_MAX = 8 << 10
 _INLINE_CPU_S = 0.003
 _FORM = 1  # version of stored prompts, which increases if rendering or tokenizing changes
@@ -101,7 +101,7 @@ class _ContextBound(NamedTuple):
     """The bound on a prompt's characters.
 
     Attributes:
-        characters_per_token: Maximum of characters in one token, or 0 for no bound.
+        characters_per_token: Maximum number of characters in one token, or 0 for no bound.
         context_tokens: Context of the model, or 0 if not known.
         param: Name of the body's field for the prompt.
     """
@@ -124,7 +124,7 @@ class BaseAssets:
         calling_template: Template for requests with tools. In most bases it equals `template`.
         table: Text of each token, which is empty for special tokens.
         dialect: The base's syntax of tool calls and reasoning.
-        characters_per_token_max: Maximum of characters in one token, or 0 for no bound.
+        characters_per_token_max: Maximum number of characters in one token, or 0 for no bound.
         threads: Threads for large prompts, or None for the executor of the event loop.
     """
 

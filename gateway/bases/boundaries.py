@@ -19,7 +19,7 @@ from tokenizers import AddedToken, Encoding, Tokenizer
 # Number of characters after a cut that the tokenizer needs, because they may change where the last
 # words end.
 _MARGIN_CHARACTERS = 256
-# Maximum of tokens in a usual word.
+# Maximum number of tokens in a usual word.
 _WORD_TOKENS = 64
 # Parts of a regular expression that depend on the text before a match.
 _LOOKS_BACK = re.compile(r"\(\?<[=!]|\\[bBAGzZ]|(?<![\[\\])[\^$]")
@@ -65,7 +65,7 @@ class Boundaries:
         for index in _word_starts(encoding, len(part) - _MARGIN_CHARACTERS):
             start, end = _start(encoding, index), _end(encoding, index - 1)
             if self._cuts is _Cuts.BLANKS and end < start:
-                # blanks belong to no word, but the last blank is not cut from the following word
+                # Blanks belong to no word, but the last blank is not cut from the following word.
                 start -= 1
             if end <= start and self._is_cut(part, start):
                 return array("I", encoding.ids[:index]), start

@@ -40,7 +40,7 @@ class BaseCache(Generic[_Loaded]):
         self._on_missing = on_missing
         self._loaded: dict[str, _Loaded] = {}
         self._lock = asyncio.Lock()
-        # time of the next attempt, by digest of a failed base
+        # Time of the next attempt, by digest of a failed base.
         self._not_before_s: dict[str, float] = {}
         self._arrivals = 0  # number of calls of `refresh`
         self._logged: dict[str, str] = {}  # logged messages, by digest

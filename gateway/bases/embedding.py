@@ -22,8 +22,8 @@ from gateway.bases.slices import (
 from gateway.bases.text_bound import characters_per_token_max, require_fit
 from gateway.bases.threads import PromptThreads
 
-# Maximum of characters that are encoded in the event loop. Encoding needs about 1 ms per 10 KB,
-# plus some time per text. Larger texts would delay streams.
+# Maximum number of characters that are encoded in the event loop. Encoding needs about 1 ms per 10
+# KB, plus some time per text. Larger texts would delay streams.
 _INLINE_CHARACTERS_MAX = 16 << 10
 _CHARACTERS_PER_TEXT = 64
 
@@ -37,7 +37,7 @@ class EmbeddingBase:
         dimensions: Length of an embedding, or the number of labels of a base that classifies.
         vocabulary: Number of token ids that the model has.
         slicing: The tokenizer in the form that processes long texts in slices.
-        characters_per_token_max: Maximum of characters in one token, or 0 for no bound.
+        characters_per_token_max: Maximum number of characters in one token, or 0 for no bound.
         threads: Threads for large texts, or None for the executor of the event loop.
         labels: Labels of a base that classifies, or None if the base makes embeddings.
     """
@@ -111,7 +111,7 @@ class EmbeddingBase:
             add_special_tokens: Whether the tokenizer adds special tokens.
             tokens_max: Number of tokens per text that the caller needs, or 0 for all. More may be
                 returned.
-            total_max: Maximum of tokens of all texts together, or 0 for no bound.
+            total_max: Maximum number of tokens of all texts together, or 0 for no bound.
 
         Raises:
             TooManyTokensError: The texts have more than `total_max` tokens.

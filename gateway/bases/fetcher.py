@@ -20,7 +20,7 @@ from sluice.lifecycle import backoff_s
 
 log = structlog.get_logger(__name__)
 
-# maximum of a random delay in seconds, because all gateways need a new base at once
+# Maximum random delay in seconds, because all gateways need a new base at once.
 _FIRST_SPREAD_S = 0.5
 _BACKOFF_FIRST_S, _BACKOFF_MAX_S = 0.5, 30.0
 _BUSY_PAUSE_S = 0.25  # seconds until the next check of a shelf that another worker has locked
@@ -132,7 +132,7 @@ class BaseFetcher:
         with self._shelf.locked() as is_ours:
             if not is_ours:
                 return False
-            # another worker may have fetched the base before this lock
+            # Another worker may have fetched the base before this worker acquired the lock.
             if not self._shelf.has(digest):
                 files = await self._fetch(digest)
                 await asyncio.to_thread(self._shelf.put, digest, files)

@@ -170,7 +170,7 @@ class _Check:
 
     def _either(self, node: nodes.And | nodes.Or, place: _Place, *, is_behind_first: bool) -> None:
         left = node.left
-        # the list of messages is never empty, so the test is always true
+        # The list of messages is never empty, so the test is always true.
         if not _is_name(left, MESSAGES):
             self.visit(left, place, is_behind_first=is_behind_first)
         if place is _Place.LOOP:

@@ -21,7 +21,7 @@ from sluice.wire.router.v1 import router_pb2 as router
 from sluice.wire.state.v1 import state_pb2 as wire
 
 _DIGEST_BYTES = 16
-# maximum of bytes stored per turn. Elsewhere a larger turn is rendered anew
+# Maximum number of bytes stored per turn. Elsewhere a larger turn is rendered anew.
 _RECORD_BYTES_MAX = 1 << 20
 _TAIL_MAX = 4096  # characters of a stored tail
 

@@ -40,7 +40,7 @@ _SOURCE_CHARACTERS_MAX = 512 << 10
 _STEPS_PER_LOOK, _SMALL = 16, 4096
 _INTEGER_BITS_MAX = 4096
 _INDENT_MAX = 64
-_DIGITS_MAX = 20  # maximum of digits for the filter `round`
+_DIGITS_MAX = 20  # maximum number of digits for the filter `round`
 _PADDING_MAX = 100_000  # maximum width of a padded value, in characters
 
 # Jinja's filters that chat templates use. All others are removed, since some can enlarge text.
@@ -265,7 +265,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         """Call a function for the template, and charge the call and its result."""
         budget = _budget.get()
         budget.spend()
-        # the template's own macro needs no check, because its operations are charged
+        # The template's own macro needs no check, because its operations are charged.
         if type(__obj) is Macro:
             kwargs.pop("_loop_vars", None)
             kwargs.pop("_block_vars", None)
@@ -354,7 +354,7 @@ def _shown(value: Any) -> Any:
 
 
 def _bounded_filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    # the function's first argument is Jinja's context
+    # The function's first argument is Jinja's context.
     skipped = 1 if hasattr(function, "jinja_pass_arg") else 0
 
     @wraps(function)

@@ -14,8 +14,8 @@ from tokenizers import Encoding, Tokenizer
 
 from gateway.bases.boundaries import Boundaries
 
-# Maximum of UTF-8 bytes that are tokenized in one call. They have at most as many tokens, and need
-# about 60 ms.
+# Maximum number of UTF-8 bytes that are tokenized in one call. They have at most as many tokens,
+# and need about 60 ms.
 SLICE_BYTES = 64 << 10
 
 _Made = TypeVar("_Made")
@@ -89,8 +89,8 @@ class SlicingTokenizer:
             tokenizing: Threads that do the work, or None for the caller's thread.
             tokens_max: Number of tokens per text that the caller needs, or 0 for all. Some more may
                 be returned.
-            total_max: Maximum of tokens of all texts, or 0 for no bound. Of each text, at most
-                `tokens_max` tokens are counted.
+            total_max: Maximum number of tokens of all texts, or 0 for no bound. Of each text, at
+                most `tokens_max` tokens are counted.
 
         Raises:
             TooManyTokensError: The texts have more than `total_max` tokens.

@@ -27,8 +27,8 @@ from sluice.errors import BadRequestError, ErrorCode
 # Processor seconds of one rendering. A usual template needs 3 ms per 100 messages.
 CPU_S = 1.0
 
-# Maximum of nesting levels of tools, and of arguments in the history, because `tojson` and this
-# module recurse. Schemas of `gateway.bodies` may have 120 levels, and a tool adds some levels.
+# Maximum number of nesting levels of tools, and of arguments in the history, because `tojson` and
+# this module recurse. Schemas of `gateway.bodies` may have 120 levels, and a tool adds some levels.
 _LEVELS_MAX = 128
 
 _PATTERN_CHARACTERS_MAX = 256  # characters of a date's pattern
@@ -396,7 +396,7 @@ def _collect(value: object, found: list[str]) -> None:
         items = cast("dict[str, object]", value)
         found += items  # keys are always strings, because the value was read from JSON
         for item in items.values():
-            # nearly all items are strings, so this branch saves a call each
+            # Nearly all items are strings, so this branch saves a call each.
             if isinstance(item, str):
                 found.append(item)
             else:

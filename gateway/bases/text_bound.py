@@ -13,8 +13,8 @@ from tokenizers import Tokenizer
 
 from gateway.bodies.mistakes import too_long
 
-# Maximum of original characters per character of the normalized text, because Hangul and stacked
-# accents are composed of at most four characters.
+# Maximum number of original characters per character of the normalized text, because Hangul and
+# stacked accents are composed of at most four characters.
 _COMPOSED = 4
 _KEEPING = frozenset({"ByteLevel", "Digits", "Metaspace", "Sequence", "Split"})
 
@@ -24,7 +24,7 @@ def require_fit(characters: int, per_token_max: int, context_tokens_max: int, pa
 
     Args:
         characters: Characters of the text.
-        per_token_max: Maximum of characters in one token, or 0 for no bound.
+        per_token_max: Maximum number of characters in one token, or 0 for no bound.
         context_tokens_max: Context of the model, in tokens, or 0 if not known.
         param: Field of the body that the text came in.
 
@@ -37,7 +37,7 @@ def require_fit(characters: int, per_token_max: int, context_tokens_max: int, pa
 
 
 def characters_per_token_max(tokenizer: Tokenizer) -> int:
-    """Return the maximum of characters in one token of a tokenizer, or 0 for no bound."""
+    """Return the maximum number of characters in one token of a tokenizer, or 0 for no bound."""
     described = json.loads(tokenizer.to_str())
     added = tokenizer.get_added_tokens_decoder().values()
     factor = _shrinking(described.get("normalizer"))

@@ -27,7 +27,7 @@ log = structlog.get_logger(__name__)
 
 _THREADS = 2
 _Made = TypeVar("_Made")
-# added niceness, so that a busy event loop has ten times as much processor time
+# Added niceness, so that a busy event loop has ten times as much processor time.
 _NICENESS = 10
 
 
@@ -189,6 +189,6 @@ def _step_back() -> None:
     try:
         usual = os.getpriority(os.PRIO_PROCESS, thread)
         os.setpriority(os.PRIO_PROCESS, thread, usual + _NICENESS)
-    # a sandbox may forbid the change, and then the thread keeps its full priority
+    # A sandbox may forbid the change, and then the thread keeps its full priority.
     except OSError as error:
         log.warning("priority_not_lowered", error=str(error))

@@ -29,7 +29,7 @@ from sluice.wire.state.v1 import state_pb2 as wire
 
 log = structlog.get_logger(__name__)
 
-LINES_MAX = 32  # maximum of lines under way in one worker
+LINES_MAX = 32  # maximum number of lines under way in one worker
 # Seconds between calls with lines under way, without lines, and after many empty calls.
 _BUSY_S, _IDLE_S, _IDLE_MAX_S = 0.25, 2.0, 15.0
 _CALL_BYTES_MAX = 2 << 20  # bytes of results per call, below gRPC's 4 MiB per message

@@ -56,7 +56,7 @@ class AnthropicTool(Strict):
     input_schema: dict[str, Any]
     strict: Flag | None = None
     cache_control: Any = None  # accepted without effect, because all prefixes are cached
-    # accepted without effect, because arguments are always streamed
+    # Accepted without effect, because arguments are always streamed.
     eager_input_streaming: Flag | None = None
     input_examples: Annotated[Any, Only([], instead="put examples into 'description'")] = None
     defer_loading: Annotated[Any, Only(False)] = None

@@ -11,7 +11,7 @@ from gateway.bodies.parsing import parse
 from gateway.bodies.prompts import TextOrIds, check_ids, listed
 
 PROMPTS_MAX = 64
-CHOICES_MAX = 64  # maximum of answers in one request, over all prompts
+CHOICES_MAX = 64  # maximum number of answers in one request, over all prompts
 LOGPROBS_MAX = 5
 _OUTPUT_TOKENS = 16  # OpenAI's default of `max_tokens`
 

@@ -14,9 +14,10 @@ from typing import NamedTuple
 from gateway.bodies.mistakes import bad_value
 from sluice.errors import BadRequestError
 
-# maximum bytes, slightly below the engine's 16 KiB (replica/engine/grammar_source.py)
+# Maximum bytes, slightly below the engine's 16 KiB (replica/engine/grammar_source.py).
 GRAMMAR_BYTES_MAX = 16_000
-_RULES_MAX = 200  # maximum of rules, because more overlapping terminals compile for over a second
+# Maximum number of rules, because more overlapping terminals compile for over a second.
+_RULES_MAX = 200
 _PARAM = "grammar"
 _ROOTS = {"gbnf": "root", "lark": "start"}
 _LARK_TOKEN = re.compile(
@@ -175,7 +176,7 @@ def _lark_of(found: re.Match[str]) -> str:
     match found.lastgroup:
         case "string":
             literal = json.dumps("".join(_characters(part[1:-1], found)), ensure_ascii=False)
-            # so that the literal cannot look like a directive
+            # A plain percent sign could make the literal look like a directive.
             return literal.replace("%", r"\u0025")
         case "set":
             return _set(part, found)

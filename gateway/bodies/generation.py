@@ -265,7 +265,7 @@ class GenerationFields(Body):
         """Grammar of the answer, from `response_format`, `regex`, `choice` or `grammar`."""
         asked = self.response_format or self.regex or self.choice or self.grammar
         if asked is None:
-            # the usual case, checked before the cached property because that needs a lock
+            # The usual case, which avoids the lock of the cached property.
             return None
         return self._guide
 

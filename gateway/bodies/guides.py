@@ -25,7 +25,7 @@ _SCHEMA_BYTES_MAX = 65_536
 _CHOICES_BYTES_MAX = 65_536
 _REGEX_BYTES_MAX = 8_192
 _CHOICE_CHARACTERS_MAX = 4_096
-# maximum of nested objects and arrays, slightly below the limit of the engine's parser
+# Maximum number of nested objects and arrays, slightly below the limit of the engine's parser.
 _SCHEMA_LEVELS_MAX = 120
 
 
@@ -65,7 +65,7 @@ ResponseFormat = Annotated[
     TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")
 ]
 Regex = Annotated[str, Field(min_length=1, max_length=_REGEX_BYTES_MAX)]
-# a directive of Lark, which is refused even inside a text
+# A directive of Lark, which is refused even inside a text.
 _DIRECTIVE = r"%(?=\s*(?:json|regex|lark|llguidance))"
 # Matches parts of a regular expression that have another meaning inside Lark.
 _UNLIKE = re.compile(rf"\\?{_DIRECTIVE}|\\(?:.|\n)|[/\n]")
@@ -150,7 +150,7 @@ def schema_text(schema: dict[str, Any], param: str) -> str:
     """Return a schema as JSON text, or raise BadRequestError if it is too large or too deep."""
     try:
         text = orjson.dumps(schema)
-    # the library's own limit on depth, since the schema is valid JSON
+    # The library's own limit on depth, since the schema is valid JSON.
     except orjson.JSONEncodeError:
         raise _too_deep(param) from None
     if len(text) > _SCHEMA_BYTES_MAX:

@@ -13,7 +13,7 @@ from gateway.bodies.mistakes import bad_value
 from gateway.bodies.parsing import Strict
 
 MESSAGES_MAX = 4096
-PARTS_MAX = 4096  # maximum of texts, or of tool calls, per message
+PARTS_MAX = 4096  # maximum number of texts, or of tool calls, per message
 TOOLS_MAX = 128
 _NO_ID = ""
 

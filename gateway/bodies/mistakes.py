@@ -9,11 +9,11 @@ from pydantic_core import ErrorDetails
 
 from sluice.errors import BadRequestError, ErrorCode
 
-# pydantic's type of a mistake with a value that is not served
+# Pydantic's type of a mistake with a value that is not served.
 UNSUPPORTED: LiteralString = "unsupported_parameter"
-_NAME_CHARACTERS_MAX = 100  # maximum of characters of a caller's name or value that an error shows
+_NAME_CHARACTERS_MAX = 100  # characters of a caller's name or value that an error shows
 _TEXT_CHARACTERS_MAX = 500
-# limit of 64-bit integers, because JSON parsers convert larger integers to floats
+# Limit of 64-bit integers, because JSON parsers convert larger integers to floats.
 _INTEGER_MAX = 2.0**63
 _PYDANTIC_S = re.compile(r"\b(?:Input|String|List|Dictionary|Data) should")
 # Kinds of content that only multimodal models accept.
@@ -49,7 +49,7 @@ def too_long(param: str, characters: int, context_tokens: int, fits: int) -> Bad
         param: Name of the body's field for the text.
         characters: Characters of the text.
         context_tokens: Context of the model, in tokens.
-        fits: Maximum of characters in this many tokens.
+        fits: Maximum number of characters in this many tokens.
     """
     return BadRequestError(
         ErrorCode.CONTEXT_LENGTH_EXCEEDED,

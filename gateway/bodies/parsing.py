@@ -18,14 +18,14 @@ from sluice.errors import BadRequestError, ErrorCode
 BODY_BYTES_MAX = 4 << 20
 # Bytes above which a body is parsed in a thread.
 INLINE_BYTES_MAX = 64 << 10
-# Maximum of commas in a body, which bounds its values. OpenAI accepts 300,000 token ids in one
-# request for embeddings. The difference is reserved for other fields.
+# Maximum number of commas in a body, which bounds its values. OpenAI accepts 300,000 token ids in
+# one request for embeddings. The difference is reserved for other fields.
 COMMAS_MAX = 320_000
-# Maximum of objects, arrays and strings in a body, since each costs as much as ten numbers. A chat
-# of 4,096 messages has 20,480.
+# Maximum number of objects, arrays and strings in a body, since each costs as much as ten numbers.
+# A chat of 4,096 messages has 20,480.
 PARTS_MAX = 25_000
 _SLICE_BYTES = 512 << 10  # bytes processed at once, for 2 ms under the interpreter lock
-_FIELDS_MAX = 64  # maximum of fields per object with known fields
+_FIELDS_MAX = 64  # maximum number of fields per object with known fields
 _TOO_MANY_FIELDS: LiteralString = "an object has at most 64 fields"
 
 

@@ -8,7 +8,7 @@ from pydantic import Discriminator, Field, Tag
 from gateway.bodies.fields import Text, TokenId
 from gateway.bodies.mistakes import bad_value
 
-INPUTS_MAX = 2048  # maximum of inputs in a request for embeddings, equal to OpenAI's
+INPUTS_MAX = 2048  # maximum number of inputs in a request for embeddings, equal to OpenAI's
 
 Ids = Annotated[list[TokenId], Field(fail_fast=True, min_length=1)]
 

@@ -222,7 +222,7 @@ class ItemTurns:
         self._param = param
         self.messages: list[Message] = []
         self._turn = _Turn()
-        # number of each item that is a call without a result, by call id
+        # Number of each item that is a call without a result, by call id.
         self._open: dict[str, int] = {}
         self._with_output: set[str] = set()
 

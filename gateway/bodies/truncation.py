@@ -37,7 +37,7 @@ def without_oldest(messages: Sequence[Message], turns: int) -> list[Message]:
 
 
 def prompt_room(context_tokens_max: int, output_tokens_max: int | None) -> int:
-    """Return the maximum of prompt tokens that leaves enough of the context for an answer."""
+    """Return the maximum number of prompt tokens that leaves enough context for an answer."""
     answer = output_tokens_max or context_tokens_max // _ROOM_PARTS
     return max(0, context_tokens_max - max(1, answer))
 

@@ -16,7 +16,7 @@ log = structlog.get_logger(__name__)
 
 KIND = CHAT_COMPLETION
 _WAITING_MAX, _WAITING_BYTES_MAX = 1000, 32 << 20
-# maximum of bytes of a completion, below gRPC's limit of 4 MiB per message
+# Maximum size in bytes of a completion, below gRPC's limit of 4 MiB per message.
 RECORD_BYTES_MAX = 3 << 20
 
 

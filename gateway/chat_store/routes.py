@@ -33,7 +33,7 @@ _PREFIX, _MESSAGES = f"{PATH}/", "/messages"
 _JSON = "application/json"
 _KNOWN = (PATH, f"{PATH}/{{id}}", f"{PATH}/{{id}}{_MESSAGES}")
 _FILTERS_MAX = 16
-# seconds to wait for queued completions, because a client may read its new completion at once
+# Seconds to wait for queued completions, because a client may read its new completion at once.
 _SETTLE_S = 1.0
 
 
@@ -72,7 +72,7 @@ class KeptCompletions:
     async def create(self, request: web.Request) -> web.StreamResponse:
         """POST /v1/chat/completions."""
         principal = self._authorise(request)
-        # The parsed body has no variable, because a variable would occupy memory during the stream.
+        # No variable refers to the parsed body, so that the stream does not retain it in memory.
         return await self._answering.answer(
             request,
             principal,

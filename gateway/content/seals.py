@@ -24,7 +24,7 @@ from sluice.wire.control.v1 import control_pb2 as wire
 _MARK = b"\x01"
 _HEAD = struct.Struct(">cI")  # mark and number of the key
 _NONCE_BYTES = 12
-_TENANTS_MAX = 1024  # maximum of tenants whose ciphers are cached
+_TENANTS_MAX = 1024  # maximum number of tenants whose ciphers are cached
 _HOUR_MS = 3_600_000
 
 

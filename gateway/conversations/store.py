@@ -17,8 +17,8 @@ from sluice.stored_content import CONVERSATION
 from sluice.wire.state.v1 import state_pb2 as wire
 
 _PREFIX = "conv"
-_BYTES_MAX = 3 << 20  # maximum of bytes of the items in one request, below gRPC's 4 MiB per message
-# maximum of bytes of all items in a conversation that a response may continue
+_BYTES_MAX = 3 << 20  # bytes of the items in one request, below gRPC's 4 MiB per message
+# Maximum size in bytes of all items in a conversation that a response may continue.
 _CONTEXT_BYTES_MAX = 16 << 20
 _ITEM: TypeAdapter[InputItem] = TypeAdapter(InputItem)
 

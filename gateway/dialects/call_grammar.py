@@ -24,9 +24,9 @@ from sluice.errors import BadRequestError, ErrorCode
 # Bytes that an engine accepts, which are 16 KiB and 64 KiB of schemas
 # (replica/engine/grammar_source.py).
 _GRAMMAR_BYTES_MAX = 16_384 + 65_536
-# maximum of an answer's rule, which leaves space for the rules of the reasoning
+# Characters of an answer's rule, which leaves space for the rules of the reasoning.
 _ANSWER_CHARACTERS_MAX = 16_000
-# maximum of calls per forced answer, because a weak model might never end the answer
+# Maximum number of calls per forced answer, because a weak model might never end the answer.
 CALLS_MAX = 16
 
 # White space of JSON as in models' training. With free white space, a weak model may never stop.
@@ -46,7 +46,7 @@ _PLAIN_KEYS = {
 }
 _DEFINITIONS = ("$defs", "definitions")  # keys whose content each property's schema receives
 _TO_DEFINITIONS = tuple(f"#/{key}/" for key in _DEFINITIONS)
-# maxima per tool, and for all tools, because the engine bounds the number of rules
+# Maxima per tool, and for all tools, because the engine bounds the number of rules.
 _KEYWORDS_MAX, _ALL_KEYWORDS_MAX = 16, 128
 _TEXT = r"/(.|\n)+/"
 # Marks that begin calls. Calls in Llama's forms begin without a mark.

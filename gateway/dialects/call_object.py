@@ -13,9 +13,9 @@ from gateway.dialects.call_writer import CallWriter
 from gateway.dialects.json_text import JsonText
 from gateway.dialects.marks import behind_space
 
-# Maximum of characters of a call before its name. Longer text is not treated as a call.
+# Maximum number of characters of a call before its name. Longer text is not treated as a call.
 HELD_CHARACTERS_MAX = 64 << 10
-_NAME_CHARACTERS_MAX = 512  # maximum of characters of a name or key as JSON text
+_NAME_CHARACTERS_MAX = 512  # maximum number of characters of a name or key as JSON text
 _ARGUMENTS_KEYS = ("arguments", "parameters")
 # Further keys that the object of a call without a mark may have.
 _OTHER_KEYS = ("type", "id")

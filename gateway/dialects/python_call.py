@@ -16,7 +16,7 @@ from gateway.dialects.marks import behind_space, matched
 
 CHARACTERS_MAX = 64 << 10
 # Bound on the work of `ast`, which parses the whole call at once, at about 1 us per part.
-_PARTS_MAX = 4096  # maximum of brackets, commas and colons
+_PARTS_MAX = 4096  # maximum number of brackets, commas and colons
 _NAME_CHARACTERS_MAX = 128
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]*")
@@ -165,7 +165,7 @@ class PythonCall:
         try:
             self.arguments = _as_json("".join(self._text))
             self.is_complete = True
-        # errors that `ast` documents
+        # Errors that `ast` documents.
         except (ValueError, SyntaxError, RecursionError, MemoryError):
             self.is_broken = True
 

@@ -5,8 +5,8 @@ import re
 from gateway.dialects.delta import AnswerDelta, OutputParser, joined
 from gateway.dialects.marks import Marks, ReasoningMarks, behind_space, matched
 
-# Maximum of ignored white space before an answer, or in an empty line there. Longer white space is
-# part of the answer.
+# Maximum amount of ignored white space before an answer, or in an empty line there. Longer white
+# space is part of the answer.
 _SPACE_CHARACTERS_MAX = 64
 _EMPTY_LINES = re.compile(rf"(?:[ \t]{{0,{_SPACE_CHARACTERS_MAX}}}[\r\n])*")
 

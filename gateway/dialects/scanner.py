@@ -8,7 +8,8 @@ from gateway.dialects.call_writer import CallWriter
 from gateway.dialects.delta import NOTHING, AnswerDelta
 from gateway.dialects.marks import Marks, behind_space
 
-# Maximum of white space before a call. Longer white space is text. Models write one line break.
+# Maximum amount of white space before a call. Longer white space is text. Models write one line
+# break.
 _SPACE_CHARACTERS_MAX = 256
 
 Step = Callable[[str, int], int]

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from sluice.wire.router.v1 import router_pb2 as wire
 
 KEPT_MAX = 8  # attempts stored per answer, above which the middle attempts are dropped
-TOLD_MAX = 16  # maximum of attempts in the event of one request
+TOLD_MAX = 16  # maximum number of attempts in the event of one request
 _REASON_MAX = 200
 _CANDIDATES_MAX = 16
 _U32_MAX = 0xFFFFFFFF

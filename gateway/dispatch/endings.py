@@ -13,9 +13,9 @@ class EndKind(Enum):
     STOP = auto()
     LENGTH = auto()
     FILTERED = auto()  # a rule of the tenant has ended the answer
-    # the request was rejected, evicted, or failed finally, with the reason in `code`
+    # The request was rejected, evicted, or failed finally, with the reason in `code`.
     REFUSED = auto()
-    # the replica, the router or the connection was lost, and the answer can be resumed
+    # The replica, the router or the connection was lost, and the answer can be resumed.
     LOST = auto()
 
 
@@ -46,7 +46,7 @@ _KINDS = {
     wire.OUTCOME_KIND_REJECTED: EndKind.REFUSED,
     wire.OUTCOME_KIND_EVICTED: EndKind.REFUSED,
     wire.OUTCOME_KIND_FAILED: EndKind.REFUSED,
-    # not cancelled by this gateway, which waits for no cancelled end
+    # This gateway never waits for the end of a request that it has cancelled itself.
     wire.OUTCOME_KIND_CANCELLED: EndKind.LOST,
     wire.OUTCOME_KIND_LOST: EndKind.LOST,
 }

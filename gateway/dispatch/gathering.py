@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from gateway.dialects.delta import NOTHING, AnswerDelta, CallDelta
 
-# Maximum of gathered characters. Above the maximum, they are sent before the pause is over.
+# Maximum number of gathered characters. Above the maximum, they are sent before the pause is over.
 _CHARACTERS_MAX = 16 << 10
 
 
@@ -33,7 +33,7 @@ class DeltaGatherer:
     def passed(self, delta: AnswerDelta) -> list[AnswerDelta]:
         """Add a piece, and return the pieces to send now, in this order."""
         both = together(self._kept, delta)
-        # content is sent without delay, after the collected pieces that precede it
+        # `delta` has content, which is sent at once, after the collected pieces
         if both is None:
             return [it for it in (self.take(), delta) if it is not NOTHING]
         if self._timer is None:

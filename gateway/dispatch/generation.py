@@ -209,7 +209,7 @@ class Generation(ABC):
             return pipe.push(tokens), []
         known = [] if line is None else line.entries(tokens)
         delta, told = NOTHING, list[TokenLogprob]()
-        # one by one, because log probabilities need the text of each token
+        # Tokens pass one by one, because log probabilities need the text of each token.
         for index, token in enumerate(tokens):
             if pipe.is_stopped:
                 del self.emitted[index - len(tokens) :]
@@ -219,7 +219,8 @@ class Generation(ABC):
             if line is None:
                 continue
             line.push(known[index : index + 1], pipe.characters - before)
-            # A parsed answer also has reasoning or calls, so no token can be assigned to a part.
+            # A parsed answer also has reasoning or calls, so no token belongs to one part for
+            # certain.
             told += line.rest() if pipe.is_parsed else line.shown(pipe.shown)
         return delta, told
 

@@ -6,7 +6,7 @@ A write costs more than all other work for a token.
 import asyncio
 from collections.abc import Callable
 
-# Maximum of waiting bytes. Above the maximum, they are written before the interval is over.
+# Maximum number of waiting bytes. Above the maximum, they are written before the interval is over.
 _BYTES_MAX = 32 << 10
 
 

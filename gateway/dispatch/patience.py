@@ -13,12 +13,12 @@ RESUMES_MAX = 2
 # bounds, the wait equals the request's deadline. A short deadline was meant for answers that have
 # not begun, and a long deadline for the queue.
 _RESUME_WAIT_MIN_S, _RESUME_WAIT_MAX_S = 10.0, 60.0
-# seconds for which a new request waits for a router, enough for one reconnection
+# Seconds for which a new request waits for a router, enough for one reconnection.
 _CONNECT_WAIT_S = 2.0
-# seconds until the first token, equal to the router's default for a request without a deadline
+# Seconds until the first token, equal to the router's default for a request without a deadline.
 _DEADLINE_S = 30.0
 _RETRY_PAUSE_S = 0.1
-_RETRY_PAUSE_MAX_S = 1.0  # maximum of the pause in seconds, which doubles after each refusal
+_RETRY_PAUSE_MAX_S = 1.0  # maximum pause in seconds, which doubles after each refusal
 _HOME_WAIT_S = 0.5  # seconds for which an answer waits for the next owner of its cell
 
 NO_TOKEN = GenerationEnd(

@@ -19,7 +19,8 @@ _AT_SHIFT = 64 - _ROWS_BITS
 _PROBES = 8
 # Columns per cell. Two are in use, and the spare columns let retired marks be cleared in one pass.
 _COLUMNS = 4
-# maximum of marks per generation, of which a router reports half and this worker adds the rest
+# Maximum number of marks per generation, of which a router reports half and this worker adds the
+# rest.
 _MARKS_MAX = 4096
 _MIX = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1

@@ -37,7 +37,7 @@ _WELCOME_TIMEOUT_S = 2.0
 _NAP_S = 0.1  # seconds of one sleep of the silence check
 _SILENT_NAPS_MAX = 9  # sleeps without a message after which the connection is closed
 _STUCK_NAPS_MAX = 50  # sleeps during one write after which the connection is closed
-_UNSENT_MAX = 20_000  # maximum of submits that wait for the socket
+_UNSENT_MAX = 20_000  # maximum number of submits that wait for the socket
 # Tokens at which a message is full. A token has up to five bytes, and routers accept messages of 64
 # MiB. The other fields of a submit (a grammar may have 64 KiB) count as `_SUBMIT_TOKENS`.
 _BATCH_TOKENS = 1 << 19
@@ -149,7 +149,7 @@ class RouterLink:
         )
         self._unsent += 1
         self._batch_tokens += len(submit.prompt) + _SUBMIT_TOKENS
-        # counted here until the router reports the new number
+        # The tokens are counted here until the router reports the new number.
         if (cell := self.cells.get(cell_id)) is not None:
             cell.tokens_owed += len(submit.prompt)
         self._has_outgoing.set()
@@ -194,7 +194,7 @@ class RouterLink:
             finally:
                 was_up = self._disconnect()
             task = asyncio.current_task()
-            # an error has occurred together with the cancellation
+            # An error has occurred together with the cancellation.
             if task is not None and task.cancelling():
                 raise asyncio.CancelledError
             attempt = 0 if was_up else attempt + 1

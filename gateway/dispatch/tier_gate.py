@@ -14,7 +14,7 @@ from sluice.wire.router.v1 import router_pb2 as wire
 # Seconds for which a reported gate is valid. Routers repeat their gates every second.
 LEASE_S = 2.0
 _RETRY_MIN_S, _RETRY_MAX_S = 0.1, 30.0
-_KEPT_MAX = 4096  # maximum of entries by cell, tier and tenant, above which all entries are dropped
+_KEPT_MAX = 4096  # entries by cell, tier and tenant, above which all entries are dropped
 
 
 class ToldGate(NamedTuple):
@@ -89,7 +89,7 @@ class EarlyGate:
 
     def __init__(self) -> None:
         self._credit: dict[tuple[str, int, str], float] = {}  # by cell, priority and tenant
-        # time of the report and seconds added since, by cell and priority
+        # Time of the report and seconds added since, by cell and priority.
         self._promised: dict[tuple[str, int], tuple[float, float]] = {}
 
     def refusal(self, cells: Sequence[GatedCell], ask: GateAsk, now_s: float) -> GateRefusal | None:
@@ -116,7 +116,7 @@ class EarlyGate:
         return GateRefusal(cell.cell_id, self._retry_s(cell, ask.priority, gate, now_s))
 
     def _retry_s(self, cell: GatedCell, priority: int, gate: ToldGate, now_s: float) -> float:
-        """Return the seconds until a retry, later than those told since the router's report."""
+        """Return the seconds until a retry, which each refusal since the last report delays."""
         key = (cell.cell_id, priority)
         told_at_s, added_s = self._promised.get(key, (0.0, 0.0))
         if told_at_s != cell.told_at_s:  # the new report includes the earlier refusals

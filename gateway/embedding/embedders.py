@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-# Maximum of texts of one request in flight, for one batch that the replica computes and one that
-# waits.
+# Maximum number of texts of one request in flight, for one batch that the replica computes and one
+# that waits.
 WINDOW_TEXTS = 32
-# maximum of texts in flight per replica, where the longest texts take 12 s on a single core
+# Maximum number of texts in flight per replica, where the longest texts take 12 s on a single core.
 IN_FLIGHT_MAX = 256
 ANSWER_S = 30.0  # longest wait for one text, in seconds
 ATTEMPTS_MAX = 2
@@ -83,7 +83,7 @@ class Embedders:
         self._state = state
         self._replicas: dict[str, _Replica] = {}
         self._leaving: list[_Replica] = []
-        # texts that the requests of a pool may have in flight, by pool id
+        # Texts that the requests of a pool may have in flight, by pool id.
         self._open: dict[str, int] = {}
         self._idle = asyncio.Event()
         self._is_draining = self._is_stopping = False

@@ -8,7 +8,7 @@ from gateway.bodies.mistakes import bad_value
 from gateway.bodies.prompts import check_ids
 from sluice.errors import BadRequestError, ErrorCode
 
-TOKENS_MAX = 300_000  # maximum of tokens per request, equal to OpenAI's
+TOKENS_MAX = 300_000  # maximum number of tokens per request, equal to OpenAI's
 
 
 async def token_ids(

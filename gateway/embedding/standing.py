@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 PAUSE_FIRST_S = 0.5
-PAUSE_MAX_S = 2.0  # maximum of seconds between probes, each of which costs as much as four tokens
+PAUSE_MAX_S = 2.0  # longest pause in seconds, since a probe costs as much as four tokens
 FAILURES_MAX = 3  # consecutive failures that eject a replica
-_DOUBLINGS_MAX = 8  # maximum of doublings, at which the pause has reached its maximum
+_DOUBLINGS_MAX = 8  # maximum number of doublings, at which the pause has reached its maximum
 
 _NEVER = float("-inf")
 
