@@ -1,6 +1,8 @@
 """`sluice scaling`: commands for bounds and manual sizes of pools, and the sizes' reasons."""
 
 import re
+from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -8,6 +10,7 @@ import typer
 from cli.admin import AsJson, ask, given
 from cli.api import ApiClient, Json
 from cli.render import show_fields, show_json, show_objects
+from cli.token_curves import CurveError, TokenCurve, read_curve
 
 scaling = typer.Typer(
     help="The number of a pool's replicas, and its reasons.", no_args_is_help=True
@@ -148,18 +151,39 @@ def replay(
     most: Most = None,
     minute_worth: Worth = None,
     hours: Annotated[int, typer.Option(min=1, max=48, help="Hours of demand to replay.")] = 24,
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            help="File of requests to replay in place of the recorded demand: Azure's CSV,"
+            " Mooncake's JSON lines, or an export of the table `requests` as JSONEachRow."
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Replay the recorded demand of a pool with its bounds and with others, without a change."""
-    query = given(
-        replicas_min=least, replicas_max=most, minute_worth=minute_worth, hours=str(hours)
-    )
-    found = ask(lambda api: api.call("GET", f"/v1/pools/{pool}/scaling/replay", query=query))
+    """Replay the recorded demand of a pool, or a trace, with its bounds and with others.
+
+    Nothing changes.
+    """
+    bounds = given(replicas_min=least, replicas_max=most, minute_worth=minute_worth)
+    path = f"/v1/pools/{pool}/scaling/replay"
+    if trace is None:
+        query = bounds | {"hours": str(hours)}
+        found = ask(lambda api: api.call("GET", path, query=query))
+    else:
+        body = bounds | asdict(_curve(trace))
+        found = ask(lambda api: api.call("POST", path, body))
     if as_json:
         show_json(found)
         return
     rows = [{"bounds": name, **found[name]} for name in ("present", "asked")]
     show_objects(rows, ("bounds", *_REPLAY), as_json=False)
+
+
+def _curve(trace: Path) -> TokenCurve:
+    try:
+        return read_curve(trace)
+    except CurveError as error:
+        raise typer.BadParameter(str(error), param_hint="--trace") from None
 
 
 @scaling.command("pin")

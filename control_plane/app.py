@@ -77,6 +77,7 @@ from control_plane.rollouts.routes import RolloutRoutes
 from control_plane.rollouts.service import Rollouts
 from control_plane.scaling.actuators import Actuator, ActuatorsError, read_actuators
 from control_plane.scaling.asking import NodeAsking
+from control_plane.scaling.replay_routes import ReplayRoutes
 from control_plane.scaling.routes import INTERVAL_S as SCALING_INTERVAL_S
 from control_plane.scaling.routes import ScalingRoutes
 from control_plane.scaling.service import Scaling
@@ -258,6 +259,7 @@ def admin_routes(
         *models.routes(database, ranks.model, ranks.model_pools),
         *FleetRoutes(database, ranks.pool).routes(),
         *ScalingRoutes(database, scaling_interval_s, actuators).routes(),
+        *ReplayRoutes(database, scaling_interval_s).routes(),
         *HoursRoutes(database).routes(),
         *KeyRoutes(database, ADMIN_KEYS).routes(),
         *AuditRoutes(database).routes(),

@@ -39,7 +39,7 @@ class AdminRoute:
         kind: Kind of the objects, for the audit log.
         operation: Part of the OpenAPI document, made by `describe.operation`.
         is_audited: Whether every success writes an audit row. Only a write without a visible effect
-            (a piece of an upload whose completion is audited) may set it to false.
+            (a piece of an upload, or a question too long for a URL) may set it to false.
         is_noted: Whether reads are audited in the same way as writes.
     """
 

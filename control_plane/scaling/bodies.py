@@ -6,7 +6,11 @@ from pydantic import Field, model_validator
 
 from control_plane.fields import AdminBody
 from control_plane.fleet.model import REPLICAS_MAX
+from control_plane.scaling.replay import REPLAY_HOURS_MAX
 
+_BUCKET_MIN_S = 5
+_BUCKETS_MAX = REPLAY_HOURS_MAX * 3600 // _BUCKET_MIN_S
+_Tokens = Annotated[int, Field(ge=0, le=1 << 53)]
 _Replicas = Annotated[int, Field(ge=0, le=REPLICAS_MAX)]
 
 
@@ -55,6 +59,28 @@ class ScalingPinBody(AdminBody):
 
     replicas: _Replicas
     for_s: Annotated[float, Field(ge=0, le=31_536_000)] = 0.0
+
+
+class ScalingReplayBody(AdminBody):
+    """A trace, as sums of tokens per `bucket_s` seconds, and the bounds to try with it.
+
+    A bound that is missing keeps its present value.
+    """
+
+    bucket_s: Annotated[int, Field(ge=_BUCKET_MIN_S, le=900)] = 15
+    prompt_tokens: Annotated[list[_Tokens], Field(min_length=1, max_length=_BUCKETS_MAX)]
+    output_tokens: Annotated[list[_Tokens], Field(min_length=1, max_length=_BUCKETS_MAX)]
+    replicas_min: _Replicas | None = None
+    replicas_max: _Replicas | None = None
+    minute_worth: Annotated[float, Field(ge=0, le=1000)] | None = None
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> Self:
+        if len(self.prompt_tokens) != len(self.output_tokens):
+            raise ValueError("prompt_tokens and output_tokens must have as many numbers")
+        if len(self.prompt_tokens) * self.bucket_s > REPLAY_HOURS_MAX * 3600:
+            raise ValueError(f"a trace of more than {REPLAY_HOURS_MAX} hours")
+        return self
 
 
 class ScalingBudgetBody(AdminBody):

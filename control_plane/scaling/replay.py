@@ -14,8 +14,10 @@ from control_plane.scaling.demand import BUCKET_S, DemandHistory
 from control_plane.scaling.fluid import ScalingOutcome, Sight, Terms, play
 from control_plane.scaling.model import FleetBudget, PoolFacts, PoolState, ScalingSettings
 from control_plane.scaling.plan import plan, remember, urgent
+from control_plane.scaling.work import PoolSpeed
 
 QUARTER_S = 900
+REPLAY_HOURS_MAX = 48  # longest replay
 QUARTERS_MIN = 4  # least number of quarter-hours for a meaningful replay
 _POOL = "pool"
 _BOOTS = 8  # measured boot times from which on the assumed boot times are not used
@@ -101,6 +103,24 @@ def kept_curve(history: DemandHistory, hours: int) -> list[float]:
         for _ in range(QUARTER_S // int(BUCKET_S)):
             level = mean * exp(noise.gauss(0.0, history.noise))
             curve += repeat(level, int(BUCKET_S))
+    return curve
+
+
+def trace_curve(
+    prompt_tokens: Sequence[int], output_tokens: Sequence[int], bucket_s: int, speed: PoolSpeed
+) -> list[float]:
+    """Return the demand of a trace in work-seconds per second, one number per second.
+
+    Args:
+        prompt_tokens: Prompt tokens of the requests of each bucket. All are counted as computed,
+            because a trace does not say which of them a cache would hold.
+        output_tokens: Output tokens of the same requests.
+        bucket_s: Seconds per bucket.
+        speed: Speed of the pool's replicas.
+    """
+    curve: list[float] = []
+    for prompt, output in zip(prompt_tokens, output_tokens, strict=True):
+        curve += repeat(speed.work_s(prompt, output) / bucket_s, bucket_s)
     return curve
 
 

@@ -1,9 +1,8 @@
 """Serves the admin REST of scaling, for bounds of pools, numbers set by hand, and decisions."""
 
-import asyncio
 import re
 from collections.abc import Awaitable, Callable, Collection
-from dataclasses import asdict, replace
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -24,8 +23,8 @@ from control_plane.http.writes import Write, WriteReply, Writes
 from control_plane.scaling import repository
 from control_plane.scaling.bodies import ScalingBody, ScalingBudgetBody, ScalingPinBody
 from control_plane.scaling.model import SLEEPING_ENGINES
-from control_plane.scaling.replay import QUARTER_S, QUARTERS_MIN, kept_curve, replay
-from control_plane.scaling.service import Looked, decision_of, look_at
+from control_plane.scaling.queries import ONE, PLAN_FIELDS, bounds_of, missing_bounds
+from control_plane.scaling.service import decision_of, look_at
 from control_plane.scaling.tables import (
     actuator_asks,
     pool_scaling_states,
@@ -39,7 +38,6 @@ from sluice.errors import BadRequestError, ErrorCode, PlatformError
 INTERVAL_S = 15.0
 _KIND = "scaling"
 _SLEEPERS_SHARE = 0.05  # default share, if the engine can sleep
-_ONE = "/v1/pools/{id:[^/]+}/scaling"
 _READ, _WRITE = Action.READ_PLATFORM, Action.WRITE_FLEET
 _SETTINGS = tuple(ScalingBody.model_fields)
 _BY_HAND = ("is_paused", "pin", "pin_until", "pinned_by")
@@ -66,13 +64,6 @@ _DECISION: dict[str, Any] = {
 _LISTED = ("pool_id", *_SETTINGS, *_BY_HAND, *_DECISION)
 _CHANGE = ("id", "pool_id", "changed_at", "before", "after", "cause", "text")
 _BUDGET = tuple(ScalingBudgetBody.model_fields)
-_PLAN_FIELDS = ("replicas_min", "replicas_max", "minute_worth")
-_HOURS, _HOURS_MAX = 24, 48
-_REPLAYED: dict[str, Any] = {
-    "hours": describe.NUMBER,
-    "present": describe.OBJECT,
-    "asked": describe.OBJECT,
-}
 
 Set = Callable[[Write, str, Values], Awaitable[Values]]
 
@@ -97,7 +88,6 @@ class ScalingRoutes:
         self._writes = Writes(database)
         self._interval_s = interval_s
         self._actuators = actuators
-        self._replaying = asyncio.Lock()
 
     def routes(self) -> list[AdminRoute]:
         """Return the routes."""
@@ -120,9 +110,9 @@ class ScalingRoutes:
         get = told("Show the bounds within which a pool is scaled", answer=seen)
         remove = told("Scale a pool no more; it keeps the replicas it has")
         return [
-            AdminRoute("GET", _ONE, self.get, _READ, _KIND, get),
-            AdminRoute("PUT", _ONE, self.put, _WRITE, _KIND, put),
-            AdminRoute("DELETE", _ONE, self.delete, _WRITE, _KIND, remove),
+            AdminRoute("GET", ONE, self.get, _READ, _KIND, get),
+            AdminRoute("PUT", ONE, self.put, _WRITE, _KIND, put),
+            AdminRoute("DELETE", ONE, self.delete, _WRITE, _KIND, remove),
             AdminRoute("GET", of_budget, self.get_budget, _READ, _KIND, get_budget),
             AdminRoute("PUT", of_budget, self.put_budget, _WRITE, _KIND, set_budget),
         ]
@@ -134,9 +124,9 @@ class ScalingRoutes:
         pause = told("Leave a pool as it is", answer=seen)
         resume = told("Scale a pool again: lift its pause, and a number set by hand", answer=seen)
         return [
-            AdminRoute("POST", f"{_ONE}/pin", self.pin, _WRITE, _KIND, pin),
-            AdminRoute("POST", f"{_ONE}/pause", self.pause, _WRITE, _KIND, pause),
-            AdminRoute("POST", f"{_ONE}/resume", self.resume, _WRITE, _KIND, resume),
+            AdminRoute("POST", f"{ONE}/pin", self.pin, _WRITE, _KIND, pin),
+            AdminRoute("POST", f"{ONE}/pause", self.pause, _WRITE, _KIND, pause),
+            AdminRoute("POST", f"{ONE}/resume", self.resume, _WRITE, _KIND, resume),
         ]
 
     def _read_routes(self) -> list[AdminRoute]:
@@ -148,24 +138,18 @@ class ScalingRoutes:
         told, listing = describe.operation, describe.listing
         status = listing("List the pools that have bounds, with their last decisions", row)
         plan = told(
-            "Plan for a pool, with other bounds if given", answer=decision, query=_PLAN_FIELDS
+            "Plan for a pool, with other bounds if given", answer=decision, query=PLAN_FIELDS
         )
         asked = listing(
             "List the actuators of pools, with the state of their requests for nodes",
             describe.shown(actuator_asks.c.keys(), types=columns(actuator_asks)),
         )
-        replayed = told(
-            "Replay the kept demand of a pool, with its bounds and with others",
-            answer=describe.shown(("pool_id", *_REPLAYED), types=_REPLAYED),
-            query=(*_PLAN_FIELDS, "hours"),
-        )
         history = listing("List the changes of a pool's number, the newest first", change)
         return [
             AdminRoute("GET", "/v1/scaling", self.list, _READ, _KIND, status),
             AdminRoute("GET", "/v1/scaling/actuators", self.list_asks, _READ, _KIND, asked),
-            AdminRoute("GET", f"{_ONE}/plan", self.plan, _READ, _KIND, plan),
-            AdminRoute("GET", f"{_ONE}/replay", self.replay, _READ, _KIND, replayed),
-            AdminRoute("GET", f"{_ONE}/changes", self.changes, _READ, _KIND, history),
+            AdminRoute("GET", f"{ONE}/plan", self.plan, _READ, _KIND, plan),
+            AdminRoute("GET", f"{ONE}/changes", self.changes, _READ, _KIND, history),
         ]
 
     # --- reading --------------------------------------------------------------------------------
@@ -190,17 +174,17 @@ class ScalingRoutes:
             self._database, select(pool_scalings).where(pool_scalings.c.pool_id == key)
         )
         if not rows:
-            raise _missing(key)
+            raise missing_bounds(key)
         return shown(request, _settings(rows[0]))
 
     async def plan(self, request: web.Request) -> web.Response:
         """Return the decision of a round that ran now, without applying the decision."""
-        key, asked = path_id(request), _bounds_of(request)
+        key, asked = path_id(request), bounds_of(request)
 
         async def work(connection: AsyncConnection) -> Values:
             found = await repository.scaled_pools(connection, 2 * self._interval_s, None)
             if not any(it.id == key for it in found):
-                raise _missing(key)
+                raise missing_bounds(key)
             pools_then = [
                 replace(it, settings=replace(it.settings, **asked), is_on=True)
                 if it.id == key
@@ -212,31 +196,6 @@ class ScalingRoutes:
             return {"pool_id": key, **decision_of(one), "decided_at": None}
 
         return shown(request, await self._database.run(work))
-
-    async def replay(self, request: web.Request) -> web.Response:
-        """Replay past demand with the present bounds and with the query's bounds, for seconds."""
-        key, asked, hours = path_id(request), _bounds_of(request), _hours(request)
-
-        async def work(connection: AsyncConnection) -> Looked:
-            found = await repository.scaled_pools(connection, 2 * self._interval_s, [key])
-            if not found:
-                raise _missing(key)
-            return (await look_at(connection, self._interval_s, found))[0]
-
-        one = await self._database.run(work)
-        curve = kept_curve(one.state.history, hours)
-        if len(curve) < QUARTERS_MIN * QUARTER_S:
-            message = "less than an hour of demand is kept of this pool: ask again later"
-            raise PlatformError(ErrorCode.CONFLICT, message)
-        bounds = replace(one.pool.settings, pin=None, is_paused=False)
-        # one replay at a time, because each replay occupies a processor core
-        async with self._replaying:
-            tried = {"present": bounds, "asked": replace(bounds, **asked)}
-            results = {
-                name: asdict(await asyncio.to_thread(replay, curve, one.state, it))
-                for name, it in tried.items()
-            }
-        return shown(request, {"pool_id": key, "hours": len(curve) / 3600, **results})
 
     async def changes(self, request: web.Request) -> web.Response:
         """Return a page of changes. `?after=` with the last id of a page requests the next page."""
@@ -291,7 +250,7 @@ class ScalingRoutes:
         async def work(write: Write) -> WriteReply:
             row = await _locked(write, key)
             if row is None:
-                raise _missing(key)
+                raise missing_bounds(key)
             write.check(_settings(row))
             await _keep_number(write, key)
             is_it = pool_scalings.c.pool_id == key
@@ -355,7 +314,7 @@ class ScalingRoutes:
         async def work(write: Write) -> WriteReply:
             row = await _locked(write, key)
             if row is None and not creates:
-                raise _missing(key)
+                raise missing_bounds(key)
             before = None if row is None else _settings(row)
             write.check(before)
             start: Values = {"is_paused": False, "pin": None, "pin_until": None, "pinned_by": ""}
@@ -430,34 +389,3 @@ def _listed(row: Values) -> Values:
 
 def _budget(row: Values | None) -> Values:
     return dict.fromkeys(_BUDGET) if row is None else {name: row[name] for name in _BUDGET}
-
-
-def _bounds_of(request: web.Request) -> dict[str, Any]:
-    """Return the bounds in a query. The result has no value for a bound that the query lacks."""
-    found: dict[str, Any] = {}
-    for name in _PLAN_FIELDS:
-        text = request.query.get(name)
-        if text is None:
-            continue
-        if not re.fullmatch(
-            r"[0-9]{1,5}(\.[0-9]{1,6})?" if name == "minute_worth" else r"[0-9]{1,5}", text
-        ):
-            message = f"{name} must be a number from 0"
-            raise BadRequestError(ErrorCode.INVALID_REQUEST, message, param=name)
-        found[name] = float(text) if name == "minute_worth" else int(text)
-    return found
-
-
-def _hours(request: web.Request) -> int:
-    text = request.query.get("hours", str(_HOURS))
-    if not re.fullmatch(r"[0-9]{1,3}", text) or not 1 <= int(text) <= _HOURS_MAX:
-        message = f"hours must be a whole number from 1 to {_HOURS_MAX}"
-        raise BadRequestError(ErrorCode.INVALID_REQUEST, message, param="hours")
-    return int(text)
-
-
-def _missing(key: str) -> PlatformError:
-    message = (
-        f"pool {key} has no bounds, so it is not scaled: set them with PUT, or `sluice scaling set`"
-    )
-    return PlatformError(ErrorCode.NOT_FOUND, message)

@@ -161,6 +161,14 @@ async def test_demand_takes_a_pool_up_and_down_again(
 
         await eventually(is_measured, "demand is known")
         assert (await _row(plane, "tide"))["wanted"] == 1
+        replay, few = "/v1/pools/tide/scaling/replay", 1
+        tokens = [int(15 * 3.2e6 / _TOKEN_US)] * 120  # work of 3.2 replicas for half an hour
+        body = {"prompt_tokens": [0] * 120, "output_tokens": tokens, "replicas_max": few}
+        told = (await plane.admin.post(replay, json=body)).json()
+        assert (told["hours"], told["asked"]["replicas_most"]) == (0.5, few)
+        assert told["present"]["violation_minutes"] < told["asked"]["violation_minutes"]
+        uneven = await plane.admin.post(replay, json=body | {"output_tokens": [1]})
+        assert (uneven.status_code, "as many numbers" in uneven.text) == (400, True)
         router.demand["tide-0"] = 3.2
 
         async def has_grown() -> bool:
@@ -234,7 +242,7 @@ def sluice(plane: ControlPlane, monkeypatch: pytest.MonkeyPatch) -> Command:
 
 
 async def test_a_number_by_hand_stands_until_it_is_lifted_or_over(
-    plane: ControlPlane, eventually: Eventually, sluice: Command
+    plane: ControlPlane, eventually: Eventually, sluice: Command, tmp_path: Path
 ) -> None:
     await _pool(plane, "hand", **BOUNDS)
 
@@ -262,6 +270,10 @@ async def test_a_number_by_hand_stands_until_it_is_lifted_or_over(
     assert json.loads(await sluice("history", "hand", "--json"))[0]["after"] == 1
     await sluice("set", "hand", "--min", "7", "--max", "3", status=1)
     assert "less than an hour" in await sluice("replay", "hand", "--max", "3", status=1)
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text("nothing")
+    replayed = await sluice("replay", "hand", "--trace", str(trace), status=2)
+    assert "no column TIMESTAMP" in replayed
     await sluice("pin", "hand", "2", "--for", "soon", status=2)
     told = (await plane.admin.get("/v1/audit", params={"kind": "scaling"})).json()["data"]
     assert {"create", "change"} <= {row["action"] for row in told}

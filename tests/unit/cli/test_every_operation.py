@@ -45,6 +45,7 @@ scaling resume p
 scaling history p
 scaling actuators
 scaling replay p --max 4
+scaling replay p --max 4 --trace {trace}
 scaling budget --accelerators 8
 tenants list
 tenants show t
@@ -329,7 +330,9 @@ def server(tmp_path_factory) -> Server:
     words = {"directory": directory, "target": directory.with_name("pulled"), "plan": plan}
     table = directory.with_name("table.json")
     table.write_text('{"scheme": 1, "cells": []}')
-    words |= {"table": table, "D": D, "digest": manifest.digest}
+    trace = directory.with_name("trace.jsonl")
+    trace.write_text('{"timestamp": 1, "input_length": 2, "output_length": 3}')
+    words |= {"trace": trace, "table": table, "D": D, "digest": manifest.digest}
     made.lines = [line.format(**words).split() for line in COMMANDS.strip().splitlines()]
     return made
 

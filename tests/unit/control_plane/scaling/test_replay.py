@@ -4,7 +4,8 @@ from dataclasses import replace
 
 from control_plane.scaling.demand import DemandHistory
 from control_plane.scaling.model import PoolFacts, PoolState, ScalingSettings
-from control_plane.scaling.replay import kept_curve, replay
+from control_plane.scaling.replay import kept_curve, replay, trace_curve
+from control_plane.scaling.work import PoolSpeed
 
 SETTINGS = ScalingSettings(1, 20, accelerators=2, price=3.0, minute_worth=0.0)
 
@@ -33,3 +34,8 @@ def test_too_few_replicas_cost_minutes_and_enough_cost_money() -> None:
     assert few.replica_hours < enough.replica_hours
     assert enough.accelerator_hours == round(2 * enough.replica_hours, 2)
     assert abs(enough.price - 3 * enough.replica_hours) < 0.1
+
+
+def test_the_tokens_of_a_trace_become_work_of_the_pools_replicas() -> None:
+    curve = trace_curve([1000, 0], [100, 50], 15, PoolSpeed(0.001, 0.05))
+    assert curve == [6.0 / 15] * 15 + [2.5 / 15] * 15
