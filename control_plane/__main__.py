@@ -1,4 +1,4 @@
-"""Entry point of the service: `python -m control_plane`."""
+"""Entry point of the service, run by `python -m control_plane`."""
 
 import gc
 import sys
@@ -11,8 +11,8 @@ from sluice import certificates, shared_secret
 from sluice.identity import CertificateRole
 from sluice.logs import configure_logs
 
-# A full garbage collection visits every object of the state and delays hundreds of watchers. It may
-# run rarely, because requests and changes create few reference cycles.
+# A full garbage collection visits every object of the state and delays hundreds of watchers. A rare
+# collection is enough, because requests and changes create few reference cycles.
 _GC_THRESHOLDS = (10_000, 20, 100)
 
 

@@ -1,4 +1,4 @@
-"""Composition root: builds all parts, and serves until a stop signal."""
+"""The composition root, which builds all parts and serves until a stop signal."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping
@@ -109,15 +109,17 @@ from sluice.wire.state.v1.state_pb2_grpc import (
 log = structlog.get_logger(__name__)
 
 _GRPC_STOP_S = 1.0
-# A frozen peer keeps its connection open. Pings detect a peer that does not answer in about 5 s.
+# A frozen peer keeps its connection open. Pings detect within about 5 s that a peer does not
+# answer.
 _GRPC_OPTIONS = (
     ("grpc.keepalive_time_ms", 2000),
     ("grpc.keepalive_timeout_ms", 3000),
-    # the setting that closes the connection (default 60 s; grpcio 1.85)
+    # the setting that closes the connection (default 60 s in grpcio 1.85)
     ("grpc.http2.ping_timeout_ms", 3000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.so_reuseport", 0),  # a port in use is an error; a second server must not share the port
+    # A port in use is an error, because a second server must not share the port.
+    ("grpc.so_reuseport", 0),
 )
 
 
@@ -392,7 +394,7 @@ def _operations(
         return web.json_response({"status": "ok"})
 
     async def readyz(_: web.Request) -> web.Response:
-        """Report ready once there is a state to serve, even while PostgreSQL is away."""
+        """Report ready once a state was loaded, even while PostgreSQL is down."""
         body = {
             "status": "ok" if feed.is_loaded else "starting",
             "database": "up" if feed.is_database_up else "down",

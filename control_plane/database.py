@@ -32,8 +32,8 @@ _SERVER_SETTINGS = {
     "lock_timeout": "4s",
     "idle_in_transaction_session_timeout": "10s",
 }
-# Selects our own sessions whose process has been silent within a statement for longer than any
-# statement takes.
+# Selects the control planes' sessions with a process that has been silent within a statement for
+# longer than any statement lasts.
 _END_FROZEN = text(
     "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
     " WHERE datname = current_database() AND usename = current_user"
@@ -41,9 +41,9 @@ _END_FROZEN = text(
     " AND xact_start IS NOT NULL AND wait_event_type = 'Client'"
     " AND state_change < clock_timestamp() - interval '10 s'"
 )
-# Errors that are worth a retry: the server is gone, starting up or shutting down; a deadlock or a
-# serialization failure; and errors that an operator has to repair, such as a missing database,
-# missing access or missing tables.
+# Errors after which the work is retried. The server is gone, starting up or shutting down, or it
+# has detected a deadlock or a serialization failure. Other such errors wait for an operator's
+# repair, such as a missing database, missing access or missing tables.
 _TRANSIENT_SQLSTATES = ("08", "57P", "40001", "40P01", "53300", "3D000", "28", "42P01")
 
 ERRORS: tuple[type[Exception], ...] = (
@@ -81,14 +81,14 @@ async def end_frozen(connection: AsyncConnection) -> None:
     """End the transactions of frozen control planes, which releases all their locks.
 
     PostgreSQL's own timeouts run only between statements, but a frozen process may be silent within
-    a statement. The sessions end immediately, even if this transaction fails. So call this function
-    first in a step that may wait for locks of frozen processes.
+    a statement. The sessions end immediately, even if this transaction fails. Steps that may wait
+    for locks of frozen processes call this function first.
     """
     await connection.execute(_END_FROZEN)
 
 
 class Database:
-    """A bounded pool of connections. All access to PostgreSQL goes through `run`."""
+    """A bounded pool of connections. Transactions on PostgreSQL run only through `run`."""
 
     def __init__(self, url: str) -> None:
         """Configure the pool. No connection is opened yet."""
@@ -115,7 +115,7 @@ class Database:
 
         Raises:
             DatabaseDownError: The work did not succeed within the deadline.
-            IntegrityError: Another error that a retry does not help.
+            IntegrityError: The rows violate a constraint, so that a retry cannot succeed.
         """
         attempt = 0
         reason = ""
@@ -140,11 +140,11 @@ class Database:
         *,
         deadline_s: float = 4.0,
     ) -> Result:
-        """Run `work` with each statement in a transaction of its own.
+        """Run `work` with each statement in a separate transaction.
 
-        Meant for queries that run every second and mostly find nothing, because BEGIN and COMMIT
-        cost as much as a short statement. Each statement reads the rows that are committed when it
-        begins, as in `run`. A lock ends with the statement that acquired it.
+        The method is for queries that run every second and mostly return no rows, because BEGIN and
+        COMMIT cost as much as a short statement. Each statement reads the rows that are committed
+        when it begins, as in `run`. A lock ends with the statement that acquired it.
 
         Raises:
             DatabaseDownError: The work did not succeed within the deadline.

@@ -1,4 +1,4 @@
-"""Types of the fields of admin requests; pure."""
+"""Types of the fields of admin requests. Pure."""
 
 import re
 from typing import Annotated
@@ -40,7 +40,8 @@ def checked_id(value: str) -> str:
 def checked_digest(value: str) -> str:
     """Return a valid SHA-256 unchanged.
 
-    Raises ValueError with the expected form if it is invalid.
+    Raises:
+        ValueError: The text has another form. The message has the expected form.
     """
     if not is_digest(value):
         raise ValueError("64 hexadecimal digits (a SHA-256, lower case) are expected")
@@ -61,7 +62,7 @@ def _checked_text(value: str) -> str:
     return value
 
 
-# The range that PostgreSQL's integer and the wire's uint32 have in common.
+# The common range of PostgreSQL's integer and the wire's uint32.
 Count = Annotated[int, Field(ge=0, le=2**31 - 1)]
 Id = Annotated[str, AfterValidator(checked_id)]
 OptionalId = Annotated[str, AfterValidator(_id_or_none)]  # an empty string is stored as NULL

@@ -1,4 +1,4 @@
-"""All metrics of the control plane."""
+"""Definitions of all metrics of the control plane, and the methods that set them."""
 
 from collections import Counter as Counts
 from collections.abc import Iterable, Mapping
@@ -234,7 +234,7 @@ class ControlPlaneMetrics:
         self._rules_failed.set(failed)
 
     def show_scaling(self, pools: Mapping[str, Shown]) -> None:
-        """Set the gauges of each pool's replicas; empty while another control plane leads."""
+        """Set the gauges of each pool's replicas. A control plane that does not lead has none."""
         for gauge in (self._wanted, self._demand, self._late_s):
             gauge.clear()
         for pool_id, shown in pools.items():
@@ -251,7 +251,7 @@ class ControlPlaneMetrics:
         self._budgets_age_s.set(summary.age_s)
 
     def show_rollouts(self, phases: Mapping[str, int], evidence_age_s: float) -> None:
-        """Set the numbers of live rollouts by phase, and the age of the oldest evidence."""
+        """Set the numbers of live rollouts by phase, and the age of oldest evidence."""
         for phase in (*Phase, UNREADABLE):
             self._rollouts.labels(str(phase)).set(phases.get(phase, 0))
         self._evidence_age_s.set(evidence_age_s)
@@ -298,7 +298,7 @@ class ControlPlaneMetrics:
         self._replica_s.labels(pool_id, state).inc(seconds)
 
     def render(self, feed: Feed) -> bytes:
-        """Return all metrics in Prometheus' text format; gauges show the feed's present state."""
+        """Return all metrics in Prometheus' text format. Gauges show the feed's present state."""
         state = feed.state
         for kind in KINDS:
             self._objects.labels(kind).set(len(state.of_kind(kind)))

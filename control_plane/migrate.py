@@ -1,8 +1,8 @@
-"""Migrates the database to the newest schema: `python -m control_plane.migrate`.
+"""Migrates the database to the newest schema. Run by `python -m control_plane.migrate`.
 
-Several migrations may start at once: an advisory lock admits one, and the others then find nothing
-to do. A migration that cannot acquire its table locks within 4 s fails, so that the service is not
-blocked.
+Several migrations may start at the same time. An advisory lock admits one of them, and the others
+then have no work. A migration that cannot acquire its table locks within 4 s fails, so that the
+service is not blocked.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ _LIMITS = {"lock_timeout": "4s", "statement_timeout": "60s", "application_name":
 
 
 def scripts() -> Path:
-    """Return the directory of the migrations: in the checkout if it exists, else in the wheel."""
+    """Return the directory of the migrations, in the checkout if it exists, else in the wheel."""
     package = Path(__file__).resolve().parent
     for place in (package.parent / "migrations", package / "_data" / "migrations"):
         if (place / "postgres" / "env.py").exists():
@@ -77,7 +77,7 @@ def _upgrade(connection: Connection) -> None:
 def main() -> None:
     """Migrate the database of the settings.
 
-    Exit with status 1 and one line if the migration fails.
+    If the migration fails, the process exits with status 1 and one line of text.
     """
     configure_logs("migrate", level="WARNING")
     settings = MigrateSettings.from_environment()

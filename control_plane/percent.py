@@ -1,4 +1,4 @@
-"""Shares that are sent and shown in percent, whatever unit they are stored in. Pure."""
+"""Shares that requests and answers have in percent, and that are stored in another unit. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ class ShareField:
 
     Attributes:
         name: Name of the share, without a unit.
-        of_percent: Stored units in one percent: 100 basis points, 10 permille.
+        of_percent: Stored units in one percent, for example 100 basis points or 10 permille.
         is_whole: Whether the stored unit is an integer.
         unit: Suffix of the stored name.
         least: Least value in percent.

@@ -1,4 +1,4 @@
-"""Settings of the control plane; all come from the environment."""
+"""Settings of the control plane, which are all read from the environment."""
 
 from pathlib import Path
 from typing import Annotated
@@ -18,26 +18,26 @@ class Settings(ServiceSettings):
         http_address: host:port of the admin REST, health and metrics.
         admin_key_sha256: SHA-256 of the bootstrap admin key, in hex.
         telemetry_url: http(s)://host:port of a telemetry service, the source of evidence for
-            rollouts and of usage for budgets; empty: there is no evidence, and no budget is ever
-            exhausted.
+            rollouts and of usage for budgets. Without it there is no evidence, and no budget is
+            ever exhausted.
         telemetry_key: Admin key for the telemetry service.
-        gateway_url: http(s)://host:port of a gateway, for the console's playground; empty: no
-            playground.
+        gateway_url: http(s)://host:port of a gateway for the console's playground. Without it there
+            is no playground.
         rollout_window_s: Seconds of a window in which the two releases of a rollout are compared.
-        artifact_store_url: URL of the artifact store: file:///directory or s3://bucket/prefix (with
-            AWS_* of the environment); empty: uploads are refused.
-        artifact_rank_max: Largest rank of adapters for bases that no pool with adapters serves;
-            else the pools decide, by their engine option adapter_rank.
+        artifact_store_url: URL of the artifact store, as file:///directory or s3://bucket/prefix
+            (with AWS_* of the environment). Without it uploads are refused.
+        artifact_rank_max: Largest rank of adapters for bases that no pool with adapters serves.
+            Otherwise the limit is the pools' engine option adapter_rank.
         artifact_adapter_bytes_max: Largest size of one adapter's files together, in bytes.
-        artifact_tenant_bytes_max: Largest size of all artifacts and uploads of a tenant, in bytes;
-            0: no limit.
+        artifact_tenant_bytes_max: Largest size of all artifacts and uploads of a tenant, in bytes.
+            Zero means no limit.
         artifact_signatures_required: Whether an artifact needs a signature of a registered key.
         artifact_import_roots: Directories that may be imported from, separated by commas.
-        artifact_import_hosts: Web servers, separated by commas: `host` for public addresses,
-            `host:port` for any address.
+        artifact_import_hosts: Web servers, separated by commas. `host` permits public addresses,
+            and `host:port` permits any address.
         artifact_import_buckets: S3 buckets that may be imported from, separated by commas.
-        artifact_grace_s: Seconds for which unreferenced artifacts and chunks are kept; longer than
-            any import takes.
+        artifact_grace_s: Seconds for which unreferenced artifacts and chunks are kept. They must
+            exceed the duration of any import.
         distribution_node_bytes_per_second: Bytes per second that a node can send to other nodes,
             and receive.
         distribution_store_bytes_per_second: Bytes per second that the nodes of one region may read
@@ -46,29 +46,30 @@ class Settings(ServiceSettings):
         response_days: Days for which responses are kept that clients may continue.
         replica_hours_days: Days for which intervals of replicas are kept.
         budget_interval_s: Seconds between two comparisons of a budget with the ledger.
-        scaling_interval_s: Seconds between two decisions of scaling; also the length of a bucket of
+        scaling_interval_s: Seconds between two decisions of scaling, and length of a bucket of
             demand.
-        scaling_actuators: JSON file of the actuators that bring nodes, read at the start; without
-            one, replicas go to the nodes that exist.
-        console_session_s: Seconds after which a session of the console ends and its user has to
-            sign in again.
-        openid: JSON file of the provider for sign-in to the console, read at the start; without
-            one, only admin keys can sign in.
+        scaling_actuators: JSON file of the actuators that add nodes, read at the start. Without it,
+            replicas run on the existing nodes.
+        console_session_s: Seconds after which a session of the console ends, so that its user has
+            to sign in again.
+        openid: JSON file of the provider for sign-in to the console, read at the start. Without it,
+            people sign in only with admin keys.
         quality_pool_hour_max: Largest number of a pool's quarantined replicas that are replaced
             within an hour.
-        alert_receivers: JSON file with the receivers of alerts, read at the start; without one,
+        alert_receivers: JSON file with the receivers of alerts, read at the start. Without it,
             alerts have no receivers.
-        alert_targets: Pages of metrics that alert rules are evaluated on where no Prometheus does
-            it, as JOB=HOST:PORT with commas between them; engines are found by themselves. Empty:
-            a Prometheus evaluates the rules.
-        alert_rules: Rule files in Prometheus' format, with commas between them; empty: the
-            platform's own.
-        alert_runbooks: Address of the folder of runbooks that alerts link to, as
-            https://docs.example.com/runbooks; empty: the folder of this repository.
-        alert_interval_s: Time between two rounds of `alert_targets`.
+        alert_targets: Pages of metrics on which this process evaluates alert rules, as
+            JOB=HOST:PORT, separated by commas. Engines are added automatically. If it is empty, a
+            Prometheus must evaluate the rules.
+        alert_rules: Rule files in Prometheus' format, separated by commas. If it is empty, the
+            platform's rules are used.
+        alert_runbooks: URL of the folder of runbooks for links in alerts, for example
+            https://docs.example.com/runbooks. If it is empty, the folder of this repository is
+            used.
+        alert_interval_s: Seconds between two rounds of `alert_targets`.
         alert_days: Days for which ended alerts, and closed incidents, are kept.
-        quality_node_day_max: Most quarantined replicas of a node within a day; beyond, the node
-            gets no new replicas.
+        quality_node_day_max: Largest number of a node's quarantined replicas within a day. Above
+            it, the node receives no new replicas.
     """
 
     model_config = SettingsConfigDict(env_prefix="CONTROL_PLANE__")

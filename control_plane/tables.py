@@ -148,7 +148,7 @@ bases = Table(
     Column("digest", Text, primary_key=True),
     words_column("name"),
     count_column("context_tokens_max"),
-    # Token ids of the prompt with which routers probe engines; empty until the tokenizer of the
+    # Token ids of the prompt with which routers probe engines, empty until the tokenizer of the
     # base was read.
     Column("canary_token_ids", ARRAY(Integer), nullable=False, server_default=text("'{}'")),
 )
@@ -171,7 +171,7 @@ pools = Table(
     object_column("roles"),
     object_column("needs"),
     # The number of replicas that rollouts need in this pool (`pool_demands`), and the time at which
-    # a pool is to be deleted after a rollout. The fleet writes both columns; operators write
+    # the pool is retired after a rollout. The fleet writes both columns. Operators write
     # `replicas_wanted`.
     Column(
         "rollout_replicas",
@@ -179,7 +179,7 @@ pools = Table(
         CheckConstraint("rollout_replicas >= 0", name="rollout_replicas"),
     ),
     Column("retire_at", DateTime(timezone=True)),
-    # Number of replicas that the scaling loop wants instead of `replicas_wanted`; NULL if the pool
+    # Number of replicas that the scaling loop wants instead of `replicas_wanted`, NULL if the pool
     # is not scaled.
     Column(
         "scaled_replicas",
@@ -189,7 +189,7 @@ pools = Table(
     count_column("scaled_sleepers"),  # sleeping replicas, in addition to `scaled_replicas`
 )
 
-# Reason why a pool lacks wanted replicas. No row: the pool has all replicas, or soon will.
+# Reason why a pool lacks wanted replicas. A pool without a row has all replicas, or soon will.
 pool_conditions = Table(
     "pool_conditions",
     metadata,
@@ -199,8 +199,8 @@ pool_conditions = Table(
     Column("since", DateTime(timezone=True), nullable=False, server_default=func.now()),
 )
 
-# Number of replicas that the rollout of a model needs in a pool, the time since when they are
-# needed, and, if the rollout has ended, the time until when.
+# Number of replicas that the rollout of a model needs in a pool, and the time since which they are
+# needed. After the end of the rollout, a second time is the end of the need.
 pool_demands = Table(
     "pool_demands",
     metadata,
@@ -224,7 +224,7 @@ models = Table(
     Column("base_digest", Text, ForeignKey("bases.digest"), nullable=False, index=True),
     words_column("adapter_digest"),
     words_column("release"),
-    words_column("previous_release"),  # release that the model pointed at before; empty: none
+    words_column("previous_release"),  # release that the model pointed at before, empty without one
     Column("owner_tenant_id", Text, ForeignKey("tenants.id"), index=True),
     Column("created_at_unix_s", BigInteger, nullable=False),
     Column("pool_id", Text, ForeignKey("pools.id"), nullable=False, index=True),
@@ -259,7 +259,7 @@ splits = Table(
 )
 
 # Exhausted budgets of a tenant, for which gateways reject the tenant's requests. Rows are written
-# together with the states of the budgets. No row: no budget is exhausted.
+# together with the states of the budgets. A tenant without a row has no exhausted budget.
 budget_stops = Table(
     "budget_stops",
     metadata,
@@ -267,7 +267,7 @@ budget_stops = Table(
     Column("stops", JSONB, nullable=False, server_default=text("'[]'::jsonb")),
 )
 
-# Whether gateways store the texts of a tenant's requests. No row: they are not stored.
+# Whether gateways store the texts of a tenant's requests. Without a row, texts are not stored.
 text_policies = Table(
     "text_policies",
     metadata,
@@ -291,7 +291,7 @@ text_policies = Table(
     list_column("words"),
 )
 
-# Rules on a tenant's prompts and answers: the newest version, and the version in effect.
+# Rules on a tenant's prompts and answers, in the newest version and in the version in effect.
 guard_sets = Table(
     "guard_sets",
     metadata,
@@ -315,7 +315,7 @@ guard_sets = Table(
     flag_column("is_closed_on_failure"),
 )
 
-# Tools that gateways call for a tenant's models; secret headers are sealed.
+# Tools that gateways call for a tenant's models. Secret headers are encrypted.
 server_tools = Table(
     "server_tools",
     metadata,
@@ -362,7 +362,7 @@ auto_policies = Table(
     Column("cells", JSONB, nullable=False, server_default=text("'[]'::jsonb")),
 )
 
-# System prompts of models; engines keep the KV blocks of these prompts in their caches.
+# System prompts of models. Engines keep the KV blocks of these prompts in their caches.
 warm_prompts = Table(
     "warm_prompts",
     metadata,
@@ -370,7 +370,7 @@ warm_prompts = Table(
     list_column("prompts"),
 )
 
-# The pools of a model that several pools serve: pool_id, weight, price and is_other_base of each.
+# The pools of a model that several pools serve, each with pool_id, weight, price and is_other_base.
 model_pools = Table(
     "model_pools",
     metadata,
@@ -378,8 +378,8 @@ model_pools = Table(
     Column("pools", JSONB, nullable=False, server_default=text("'[]'::jsonb")),
 )
 
-# Keys that encrypt a tenant's stored content. The keys themselves are sealed. Content from before
-# `erased_at_unix_ms` has been erased.
+# Keys that encrypt a tenant's stored content. The keys themselves are encrypted. Content from
+# before `erased_at_unix_ms` has been erased.
 content_keys = Table(
     "content_keys",
     metadata,
@@ -388,7 +388,7 @@ content_keys = Table(
     sum_column("erased_at_unix_ms"),
 )
 
-# Readers receive `target`. The other target columns protect the object from deletion.
+# Readers receive `target`. The other target columns protect the target object from deletion.
 aliases = Table(
     "aliases",
     metadata,
@@ -416,7 +416,7 @@ nodes = Table(
     flag_column("is_draining"),
     words_column("order_reason"),
     words_column("drain_note"),
-    flag_column("is_surplus"),  # scaling gives the node back, so the node drains as well
+    flag_column("is_surplus"),  # scaling releases the node, so the node drains as well
     Column("accelerator_facts", JSONB, nullable=False, server_default=text("'[]'::jsonb")),
     # ids of lifted cordons, kept until the agent no longer reports them
     list_column("lifted_cordons"),
@@ -457,16 +457,17 @@ replicas = Table(
     Column("node_id", Text, ForeignKey("nodes.id"), nullable=False, index=True),
     flag_column("is_draining"),
     flag_column("is_quarantined"),  # the replica drains because it answered wrongly
-    flag_column("sleeps"),  # desired state: the engine releases its KV memory
+    flag_column("sleeps"),  # desired state, in which the engine releases its KV memory
     Column("state", SmallInteger, nullable=False),
     words_column("grpc_address"),
     words_column("triton_model"),
     words_column("profile"),
     words_column("role"),
-    # Resources of the node that were assigned to the replica at its creation; they never change.
+    # Resources of the node that were assigned to the replica at its creation, and that never
+    # change.
     Column("accelerators", ARRAY(Integer), nullable=False, server_default=text("'{}'")),
     object_column("reservation"),
-    # Further facts from the agent. They are not watched, because they change with every heartbeat.
+    # Further facts from the agent, which are not watched because they change with every heartbeat.
     words_column("metrics_address"),
     count_column("pid"),
     Column("memory_bytes", BigInteger, nullable=False, server_default="0"),

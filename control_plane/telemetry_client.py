@@ -6,7 +6,7 @@ _ANSWER_BYTES_MAX = 16 << 20
 
 
 class FeedDownError(RuntimeError):
-    """The telemetry service does not answer now. The message gives the reason.
+    """The telemetry service does not answer now. The message has the reason.
 
     A retry may succeed.
     """

@@ -1,4 +1,4 @@
-"""The common parts of tenants' keys and admin keys: text, hash and expiry. Pure."""
+"""The common parts of tenants' keys and admin keys, which are text, hash and expiry. Pure."""
 
 import hashlib
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ _DAY_S = 86_400
 
 
 class RotationBody(AdminBody):
-    """The time for which the old key still works beside the new one."""
+    """The time for which the old key still works beside the new key, in seconds."""
 
     grace_s: Annotated[int, Field(ge=0, le=GRACE_DAYS_MAX * _DAY_S)] = _DAY_S
 
@@ -34,11 +34,11 @@ class NewKey:
 
 
 def is_expired(expires_at_unix_ms: int, now_unix_ms: int) -> bool:
-    """Return whether a key with this expiry (0: never) has expired at `now_unix_ms`."""
+    """Return whether a key has expired at `now_unix_ms`. An expiry of 0 is never."""
     return 0 < expires_at_unix_ms < now_unix_ms
 
 
 def expiry_after_grace(expires_at_unix_ms: int, now_unix_ms: int, grace_s: int) -> int:
-    """Return the expiry of a key that is replaced now; never later than its present expiry."""
+    """Return the expiry of a key that is replaced now, at most its present expiry."""
     end = now_unix_ms + grace_s * 1000
     return min(expires_at_unix_ms, end) if expires_at_unix_ms else end

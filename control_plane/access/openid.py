@@ -1,7 +1,7 @@
-"""Sign-in of people by an OpenID Connect provider: requests, checks and roles. Pure.
+"""Sign-in of people by an OpenID Connect provider, with its requests, checks and roles. Pure.
 
 A sign-in begins with a secret in a cookie of the browser. State, nonce and the PKCE verifier are
-derived from this secret, so the server stores nothing, and an answer is valid only in the same
+derived from this secret. So the server stores nothing, and an answer is valid only in the same
 browser.
 """
 
@@ -52,13 +52,14 @@ class OpenIdSettings(BaseModel):
     Attributes:
         issuer: URL of the provider, exactly as in its ID tokens.
         client_id: Id of the console at the provider.
-        client_secret: Secret of the console at the provider; empty: a public client, which PKCE
-            alone protects.
-        console_url: Public URL of the console, which ends with a slash; the provider sends people
-            to `callback` below it.
-        scopes: Scopes of the sign-in; `openid` is always among them.
+        client_secret: Secret of the console at the provider. It is empty for a public client, which
+            only PKCE protects.
+        console_url: Public URL of the console, which ends with a slash. The provider redirects
+            people to `callback` below this URL.
+        scopes: Scopes of the sign-in, which always include `openid`.
         name_claim: Claim with a person's name, for the audit log.
-        roles: Roles in order; the first match is a person's, and a person without one is refused.
+        roles: Roles in order. A person has the role of the first match, and is refused without a
+            match.
         algorithms: Signature algorithms of ID tokens.
     """
 
@@ -89,19 +90,19 @@ class OpenIdSettings(BaseModel):
 
     @property
     def callback_url(self) -> str:
-        """URL to which the provider sends people back."""
+        """URL to which the provider redirects people after the sign-in."""
         return f"{self.console_url}callback"
 
     @property
     def cookie_path(self) -> str:
-        """Path of the console, as browsers see it."""
+        """Path of the console in the URLs of browsers."""
         return urlsplit(self.console_url).path or "/"
 
 
 class OpenIdError(Exception):
     """A sign-in failed.
 
-    `code`, from a closed list, is shown on the page; the text is for the log.
+    `code`, from a closed list, is shown on the page. The text is for the log.
     """
 
     def __init__(self, code: Literal["denied", "away", "wrong", "unknown"], text: str) -> None:
@@ -110,7 +111,7 @@ class OpenIdError(Exception):
 
 
 def read_openid(file: Path | None) -> OpenIdSettings | None:
-    """Return the settings in a JSON file; None if no file is configured.
+    """Return the settings in a JSON file, or None if no file is configured.
 
     Raises:
         ValueError: The file is not valid. The message names the place, and never a secret.
@@ -160,7 +161,7 @@ def authorization_url(endpoint: str, settings: OpenIdSettings, secret: str) -> s
 
 
 def key_id(id_token: str) -> str:
-    """Return the id of the key that an ID token names; empty if it names none.
+    """Return the id of the key that an ID token names, or an empty text if it names none.
 
     Raises:
         OpenIdError: The text is not a token.
@@ -174,7 +175,9 @@ def key_id(id_token: str) -> str:
 def checked_claims(
     id_token: str, key: jwt.PyJWK, settings: OpenIdSettings, nonce: str
 ) -> Mapping[str, Any]:
-    """Return the claims of an ID token: signature, issuer, audience, times and nonce are checked.
+    """Return the claims of an ID token after a check of its signature and its claims.
+
+    The checked claims are issuer, audience, times and nonce.
 
     Raises:
         OpenIdError: The signature or a claim is not valid.

@@ -13,9 +13,9 @@ from control_plane.tables import tenants
 
 
 async def find_actor(connection: AsyncConnection, secret_sha256: bytes) -> Actor | None:
-    """Return the actor of the key with this hash.
+    """Return the actor of the key with this hash, or None if there is no valid key.
 
-    None if there is no such key, if it is disabled or has expired, or if its tenant is disabled.
+    A key is not valid if it is disabled or has expired, or if its tenant is disabled.
     """
     t = admin_keys.c
     is_disabled = or_(t.is_disabled, func.coalesce(tenants.c.is_disabled, false()))

@@ -1,10 +1,10 @@
 """Permissions on the admin REST, by role, action and owner. Pure.
 
-A table gives the reach of each role for each action. Viewer, operator and admin form a hierarchy:
-each role has the rights of the previous role. A reader and a publisher belong to one tenant each,
-and reach no objects of another tenant. An object without an owner (`owner` None) is public: a
-publisher may read it and may not write it. A reader sees only its tenant's usage, requests, batches
-and budgets.
+A table has the reach of each role for each action. Viewer, operator and admin form a hierarchy, in
+which each role has the rights of the previous role. A reader and a publisher belong to one tenant
+each, and reach no objects of another tenant. An object without an owner (`owner` None) is public. A
+publisher may read public objects, but may not write them. A reader sees only its tenant's usage,
+requests, batches and budgets.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from enum import IntEnum, StrEnum
 
 
 class Role(StrEnum):
-    """The role of an admin key, which decides its permissions."""
+    """The role of an admin key, which determines its permissions."""
 
     VIEWER = "viewer"
     OPERATOR = "operator"
@@ -34,11 +34,12 @@ class Action(StrEnum):
     READ_USAGE = "read_usage"  # a tenant's usage, requests and budgets
     READ_TENANT = "read_tenant"  # objects that may belong to a tenant
     READ_PLATFORM = "read_platform"  # all other objects
-    # policies with the words that a tenant wants to be masked
+    # policies with the words that a tenant has chosen for masking
     READ_TEXT_POLICIES = "read_text_policies"
     SEE_TEXTS = "see_texts"  # stored texts of requests
     WRITE_ARTIFACTS = "write_artifacts"
-    WRITE_MODELS = "write_models"  # models, releases, aliases; bases belong to no tenant
+    # models, releases and aliases, and bases, which belong to no tenant
+    WRITE_MODELS = "write_models"
     WRITE_ROLLOUTS = "write_rollouts"
     CONTROL_ROLLOUTS = "control_rollouts"  # pause, resume, abort
     WRITE_FLEET = "write_fleet"
@@ -81,13 +82,13 @@ def reach(role: Role, action: Action) -> Reach:
 
 
 def may(role: Role, tenant_id: str, action: Action, owner: str | None) -> bool:
-    """Return whether a caller may do an action on an object.
+    """Return whether a caller may perform an action on an object.
 
     Args:
         role: Role of the key.
         tenant_id: Tenant of a publisher's or reader's key; empty for the other roles.
         action: Kind of access.
-        owner: Tenant of the object; None or empty: the object is public.
+        owner: Tenant of the object, or None or empty for a public object.
     """
     match reach(role, action):
         case Reach.ALL:
@@ -101,7 +102,7 @@ def may(role: Role, tenant_id: str, action: Action, owner: str | None) -> bool:
 
 
 def roles_for(action: Action) -> list[Role]:
-    """Return the roles that may do an action on at least some objects."""
+    """Return the roles that may perform an action on at least some objects."""
     return [role for role in _ROLES if reach(role, action) > Reach.NOTHING]
 
 
@@ -110,10 +111,10 @@ class Actor:
     """The caller of an admin route, as identified by its key or session.
 
     Attributes:
-        id: Id of the admin key; `bootstrap` for the key of the settings.
+        id: Id of the admin key, or `bootstrap` for the key of the settings.
         role: Role of the key.
-        tenant_id: Tenant of a publisher's or reader's key; else empty.
-        name: Name of the key or the person, for display; may be empty.
+        tenant_id: Tenant of a publisher's or reader's key, otherwise empty.
+        name: Name of the key or the person for display, possibly empty.
     """
 
     id: str

@@ -1,4 +1,4 @@
-"""Begins, finds and ends sessions of the console, in the caller's transaction."""
+"""Creates, reads and ends sessions of the console, in the caller's transaction."""
 
 from collections.abc import Callable
 from datetime import timedelta
@@ -30,8 +30,8 @@ async def begin(
         connection: Connection of the caller's transaction.
         session_id: Id of the new session.
         actor: Actor of the session's requests.
-        hashes: Hash of the session's cookie, and of the admin key that was used (None: a person
-            signed in).
+        hashes: Hash of the session's cookie, and hash of the admin key. The second hash is None if
+            a person signed in.
         life_s: Seconds until the session ends, by the database's clock.
     """
     secret_sha256, key_sha256 = hashes
@@ -57,13 +57,13 @@ async def begin(
 async def find(
     connection: AsyncConnection, secret_sha256: bytes, of_bootstrap: OfBootstrap
 ) -> ConsoleSession | None:
-    """Return the session of a cookie; None if there is none, or if it or its key has ended.
+    """Return the session of a cookie, or None if there is no valid session.
 
     Args:
         connection: Connection to read with.
         secret_sha256: Hash of the cookie.
-        of_bootstrap: Returns the actor for the hash of the settings' bootstrap key; None for other
-            hashes.
+        of_bootstrap: Returns the actor for the hash of the settings' bootstrap key, or None for
+            other hashes.
     """
     is_it = (_T.secret_sha256 == secret_sha256, _T.expires_at > func.now())
     row = (await connection.execute(select(console_sessions).where(*is_it))).first()

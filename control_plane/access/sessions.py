@@ -1,7 +1,7 @@
 """Sessions of the console, which replace an admin key in the browser. Pure.
 
-The browser sends a cookie that scripts cannot read. Writes also carry a header whose value only the
-console's own page receives. So another site can send neither cookie nor header.
+The browser sends a cookie that scripts cannot read. Writes also have a header whose value only the
+console's page receives. So another site cannot send a write.
 """
 
 import hashlib
@@ -14,7 +14,7 @@ from sluice.ids import new_secret
 
 COOKIE = "sluice_console"
 CSRF_HEADER = "x-csrf-token"
-SESSIONS_MAX = 50  # largest number per actor; a further session ends the oldest session
+SESSIONS_MAX = 50  # Largest number per actor. A further session ends the oldest session.
 _PREFIX = "console"
 _SECRET_CHARS_MAX = 128
 
@@ -34,12 +34,12 @@ class ConsoleSession:
 
 
 def new_session_secret() -> str:
-    """Return the text of a new cookie: 256 random bits."""
+    """Return the text of a new cookie, which has 256 random bits."""
     return new_secret(_PREFIX)
 
 
 def secret_hash(secret: str) -> bytes:
-    """Return the hash of a cookie that is stored."""
+    """Return the hash of a cookie, which is stored instead of the cookie."""
     return hashlib.sha256(secret.encode("utf-8", "surrogateescape")).digest()
 
 

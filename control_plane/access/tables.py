@@ -1,4 +1,4 @@
-"""Rows of admin keys and of sessions of the console; only hashes of their texts are stored."""
+"""Rows of admin keys and of sessions of the console, in which secrets are stored as hashes."""
 
 from sqlalchemy import (
     BigInteger,
@@ -28,7 +28,7 @@ admin_keys = Table(
 )
 
 # A session belongs to an admin key and ends with that key, or belongs to a person of an OpenID
-# provider and has a role of its own.
+# provider and has a separate role.
 console_sessions = Table(
     "console_sessions",
     metadata,

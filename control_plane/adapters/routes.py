@@ -1,7 +1,7 @@
-"""REST of adapters across models: all adapters, their releases, and the nodes that have them.
+"""REST of adapters across models, with their releases and the nodes that have them.
 
 Adapters are artifacts that were uploaded as adapters, and artifacts that a release names as its
-adapter, because an operator may have copied an artifact to nodes by hand.
+adapter. The second kind exists because an operator may have copied an artifact to nodes by hand.
 """
 
 from typing import Any, cast
@@ -180,7 +180,7 @@ def _is_its(actor: Actor, owner: Column[Any]) -> ColumnElement[bool]:
 
 
 def _show(row: Values) -> Values:
-    """Return the JSON of an adapter. The owner is that of the upload, or else of the models."""
+    """Return the JSON of an adapter. Its owner is the upload's owner, or else the models' owner."""
     is_uploaded = row["size_bytes"] is not None
     owners = row["granted"] if is_uploaded else row["owners"]
     created_at = row["created_at"]

@@ -13,7 +13,7 @@ from sluice.ids import new_id, new_secret
 
 
 class AdminKeyChange(AdminBody):
-    """The changeable fields of an admin key; another role needs another key."""
+    """The changeable fields of an admin key. Another role requires another key."""
 
     name: Text = ""
     expires_at_unix_ms: Annotated[int, Field(ge=0, le=2**53)] = 0

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, RootModel, model_validator
 from control_plane.alerts.model import LABELS_MAX, NAME, AlertMatcher
 from control_plane.fields import AdminBody
 
-ALERTS_MAX = 1000  # per report; Prometheus sends 64 at a time
+ALERTS_MAX = 1000  # Largest number per report. Prometheus sends 64 at a time.
 _PATTERN_MAX = 200
 SILENCE_S_MAX = 90 * 86_400
 
@@ -19,7 +19,7 @@ Words = Annotated[str, Field(min_length=1, max_length=4000)]
 
 
 class AlertReport(BaseModel):
-    """An alert in Prometheus' form for an Alertmanager (API v2); times in RFC 3339."""
+    """An alert in Prometheus' form for an Alertmanager (API v2), with times in RFC 3339."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -42,11 +42,11 @@ class AlertReport(BaseModel):
 
 
 class AlertReports(RootModel[Annotated[list[AlertReport], Field(max_length=ALERTS_MAX)]]):
-    """Alerts as Prometheus posts them."""
+    """Alerts in the form in which Prometheus posts them."""
 
 
 class MatcherBody(AdminBody):
-    """A condition on a label; patterns match whole values."""
+    """A condition on a label, whose pattern must match the whole value."""
 
     name: LabelName
     operator: Literal["=", "!=", "=~", "!~"] = "="
@@ -67,7 +67,7 @@ class MatcherBody(AdminBody):
 
 
 class SilenceBody(AdminBody):
-    """A silence: alerts that match all matchers cause no notices for a while."""
+    """A silence, during which alerts that match all matchers cause no notices."""
 
     matchers: Annotated[list[MatcherBody], Field(min_length=1, max_length=20)]
     duration_s: Annotated[int, Field(ge=60, le=SILENCE_S_MAX)]

@@ -1,8 +1,8 @@
-"""The loop that evaluates alert rules if no Prometheus does: scrapes, evaluates, reports.
+"""The loop that evaluates alert rules in an installation without Prometheus.
 
-The loop scrapes each target once per interval, and keeps the history that the rules need in memory.
-Alerts are reported in the same way as alerts of a Prometheus. After a restart the history is empty,
-so rules over hours give results only after hours.
+The loop scrapes each target once per interval, and stores the history that the rules need in
+memory. Alerts are reported in the same form as alerts of a Prometheus. After a restart the history
+is empty, so rules over hours have results only after hours.
 """
 
 import asyncio
@@ -55,7 +55,8 @@ _AT_ONCE = 8
 # bytes, so 7 h of samples for this many series need less than 600 MB. Only few series need so long
 # a history.
 _SERIES_MAX = 20_000
-# seconds, as in Prometheus; an alert that is not repeated for five minutes has ended
+# Seconds between two reports of an alert, as in Prometheus. An alert without a report for five
+# minutes has ended.
 _REPEAT_S = 60.0
 _UP = "up"
 
@@ -63,7 +64,7 @@ Page = tuple[PageTarget, str | None]
 
 
 def shipped_rules() -> tuple[Path, ...]:
-    """Return the platform's rule files: in the checkout if it exists, otherwise in the wheel."""
+    """Return the platform's rule files, from the checkout if it exists, otherwise the wheel."""
     package = Path(__file__).resolve().parent.parent
     checkout = package.parent / "deploy" / "observability" / "prometheus"
     for place in (checkout, package / "_data" / "rules"):
@@ -73,7 +74,7 @@ def shipped_rules() -> tuple[Path, ...]:
 
 
 def read_rules(files: str) -> list[RuleGroup]:
-    """Return the rules of the given files, or the platform's own rules if no file is given.
+    """Return the rules of the given files, or the platform's rules if no file is given.
 
     Raises:
         RulesError: A file cannot be read, or has rules that cannot be evaluated here.
@@ -91,7 +92,7 @@ def read_rules(files: str) -> list[RuleGroup]:
 
 
 class RuleEvaluator:
-    """Owns the loop that evaluates rules. Without targets the loop does nothing."""
+    """Owns the loop that evaluates rules. Without targets the loop ends at once."""
 
     def __init__(
         self,
@@ -103,13 +104,13 @@ class RuleEvaluator:
         clock: Callable[[], float] = time.time,
         external: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """Create the loop; `run` must be started in a TaskGroup.
+        """Create the loop. `run` must be started in a TaskGroup.
 
         Args:
             database: Database of alerts, and of replicas, whose engines are scraped as well.
             targets: Targets in the form that `page_targets` reads.
             files: Rule files, separated by commas.
-            interval_s: Time between two rounds.
+            interval_s: Seconds between two rounds.
             show: Called with the number of series and of failed rules in the last round.
             clock: Returns Unix time in seconds.
             external: Labels of the installation, which the texts of rules may use.
@@ -160,7 +161,7 @@ class RuleEvaluator:
         await self._report(outcome)
 
     async def _engines(self) -> list[PageTarget]:
-        """Return the present engines as targets; none while PostgreSQL is down."""
+        """Return the present engines as targets, or no targets while PostgreSQL is down."""
         query = select(replicas.c.id, replicas.c.pool_id, replicas.c.metrics_address)
         query = query.where(replicas.c.metrics_address != "").order_by(replicas.c.id)
 
@@ -228,7 +229,7 @@ def _key(alert: ActiveAlert) -> frozenset[tuple[str, str]]:
 
 
 def _reports(alerts: Sequence[ActiveAlert], ended_s: float | None) -> list[AlertReport]:
-    """Return alerts in the form of Prometheus' reports, without labels that it could not report."""
+    """Return alerts in the form of Prometheus' reports. Invalid alerts are logged and left out."""
     found: list[AlertReport] = []
     for alert in alerts:
         try:
@@ -259,7 +260,7 @@ def _role(target: PageTarget) -> CertificateRole:
 
 
 async def _page(http: aiohttp.ClientSession, target: PageTarget, limit: asyncio.Semaphore) -> Page:
-    """Return a target with its page; None as the page if the target did not answer with one."""
+    """Return a target with its page, or with None if the target returned no valid page."""
     url = f"{'https' if ours() else 'http'}://{target.address}{target.path}"
     try:
         async with limit, http.get(url, **http_options(_role(target))) as answer:

@@ -1,8 +1,8 @@
-"""Decides on alerts: fingerprints, silences, and the notices for each receiver. Pure.
+"""Decides which notices about alerts a receiver must receive, and which are silenced. Pure.
 
 An alert is one set of labels for which a rule fires. Alerts with the same rule and severity form a
-group. A receiver gets one notice for all firing alerts of a group, another notice when further
-alerts join, and a last notice when all alerts have ended.
+group. A receiver receives one notice for all firing alerts of a group, another notice when further
+alerts fire, and a last notice when all alerts have ended.
 """
 
 import hashlib
@@ -14,15 +14,15 @@ from enum import StrEnum
 
 NAME, SEVERITY = "alertname", "severity"
 LABELS_MAX = 40
-# Waits of a group: before the first notice, before a notice on further alerts, and before a
-# repetition.
+# Milliseconds before the first notice of a group, before a notice about further alerts, and before
+# a repetition.
 WAIT_MS, JOIN_MS, REPEAT_MS = 10_000, 60_000, 4 * 3_600_000
 _RANKS = {
     **dict.fromkeys(("p1", "critical", "page"), 1),
     **dict.fromkeys(("p2", "error", "high", "warning"), 2),
 }
 _LOWEST = 3
-# Alerts that open an incident although their severity wakes no person.
+# Alerts that open an incident although their severity is not a page.
 _INCIDENTS = frozenset({"RolloutRolledBack"})
 
 Labels = Mapping[str, str]
@@ -36,13 +36,13 @@ class GroupStatus(StrEnum):
 
 
 def fingerprint(labels: Labels) -> str:
-    """Return the fingerprint of an alert. Equal labels give the same 32 hex digits."""
+    """Return the fingerprint of an alert, which is 32 hex digits, equal for equal labels."""
     text = json.dumps(sorted(labels.items()), separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def rank(labels: Labels) -> int:
-    """Return the rank of an alert's severity: 1 is a page, 3 can wait for a working day."""
+    """Return the rank of an alert's severity, from 1 (page) to 3 (waits for a working day)."""
     return _RANKS.get(labels.get(SEVERITY, "").lower(), _LOWEST)
 
 
@@ -52,7 +52,7 @@ def group_of(labels: Labels) -> str:
 
 
 def opens_incident(labels: Labels) -> bool:
-    """Return whether an alert opens an incident: a page, or a rollout that was rolled back."""
+    """Return whether an alert opens an incident, as pages and rollbacks do."""
     return rank(labels) == 1 or labels.get(NAME) in _INCIDENTS
 
 
@@ -61,9 +61,9 @@ class AlertMatcher:
     """A condition of a silence, as in Alertmanager.
 
     Attributes:
-        name: Name of a label; a missing label counts as the empty string.
-        operator: `=`, `!=`, `=~` or `!~`; patterns must match the whole value.
-        value: Text that the label's value is compared with.
+        name: Name of a label. A missing label counts as the empty string.
+        operator: `=`, `!=`, `=~` or `!~`. A pattern must match the whole value.
+        value: Text or pattern for the label's value.
     """
 
     name: str
@@ -87,7 +87,7 @@ def is_silenced(labels: Labels, silences: Iterable[Sequence[AlertMatcher]]) -> b
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupAlert:
-    """The fields of an alert that notices depend on.
+    """The fields of an alert that determine notices.
 
     Attributes:
         fingerprint: Fingerprint of the alert.
@@ -105,7 +105,7 @@ class ToldGroup:
     """The last notice about a group to a receiver.
 
     Attributes:
-        fingerprints: Alerts that fired at the time of the notice; empty: all had ended.
+        fingerprints: Alerts that fired at the time of the notice, or none if all had ended.
         told_ms: Time of the notice, in Unix milliseconds.
     """
 
@@ -116,12 +116,12 @@ class ToldGroup:
 def telling(
     firing: Sequence[GroupAlert], told: ToldGroup | None, now_ms: int
 ) -> GroupStatus | None:
-    """Return the status of the notice that a receiver must get now; None if no notice is due.
+    """Return the status of the notice that is due for a receiver now, or None.
 
     Args:
         firing: Alerts of the group that fire and are not silenced.
-        told: Last notice to the receiver; None: there was none.
-        now_ms: Unix time.
+        told: Last notice to the receiver, or None before the first notice.
+        now_ms: Unix time in milliseconds.
     """
     before = told.fingerprints if told is not None else frozenset[str]()
     if not firing:
@@ -136,17 +136,17 @@ def telling(
     return GroupStatus.FIRING if is_forgotten and quiet_ms >= REPEAT_MS else None
 
 
-# Attempts per notice. A receiver that is down for less than half an hour gets all notices.
+# Attempts per notice. A receiver that is down for less than half an hour receives all notices.
 ATTEMPTS_MAX = 10
 _FIRST_MS, _LONGEST_MS = 1_000, 300_000
 
 
 def retry_after_ms(attempts: int, asked_ms: int = 0) -> int | None:
-    """Return the wait after a number of failures; None if the notice is given up.
+    """Return the milliseconds until the next attempt, or None after the last attempt.
 
     Args:
         attempts: Failed attempts so far.
-        asked_ms: `Retry-After` of the receiver in milliseconds; reduced to five minutes at most.
+        asked_ms: `Retry-After` of the receiver in milliseconds, which is limited to five minutes.
     """
     if attempts >= ATTEMPTS_MAX:
         return None

@@ -12,7 +12,7 @@ from typing import Any
 from control_plane.alerts.model import NAME, GroupStatus, rank
 
 PAGERDUTY_URL = "https://events.pagerduty.com/v2/enqueue"
-_SHOWN_MAX = 20  # largest number of alerts listed in a text; further alerts are only counted
+_SHOWN_MAX = 20  # Largest number of alerts listed in a text. Further alerts are only counted.
 _PAGERDUTY = {1: "critical", 2: "error", 3: "warning"}
 
 Json = dict[str, Any]
@@ -26,7 +26,7 @@ class NoticeAlert:
         labels: Labels of the alert.
         annotations: Summary, description and runbook_url of the alert.
         starts_at: Time at which the alert began to fire, in RFC 3339.
-        ends_at: Time at which the alert ended; empty while it fires.
+        ends_at: Time at which the alert ended, or empty while it fires.
     """
 
     labels: Mapping[str, str]
@@ -42,7 +42,8 @@ class Notice:
     Attributes:
         group: Key of the group.
         status: Whether any alert of the group fires.
-        alerts: Alerts that fire; in the last notice of a group, alerts that fired before.
+        alerts: Alerts that fire. In the last notice of a group, they are alerts that have fired
+            before.
     """
 
     group: str
@@ -51,7 +52,7 @@ class Notice:
 
     @property
     def labels(self) -> Mapping[str, str]:
-        """The labels of the first alert; all alerts of a group have the same name and severity."""
+        """The labels of the first alert. All alerts of a group have the same name and severity."""
         return self.alerts[0].labels if self.alerts else {}
 
     @property
@@ -65,7 +66,7 @@ class Notice:
 
     @property
     def text(self) -> str:
-        """The text of the notice: one line per alert, and links to runbooks."""
+        """The text of the notice, with one line per alert and the links to runbooks."""
         lines = [_line(alert) for alert in self.alerts[:_SHOWN_MAX]]
         if len(self.alerts) > _SHOWN_MAX:
             lines.append(f"and {len(self.alerts) - _SHOWN_MAX} more")
@@ -110,7 +111,7 @@ def slack(notice: Notice) -> Json:
 
 
 def pagerduty(notice: Notice, routing_key: str, source: str) -> Json:
-    """Return an event of PagerDuty's Events API v2. One group is one incident in PagerDuty."""
+    """Return an event of PagerDuty's Events API v2, in which a group is one incident."""
     is_firing = notice.status is GroupStatus.FIRING
     event: Json = {
         "routing_key": routing_key,
@@ -136,7 +137,7 @@ def pagerduty(notice: Notice, routing_key: str, source: str) -> Json:
 
 
 def alertmanager(notice: Notice) -> list[Json]:
-    """Return the body of POST /api/v2/alerts. Alertmanager groups the alerts by itself."""
+    """Return the body of POST /api/v2/alerts. Alertmanager then groups the alerts."""
     return [
         {
             "labels": dict(alert.labels),
@@ -149,7 +150,7 @@ def alertmanager(notice: Notice) -> list[Json]:
 
 
 def email(notice: Notice, sender: str, to: Sequence[str], message_id: str) -> EmailMessage:
-    """Return the e-mail of a notice. All e-mails about a group form one thread."""
+    """Return the e-mail of a notice. All e-mails about a group belong to one thread."""
     message = EmailMessage()
     message["Subject"] = " ".join(notice.title.split())
     message["From"], message["To"] = sender, ", ".join(to)

@@ -1,4 +1,4 @@
-"""Pages of metrics for rules: the targets to scrape, and the samples of a page. Pure."""
+"""Pages of metrics for rules, with the targets to scrape and the samples of a page. Pure."""
 
 import re
 from collections.abc import Container, Iterator, Mapping, Sequence
@@ -51,7 +51,11 @@ def page_targets(text: str) -> list[PageTarget]:
 
 
 def engine_targets(rows: Sequence[tuple[str, str, str]]) -> list[PageTarget]:
-    """Return the targets for rows of replicas: id, pool, metrics address `HOST:PORT/engines/ID`."""
+    """Return the targets for rows of replicas.
+
+    Args:
+        rows: Tuples (id, pool, metrics address `HOST:PORT/engines/ID`).
+    """
     found: list[PageTarget] = []
     for replica_id, pool_id, metrics_address in rows:
         address, _, path = metrics_address.partition("/")
@@ -63,7 +67,8 @@ def engine_targets(rows: Sequence[tuple[str, str, str]]) -> list[PageTarget]:
 def page_samples(text: str, target: PageTarget, names: Container[str]) -> Iterator[Sample]:
     """Yield the samples of a page that rules read, with the labels of its target.
 
-    A label of the page that its target has as well is renamed, as in Prometheus: `exported_job`.
+    A label of the page that its target also has is renamed as in Prometheus, for example to
+    `exported_job`.
 
     Raises:
         ValueError: The text is not a page of metrics.

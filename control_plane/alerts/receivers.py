@@ -1,4 +1,4 @@
-"""Receivers of alerts: reads the file of receivers, and validates it at start-up."""
+"""Receivers of alerts, which are read from a file and validated at start-up."""
 
 import ipaddress
 import json
@@ -16,17 +16,17 @@ class Receiver(BaseModel):
     """A receiver of notices.
 
     Attributes:
-        name: Name, for people and for the list of deliveries.
+        name: Unique name, shown in the list of deliveries.
         kind: Kind of the receiver's protocol.
-        url: `https://...` of a webhook, of PagerDuty's API if it is another one, of Alertmanager;
-            `smtp://HOST:PORT` (STARTTLS where it is offered) or `smtps://HOST:PORT` for e-mail.
-        secret: Secret that signs a webhook's bodies; PagerDuty's routing key; the password for
-            e-mail.
-        user: User of an e-mail server with a login; `secret` is the password.
+        url: URL of a webhook, of Alertmanager, or of an API compatible with PagerDuty. For e-mail,
+            `smtp://HOST:PORT` (with STARTTLS if offered) or `smtps://HOST:PORT`.
+        secret: Secret that signs a webhook's bodies, routing key of PagerDuty, or password of the
+            e-mail server.
+        user: User of an e-mail server with a login, whose password is `secret`.
         sender: Sender's address of e-mail.
         to: Recipients' addresses of e-mail.
-        severity: Least severity that is sent: P1 only pages, P3 all.
-        is_internal: Whether the address may be one of this network: loopback, private, link-local.
+        severity: Least severe alerts that are sent, from `P1` (only pages) to `P3` (all).
+        is_internal: Whether the address may be loopback, private or link-local.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -57,7 +57,7 @@ class Receiver(BaseModel):
 
     @property
     def rank_max(self) -> int:
-        """The least severe rank that is sent."""
+        """The rank of the least severe alerts that are sent."""
         return int(self.severity[1])
 
 
@@ -66,7 +66,7 @@ class ReceiversError(ValueError):
 
 
 def read_receivers(file: Path | None) -> tuple[Receiver, ...]:
-    """Return the receivers in a JSON file; empty if no file is configured.
+    """Return the receivers in a JSON file, or no receivers if no file is configured.
 
     Raises:
         ReceiversError: The file cannot be read, or is not a list of receivers with unique names.
@@ -93,7 +93,7 @@ def read_receivers(file: Path | None) -> tuple[Receiver, ...]:
 
 
 def refusal(address: str, *, is_internal: bool) -> str:
-    """Return the reason why an IP address must not be called; empty if it may be called.
+    """Return the reason why an IP address must not be called, or an empty text.
 
     The file may contain a mistake, and a name may resolve to any address. In both cases, no request
     may reach the platform's own network or the metadata service of a cloud.

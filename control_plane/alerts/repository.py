@@ -45,10 +45,10 @@ Values = dict[str, Any]
 
 
 async def report(connection: AsyncConnection, found: Sequence[AlertReport]) -> int:
-    """Store firing and ended alerts. Return the number of new alerts.
+    """Store firing and ended alerts, and return the number of new alerts.
 
-    At most `FIRING_MAX` alerts are stored at the same time. The oldest alerts are kept, because
-    they show the cause.
+    At most `FIRING_MAX` alerts are stored at the same time. Further alerts are not stored, because
+    the oldest alerts show the cause.
     """
     now = await connection.scalar(select(func.clock_timestamp()))
     assert now is not None
@@ -89,7 +89,7 @@ async def _report(
 
 
 async def _end(connection: AsyncConnection, which: Any, at: Any) -> None:
-    """End alerts, and add events about it to their incidents."""
+    """End alerts, and add an event about each to its incident."""
     ended = update(alerts).where(which).values(is_firing=False, ends_at=at)
     rows = (await connection.execute(ended.returning(alerts.c.incident_id, alerts.c.name))).all()
     for incident_id, name in rows:
@@ -110,7 +110,7 @@ async def has_work(connection: AsyncConnection) -> bool:
     return bool(await connection.scalar(_has_work()))
 
 
-@cache  # runs every other second, and building the statement costs more than its execution
+@cache  # cached, because building the statement every other second costs more than its execution
 def _has_work() -> Select[Any]:
     fires = select(alerts.c.id).where(alerts.c.is_firing).exists()
     is_told = select(notifications.c.id).exists()
@@ -157,7 +157,7 @@ async def _open_incidents(connection: AsyncConnection) -> None:
 
 
 async def open_incident(connection: AsyncConnection, key: str, title: str) -> str:
-    """Return the open incident of a key. An incident is opened if there is none."""
+    """Return the open incident of a key. Without an open incident, a new one is opened."""
     is_it = and_(incidents.c.key == key, incidents.c.is_open)
     known = await connection.scalar(select(incidents.c.id).where(is_it))
     if known:
@@ -209,7 +209,7 @@ class AlertGroup:
 
 
 async def groups(connection: AsyncConnection) -> list[AlertGroup]:
-    """Return the groups that have a firing alert, now or in their last notice."""
+    """Return the groups with an alert that fires now or was in their last notice."""
     fires = select(alerts).where(alerts.c.is_firing, ~alerts.c.is_silenced)
     rows = (await connection.execute(fires.order_by(alerts.c.id))).mappings().all()
     told = (await connection.execute(select(notifications))).mappings().all()

@@ -32,7 +32,7 @@ from sluice.ids import new_id
 
 _BODY_TIMEOUT_S = 10.0
 _EVENTS_MAX = 1000
-# The content of a notice would only repeat labels; `receiver` and `group_key` identify it.
+# The content of a notice would only repeat labels. `receiver` and `group_key` identify the notice.
 _NOTICE_FIELDS = (
     *("id", "receiver", "group_key", "status", "state", "attempts", "told_at", "error"),
     "fingerprints",
@@ -133,7 +133,7 @@ class AlertRoutes:
                 write,
                 "alerts",
                 report,
-                is_audited=False,  # a report by a rule is not a person's action
+                is_audited=False,  # rules send the reports, so they are not an operator's action
             ),
             AdminRoute(
                 "POST",

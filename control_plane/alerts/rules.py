@@ -1,7 +1,7 @@
 """Rules in the form of Prometheus' files, and their evaluation at an instant. Pure.
 
-A recording rule writes new series. An alerting rule fires for each set of labels for which its
-expression has had a result for the time `for`. Both kinds of rules read one store of series.
+A recording rule writes new series. An alerting rule fires for each set of labels whose expression
+has had a result for the time `for`. Both kinds of rules read the same store of series.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -30,7 +30,7 @@ class AlertRule:
 
     Attributes:
         name: Metric that the rule records, or name of the alert.
-        is_alert: Whether the rule is an alerting rule; otherwise it is a recording rule.
+        is_alert: Whether the rule is an alerting rule and not a recording rule.
         expression: Expression of the rule.
         lasts_ms: Milliseconds for which the expression must have a result before the alert fires.
         labels: Labels that the rule adds.
@@ -51,7 +51,7 @@ class RuleGroup:
 
     Attributes:
         name: Name of the group.
-        interval_ms: Milliseconds between evaluations; 0: the interval of the caller.
+        interval_ms: Milliseconds between evaluations, or 0 for the interval of the caller.
         rules: Rules in the order of evaluation.
     """
 
@@ -61,7 +61,7 @@ class RuleGroup:
 
 
 def duration_ms(text: str) -> int:
-    """Return the milliseconds of a duration with one unit, such as `5m`. Raises RulesError."""
+    """Return the milliseconds of a duration such as `5m`. Raises RulesError if it is invalid."""
     number = text.rstrip("msdh")
     unit = text[len(number) :]
     if not number.isdigit() or unit not in _UNITS_MS:
@@ -108,7 +108,7 @@ def _rule(given: Mapping[str, Any]) -> AlertRule:
 
 
 def history_ms(groups: Iterable[RuleGroup]) -> dict[str, int]:
-    """Return the longest time that any rule looks back at a metric, by metric."""
+    """Return the longest history that any rule reads of a metric, in milliseconds by metric."""
     found: dict[str, int] = {}
     for rule in chain.from_iterable(group.rules for group in groups):
         for name, back_ms in rule.expression.reads.items():
@@ -123,8 +123,8 @@ class ActiveAlert:
     Attributes:
         labels: Labels of the alert, including its name.
         annotations: Present texts of the alert.
-        since_ms: Unix milliseconds since when the expression has had a result.
-        fires_since_ms: Unix milliseconds since when the alert fires; None: it does not fire yet.
+        since_ms: Unix time in milliseconds since which the expression has had a result.
+        fires_since_ms: Unix time in milliseconds since which the alert fires, or None before.
     """
 
     labels: Mapping[str, str]
@@ -144,7 +144,7 @@ class RulesOutcome:
 
     Attributes:
         active: Alerts whose expression has a result.
-        ended: Alerts that fired before and whose expression no longer has a result.
+        ended: Alerts that have fired, and whose expression no longer has a result.
         failed: Reasons of failure, by rule.
     """
 
@@ -154,7 +154,7 @@ class RulesOutcome:
 
 
 class RuleState:
-    """Evaluates groups of rules, and remembers since when each alert is active."""
+    """Evaluates groups of rules, and stores the start of each active alert."""
 
     def __init__(
         self,

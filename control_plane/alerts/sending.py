@@ -122,7 +122,7 @@ def refused(status: int, said: str, wait: str) -> SendError:
     Args:
         status: HTTP status of the answer.
         said: Beginning of the answer's text.
-        wait: Value of the answer's Retry-After header; empty if it has none.
+        wait: Value of the answer's Retry-After header, or empty without the header.
     """
     after_ms = int(wait) * 1000 if wait.isdigit() and len(wait) < 6 else 0
     reason = f"status {status}: {' '.join(said.split())[:160]}"

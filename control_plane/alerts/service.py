@@ -1,8 +1,8 @@
-"""The loop of alerts: ends and silences alerts, opens incidents, and sends notices.
+"""The loop of alerts, which ends and silences alerts, opens incidents, and sends notices.
 
-Every control plane runs the loop, and one control plane holds the lease. A due notice is stored as
-a row before it is sent. If a process ends in between, another process sends the notice. So a
-receiver may get a notice twice, but never misses one within `ATTEMPTS_MAX` attempts.
+Every control plane runs the loop, and the control plane with the lease leads. A due notice is
+stored as a row before it is sent. If a process ends in between, another process sends the notice.
+So a receiver may receive a notice twice, but never misses one within `ATTEMPTS_MAX` attempts.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ from sluice.ids import new_id
 log = structlog.get_logger(__name__)
 
 _TICK_S = 2.0
-_LEASE, _LEASE_S = "alerts", 30.0  # seconds; longer than a round of sending may take
+_LEASE, _LEASE_S = "alerts", 30.0  # seconds, which are longer than a round of sending
 _AT_ONCE = 8
 
 
@@ -45,13 +45,13 @@ class AlertService:
         count: Callable[[str, str], None] = lambda _receiver, _result: None,
         source: str = "sluice",
     ) -> None:
-        """Create the loop; `run` must be started in a TaskGroup.
+        """Create the loop. `run` must be started in a TaskGroup.
 
         Args:
             database: Database of alerts.
             receivers: Receivers of notices.
-            count: Called for each attempt with the receiver and the result: `sent`, `failed` or
-                `given_up`.
+            count: Called for each attempt with the receiver and the result, which is `sent`,
+                `failed` or `given_up`.
             source: Name that PagerDuty shows as the origin.
         """
         self._database = database
@@ -85,7 +85,7 @@ class AlertService:
                 tasks.create_task(self._send(row))
 
     async def _look(self, connection: AsyncConnection) -> list[Mapping[str, Any]]:
-        """Return the due notices, if this process holds the lease."""
+        """Return the due notices, or none if another process has the lease."""
         if not await hold_lease(connection, _LEASE, self._process, _LEASE_S):
             return []
         await repository.step(connection)
@@ -143,7 +143,7 @@ _RESULTS = {"sent": "sent", "pending": "failed", "failed": "given_up"}
 
 
 async def _plan(connection: AsyncConnection, group: AlertGroup, receiver: str, now_ms: int) -> None:
-    """Store the notice about a group that a receiver must get now, if there is one."""
+    """Store the notice about a group that is due for a receiver now, if any."""
     told = group.told.get(receiver)
     status = telling(group.members, told, now_ms)
     if status is None:

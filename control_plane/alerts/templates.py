@@ -1,9 +1,8 @@
 """Fills the templates of annotations with the facts of an alert, as Prometheus does. Pure.
 
-Only the part of Go's templates that rules use is supported: `{{ $value
-
-humanize }}`, `{{ $labels.pool }}`, and one level of `{{ with $externalLabels.runbooks }}{{ . }}{{
-else }}...{{ end }}`.
+Only the part of Go's templates that rules use is supported. It has values with functions (`{{
+$value | humanize }}`), labels (`{{ $labels.pool }}`), and one level of a condition (`{{ with
+$externalLabels.runbooks }}{{ . }}{{ else }}...{{ end }}`).
 """
 
 import math
@@ -20,7 +19,7 @@ _BINARY = ("", *(f"{prefix}i" for prefix in "kMGTPEZY"))
 
 
 class AnnotationError(ValueError):
-    """A template uses an unsupported construct. The message names it."""
+    """A template uses an unsupported construct, which the message names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +38,7 @@ class AlertFacts:
 
 
 def filled(text: str, facts: AlertFacts) -> str:
-    """Return a template with its expressions filled in. Raises AnnotationError."""
+    """Return a template with its expressions filled in. Raises AnnotationError if unsupported."""
     parts = _PIECE.split(text)
     found: list[str] = []
     is_shown, inner, has_value = True, "", False
@@ -59,7 +58,7 @@ def filled(text: str, facts: AlertFacts) -> str:
 
 
 def _valued(pipe: str, facts: AlertFacts, inner: str) -> str | float:
-    """Return the value of one expression: a variable, passed through functions."""
+    """Return the value of one expression, which is a variable and any functions on it."""
     source, *functions = (part.strip() for part in pipe.split("|"))
     value: str | float
     if source == "$value":

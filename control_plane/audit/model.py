@@ -1,4 +1,4 @@
-"""Idempotency keys: decide whether a request runs or gets its earlier answer. Pure."""
+"""Idempotency keys, by which a repeated request returns its earlier answer. Pure."""
 
 import hashlib
 import re
@@ -17,9 +17,9 @@ class KeptAnswer:
     """The stored answer of a request with an idempotency key.
 
     Attributes:
-        request_sha256: Hash of the request; a different request must not use the same key.
+        request_sha256: Hash of the request. A different request must not use the same key.
         status: HTTP status.
-        body: JSON body; empty if there is none, or if it must not be stored.
+        body: JSON body, or empty if there is none or if it must not be stored.
         is_secret: Whether the body contained a secret, and so was not stored.
         object_id: Id of the written object.
     """
@@ -46,7 +46,7 @@ def fingerprint(method: str, path: str, body: bytes, conditions: tuple[str, str]
         method: HTTP method.
         path: Path with the query.
         body: Body as received.
-        conditions: Values of the headers If-Match and If-None-Match; empty if a header is missing.
+        conditions: Values of the headers If-Match and If-None-Match, each empty without the header.
     """
     parts = (method.encode(), path.encode(), body, *(text.encode() for text in conditions))
     digests = b"".join(hashlib.sha256(part).digest() for part in parts)
@@ -60,7 +60,7 @@ def lock_number(actor_id: str, key: str) -> int:
 
 
 def check_replay(kept: KeptAnswer, request_sha256: bytes) -> None:
-    """Check that a request may get the answer that is stored under its idempotency key.
+    """Check that the answer stored under an idempotency key belongs to a request.
 
     Raises:
         PlatformError: The request differs (422), or the answer contained a secret (409).
@@ -86,9 +86,9 @@ def in_progress() -> PlatformError:
 
 
 def recordable(text: str) -> str:
-    """Return a text that may be recorded: bounded, storable, and without the text of a key.
+    """Return a text that may be recorded, bounded, storable, and without the text of a key.
 
-    People sometimes paste keys where ids are expected.
+    The text of a key is removed because people sometimes paste keys in place of ids.
     """
     storable = text.encode("utf-8", "replace").decode().replace("\0", "")
     return _SECRET.sub("sk-sluice-...", storable)[:_TEXT_MAX]

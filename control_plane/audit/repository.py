@@ -12,7 +12,7 @@ from control_plane.audit.model import KEPT_H, KeptAnswer, in_progress, lock_numb
 from control_plane.audit.tables import answers, audit
 
 _KEPT = timedelta(hours=KEPT_H)
-_PRUNED_MAX = 10_000  # rows per deletion, which takes some 100 ms
+_PRUNED_MAX = 10_000  # rows per deletion, which lasts some 100 ms
 
 
 class AuditRow(NamedTuple):
@@ -22,15 +22,15 @@ class AuditRow(NamedTuple):
         id: Id of the row, which sorts by time.
         actor_id: Id of the admin key, or `bootstrap`.
         actor_role: Role of the key at the time of the write.
-        action: The kind of change: create, replace, delete and so on.
+        action: Kind of change, such as `create`, `replace` or `delete`.
         kind: Kind of the object, as in the path.
-        object_id: Id of the object; for a refused write, the id in the request.
+        object_id: Id of the object. For a refused write, it is the id in the request.
         outcome: `done`, or the code of the refusal.
         detail: Reason of the refusal.
-        before: Object before the write in the form of a GET; None: it did not exist.
-        after: Object after the write in the form of a GET; None: it does not exist.
+        before: Object before the write in the form of a GET, or None if it did not exist.
+        after: Object after the write in the form of a GET, or None if it does not exist.
         request_id: Id of the request, which is also in the answer and in the logs.
-        idempotency_key: Idempotency key of the request; empty: it had none.
+        idempotency_key: Idempotency key of the request, or empty without a key.
         actor_name: Name of the key or the person, for display.
     """
 
@@ -57,8 +57,8 @@ async def record(connection: AsyncConnection, rows: list[AuditRow]) -> None:
 async def is_recorded(connection: AsyncConnection, row: AuditRow) -> bool:
     """Return whether a row exists, after the end of any transaction that may still commit it.
 
-    A transaction whose connection broke may still be ending. A second insertion of the row waits
-    for the end of that transaction, and reveals its result: the row exists, or never will.
+    A transaction whose connection broke may still commit. A second insertion of the row waits for
+    the end of that transaction, and fails if the row was committed.
     """
     savepoint = await connection.begin_nested()
     again = insert(audit).values(row._asdict()).on_conflict_do_nothing()
@@ -70,7 +70,7 @@ async def is_recorded(connection: AsyncConnection, row: AuditRow) -> bool:
 async def take_key(
     connection: AsyncConnection, actor_id: str, key: str, *, may_wait: bool
 ) -> KeptAnswer | None:
-    """Lock an idempotency key until the transaction ends, and return the answer stored under it.
+    """Lock an idempotency key until the transaction ends, and return the key's stored answer.
 
     Args:
         connection: Connection of the transaction of the write.

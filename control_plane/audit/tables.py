@@ -5,7 +5,8 @@ from sqlalchemy.dialects.postgresql import JSONB
 
 from control_plane.tables import flag_column, metadata, words_column
 
-# One row per object and write, and per refused write. Rows never change, and `id` sorts by time.
+# One row per object and write, and one per refused write. Rows never change, and `id` sorts by
+# time.
 audit = Table(
     "audit",
     metadata,
@@ -36,7 +37,7 @@ answers = Table(
     Column("key", Text, primary_key=True),
     Column("request_sha256", LargeBinary, nullable=False),
     Column("status", Integer, nullable=False),
-    words_column("body"),  # JSON; empty if the answer has no body, or if the body contains a secret
+    words_column("body"),  # JSON, or empty if the answer has no body or contains a secret
     flag_column("is_secret"),
     words_column("object_id"),
     Column("created_at", DateTime(timezone=True), nullable=False, server_default=func.now()),

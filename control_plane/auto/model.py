@@ -1,4 +1,4 @@
-"""The policy of `auto` for a tenant, as admins write it; pure."""
+"""The policy of the model name `auto` for a tenant, in the form that admins write. Pure."""
 
 from typing import Annotated
 
@@ -26,10 +26,11 @@ def _known_row(name: str) -> str:
 
 
 class AutoModelBody(AdminBody):
-    """A model that may answer; prices are of a million tokens.
+    """A model that may answer. Prices are per million tokens.
 
-    `published` names the published results that its quality begins with, else `quality` is the
-    operator's estimate. Without a `cached_price`, cached tokens cost as much as the others.
+    `published` names published results from which the estimate of the model's quality begins.
+    Without them, `quality` is the operator's estimate. Without a `cached_price`, cached tokens cost
+    as much as other prompt tokens.
     """
 
     model: Id
@@ -53,11 +54,12 @@ class AutoCellBody(AdminBody):
 class AutoPolicyBody(AdminBody):
     """The models that `auto` may choose from for a tenant, and the weights of the choice.
 
-    `price_max` bounds the expected cost of a turn's tokens, `quality_min` is the floor of quality
-    (0 to 1). `second_price` is the price of a second of waiting, `miss_price` that of a bad answer.
-    `explored_share` is the share of new conversations with a random choice. Tiers from the priority
-    `queue_priority_min` on wait for a saturated pool. `pin` names the one model that answers all.
-    `cells` are judged answers, made under `scheme`.
+    `price_max` bounds the expected cost of a turn's tokens, and `quality_min` is the least quality
+    (0 to 1). `second_price` is the price of a second of waiting, and `miss_price` is the price of a
+    bad answer. `explored_share` is the share of new conversations with a random choice. Tiers with
+    a priority of at least `queue_priority_min` wait for a saturated pool. `pin` names the one model
+    that answers all requests. `cells` are judged answers by cluster, whose clusters follow
+    `scheme`.
     """
 
     candidates: Annotated[list[AutoModelBody], Field(min_length=1, max_length=CANDIDATES_MAX)]

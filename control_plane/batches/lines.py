@@ -25,7 +25,7 @@ class ParsedFile(NamedTuple):
 
     Attributes:
         lines: Requests, with their line numbers in the file from 1.
-        mistakes: Mistakes in OpenAI's form: code, line, message, param.
+        mistakes: Mistakes in OpenAI's form, with code, line, message and param.
     """
 
     lines: list[ParsedLine]
@@ -94,7 +94,7 @@ def _mistake(
 
 
 def answered(line_id: str, custom_id: str, status: int, request_id: str, result: bytes) -> bytes:
-    """Return the output line of an answered request; `result` is JSON."""
+    """Return the output line of an answered request, whose `result` is JSON."""
     head = json.dumps({"id": line_id, "custom_id": custom_id}).encode()[:-1]
     told = json.dumps({"status_code": status, "request_id": request_id}).encode()[:-1]
     return b'%b,"response":%b,"body":%b},"error":null}\n' % (head, told, result)

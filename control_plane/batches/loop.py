@@ -1,7 +1,7 @@
 """Begins batches by reading their input files, and ends them by writing their output files.
 
 Each step is a transaction that can be repeated. So a step continues the work of a killed control
-plane, each line is answered once, and two control planes may do the same work concurrently.
+plane, and each line is answered once. Two control planes may do the same work concurrently.
 """
 
 import asyncio
@@ -117,7 +117,7 @@ class BatchLoop:
         log.info("batch_ended", batch_id=batch.id, status=_ENDS[batch.status])
 
     async def _write(self, batch: wire.Batch, name: str, file_id: str, line_of: _LineOf) -> str:
-        """Write a file or its missing rest, and return its id; empty if the file has no lines.
+        """Write a file or its missing rest, and return its id, or an empty text without lines.
 
         Only one piece at a time is in memory, because results may have gigabytes.
         """
@@ -179,12 +179,12 @@ def _is_good(row: Any) -> bool:
 
 
 def _good(batch: wire.Batch, row: Any) -> bytes:
-    """Return the output line of a successful request; empty for other requests."""
+    """Return the output line of a successful request, or an empty line for other requests."""
     return _output_line(batch, row) if _is_good(row) else b""
 
 
 def _bad(batch: wire.Batch, row: Any) -> bytes:
-    """Return the output line of a request that failed or was not answered; empty for others."""
+    """Return the output line of a failed or unanswered request, or an empty line for others."""
     if row.status is None:
         return unanswered(_line_id(batch, row), row.custom_id, *_WHY[batch.status])
     return b"" if _is_good(row) else _output_line(batch, row)

@@ -50,7 +50,7 @@ async def begin(connection: AsyncConnection, batch: wire.Batch) -> wire.Batch:
 
 
 async def show(connection: AsyncConnection, tenant_id: str, batch_id: str) -> wire.Batch:
-    """Return a batch. Raises NoRecordError if it does not exist."""
+    """Return a batch. Raises NoRecordError if the batch does not exist."""
     t = batches.c
     found = await connection.execute(
         select(batches).where(t.id == batch_id, t.tenant_id == tenant_id)
@@ -61,7 +61,7 @@ async def show(connection: AsyncConnection, tenant_id: str, batch_id: str) -> wi
 async def listed(
     connection: AsyncConnection, wanted: wire.ListRecordsRequest
 ) -> Sequence[wire.Batch]:
-    """Return batches, the newest first. Raises NoRecordError if `after` does not exist."""
+    """Return batches, the newest first. Raises NoRecordError if batch `after` does not exist."""
     t = batches.c
     query = select(batches).where(t.tenant_id == wanted.tenant_id)
     if wanted.after:
@@ -72,7 +72,12 @@ async def listed(
 
 
 async def cancel(connection: AsyncConnection, tenant_id: str, batch_id: str) -> wire.Batch:
-    """Begin to cancel a batch; can be repeated. Raises NoRecordError or BatchEndedError."""
+    """Begin to cancel a batch. The call can be repeated.
+
+    Raises:
+        NoRecordError: The batch does not exist.
+        BatchEndedError: The batch has ended, or is about to end.
+    """
     batch = await show(connection, tenant_id, batch_id)
     if batch.status in _OPEN:
         await move(connection, batch_id, _OPEN, "cancelling")
@@ -84,7 +89,7 @@ async def cancel(connection: AsyncConnection, tenant_id: str, batch_id: str) -> 
 async def move(
     connection: AsyncConnection, batch_id: str, before: Sequence[str], status: str, **values: Any
 ) -> bool:
-    """Set a batch's status if its present status is in `before`. Return whether it was."""
+    """Set a batch's status if its present status is in `before`, and return whether it was."""
     t = batches.c
     reached = func.jsonb_build_object(status, now_ms())
     moved = await connection.execute(
@@ -140,7 +145,7 @@ async def add_lines(
 
 
 async def record(connection: AsyncConnection, results: Sequence[wire.LineResult]) -> None:
-    """Store the results of lines. A line that already has a result keeps it."""
+    """Store the results of lines. The first result of a line is never overwritten."""
     t, b = batch_lines.c, batches.c
     for result in results:
         name = result.name
@@ -179,7 +184,7 @@ async def give_back(
 async def extend(
     connection: AsyncConnection, gateway_id: str, names: Sequence[wire.LineName]
 ) -> list[wire.LineName]:
-    """Renew a gateway's leases of lines. Return the lines whose lease the gateway has lost."""
+    """Renew a gateway's leases of lines, and return the lines whose lease the gateway has lost."""
     t, b = batch_lines.c, batches.c
     mine = await connection.execute(
         update(batch_lines)

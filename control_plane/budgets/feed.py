@@ -15,7 +15,8 @@ from control_plane.telemetry_client import FeedDownError, open_session, read_bou
 from sluice.certificates import http_options
 from sluice.identity import CertificateRole
 
-DEADLINE_S = 20.0  # deadline; the sums of a month of a large fleet are computed on request
+# Deadline in seconds. The sums of a month of a large fleet are computed on request.
+DEADLINE_S = 20.0
 ASKED_MAX = 500  # largest number of tenants, and of models, per request
 
 
@@ -26,8 +27,8 @@ class Ledger:
     Attributes:
         usage: Usage by tenant and answering model. The empty model has the usage of all other
             models.
-        ingested_until_ms: Unix time in milliseconds up to which the ledger has all events; 0:
-            unknown.
+        ingested_until_ms: Unix time in milliseconds up to which the ledger has all events. Zero
+            means unknown.
     """
 
     usage: Mapping[tuple[str, str], Usage]
@@ -47,7 +48,7 @@ class UsageFeed(Protocol):
     async def usage(
         self, span: BudgetSpan, tenant_ids: Collection[str], models: Collection[str]
     ) -> Ledger:
-        """Return the usage of tenants. Tenants without usage are missing in the result.
+        """Return the usage of tenants, without entries for tenants that have no usage.
 
         Args:
             span: Time range of the sums.
@@ -79,7 +80,7 @@ async def open_feed(telemetry_url: str, telemetry_key: str) -> AsyncGenerator[Us
     """Open a feed. The telemetry service need not run yet.
 
     Args:
-        telemetry_url: URL of the telemetry service; empty: there is no service.
+        telemetry_url: URL of the telemetry service, or empty if there is no service.
         telemetry_key: Admin key for the service.
     """
     if not telemetry_url:

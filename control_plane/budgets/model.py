@@ -1,4 +1,4 @@
-"""Budgets: a tenant's permitted usage in a period, and the state that follows from usage. Pure.
+"""Computes a budget's state from a tenant's permitted and actual usage in a period. Pure.
 
 The state depends only on the usage in the ledger, not on earlier states. So a correction that
 lowers usage, a larger amount, or a new period reopens an exhausted budget.
@@ -66,10 +66,10 @@ def _default_percents() -> list[int]:
 class BudgetBody(AdminBody):
     """An amount that a tenant may use in each day or month of UTC.
 
-    `tokens` are those of prompts and answers; of cached prompt tokens only `cached_percent` count.
-    `model_id` narrows it to the requests that one model answers. `soft_percents` of the amount are
-    reported when they are reached. When all is used, `stop` refuses new requests until the period
-    ends, `alert` only reports it.
+    The unit `tokens` counts the tokens of prompts and answers. Of cached prompt tokens, only
+    `cached_percent` count. `model_id` restricts the budget to requests that one model answers. When
+    usage reaches one of `soft_percents` of the amount, this is reported. When the amount is used,
+    `stop` refuses new requests until the period ends, and `alert` only reports the exhaustion.
     """
 
     unit: Annotated[Unit, Field(strict=False)] = Unit.TOKENS
@@ -113,7 +113,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """The fields of a budget that decisions depend on. For the fields see `BudgetBody`."""
+    """The fields of a budget that determine its state, as `BudgetBody` describes them."""
 
     unit: Unit
     amount: int
@@ -133,7 +133,7 @@ class Budget:
         return prompt + usage.output_tokens
 
     def reached_percent(self, usage: Usage) -> int:
-        """Return the highest soft percent that the usage has reached; 0 if it has reached none."""
+        """Return the highest soft percent that the usage has reached, or 0."""
         used = self.used(usage) * 100
         reached = (it for it in self.soft_percents if used >= it * self.amount)
         return max(reached, default=0)
@@ -172,7 +172,7 @@ class BudgetStanding:
 def stops(standings: Iterable[BudgetStanding], now_ms: int) -> list[dict[str, Any]]:
     """Return a tenant's exhausted budgets for gateways, as fields of `BudgetStop`.
 
-    A budget whose period has ended stops no request, whatever its usage was.
+    A budget whose period has ended stops no request.
     """
     return [
         {

@@ -1,7 +1,7 @@
 """Reads and writes budgets, their states, and the tenants whose requests gateways reject.
 
 A change of a budget or of its state locks the rows of all budgets of the tenant, in the order of
-ids, and rewrites the tenant's stops from all budgets.
+ids. It then rewrites the tenant's row of `budget_stops` from all budgets.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -55,7 +55,7 @@ _HAS_STATE = budgets.c.id == budget_states.c.budget_id
 class Due:
     """A budget whose usage has to be read.
 
-    If the budget changes meanwhile, the reading is discarded.
+    If the budget changes before the reading is stored, the reading is discarded.
     """
 
     id: str
@@ -69,12 +69,12 @@ class Reading:
     """The ledger's usage for one budget, and the age of this information.
 
     Attributes:
-        due: Budget that the reading belongs to.
+        due: Budget of the reading.
         span: Period of the usage.
         usage: Usage of the tenant, restricted to the budget's model if the budget has one.
         looked_at_ms: Time of the query in Unix milliseconds. An older reading never replaces a
             newer reading.
-        ingested_until_ms: Unix time in milliseconds up to which the ledger was complete; 0:
+        ingested_until_ms: Unix time in milliseconds up to which the ledger was complete. Zero means
             unknown.
     """
 
@@ -106,8 +106,8 @@ class Summary:
 
     Attributes:
         states: Number of budgets by state.
-        recent: Number of budgets by state that reached the state, or a higher soft percent, within
-            the last hour.
+        recent: Number of budgets by state, of the budgets that reached this state or a higher soft
+            percent within the last hour.
         age_s: Age of the oldest reading, in seconds.
     """
 
@@ -121,7 +121,7 @@ _HAS_ANY = select(exists(select(budgets.c.id)))
 
 
 def with_states() -> Select[Any]:
-    """Return the query of all budgets, each with its state (NULL: it has none)."""
+    """Return the query of all budgets with their states. A budget without a state has NULLs."""
     return select(budgets, budget_states).outerjoin(budget_states, _HAS_STATE)
 
 
@@ -140,19 +140,20 @@ async def has_any(connection: AsyncConnection) -> bool:
 
 
 async def hold_lease(connection: AsyncConnection, name: str, holder: str, lease_s: float) -> bool:
-    """Acquire a free lease, or renew the holder's own.
+    """Acquire a free lease, or renew the holder's lease.
 
-    Return whether the holder has the lease now.
+    Returns:
+        Whether the holder has the lease now.
     """
     values = {"name": name, "holder": holder, "lease_s": lease_s}
     return await connection.scalar(_taken_lease(), values) == holder
 
 
-@cache  # runs every second, and building the statement costs more than its execution
+@cache  # cached, because building the statement every second costs more than its execution
 def _taken_lease() -> ReturningInsert[Any]:
     """Return the statement that acquires or renews a lease.
 
-    Parameters: `name`, `holder`, `lease_s`.
+    Its parameters are `name`, `holder` and `lease_s`.
     """
     now = func.clock_timestamp()
     lease_s = bindparam("lease_s", type_=Float)
@@ -174,7 +175,7 @@ async def due(
     count_max: int,
     failed: Mapping[str, int],
 ) -> list[Due]:
-    """Return the budgets of a period that have no reading or an old one, those without first.
+    """Return the budgets of a period without a reading or with an old reading, in this order.
 
     Args:
         connection: Connection of a transaction.
@@ -189,7 +190,7 @@ async def due(
     asked = func.unnest(cast(list(failed), ARRAY(Text)), moments)
     tried = asked.table_valued(column("id", Text), column("at", DateTime(timezone=True)))
     tried = tried.render_derived(name="tried")
-    # the later of the two times; NULL is ignored
+    # the later of the two times, without regard to NULL
     tried_at = func.greatest(states.looked_at, tried.c.at)
     is_due = or_(
         states.budget_id.is_(None),
@@ -225,9 +226,9 @@ async def lock(connection: AsyncConnection, tenant_ids: Iterable[str]) -> list[V
 async def write_readings(
     connection: AsyncConnection, readings: Sequence[Reading]
 ) -> list[BudgetChange]:
-    """Store readings of budgets and the resulting stops. Return the changes of state.
+    """Store readings of budgets and the resulting stops, and return the changes of state.
 
-    A reading of a budget that was changed or deleted meanwhile is ignored.
+    A reading of a budget that was changed or deleted after `due` is ignored.
     """
     by_id = {reading.due.id: reading for reading in readings}
     tenants = {reading.due.tenant_id for reading in readings}
@@ -259,7 +260,7 @@ def _fits(row: Values, reading: Reading) -> bool:
 
 
 def take(row: Values, reading: Reading) -> BudgetChange | None:
-    """Apply a reading to a row of `with_states`. Return the change of state, if any."""
+    """Apply a reading to a row of `with_states`, and return the change of state, if any."""
     usage, span, kept = reading.usage, reading.span, budget_of(row)
     state, before = kept.state(usage), row["state"]
     is_new_period = row["starts_at_unix_ms"] != span.start_ms
@@ -301,7 +302,7 @@ async def apply_usage(connection: AsyncConnection, row: Values, reached: int) ->
 
     Args:
         connection: Connection whose transaction holds the budget's lock.
-        row: Row of `with_states` in its new form; it must have a state.
+        row: Row of `with_states` in its new form, which must have a state.
         reached: Soft percent that the budget had reached before the write.
     """
     budget, usage = budget_of(row), usage_of(row)

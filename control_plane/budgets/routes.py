@@ -47,7 +47,7 @@ class BudgetRoutes:
     def __init__(self, database: Database, interval_s: float = INTERVAL_S) -> None:
         """Create the handlers.
 
-        `interval_s`, the time between two readings, is part of the answers.
+        `interval_s`, the seconds between two readings, is part of the answers.
         """
         self._database = database
         self._writes = Writes(database)
@@ -99,7 +99,7 @@ class BudgetRoutes:
         return shown(request, _settings(rows[0]))
 
     async def put(self, request: web.Request) -> web.Response:
-        """Create or replace a budget. Its new state is computed at once from the known usage."""
+        """Create or replace a budget, and compute its new state at once from the stored usage."""
         tenant_id, name = _path(request)
         object_id = f"{tenant_id}/{name}"
         body = await read_body(request, BudgetBody)
@@ -179,7 +179,7 @@ async def _check_model(connection: AsyncConnection, model_id: str) -> None:
 async def _insert(
     connection: AsyncConnection, tenant_id: str, name: str, values: Values, others: int
 ) -> Values:
-    """Store a new budget, whose usage is not known yet."""
+    """Store a new budget, whose usage has not been read yet."""
     if others >= BUDGETS_MAX:
         message = f"tenant {tenant_id} has {others} budgets, and no tenant has more: remove one"
         raise PlatformError(ErrorCode.CONFLICT, message)
@@ -210,7 +210,7 @@ def _settings(row: Values) -> Values:
 
 
 def _use(row: Values, now_ms: int, interval_s: float) -> Values:
-    """Return the usage of a budget in the present period.
+    """Return the state and the usage of a budget in the present period.
 
     `stop_delay_s` is the time from the request that exhausts the budget until gateways reject
     requests. It is the sum of the ledger's present lag and the interval between two readings.

@@ -1,8 +1,9 @@
-"""The loop of budgets: reads usage from the ledger, and stores the resulting states.
+"""The loop of budgets, which reads usage from the ledger and stores the resulting states.
 
-Every control plane runs the loop. One control plane holds the lease; after half a minute of silence
-another acquires the lease. The rows depend only on the ledger, so a step that runs twice or
-concurrently does no harm. The process keeps only the times of the next readings in memory.
+Every control plane runs the loop, and the control plane with the lease leads. After half a minute
+of silence another control plane acquires the lease. The rows depend only on the ledger, so a step
+that runs twice or concurrently does no harm. The process keeps only the times of the next readings
+in memory.
 """
 
 import asyncio
@@ -28,12 +29,11 @@ log = structlog.get_logger(__name__)
 
 _TICK_S = 1.0
 _LEASE = "budgets"
-_LEASE_S = 30.0  # seconds; longer than a tick and a query to the ledger may take together
+_LEASE_S = 30.0  # Seconds, which are longer than a tick and a query to the ledger together.
 # pause after a query as a multiple of its duration, so that queries run at most a fifth of the time
 _REST = 4.0
 _RETRY_MAX_S = 15.0
-# budgets added to the size of the next query after an answer, so that most queries have a size that
-# the ledger can answer
+# number of budgets that are added to the next query after an answer, so that queries grow slowly
 _GROWTH = 32
 
 
@@ -49,16 +49,16 @@ class BudgetPace:
     rests_until_s: float = 0.0
     failures: int = 0
     is_behind: bool = False  # whether the last query was full, so that more budgets may be due
-    # failed attempts: budget id to Unix milliseconds
+    # Unix milliseconds of failed attempts, by budget id
     tried: dict[str, int] = field(default_factory=dict[str, int])
 
     def took(self, due: Sequence[Due]) -> None:
         """Record the budgets that are due.
 
-        Fewer than `asked_max` budgets mean that these are all.
+        If there are fewer than `asked_max`, no further budgets are due.
         """
         self.is_behind = len(due) == self.asked_max
-        if not self.is_behind:  # drop the attempts of budgets that were removed meanwhile
+        if not self.is_behind:  # drop the attempts of budgets that were removed
             self.tried = {one.id: self.tried[one.id] for one in due if one.id in self.tried}
 
     def answered(self, now_s: float, took_s: float) -> None:
@@ -86,12 +86,12 @@ class BudgetService:
         interval_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Create the loop; `run` must be started in a TaskGroup.
+        """Create the loop. `run` must be started in a TaskGroup.
 
         Args:
             database: Database of budgets.
-            ledger: Source of usage; while the source is down, states stay unchanged.
-            show: Called with the summary for metrics; the summary is empty while another control
+            ledger: Source of usage. While the source is down, states do not change.
+            show: Called with the summary for metrics. The summary is empty while another control
                 plane leads.
             interval_s: Seconds between two readings of a budget.
             clock: Returns monotonic seconds.
@@ -118,17 +118,18 @@ class BudgetService:
             await asyncio.sleep(pause_s)
 
     async def step(self) -> float:
-        """Read the usage of due budgets with at most one query.
-
-        Return the seconds until the next step.
+        """Read the usage of due budgets with at most one query per period.
 
         The leader calls this method every second, even if nothing is due, because another control
         plane would otherwise acquire the expired lease.
 
+        Returns:
+            Seconds until the next step.
+
         Raises:
             DatabaseDownError: PostgreSQL does not answer.
         """
-        # in most systems there are no budgets, and then no lease is needed
+        # most installations have no budgets, and then no lease is needed
         if not await self._database.run_singly(repository.has_any):
             self._show(NOTHING)
             return _TICK_S
@@ -146,7 +147,7 @@ class BudgetService:
         return max(0.0, min((_TICK_S, *rests_s)))
 
     async def _look(self, connection: AsyncConnection) -> tuple[dict[Period, list[Due]], int]:
-        """Return the due budgets and the time, if this process holds the lease."""
+        """Return the due budgets and the time, without budgets if another process has the lease."""
         due: dict[Period, list[Due]] = {}
         now_ms, now_s = await clock_ms(connection), self._clock()
         if not await repository.hold_lease(connection, _LEASE, self._process, _LEASE_S):
@@ -200,7 +201,7 @@ class BudgetService:
 
 
 def readings(due: Sequence[Due], span: BudgetSpan, ledger: Ledger, now_ms: int) -> list[Reading]:
-    """Return the readings of budgets: the usage of the budget's model, or of the whole tenant."""
+    """Return the readings of budgets, for the usage of the budget's model or the whole tenant."""
     of_tenant = ledger.by_tenant()
     nothing = Usage()
     return [

@@ -26,8 +26,8 @@ budgets = Table(
     metadata,
     Column("id", Text, primary_key=True),
     Column("tenant_id", Text, ForeignKey("tenants.id", ondelete="CASCADE"), nullable=False),
-    Column("name", Text, nullable=False),  # unique within the tenant; shown to people
-    words_column("model_id"),  # empty: all models
+    Column("name", Text, nullable=False),  # unique within the tenant, and shown to people
+    words_column("model_id"),  # empty for all models
     Column("unit", Text, nullable=False),
     Column("amount", BigInteger, CheckConstraint("amount >= 1", name="amount"), nullable=False),
     Column("period", Text, nullable=False),
@@ -44,7 +44,7 @@ budgets = Table(
 )
 Index("uq_budgets_name", budgets.c.tenant_id, budgets.c.name, unique=True)
 
-# The ledger's usage of the period at the last reading. No row: there was no reading yet.
+# The ledger's usage of the period at the last reading. Before the first reading, there is no row.
 budget_states = Table(
     "budget_states",
     metadata,
@@ -61,8 +61,8 @@ budget_states = Table(
     sum_column("ingested_until_unix_ms"),
 )
 
-# Holders of tasks that one control plane does at a time, and the silence after which a holder loses
-# the task.
+# Holders of tasks that only one control plane performs at a time, and the time after which a silent
+# holder loses the task.
 leases = Table(
     "leases",
     metadata,

@@ -1,4 +1,4 @@
-"""Batches of requests for the console, with their progress; of all tenants or the caller's own."""
+"""Batches of requests for the console with their progress, of all tenants or of the caller's."""
 
 import re
 from typing import Any
@@ -44,7 +44,7 @@ class ConsoleBatches:
     async def list(self, request: web.Request) -> web.Response:
         """Return the newest batches.
 
-        `before` is the number of the last batch of the previous page.
+        The query parameter `before` is the number of the last batch of the previous page.
         """
         limit, _ = page_of(request)
         query = visible(request, _rows(), _T.tenant_id)
@@ -59,7 +59,7 @@ class ConsoleBatches:
         return shown(request, body)
 
     async def show(self, request: web.Request) -> web.Response:
-        """Return one batch; 404 if the batch belongs to another tenant."""
+        """Return one batch. A batch of another tenant is a 404."""
         key = path_id(request)
         query = visible(request, _rows().where(_T.id == key), _T.tenant_id)
         rows = await fetch(self._database, query)

@@ -1,6 +1,6 @@
-"""Data of console pages that the admin REST lacks: figures of requests, and an overview.
+"""Figures of requests and an overview for console pages, which the admin REST does not have.
 
-Readers and publishers see only their own tenant. Ids of other tenants give 404.
+Readers and publishers see only their own tenant. Ids of other tenants cause a 404.
 """
 
 import json
@@ -29,7 +29,7 @@ _RETRY_S = 2.0
 
 
 class ConsoleData:
-    """The request handlers of the console's own data."""
+    """The request handlers of the console's additional data."""
 
     def __init__(self, database: Database, telemetry: TelemetryReader) -> None:
         self._database = database
@@ -103,7 +103,7 @@ class ConsoleData:
 
 
 def _scoped(request: web.Request) -> dict[str, str]:
-    """Return the query, narrowed to the caller's tenant; another tenant's data is 404."""
+    """Return the query, restricted to the caller's tenant. The id of another tenant is a 404."""
     tenant = own_tenant(request)
     return dict(request.query) | ({"tenant": tenant} if tenant else {})
 

@@ -10,7 +10,7 @@ from aiohttp import web
 from control_plane.http.routes import AdminRoute
 from sluice.errors import ErrorCode, PlatformError
 
-# The policy permits no inline code, no other hosts and no frames; forms may only submit to this
+# The policy permits no inline code, no other hosts and no frames. Forms may only submit to this
 # server.
 POLICY = "; ".join(
     (
@@ -25,7 +25,7 @@ HEADERS = {
     "X-Frame-Options": "DENY",
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Opener-Policy": "same-origin",
-    "Cache-Control": "no-cache",  # browsers revalidate each file, and mostly get a 304
+    "Cache-Control": "no-cache",  # browsers revalidate each file, and mostly receive a 304
     "Vary": "Accept-Encoding",
 }
 _TYPES = {
@@ -38,7 +38,7 @@ _FIRST = "index.html"
 
 
 def folder() -> Path:
-    """Return the directory of the files: in the checkout, else in the installed wheel."""
+    """Return the directory of the files, in the checkout, or else in the installed wheel."""
     package = Path(__file__).resolve().parent.parent
     for place in (package.parent / "console", package / "_data" / "console"):
         if (place / _FIRST).exists():
@@ -78,7 +78,7 @@ class ConsoleFiles:
         return web.Response(status=308, headers={"Location": "console/"})
 
     async def get(self, request: web.Request) -> web.Response:
-        """Return a file; 304 if the browser already has this version."""
+        """Return a file, or 304 if the browser already has this version."""
         found = self._files.get(request.match_info["path"] or _FIRST)
         if found is None:
             raise PlatformError(ErrorCode.NOT_FOUND, f"there is no {request.path[:200]}")

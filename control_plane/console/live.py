@@ -1,8 +1,7 @@
-"""The feed of live pages: one query of the fleet every two seconds, shared by all viewers.
+"""The feed of live pages, which reads the fleet every two seconds for all viewers together.
 
 Each event contains the whole state. So a viewer that was disconnected is up to date after the next
-event, and a slow viewer skips states instead of filling a queue. Without viewers there are no
-queries.
+event, and a slow viewer skips states. Without viewers there are no queries.
 """
 
 import asyncio
@@ -21,7 +20,7 @@ from sluice.errors import ErrorCode, PlatformError
 
 VIEWERS_MAX = 200
 _EVERY_S = 2.0
-# seconds without an event after which a comment is sent, so that proxies keep the connection open
+# seconds without an event after which a comment is sent, because proxies close silent connections
 _QUIET_S = 15.0
 _WRITE_TIMEOUT_S = 10.0
 _RETRY_S = 5.0
@@ -78,7 +77,7 @@ class LiveFeed:
         self._viewers += 1
         self._wanted.set()
         try:
-            # The stream of a viewer that has disconnected or stopped reading ends; the viewer may
+            # The stream of a viewer that has disconnected or stopped reading ends. The viewer may
             # reconnect.
             with suppress(ConnectionError, TimeoutError):
                 await self._serve(request, response)

@@ -113,7 +113,7 @@ class OpenIdProvider:
 
 @asynccontextmanager
 async def open_provider(settings: OpenIdSettings | None) -> AsyncGenerator[OpenIdProvider | None]:
-    """Open a client of the provider, which need not run yet; None if there are no settings."""
+    """Open a client of the provider, which need not run yet. Without settings, yield None."""
     if settings is None:
         yield None
         return

@@ -1,4 +1,4 @@
-"""Sign-in by an OpenID Connect provider: authorization code with PKCE, state and nonce."""
+"""Sign-in by an OpenID Connect provider, with an authorization code, PKCE, state and nonce."""
 
 import base64
 from urllib.parse import quote
@@ -32,7 +32,7 @@ _HEADERS = {"Cache-Control": "no-store", "Referrer-Policy": "no-referrer"}
 
 
 class OpenIdRoutes:
-    """The request handlers. Without a provider these paths give 404."""
+    """The request handlers of the sign-in. Without a provider these paths are a 404."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class OpenIdRoutes:
         ]
 
     async def login(self, request: web.Request) -> web.Response:
-        """Redirect the browser to the provider, which redirects to `to` within the console."""
+        """Redirect the browser to the provider, with the console's fragment `to` for the return."""
         settings, provider = self._parts()
         refuse_unknown_query(request, ("to",))
         to = request.query.get("to", "")
@@ -114,9 +114,9 @@ class OpenIdRoutes:
 
 
 def _place(encoded: str) -> str:
-    """Return the fragment to return to.
+    """Return the console's fragment after the sign-in, or an empty text if it is not valid.
 
-    The value comes from the cookie, which a browser may forge.
+    The value is read from the cookie, which a browser may forge.
     """
     try:
         text = base64.urlsafe_b64decode(encoded).decode()

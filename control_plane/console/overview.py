@@ -24,7 +24,8 @@ _SHOWN_STATES = (
     ReplicaState.FAILED,
     ReplicaState.LOST,
 )
-_QUEUED = 4  # index in a tier's row of a report; see `control_plane.scaling.work.checked`
+# index in a tier's row of a report, in the form of `control_plane.scaling.work.checked`
+_QUEUED = 4
 
 
 async def overview(connection: AsyncConnection) -> Json:

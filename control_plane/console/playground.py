@@ -1,8 +1,8 @@
 """The playground's proxy to a gateway, which forwards a request with the key of its user.
 
-The page sends requests to its own origin, so that its policy stays `connect-src 'self'` and
-gateways need not permit other origins. Each request carries the key in a header, and the key is
-neither stored nor logged.
+The page sends requests only to its own origin. So its policy is `connect-src 'self'`, and gateways
+need not permit other origins. Each request has the key in a header, and the key is neither stored
+nor logged.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ class Playground:
         self._running = 0
 
     def routes(self) -> list[AdminRoute]:
-        """Return the routes. They are not audited, because the gateway traces each request."""
+        """Return the routes, which are not audited, because the gateway traces each request."""
         path = f"/console/data/play/{{dialect:{_DIALECTS}}}"
         read = Action.READ_TENANT
         return [AdminRoute("POST", path, self.play, read, "playground", is_audited=False)]
@@ -75,7 +75,7 @@ async def _pass_on(request: web.Request, answer: aiohttp.ClientResponse) -> web.
         status=answer.status, headers=kept | {"Cache-Control": "no-store"}
     )
     await response.prepare(request)
-    # If the page disconnects, the gateway's request ends; if the gateway fails, the page's answer
+    # If the page disconnects, the gateway's request ends. If the gateway fails, the page's answer
     # ends.
     with suppress(ConnectionError, TimeoutError, aiohttp.ClientError):
         async for piece in answer.content.iter_any():

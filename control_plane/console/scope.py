@@ -8,7 +8,7 @@ from sluice.errors import ErrorCode, PlatformError
 
 
 def own_tenant(request: web.Request) -> str:
-    """Return the tenant to which a query is restricted; empty: all tenants, if the role permits.
+    """Return the tenant to which a query is restricted, or an empty text for all tenants.
 
     Raises:
         PlatformError: 404 if the caller belongs to one tenant and names another.

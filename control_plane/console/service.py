@@ -1,4 +1,4 @@
-"""Composes the console: its files, sessions, data and feed."""
+"""Composes the console of its files, sessions, data and feed."""
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager

@@ -56,8 +56,8 @@ class SessionRoutes:
         Args:
             database: Database of sessions.
             identities: Identifies callers by key or session.
-            life_s: Longest life of a session in seconds.
-            has_provider: Whether people may sign in by an OpenID provider as well.
+            life_s: Longest duration of a session in seconds.
+            has_provider: Whether people may also sign in by an OpenID provider.
         """
         self._database = database
         self._identities = identities

@@ -36,7 +36,7 @@ class TelemetryReader:
 
         Args:
             path: Path below the service's address, with quoted values.
-            query: Query parameters; empty values are left out.
+            query: Query parameters, whose empty values are left out.
 
         Raises:
             FeedDownError: The service does not answer.
@@ -61,7 +61,7 @@ class TelemetryReader:
 
 @asynccontextmanager
 async def open_reader(telemetry_url: str, telemetry_key: str) -> AsyncGenerator[TelemetryReader]:
-    """Open a reader. The service need not run yet; with an empty URL there is no service."""
+    """Open a reader. The service need not run yet, and an empty URL means no service."""
     if not telemetry_url:
         yield TelemetryReader(None, "")
         return

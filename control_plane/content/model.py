@@ -1,4 +1,4 @@
-"""Keys that encrypt a tenant's stored content: new keys, and re-encryption of keys. Pure."""
+"""Keys that encrypt a tenant's stored content, with their creation and re-encryption. Pure."""
 
 import secrets
 from collections.abc import Mapping, Sequence
@@ -7,8 +7,8 @@ from typing import Any, Protocol
 from sluice.errors import ErrorCode, PlatformError
 from sluice.stored_content import KEY_BYTES, key_place
 
-# largest number of keys per tenant; each key decrypts the content that was stored while it was the
-# newest
+# Largest number of keys per tenant. Each key decrypts the content that was stored while it was the
+# newest key.
 KEYS_MAX = 64
 _NUMBER, _SEALED, _MADE_AT = "number", "sealed", "made_at_unix_ms"
 
@@ -21,7 +21,7 @@ class KeySealer(Protocol):
         ...
 
     def renewed(self, sealed: str, place: str) -> str | None:
-        """Return a text encrypted under the newest secret; None if nothing changes."""
+        """Return a text encrypted with the newest secret, or None if nothing changes."""
         ...
 
 
@@ -34,9 +34,10 @@ def new_key(tenant_id: str, number: int, sealer: KeySealer, now_ms: int) -> dict
 def rotated(
     tenant_id: str, keys: Sequence[Mapping[str, Any]], sealer: KeySealer, now_ms: int
 ) -> list[dict[str, Any]]:
-    """Return the keys with a new key, which encrypts all content from now on.
+    """Return the keys with a new key, which encrypts all later content.
 
-    Raises PlatformError CONFLICT if the tenant already has the largest number of keys.
+    Raises:
+        PlatformError: `CONFLICT` if the tenant already has the largest number of keys.
     """
     if len(keys) >= KEYS_MAX:
         message = f"tenant {tenant_id} has {KEYS_MAX} keys: erase its content to begin anew"
@@ -47,14 +48,14 @@ def rotated(
 def erased(
     tenant_id: str, keys: Sequence[Mapping[str, Any]], sealer: KeySealer, now_ms: int
 ) -> list[dict[str, Any]]:
-    """Return a new key in place of all other keys; no key if there was none."""
+    """Return a new key in place of all other keys, or no key if there was none."""
     return [new_key(tenant_id, _next(keys), sealer, now_ms)] if keys else []
 
 
 def renewed(
     tenant_id: str, keys: Sequence[Mapping[str, Any]], sealer: KeySealer
 ) -> list[dict[str, Any]] | None:
-    """Return the keys encrypted under the newest installation secret; None if nothing changes."""
+    """Return the keys encrypted with the newest installation secret, or None without a change."""
     made, is_changed = list[dict[str, Any]](), False
     for key in keys:
         sealed = sealer.renewed(key[_SEALED], key_place(tenant_id, key[_NUMBER]))

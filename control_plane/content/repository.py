@@ -27,10 +27,10 @@ class ContentBound(NamedTuple):
 
     Attributes:
         tenant_id: Id of the tenant.
-        before_unix_ms: Content without a write since this time has expired; 0: only the platform's
-            bound applies.
-        erased_at_unix_ms: Content that was created before this time has been erased; 0: there was
-            no erasure.
+        before_unix_ms: Unix time in milliseconds. Content without a later write has expired. Zero
+            means that only the platform's bound applies.
+        erased_at_unix_ms: Unix time in milliseconds. Content that was created earlier has been
+            erased. Zero means that there was no erasure.
     """
 
     tenant_id: str

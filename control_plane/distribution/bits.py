@@ -12,7 +12,7 @@ def members(mask: int) -> Iterator[int]:
 
 
 def first_from(mask: int, offset: int) -> int:
-    """Return the lowest set bit at `offset` or above; if there is none, the lowest set bit.
+    """Return the lowest set bit at `offset` or above, or else the lowest set bit.
 
     `mask` must not be 0.
     """

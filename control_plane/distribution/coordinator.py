@@ -1,6 +1,7 @@
-"""One round of planning: turns the reports and wants of nodes into orders for each node.
+"""One round of planning, which turns the reports and wants of nodes into orders for each node.
 
-The module has no clock and no I/O. The service calls it in a thread, one round at a time.
+The wants of a node are the artifacts that the node should have. The module has no clock and no I/O.
+The service calls it in a thread, one round at a time.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,7 +19,7 @@ from control_plane.distribution.planner import Planner
 from control_plane.distribution.wants import Wants
 
 _NOTHING = Wants()
-_SIFTED_MAX = 1024  # largest number of cached groups of nodes with a common mapping of wants
+_SIFTED_MAX = 1024  # largest number of cached shared mappings of wants
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +27,8 @@ class Turn:
     """The input of one node to a round of planning.
 
     Attributes:
-        report: The node's report since the last round; an empty report if the node sent none.
-        wants: All artifacts that the node should have; unknown artifacts are not planned.
+        report: The node's report since the last round, or an empty report if the node sent none.
+        wants: All artifacts that the node should have. Unknown artifacts are not planned.
     """
 
     report: NodeReport
@@ -36,7 +37,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class _SiftedMapping:
-    """The known and unknown artifacts of a shared mapping, at `known_count` known artifacts."""
+    """The known and unknown artifacts of a shared mapping, as of `known_count` known artifacts."""
 
     shared: Mapping[str, Priority]
     known_count: int
@@ -48,7 +49,7 @@ class _SiftedMapping:
 class _Between:
     """The difference of two mappings.
 
-    It references both mappings, so that their ids stay unique.
+    The object references both mappings, so that their `id()` values stay unique.
     """
 
     before: Mapping[str, Priority]
@@ -57,22 +58,22 @@ class _Between:
 
 
 class Coordinator:
-    """Updates a planner with newly known artifacts, changed wants, and disconnected nodes."""
+    """Updates a planner when artifacts are added, wants change, or nodes disconnect."""
 
     def __init__(self, limits: PlannerLimits, seed: int = 0) -> None:
         self._planner = Planner(limits, seed)
         self._known: set[str] = set()
         self._fresh: list[str] = []
-        self._wanted: dict[str, Wants] = {}  # wants by node, as they were passed to the planner
+        self._wanted: dict[str, Wants] = {}  # wants by node, in the form that the planner received
         self._sifted: dict[int, _SiftedMapping] = {}  # by the id() of the shared mapping
         # Differences of two shared mappings in this round, because many nodes have the same change.
         self._between: dict[tuple[int, int], _Between] = {}
-        # A report that arrived before its artifact was known must be kept, because agents send it
+        # A report that arrived before its artifact was added must be stored, because agents send it
         # only once.
         self._reports: dict[str, NodeReport] = {}
 
     def know(self, artifacts: Iterable[Artifact]) -> None:
-        """Add artifacts that can be fetched. Artifacts that are already known stay unchanged."""
+        """Add artifacts that can be fetched. Artifacts that were added before do not change."""
         for artifact in artifacts:
             if artifact.digest not in self._known:
                 self._planner.add(artifact)
@@ -97,7 +98,7 @@ class Coordinator:
 
         Args:
             turns: Turns, at most one per node.
-            left: Ids of nodes that have disconnected; their wants are dropped.
+            left: Ids of nodes that have disconnected, and whose wants are dropped.
             now_s: Time in monotonic seconds.
 
         Returns:
@@ -136,7 +137,7 @@ class Coordinator:
     def _sift(self, shared: Mapping[str, Priority]) -> _SiftedMapping:
         """Return the known part of a shared mapping.
 
-        The same object is returned while it is unchanged.
+        Without a change, the same object is returned.
         """
         sifted = self._sifted.get(id(shared))
         if sifted is not None and sifted.known_count == len(self._known):
@@ -164,7 +165,7 @@ class Coordinator:
         return self._between[key].differing
 
     def _recall(self) -> dict[str, NodeReport]:
-        """Replay earlier reports about artifacts that have become known since."""
+        """Return the stored reports about artifacts that were added since the last round."""
         fresh, self._fresh = self._fresh, []
         recalled: dict[str, NodeReport] = {}
         for node_id, report in self._reports.items() if fresh else ():

@@ -1,7 +1,7 @@
 """Checks the reports of agents, and writes the answers to agents. Pure.
 
-An agent is trusted for its own node only. Its reports are bounded here, and false reports on chunks
-are detected by the nodes that fetch them.
+An agent is trusted for its own node only. Its reports are bounded here. False reports on chunks are
+detected by the nodes that fetch these chunks.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,7 +29,7 @@ _DIGESTS_MAX = 4096
 _FAILURES_MAX = 4096
 _BITMAP_BYTES_MAX = CHUNKS_MAX // 8
 _PLACE_CHARACTERS_MAX = 128
-_WRITTEN_MAX = 16  # largest number of cached serialized lists; each has 700 KB for 10,000 adapters
+_WRITTEN_MAX = 16  # Largest number of cached serialized lists. Each has 700 KB for 10,000 adapters.
 _TROUBLES = {
     wire.TROUBLE_CORRUPT: Trouble.CORRUPT,
     wire.TROUBLE_TIMEOUT: Trouble.TIMEOUT,
@@ -43,7 +43,7 @@ _PRIORITIES = {
 
 
 class BadReportError(ValueError):
-    """The report is one that no correct agent sends. The message names the mistake."""
+    """A report that no correct agent sends. The message names the mistake."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,8 @@ class Said:
 
     Attributes:
         report: Report for the planner.
-        peer_address: Address (host:port) at which the node serves chunks; empty: it serves none.
+        peer_address: Address (host:port) at which the node serves chunks, or empty if it serves
+            none.
         complete: Whether the node has all chunks of an artifact, by digest of the artifacts in the
             report.
         needed: Digests of artifacts that requests wait for.
@@ -114,7 +115,7 @@ def write_answer(
     Args:
         answer: Plan for the node. Orders whose source has no address are left out, because the
             source has disconnected.
-        node_id: Node that gets the answer.
+        node_id: Node that receives the answer.
         addresses: Addresses at which nodes serve chunks, by node id.
         tickets: Writes the tickets that sources require.
         now_unix_s: Unix time in seconds.
@@ -147,12 +148,12 @@ class WantedWriter:
         *,
         knows_unchanged: bool,
     ) -> None:
-        """Complete an answer by the wanted artifacts of its node.
+        """Add the wanted artifacts of its node to an answer.
 
         Args:
             answer: Answer, which is changed in place.
             wants: Artifacts that the node should have.
-            told: Shared mapping in the stream's last answer; None: there was no answer yet.
+            told: Shared mapping in the stream's last answer, or None before the first answer.
             knows_unchanged: Whether the agent understands an answer that omits an unchanged list.
         """
         if not knows_unchanged:
@@ -217,7 +218,8 @@ def _write_order(order: Order, address: str = "", ticket: str = "") -> wire.Orde
 def _read_failure(failure: wire.Failure) -> Failure:
     _check(is_digest(failure.digest) and failure.chunk < CHUNKS_MAX, "failures")
     _check(not failure.source_node_id or is_id(failure.source_node_id), "failures")
-    # A kind of trouble that only a newer agent knows counts as a refusal.
+    # A kind of trouble that this version does not define, but a newer agent does, counts as a
+    # refusal.
     trouble = _TROUBLES.get(failure.trouble, Trouble.REFUSED)
     return Failure(failure.digest, failure.chunk, failure.source_node_id or STORE, trouble)
 

@@ -20,7 +20,7 @@ class Trouble(StrEnum):
 
     CORRUPT = "corrupt"  # the SHA-256 of the received chunk differs
     TIMEOUT = "timeout"
-    REFUSED = "refused"  # no connection, or the source does not have the chunk
+    REFUSED = "refused"  # no connection, or a source without the chunk
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +37,8 @@ class Artifact:
 
     Attributes:
         digest: Digest, which names the artifact.
-        chunk_count: Number of chunks; at least 1.
-        chunk_bytes: Size of every chunk in bytes; a smaller last chunk is planned at this size.
+        chunk_count: Number of chunks, at least 1.
+        chunk_bytes: Size of every chunk in bytes. A smaller last chunk is planned at this size.
     """
 
     digest: str
@@ -64,9 +64,9 @@ class NodeReport:
         node_id: Id of the node.
         place: Region and rack of the node.
         boot_id: Id of the agent's process, new after every start.
-        held: Verified chunks on the node's disk by digest; bit i is chunk i. The first report of a
-            boot, and the report after an answer with `wants_full`, list all artifacts; other
-            reports only changed artifacts.
+        held: Verified chunks on the node's disk by digest, in which bit i is chunk i. The first
+            report of a boot, and the report after an answer with `wants_full`, list all artifacts.
+            Other reports list only changed artifacts.
         failures: Failed fetches since the last report.
         is_full: Whether `held` lists all chunks on the node.
         serves: Whether other nodes can fetch chunks from the node.
@@ -83,7 +83,7 @@ class NodeReport:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """An order to fetch those chunks from `start` to before `stop` that the node lacks."""
+    """An order to fetch the missing chunks of the range from `start` to before `stop`."""
 
     digest: str
     start: int
@@ -110,31 +110,32 @@ class PlannerLimits:
 
     Attributes:
         groups_max: Largest number of groups of neighbouring chunks per artifact.
-        horizon_s: Seconds of work at full speed that a node's orders to fetch and to serve contain.
-            More than the interval between reports, because links would otherwise be idle between
-            two reports.
-        up_bytes_s: Bytes per second that a node may send to others.
+        horizon_s: Seconds of work at full speed in a node's orders to fetch and to serve. They
+            exceed the interval between reports, because links would otherwise be idle between two
+            reports.
+        up_bytes_s: Bytes per second that a node may send to other nodes.
         down_bytes_s: Bytes per second that a node can receive.
         uploads_max: Largest number of orders with one node as their source.
         downloads_max: Largest number of orders of one node.
         store_readers_max: Largest number of nodes of one region that read from the store
             concurrently.
         store_bytes_s: Bytes per second that one region may read from the store.
-        seeds: Number of copies of a group in a region, existing or in transit, from which on no
-            node fetches the group from the store or from another region; a power of two.
+        seeds: Number of copies of a group in a region, existing or in transit. With this number, no
+            node fetches the group from the store or from another region. The number is a power of
+            two.
         across_max: Largest number of orders of one region that other regions serve.
         prefetch_ratio: Largest share of a link's planned work that prefetch may use.
         tries_max: Largest number of searches for a source per round, successful or not.
-        order_timeout_s: Seconds after which an order is withdrawn; nodes report a faulty source
+        order_timeout_s: Seconds after which an order is withdrawn. Nodes report a faulty source
             sooner.
         lost_after_s: Seconds without a report after which a node counts as lost.
         shun_s: Seconds for which a source is not used after its first failure, doubled by each
             further failure.
         shun_max_s: Largest number of seconds for which a source is not used.
         corrupt_shun_s: Seconds for which a source is not used after a corrupt chunk.
-        accused_max: Number of different sources that a node may accuse. A node that accuses more
-            sources is at fault itself: its reports of failures are ignored for a while, it reads
-            from the store, and after corrupt chunks it serves no other node.
+        accused_max: Number of different sources from which on a node that accuses them counts as
+            faulty. Its reports of failures are then ignored for a while, and it reads from the
+            store. After corrupt chunks it serves no other node.
     """
 
     groups_max: int = 1024

@@ -1,8 +1,8 @@
-"""Decides which node fetches which chunks from which source: `Planner.plan(reports, now)`.
+"""Decides which node fetches which chunks from which source (`Planner.plan(reports, now)`).
 
-A pure state machine: no clock, no randomness except a hash, no storage. After a restart the nodes'
-full reports restore the whole state. The work is proportional to changes: a report costs its newly
-complete groups and its new orders, never nodes times chunks.
+The planner is a pure state machine without clock, storage or randomness, except a hash. After a
+restart the nodes' full reports restore the whole state. The work is proportional to changes, and
+never to nodes times chunks. A report costs its newly complete groups and its new orders.
 """
 
 from collections import OrderedDict, deque
@@ -63,7 +63,7 @@ class _Node:
 
 
 class Planner:
-    """Plans for a fleet and any number of artifacts. Deterministic for a given seed."""
+    """Plans for a fleet and any number of artifacts. Equal seeds and reports cause equal plans."""
 
     def __init__(self, limits: PlannerLimits, seed: int = 0) -> None:
         self._limits = limits
@@ -88,12 +88,12 @@ class Planner:
         self._timeouts: deque[_Task] = deque()
         self._round = 0
         self._tries = 0
-        # Groups for which this round found no peer with capacity; capacity only shrinks within a
-        # round.
+        # Groups for which this round has found no peer with capacity. Capacity only shrinks within
+        # a round.
         self._dry: dict[tuple[str, int, bool], int] = {}
 
     def add(self, artifact: Artifact) -> None:
-        """Add an artifact. Must be called before any node wants or reports the artifact."""
+        """Add an artifact. The call must precede the first want or report of the artifact."""
         if artifact.digest not in self._swarms:
             self._swarms[artifact.digest] = Swarm(artifact, self._limits.groups_max)
 
@@ -123,7 +123,7 @@ class Planner:
 
         Args:
             reports: Reports in any order, at most one per node.
-            now_s: Time in monotonic seconds; only differences matter.
+            now_s: Time in monotonic seconds.
 
         Returns:
             One plan for every report.
@@ -147,7 +147,7 @@ class Planner:
             answers[node.node_id] = FetchPlan(tuple(task.order for task in tasks))
         return answers
 
-    # --- what the nodes say
+    # --- reports of nodes
 
     def _take(self, report: NodeReport, now_s: float) -> bool:
         """Apply a report. Returns False if it has only changes to a state that is unknown here."""
@@ -273,10 +273,10 @@ class Planner:
         for digest in node.held:
             self._swarms[digest].serve(node.number, node.region, serves=serves)
 
-    # --- what they shall do
+    # --- orders for nodes
 
     def _fill(self, node: _Node, priority: Priority, now_s: float) -> None:
-        """Give a node new orders of one priority, alternating between its artifacts."""
+        """Add new orders of one priority to a node, alternating between its artifacts."""
         digests = [d for d, p in self._todo.get(node.node_id, {}).items() if p is priority]
         if not digests or not self._has_room(node, priority):
             return
@@ -315,7 +315,7 @@ class Planner:
                     yield swarm, group, source
         missing = swarm.missing(node.number)
         left = missing if is_suspect else missing & rarity.thin(self._limits.seeds)
-        # So the readers of the first wave share the groups among themselves.
+        # This limit lets the first readers of the store share the groups among each other.
         takes = -(-swarm.groups * self._limits.seeds // self._limits.store_readers_max)
         vain = 0
         while left and takes > 0 and vain < _VAIN_MAX:
@@ -382,7 +382,7 @@ class Planner:
         self._note_room(peer)
 
     def _close(self, task: _Task) -> None:
-        """Remove an order, whatever its result was."""
+        """Remove an order after any result."""
         node, key = task.node, self._key(task)
         if node.tasks.pop(key, None) is None:
             return  # requester and source of the order are the same lost node

@@ -17,7 +17,7 @@ _STEP_S = 5.0  # seconds after which a step begins nothing more
 _CLEAN_S = 15.0
 _REPEAT = 4  # cleanings after which all rows are compared again, even if nothing has changed
 _PAIRS_MAX = 5_000  # largest number of (node, digest) pairs in one transaction
-_PAIRS_MIN = 100  # smallest number of pairs per transaction, however slow the database is
+_PAIRS_MIN = 100  # smallest number of pairs per transaction, for any speed of the database
 _NODES_MAX = 100  # largest number of nodes compared in one query
 _TIMEOUT_S = 10.0
 _EXPECTED = (PlatformError, DBAPIError)
@@ -57,7 +57,7 @@ class HoldingsLedger:
     def forget(self, node_id: str) -> None:
         """Stop writing rows of a node that has disconnected.
 
-        The rows stay until the node is lost.
+        The rows stay in the table until the node is lost.
         """
         for known in (self._complete, self._rows, self._changed):
             known.pop(node_id, None)
@@ -98,7 +98,7 @@ class HoldingsLedger:
                 rows.difference_update(batch.removed.get(node_id, ()))
 
     def nodes(self) -> list[str]:
-        """Return the nodes whose rows are known."""
+        """Return the nodes whose rows were read."""
         return list(self._rows)
 
     def compare(self, counts: Mapping[str, int]) -> None:
@@ -134,7 +134,7 @@ class Recorder:
     def forget(self, node_id: str) -> None:
         """Stop writing rows of a node that has disconnected.
 
-        The rows stay until the node is lost.
+        The rows stay in the table until the node is lost.
         """
         self._ledger.forget(node_id)
 

@@ -21,7 +21,7 @@ _REMOVE = text(
     f"DELETE FROM node_artifacts AS held USING {_PAIRS} AS pair (node_id, digest)"  # noqa: S608
     " WHERE pair.node_id = held.node_id AND pair.digest = held.digest"
 )
-# An agent may report artifacts a moment before its node is stored, so young rows are kept.
+# An agent may report artifacts a moment before its node is stored, so young rows are not deleted.
 _REMOVE_ORPHANS = text(
     "DELETE FROM node_artifacts AS held WHERE"
     " EXISTS (SELECT FROM nodes WHERE nodes.id = held.node_id AND nodes.is_lost)"
@@ -31,7 +31,7 @@ _REMOVE_ORPHANS = text(
 
 
 async def known(connection: AsyncConnection, digests: Collection[str]) -> list[Artifact]:
-    """Return those of the given artifacts that the store has."""
+    """Return the given artifacts that are in the store."""
     t, chunks = artifacts.c, artifact_chunks.c
     query = (
         select(t.digest, func.count(chunks.sha256))
@@ -39,14 +39,14 @@ async def known(connection: AsyncConnection, digests: Collection[str]) -> list[A
         .where(t.digest.in_(digests), t.retired_at.is_(None))
         .group_by(t.digest)
     )
-    # An artifact of empty files has no chunks. It is planned as one chunk that no node has to
+    # An artifact of empty files has no chunks. It is planned as one chunk, which no node has to
     # fetch.
     found = (await connection.execute(query)).tuples()
     return [Artifact(digest, max(1, count), CHUNK_BYTES) for digest, count in found]
 
 
 async def manifest(connection: AsyncConnection, digest: str) -> dict[str, Any] | None:
-    """Return the manifest of an artifact; None if the artifact does not exist."""
+    """Return the manifest of an artifact, or None if the artifact does not exist."""
     query = select(artifacts.c.manifest).where(
         artifacts.c.digest == digest, artifacts.c.retired_at.is_(None)
     )

@@ -1,7 +1,7 @@
-"""Distribution over gRPC: agents report their chunks, and receive sources for missing chunks.
+"""Distribution over gRPC, in which agents report their chunks and receive sources for others.
 
 Each control plane plans for the agents that are connected to it. Nodes that are connected to
-different control planes exchange no chunks, but all nodes get their artifacts.
+different control planes exchange no chunks, but all nodes receive their artifacts.
 """
 
 import asyncio
@@ -47,10 +47,11 @@ log = structlog.get_logger(__name__)
 # An idle agent reports every 2 s, but an agent on a busy machine may be late.
 LIMITS = PlannerLimits(lost_after_s=8.0)
 _ROUND_S = 0.1
-_LOOK_S = 0.25  # seconds between two updates while the state keeps changing
+_LOOK_S = 0.25  # seconds between two updates while the state changes continuously
 _SILENCE_S = 15.0
 _WRITE_S = 10.0
-_LOOKUP_PAUSE_S = 2.0  # pause between two lookups of artifacts that the database does not know
+# pause in seconds between two lookups of artifacts that the database does not have
+_LOOKUP_PAUSE_S = 2.0
 _DATABASE_S = 2.0
 _SECRET_RETRY_S = 1.0
 _PIECE_BYTES = 1 << 20
@@ -72,11 +73,12 @@ class _Session:
 
     Attributes:
         said: Last report of the agent.
-        pending: Report since the last round; None: there was none.
-        wants: Artifacts that the node should have, from the state and the agent's own needs.
-        told: Shared mapping that was last sent on this stream; None: none was sent yet.
-        answer: Answer to send, with the artifacts wanted at that time; a newer answer replaces it.
-        is_due: Whether the agent gets an answer without having sent a new report.
+        pending: Report since the last round, or None without a report.
+        wants: Artifacts that the node should have, for the state and for the agent's requests.
+        told: Shared mapping that was last sent on this stream, or None before the first answer.
+        answer: Next answer to send, with the artifacts wanted at that time. A newer answer replaces
+            it.
+        is_due: Whether an answer is due although the agent has sent no new report.
     """
 
     said: Said
@@ -120,11 +122,11 @@ class DistributionService(DistributionServiceServicer):
         limits: PlannerLimits,
         read_chunk: ReadChunk,
     ) -> None:
-        """Create the service; `run` must be started in a task.
+        """Create the service. `run` must be started in a task.
 
         Args:
             database: Database of artifacts, and of the records of nodes.
-            feed: State that decides which artifacts nodes should have.
+            feed: State that determines which artifacts nodes should have.
             metrics: Metrics of the service.
             limits: Limits of the planner.
             read_chunk: Reads a chunk from the store, and verifies it.
@@ -220,7 +222,7 @@ class DistributionService(DistributionServiceServicer):
                 await asyncio.sleep(max(_ROUND_S, took_s))  # planning uses at most half of the time
 
     async def _open_tickets(self) -> Tickets:
-        """Return the writer of tickets, as soon as PostgreSQL has delivered the fleet's secret."""
+        """Return the writer of tickets, after PostgreSQL has returned the fleet's secret."""
         proposed = secrets.token_bytes(SECRET_BYTES)
         while True:
             try:
@@ -236,9 +238,10 @@ class DistributionService(DistributionServiceServicer):
     # --- agents
 
     async def _listen(self, session: _Session, context: Context) -> str:
-        """Process reports until the agent disconnects, or until another stream replaces this one.
+        """Process reports until the agent disconnects or another stream replaces this one.
 
-        Returns an error for the agent; empty if there is none.
+        Returns:
+            Error for the agent, or an empty text without an error.
         """
         while self._sessions.get(session.node_id) is session:
             said = await self._read(context)
@@ -251,7 +254,7 @@ class DistributionService(DistributionServiceServicer):
         return ""
 
     async def _read(self, context: Context) -> Said | str:
-        """Return a report, or the reason why it is not valid; empty at the end of the stream."""
+        """Return a report, the reason why it is not valid, or an empty text at the stream's end."""
         async with asyncio.timeout(_SILENCE_S):
             message = await context.read()
         if not isinstance(message, wire.DistributionReport):  # pyright: ignore[reportUnnecessaryIsInstance] - it may be EOF
@@ -300,7 +303,7 @@ class DistributionService(DistributionServiceServicer):
     # --- rounds
 
     async def _follow(self) -> None:
-        """Give a turn to the nodes whose wanted artifacts have changed with the state."""
+        """Plan a turn for the nodes whose wanted artifacts have changed with the state."""
         looks = 0
         while True:
             changed = self._feed.changed()
@@ -343,7 +346,7 @@ class DistributionService(DistributionServiceServicer):
                 await asyncio.sleep(0)  # a long answer is sent before the next answer is built
 
     async def _learn(self, sessions: list[_Session]) -> None:
-        """Look up the wanted artifacts that are not known yet."""
+        """Look up the wanted artifacts that are still unknown."""
         unknown = self._coordinator.unknown(session.wants for session in sessions)
         now_s = time.monotonic()
         self._looked_up = {

@@ -9,7 +9,7 @@ from collections import defaultdict
 from control_plane.distribution.bits import every, members, starts_of_runs
 from control_plane.distribution.model import Artifact
 
-# number of levels (powers of two of the number of copies); 32,768 and more copies share the last
+# number of levels, by powers of two of the number of copies, the last for 32,768 and more
 LEVELS = 16
 
 
@@ -21,7 +21,7 @@ class Rarity:
     def __init__(self, groups: int) -> None:
         self._copies = [0] * groups
         self._held = [0] * groups
-        # Bit masks of the groups with 0 copies, with 1, with 2 or 3, with 4 to 7, and so on.
+        # Bit masks of the groups by number of copies, for 0, 1, 2 to 3, 4 to 7 copies, and so on.
         self.levels = [(1 << groups) - 1] + [0] * (LEVELS - 1)
         self.held = 0  # groups that a source in the region has, as bits
 
@@ -78,7 +78,7 @@ class Swarm:
         return start, min(start + self.group_chunks, self.artifact.chunk_count)
 
     def missing(self, node: int) -> int:
-        """Return the groups that the node neither has nor is fetching."""
+        """Return the groups that the node does not have and is not fetching."""
         return self.all & ~(self.have.get(node, 0) | self.asked.get(node, 0))
 
     def is_complete(self, node: int) -> bool:
@@ -86,7 +86,7 @@ class Swarm:
         return self.have.get(node, 0) == self.all
 
     def observe(self, node: int, region: int, held: int, *, serves: bool) -> list[int]:
-        """Apply the chunks that a node has. Return the groups that became complete."""
+        """Apply the chunks that a node has, and return the groups that became complete."""
         starts = starts_of_runs((held & self._chunks) | self._beyond, self.group_chunks)
         starts &= self._first_chunks
         before = self._starts.get(node, 0)
@@ -105,7 +105,7 @@ class Swarm:
         return gained
 
     def serve(self, node: int, region: int, *, serves: bool) -> None:
-        """Let a node begin or stop to serve all of its groups."""
+        """Record that a node begins or stops to serve all of its groups."""
         self._serve(node, region, list(members(self.have.get(node, 0))), 1 if serves else -1)
 
     def begin_fetch(self, node: int, region: int, group: int) -> None:

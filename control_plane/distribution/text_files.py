@@ -12,12 +12,12 @@ from sluice.base_files import TEXT_FILE_BYTES_MAX, TEXT_FILES
 from sluice.errors import BadRequestError, ErrorCode, PlatformError
 from sluice.manifests import FileEntry, parse_manifest
 
-# Each read holds a chunk of 4 MiB in memory. A caller that is refused because the queue is full
-# retries by itself.
+# Each read has a chunk of 4 MiB in memory. A caller that is refused because the queue is full
+# retries later.
 _READS_MAX, _WAITING_MAX = 4, 64
 _PIECE_BYTES = 1 << 20
 
-# Called with the SHA-256 of a chunk; returns the bytes of the chunk. Raises PlatformError if the
+# The function returns the bytes of a chunk, for the chunk's SHA-256. It raises PlatformError if the
 # chunk cannot be read.
 ReadChunk = Callable[[str], Awaitable[bytes]]
 
@@ -36,9 +36,9 @@ class TextFiles:
         """Yield a file in pieces of at most 1 MiB.
 
         Raises:
-            PlatformError: INVALID_REQUEST for a file that may not be read, NOT_FOUND if there is no
-                such file, OVERLOADED if too many reads are waiting, UNAVAILABLE if the store or the
-                database is down.
+            PlatformError: INVALID_REQUEST for a file that may not be read, or NOT_FOUND if there is
+                no such file. OVERLOADED if too many reads are waiting, or UNAVAILABLE if the store
+                or the database is down.
         """
         if not is_digest(digest) or name not in TEXT_FILES:
             message = f"digest is no SHA-256 in hex, or name none of {', '.join(TEXT_FILES)}"

@@ -1,8 +1,8 @@
 """Derives the keys of nodes and the tickets for chunks from one secret of the fleet. Pure.
 
 The secret never leaves the control plane. The key of a node for an hour is derived from the secret,
-the hour and the node's id. So control planes that share a database agree without communication,
-keys change without being stored, and a stolen key gives access to a single node.
+the hour and the node's id. So control planes that share a database derive equal keys without
+communication, and keys need not be stored. A stolen key permits access to a single node.
 """
 
 import hmac
@@ -18,9 +18,9 @@ _KEPT_MAX = 200_000
 class Tickets:
     """Writes the tickets with which nodes fetch chunks from other nodes.
 
-    A node has two keys, of the present hour and of the next hour. The next key is used from the
-    middle of the hour on, when all connected nodes have long received it. Tickets of the previous
-    key have expired when that key is dropped.
+    A node has two keys, for the present hour and for the next hour. The next key is used from the
+    middle of the hour on, because all connected nodes have then received it. Tickets of the
+    previous key expire before that key is dropped.
     """
 
     def __init__(self, secret: bytes) -> None:

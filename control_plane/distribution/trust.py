@@ -27,9 +27,9 @@ class Trust:
         self._limits = limits
         self._records: dict[int, _Record] = {}
         self._returns: list[tuple[float, int]] = []
-        # by accuser: the accused sources, with the time until which each counts
+        # accused sources by accuser, with the time until which each accusation counts
         self._accused: dict[int, dict[int, float]] = {}
-        # nodes that are suspected themselves, with the end of the suspicion
+        # nodes that count as faulty accusers, with the end of the suspicion
         self._suspects: dict[int, float] = {}
 
     def is_shunned(self, node: int) -> bool:
@@ -42,7 +42,7 @@ class Trust:
         return self._suspects.get(accuser, 0.0) > now_s
 
     def accuse(self, accuser: int, source: int, trouble: Trouble, now_s: float) -> list[int]:
-        """Return the newly excluded nodes: the source or its accuser, or none."""
+        """Return the newly excluded nodes, which are the source, its accuser or none."""
         limits = self._limits
         if self.is_suspect(accuser, now_s):
             return []
@@ -50,8 +50,7 @@ class Trust:
         for other in [other for other, until_s in accused.items() if until_s <= now_s]:
             del accused[other]
         is_corrupt = trouble is Trouble.CORRUPT
-        # A rack that loses its link reports many silent nodes, so these accusations are soon
-        # forgotten.
+        # A rack without its link reports many silent nodes, so these accusations expire soon.
         remembered_s = limits.corrupt_shun_s if is_corrupt else limits.shun_s
         accused[source] = max(accused.get(source, 0.0), now_s + remembered_s)
         if len(accused) >= limits.accused_max:
@@ -106,7 +105,7 @@ class StoreGate:
         self._bytes = 0
 
     def admits(self, node: int, now_s: float) -> bool:
-        """Return whether the node may get one more order for the store."""
+        """Return whether the node may have one more order for the store."""
         if now_s < self._paused_until_s or self._bytes >= self._bytes_max:
             return False
         return node in self._orders or len(self._orders) < int(self._allowed)
@@ -117,7 +116,7 @@ class StoreGate:
         self._bytes += size
 
     def end(self, node: int, size: int) -> None:
-        """Record the end of an order, whatever its result was."""
+        """Record the end of an order, after any result."""
         self._orders[node] -= 1
         if not self._orders[node]:
             del self._orders[node]

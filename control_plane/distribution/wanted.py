@@ -9,13 +9,13 @@ from sluice.wire.control.v1 import control_pb2 as wire
 
 _NOTHING: Mapping[str, Priority] = MappingProxyType({})
 # A replica in these states does not start an engine again. Its base stays on disk while the agent
-# runs it.
+# runs the replica.
 _ENDING = (wire.REPLICA_STATE_DRAINING, wire.REPLICA_STATE_STOPPED)
 _KINDS = ("replicas", "pools", "models", "splits", "releases")
 
 
 class WantedIndex:
-    """The artifacts that every node should have, recomputed when the state changes.
+    """Computes the artifacts that every node should have, again after each change of the state.
 
     Nodes that serve the same pools share one mapping. So for a thousand nodes with ten thousand
     adapters the cost is one pass over the state instead of ten million entries.
@@ -25,7 +25,8 @@ class WantedIndex:
         """Create the index on a state, which its owner updates in place."""
         self._state = state
         self._revisions: tuple[int, ...] = ()
-        self.looks = 0  # number of passes over the whole state; results of `of` change only with it
+        # Number of passes over the whole state. Results of `of` change only with this number.
+        self.looks = 0
         self._pools_of: dict[str, frozenset[str]] = {}
         self._of_pool: dict[str, dict[str, Priority]] = {}
         self._of_pools: dict[frozenset[str], Mapping[str, Priority]] = {}
@@ -44,8 +45,9 @@ class WantedIndex:
         """Return the priority of each artifact that a node should have, by digest.
 
         The same object is returned until the result changes. The bases of the node's replicas and
-        the adapters of a rollout are WARMING. The adapters of all other models that the node serves
-        are PREFETCH. An adapter of another release is fetched when a request needs it.
+        the adapters of a rollout have priority WARMING. The adapters of all other models that the
+        node serves have priority PREFETCH. An adapter of another release is fetched when a request
+        needs it.
         """
         self.refresh()
         pools = self._pools_of.get(node_id)
@@ -55,8 +57,8 @@ class WantedIndex:
         if known is None:
             merged = _most_urgent(self._of_pool[pool] for pool in sorted(pools))
             before = self._before.pop(pools, None)
-            # Nodes keep the old mapping object, and everything derived from it, while the content
-            # is equal.
+            # Nodes keep the old mapping object and all data derived from it while the content is
+            # equal.
             if before is None or before != merged:
                 before = MappingProxyType(merged)
             known = self._of_pools[pools] = before
@@ -87,7 +89,7 @@ class WantedIndex:
     def _note(self, served: wire.Model | wire.Release, priority: Priority) -> None:
         digest = served.adapter_digest
         if digest and (wanted := self._of_pool.get(served.pool_id)) is not None:
-            wanted.setdefault(digest, priority)  # parts come in the order of urgency
+            wanted.setdefault(digest, priority)  # parts are in the order of urgency
 
 
 def wanted(state: ControlState, node_id: str) -> dict[str, Priority]:

@@ -11,18 +11,19 @@ _NOTHING: Mapping[str, Priority] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class Wants:
-    """The artifacts that a node should have: a shared mapping, and the node's differences.
+    """The artifacts that a node should have, in a form that many nodes can share.
 
     Attributes:
         shared: Priority by digest. Nodes with the same wants share one object, which never changes.
-        own: Differences from `shared`. None as a priority: the node should not have the artifact.
+        own: Differences from `shared`, by digest. The priority None means that the node should not
+            have the artifact.
     """
 
     shared: Mapping[str, Priority] = field(default_factory=lambda: _NOTHING)
     own: Mapping[str, Priority | None] = field(default_factory=dict[str, Priority | None])
 
     def of(self, digest: str) -> Priority | None:
-        """Return the priority of an artifact; None: the node should not have it."""
+        """Return the priority of an artifact, or None if the node should not have the artifact."""
         return self.own[digest] if digest in self.own else self.shared.get(digest)
 
     def flat(self) -> dict[str, Priority]:
@@ -39,8 +40,8 @@ def wants_of(
     Args:
         shared: Priorities from the state.
         needed: Artifacts that requests on the node wait for.
-        declined: Artifacts for which the node has no room. Of these, the node gets only needed
-            ones.
+        declined: Artifacts for which the node has no room. The node should have such an artifact
+            only if it is needed.
     """
     own: dict[str, Priority | None] = {d: None for d in declined if d in shared}
     own |= dict.fromkeys(needed, Priority.NEEDED)

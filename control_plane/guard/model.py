@@ -22,16 +22,16 @@ from sluice.guard.rules import (
     rules_from,
 )
 
-# As large as the bounds of rules can come to in JSON, and well below what a set of 10 MB has.
+# The bound is as large as rules within their bounds can be in JSON.
 BODY_BYTES_MAX = 4 << 20
 _NAMES_MAX = 100
 
 
 class GuardRuleBody(AdminBody):
-    """A rule; exactly one of `words`, `expression`, `named` and `classifier` defines its matches.
+    """A rule, with exactly one of `words`, `expression`, `named` and `classifier`.
 
-    `classifier` is a name in the gateways' configuration; a text matches if its score of `category`
-    (empty: of any) is `threshold` or more.
+    `classifier` is a name in the gateways' configuration. A text matches if its score of `category`
+    is at least `threshold`. An empty category stands for the highest score of all categories.
     """
 
     id: Id
@@ -55,7 +55,8 @@ class GuardRuleBody(AdminBody):
 def _checked(rules: list[GuardRuleBody]) -> list[GuardRuleBody]:
     """Return valid rules.
 
-    Raises GuardRuleError (a ValueError) with the fix if a rule is not valid.
+    Raises:
+        GuardRuleError: A rule is not valid. The error is a ValueError, and its text has the fix.
     """
     check(rules_from([it.model_dump() for it in rules]))
     return rules
@@ -64,11 +65,12 @@ def _checked(rules: list[GuardRuleBody]) -> list[GuardRuleBody]:
 class GuardSetBody(AdminBody):
     """Rules on the texts of a tenant's requests and answers.
 
-    New `rules` only count (shadow), under the next `version`. They act once `active_version` is set
-    to that version; until then the earlier ones act. 0: none act. `models` and `keys` narrow the
-    set; empty: all of the tenant's. `is_withheld_free`: tokens that its blocks keep from the client
-    are not billed. `fence`: how long answers wait for classifiers that block.
-    `is_closed_on_failure`: texts that a classifier could not judge are blocked by its rules.
+    New `rules` have the next `version`, and at first only count their matches (shadow). The rules
+    of `active_version` are in effect, and 0 means no rules. `models` and `keys` restrict the set to
+    requests with these models and keys. An empty list is no restriction. With `is_withheld_free`,
+    tokens that a block withholds from the client are not billed. `fence` is the part of an answer
+    that waits for blocking classifiers. With `is_closed_on_failure`, a text that a classifier could
+    not judge is blocked by the classifier's rules.
     """
 
     owner_tenant_id: Id
@@ -87,11 +89,11 @@ class GuardSetBody(AdminBody):
 
 
 def staged(known: Mapping[str, Any] | None, wanted: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values that complete a write: the version of the rules, and the rules in effect.
+    """Return the version of the rules, and the rules in effect, which complete a write.
 
     Args:
-        known: The stored row; None: the set of rules is new.
-        wanted: Values of the request body: `rules` and `active_version`.
+        known: The stored row, or None if the set of rules is new.
+        wanted: Values of the request body, which include `rules` and `active_version`.
 
     Raises:
         PlatformError: The write would activate rules that were not in shadow before.

@@ -47,8 +47,8 @@ class Identities:
         """Return the caller. If the request has a key and a session, the key is used.
 
         Raises:
-            PlatformError: 401 if the request has no valid key or session; 403 if a write by session
-                lacks the required header.
+            PlatformError: 401 if the request has no valid key or session, and 403 if a write by
+                session lacks the required header.
         """
         if "Authorization" in request.headers:
             return (await self.of_key(request))[0]
@@ -79,7 +79,7 @@ class Identities:
         raise _stranger()
 
     async def session(self, request: web.Request) -> ConsoleSession | None:
-        """Return the session of a request's cookie; None if there is none or it has ended.
+        """Return the session of a request's cookie, or None if there is no valid session.
 
         Raises:
             PlatformError: 403 if a write lacks the header that only the console's page can send.
@@ -108,7 +108,7 @@ def guard(
 ) -> Middleware:
     """Return a middleware that admits callers whose key permits the action of the route.
 
-    A path without a declared route gives 404 for every caller. Refused writes are recorded.
+    A path without a declared route is a 404 for every caller. Refused writes are recorded.
 
     Args:
         database: Database in which refused writes are recorded.
@@ -164,12 +164,12 @@ def _stranger() -> PlatformError:
 async def _record(
     writes: Writes, request: web.Request, error: PlatformError | web.HTTPException
 ) -> None:
-    """Record a refused write. The caller gets the refusal even if the recording fails."""
+    """Record a refused write. The caller receives the refusal even if the recording fails."""
     if isinstance(error, web.HTTPException):
         code = ErrorCode.REQUEST_TOO_LARGE if error.status == 413 else ErrorCode.INVALID_REQUEST
         error = PlatformError(code, error.reason)
     if error.code is ErrorCode.UNAVAILABLE:
-        return  # the database for the record is the one that is down
+        return  # the record would be written to the database that is down
     try:
         await writes.refused(request, error)
     except (PlatformError, DBAPIError) as failure:

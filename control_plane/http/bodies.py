@@ -1,4 +1,4 @@
-"""Parsing of requests: JSON bodies, queries, ids and times. An error names the first mistake."""
+"""Parsing of JSON bodies, queries, ids and times of requests. An error names the first mistake."""
 
 import asyncio
 import json
@@ -31,7 +31,7 @@ async def read_body(request: web.Request, kind: type[Parsed]) -> Parsed:
     The write later checks that they are unchanged.
 
     Raises:
-        BadRequestError: The body is not valid; names the first mistake and its field.
+        BadRequestError: The body is not valid. The message names the first mistake and its field.
     """
     try:
         async with asyncio.timeout(_BODY_TIMEOUT_S):
@@ -56,8 +56,8 @@ def check_repeated(request: web.Request, shown: Mapping[str, Any] | None) -> Non
 
     Args:
         request: The request whose body was read.
-        shown: Object in the form of a GET; None if the object does not exist, in which case only
-            values from the path may be repeated.
+        shown: Object in the form of a GET, or None if the object does not exist. Without an object,
+            only values from the path may be repeated.
 
     Raises:
         BadRequestError: A field differs from its present value.
@@ -70,7 +70,7 @@ def check_repeated(request: web.Request, shown: Mapping[str, Any] | None) -> Non
 
 
 def _without(payload: bytes, names: Collection[str]) -> tuple[bytes, dict[str, Any]]:
-    """Return a body without the given fields, and the removed fields."""
+    """Return a body without the given fields, and the values of these fields."""
     try:
         found = json.loads(payload) if names else None
     except ValueError:
@@ -108,7 +108,8 @@ def path_id(
 def moment(text: str, name: str) -> datetime:
     """Return the time in an ISO 8601 text with a time zone.
 
-    Raises BadRequestError if it is not valid.
+    Raises:
+        BadRequestError: The text is not valid.
     """
     try:
         found = datetime.fromisoformat(text)

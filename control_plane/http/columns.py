@@ -14,7 +14,7 @@ def columns(table: Table, *, is_null_shown: bool = True) -> dict[str, Json]:
 
     Args:
         table: Table whose rows are shown.
-        is_null_shown: Whether NULL is shown as null; otherwise it is shown as the empty string.
+        is_null_shown: Whether NULL is shown as null, and not as the empty string.
     """
     return {str(column.name): _schema(column, is_null_shown) for column in table.columns}
 

@@ -38,9 +38,9 @@ def operation(
 
     Args:
         summary: The operation's effect in one line.
-        answer: Schema of the answer; None: the answer has no body (204).
+        answer: Schema of the answer, or None if the answer has no body (204).
         status: HTTP status of success, if the answer has a body.
-        body: Type of the request body; None: there is no body.
+        body: Type of the request body, or None without a body.
         query: Names of query parameters.
         also: Other HTTP statuses of success with the same answer.
     """
@@ -59,7 +59,7 @@ def operation(
 def listing(
     summary: str, shown: Json, query: Iterable[str] = (), *, limit_max: int = PAGE_MAX
 ) -> Json:
-    """Return the description of a list that is returned in pages of objects with schema `shown`."""
+    """Return the description of a list, whose pages have objects with the schema `shown`."""
     schema = {
         "type": "object",
         "required": ["data", "has_more"],
@@ -81,7 +81,7 @@ def shown(
 
     Args:
         fields: Names of the fields.
-        body: Body of the write; fields with the same names get the same types.
+        body: Body of the write. Fields with the same names have the same types.
         types: Schemas of further fields, for example `INTEGER` or schemas from
             `control_plane.http.columns`. All other fields are texts.
     """

@@ -13,7 +13,7 @@ _TAG = re.compile(r'(?:W/)?"[\x21\x23-\x7e]*"')
 
 
 def etag(shown: Mapping[str, Any]) -> str:
-    """Return the ETag of an object's JSON, which does not depend on the order of fields."""
+    """Return the ETag of an object's JSON, which is independent of the order of fields."""
     text = json.dumps(shown, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return f'"{hashlib.sha256(text.encode()).hexdigest()[:32]}"'
 
@@ -23,7 +23,7 @@ def check(headers: Mapping[str, str], shown: Mapping[str, Any] | None) -> None:
 
     Args:
         headers: Headers of the request.
-        shown: The object in the form of a GET; None if the object does not exist.
+        shown: The object in the form of a GET, or None if the object does not exist.
 
     Raises:
         PlatformError: 412 if the object differs from the caller's copy.
@@ -45,7 +45,7 @@ def is_known(headers: Mapping[str, str], tag: str) -> bool:
 
 
 def _names(header: str, name: str, shown: Mapping[str, Any] | None) -> bool:
-    """Return whether the header names this version; `*` matches any existing object."""
+    """Return whether the header names this version. `*` matches any existing object."""
     if header.strip() == "*":
         return shown is not None
     if not _TAGS.fullmatch(header):

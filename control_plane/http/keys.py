@@ -1,4 +1,4 @@
-"""Keys as REST resources: created, changed, rotated, revoked. The secret is sent only once.
+"""REST of keys, which are created, changed, rotated and revoked. A secret is sent only once.
 
 Tenants' keys and admins' keys are handled by the same code. A `KeyKind` describes the differences.
 """
@@ -41,8 +41,8 @@ class KeyKind:
         new_key: Returns a new key with its secret.
         read: Permission required to read keys.
         write: Permission required to write keys.
-        tenants: Table of the tenants that own the keys and are named in the path; None: keys have
-            no owner.
+        tenants: Table of the tenants that own the keys and are named in the path, or None for keys
+            without an owner.
     """
 
     name: str
@@ -211,7 +211,7 @@ class KeyRoutes:
         return self._kind.show(row | changes)
 
     def _scope(self, request: web.Request) -> Values:
-        """Return the owner of the requested keys. 403 if the caller may not access them."""
+        """Return the owner of the requested keys. Raises 403 if the caller may not access them."""
         if self._kind.tenants is None:
             return {}
         tenant_id = path_id(request, "tenant_id")

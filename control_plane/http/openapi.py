@@ -1,4 +1,4 @@
-"""The OpenAPI 3.1 description of the admin REST, made from the routes."""
+"""The OpenAPI 3.1 description of the admin REST, which is generated from the routes."""
 
 import re
 from collections.abc import Iterable
@@ -55,7 +55,7 @@ def document(routes: Iterable[AdminRoute], version: str) -> Json:
     """Return the OpenAPI document of the admin REST.
 
     Args:
-        routes: All routes; routes that need no key are left out.
+        routes: All routes. Routes that need no key are left out of the document.
         version: Version of this software.
     """
     paths: Json = {}
@@ -81,7 +81,7 @@ def document(routes: Iterable[AdminRoute], version: str) -> Json:
 
 
 def operation_id(route: AdminRoute) -> str:
-    """Return a route's operation id: the method, and the path without version and parameters."""
+    """Return a route's operation id, which is the method and the path without its parameters."""
     words = [part for part in route.public_path.split("/")[2:] if not part.startswith("{")]
     verb = route.method.lower()
     if any(parameter["name"] == "limit" for parameter in route.operation.get("parameters", ())):
@@ -104,7 +104,7 @@ def _moved(node: Any, schemas: Json) -> Any:
 
 
 def _operation(route: AdminRoute) -> Json:
-    """Return a route's own description, completed by the parts that all routes share."""
+    """Return a route's description, completed by the parts that are common to all routes."""
     assert route.action is not None, "what is open to all is not described"
     assert "summary" in route.operation, f"{route.method} {route.path} is not described"
     roles = ", ".join(roles_for(route.action))

@@ -1,8 +1,8 @@
-"""Rows as REST resources: create or replace, read, list and delete, with common code for all kinds.
+"""Rows as REST resources, which can be created, replaced, read, listed and deleted.
 
-A `Resource` describes the differences: the table, the body, the shown columns, the owner of a row
-and further steps of a write. PUT is idempotent. A write of the present values changes nothing and
-sends no delta.
+The code is common to all kinds. A `Resource` describes the table, the body, the shown columns, the
+owner of a row and further steps of a write. PUT is idempotent. A write of the present values
+changes nothing and sends no delta.
 """
 
 import re
@@ -28,7 +28,7 @@ from control_plane.http.writes import RECORDED, Write, WriteReply, Writes
 from control_plane.percent import ShareField
 from sluice.errors import BadRequestError, ErrorCode, PlatformError
 
-# advisory lock per id, held during a write, because a missing object has no row to lock
+# Advisory lock per id, which a write holds because a missing object has no row to lock.
 _LOCKS = 731053
 
 Values = dict[str, Any]
@@ -38,7 +38,7 @@ DeleteHook = Callable[[AsyncConnection, str], Awaitable[None]]
 
 
 async def no_check(connection: AsyncConnection, key: str, values: Values) -> None:
-    """Accept every write without any change. Used where a resource has no check."""
+    """Accept every write without any change, for a resource that has no check."""
 
 
 def in_turn(*hooks: Hook) -> Hook:
@@ -65,23 +65,23 @@ class Resource:
         shown: Columns that an answer contains.
         read: Permission required to read.
         write: Permission required to write.
-        owner: SQL expression of a row's tenant (NULL: no tenant); None: rows of this kind have no
-            owner.
-        body: Request body of a PUT; None: only the platform writes the rows.
-        on_create: Returns the values of a new row that are not in the body; a replacement keeps
-            them.
-        before_write: Checks a write in its transaction. Raises the caller's error, and may complete
-            the values.
+        owner: SQL expression of a row's tenant, which is NULL for a public row. If None, rows of
+            this kind have no owner.
+        body: Request body of a PUT, or None if only the platform writes the rows.
+        on_create: Returns the values of a new row that are not in the body. A replacement does not
+            change them.
+        before_write: Checks a write in its transaction. It raises the error for the caller, and may
+            complete the values.
         after_write: Makes further changes in the transaction of a write.
-        is_removable: Whether DELETE exists; a resource with a body always has DELETE.
+        is_removable: Whether DELETE exists. A resource with a body always has DELETE.
         before_delete: Checks a deletion in its transaction.
         filters: Columns that filter a list as `?column=value`.
-        id_pattern: Pattern of the id in the path; only public model names may contain slashes.
-        id_check: Returns a valid id; raises ValueError with the expected form otherwise.
+        id_pattern: Pattern of the id in the path. Only public model names may contain slashes.
+        id_check: Returns a valid id. Otherwise it raises ValueError with the expected form.
         shares: Columns that are shown as percentages in bodies and answers.
         hidden: Columns with lists of which the audit log records only the lengths, because some
             roles may read the audit log but not these lists.
-        body_bytes_max: Largest size of a PUT body in bytes; 0: the default limit.
+        body_bytes_max: Largest size of a PUT body in bytes, or 0 for the default limit.
     """
 
     path: str
@@ -128,7 +128,7 @@ class Resource:
         return {name: "" if row[name] is None else row[name] for name in self.shown}
 
     def noted(self, shown: Values) -> Values:
-        """Return the JSON of a row as the audit log records it."""
+        """Return the JSON of a row in the form for the audit log."""
         return {name: len(it) if name in self.hidden else it for name, it in shown.items()}
 
     def select(self) -> Select[Any]:
@@ -149,7 +149,7 @@ class ResourceRoutes:
     def routes(self) -> list[AdminRoute]:
         """Return the routes.
 
-        Every resource can be read; a resource with a body can also be written.
+        Every resource can be read. A resource with a body can also be written.
         """
         kind = self._resource
         every = f"/v1/{kind.path}"
@@ -231,7 +231,7 @@ class ResourceRoutes:
         return await page(self._database, query, self._resource.key, request, self._resource.show)
 
     async def delete(self, request: web.Request) -> web.Response:
-        """Delete one object (204); 409 while other objects refer to it."""
+        """Delete one object (204), or refuse with 409 while other objects refer to it."""
         resource, key = self._resource, self._key(request)
 
         async def work(write: Write) -> WriteReply:
@@ -258,10 +258,7 @@ class ResourceRoutes:
             raise PlatformError(ErrorCode.CONFLICT, message) from None
 
     async def _locked(self, write: Write, key: str) -> Values | None:
-        """Return the row of an id; both are locked until the transaction ends.
-
-        None: there is no row.
-        """
+        """Lock an id and its row until the transaction ends, and return the row, or None."""
         resource = self._resource
         await write.connection.execute(lock_id(resource.path, key))
         query = resource.select().where(resource.key == key)
@@ -272,8 +269,8 @@ class ResourceRoutes:
     def _owners(self, write: Write, key: str, before: Values | None, values: Values) -> Owners:
         """Return the owners of an object before and after a write.
 
-        A new name by a publisher must begin with the name of the publisher's tenant. An object of
-        another tenant is refused in the same way as an object that does not exist.
+        A publisher's new name must begin with the name of its tenant. So an object of another
+        tenant is refused in the same way as an object that does not exist.
         """
         tenant_id = write.actor.tenant_id
         is_its_own = before is not None and before.get("owner") == tenant_id
@@ -291,7 +288,7 @@ class ResourceRoutes:
 
 
 def shown(request: web.Request, body: Values) -> web.Response:
-    """Return the answer of a GET with its ETag; 304 if the reader has the same version."""
+    """Return the answer of a GET with its ETag, or 304 if the client has the same version."""
     headers = {"ETag": etag(body)}
     if is_known(request.headers, headers["ETag"]):
         return web.Response(status=304, headers=headers)
@@ -304,7 +301,7 @@ def visible(request: web.Request, query: Select[Any], owner: ColumnElement[Any])
     Args:
         request: Request of a declared route that reads.
         query: Query of all rows.
-        owner: SQL expression of a row's tenant; NULL: no tenant.
+        owner: SQL expression of a row's tenant, which is NULL for a public row.
     """
     actor, action = request[ACTOR], request[ROUTE].action
     assert action is not None, "what is open to all has no owners"
@@ -323,7 +320,7 @@ def lock_id(kind: str, key: str) -> Select[Any]:
 
 
 async def first(connection: AsyncConnection, query: Select[Any]) -> Values | None:
-    """Return the first row of a query; None if there is no row."""
+    """Return the first row of a query, or None if there is no row."""
     row = (await connection.execute(query)).mappings().first()
     return None if row is None else {str(name): value for name, value in row.items()}
 
@@ -360,7 +357,7 @@ async def page(
     *,
     newest_first: bool = False,
 ) -> web.Response:
-    """Return a page of rows in the order of ids: `?limit=` rows after the id in `?after=`."""
+    """Return a page of rows in the order of ids, `?limit=` rows after the id in `?after=`."""
     limit, after = page_of(request)
     if newest_first:
         query = (query.where(key < after) if after else query).order_by(key.desc())

@@ -1,8 +1,8 @@
-"""A route of the admin REST: its path, its permission, and its part of the OpenAPI document.
+"""Routes of the admin REST, with path, permission, and a part of the OpenAPI document.
 
     Route("POST", "/v1/things", self.create, Action.WRITE_MODELS, "things", operation("Make one"))
 
-A route without an action is open without a key, as health and metrics are. Handlers of writes use
+A route without an action needs no key, for example health and metrics. Handlers of writes use
 `control_plane.http.writes`, which makes the writes audited and idempotent.
 """
 
@@ -35,9 +35,9 @@ class AdminRoute:
         method: GET, or one of `WRITES`.
         path: Path in aiohttp's form, including patterns.
         handler: Handler of requests.
-        action: Permission that a caller needs; None: the route is open to everyone.
+        action: Permission that a caller needs, or None if the route needs no key.
         kind: Kind of the objects, for the audit log.
-        operation: Part of the OpenAPI document, made by `describe.operation`.
+        operation: Part of the OpenAPI document, which `describe.operation` returns.
         is_audited: Whether every success writes an audit row. Only a write without a visible effect
             (a piece of an upload, or a question too long for a URL) may set it to false.
         is_noted: Whether reads are audited in the same way as writes.
@@ -85,5 +85,6 @@ class AdminRoute:
 
 
 ROUTE = web.RequestKey("route", AdminRoute)
-# Read-only fields that a body repeats, so that a whole object can be read, edited and written back.
+# Read-only fields in a body that repeats an answer. So a client can read, edit and write a whole
+# object.
 REPEATED = web.RequestKey("repeated", dict[str, Any])

@@ -57,11 +57,11 @@ def make_application(
         middlewares=[named, problems, guard(database, identities, declared)],
         client_max_size=BODY_BYTES_MAX,
     )
-    # The console's cookie is limited to paths below the console, so the admin REST is also served
+    # The console's cookie is limited to paths below the console, so the admin REST also has paths
     # there.
     below = [replace(it, path=f"{CONSOLE}{it.path}") for it in routes if it.path.startswith("/v1/")]
-    # Routes with more literal text come first, because a model's name may contain slashes and would
-    # match the rest of a longer path.
+    # Routes with more literal text precede others, because a model's name may contain slashes and
+    # would match the rest of a longer path.
     ordered = sorted((*routes, *below), key=lambda route: (-len(route.words), route.path))
     for path, group in groupby(ordered, key=lambda route: route.path):
         allowed: set[str] = set()
@@ -77,7 +77,8 @@ def make_application(
                 # aiohttp answers HEAD for every GET route.
                 declared |= {other: route for other in made.resource if other.method == "HEAD"}
                 allowed.add("HEAD")
-        # Refuse other methods here; otherwise a shorter path would match the rest as an id.
+        # Other methods are refused here, because a shorter path would otherwise match the rest as
+        # an id.
         application.router.add_route(METH_ANY, path, _refusal(allowed))
     return application
 
@@ -90,7 +91,7 @@ def _refusal(allowed: Iterable[str]) -> Handler:
 
 
 def make_runner(application: web.Application) -> web.AppRunner:
-    """Return the runner of the application, which tests use as well."""
+    """Return the runner of the application, for the control plane and for tests."""
     return web.AppRunner(
         application, handler_cancellation=True, access_log=None, shutdown_timeout=_SHUTDOWN_S
     )

@@ -1,4 +1,4 @@
-"""Every write of the admin REST: one transaction with its audit rows and its idempotency key.
+"""Runs every write of the admin REST in one transaction with its audit rows.
 
 A handler defines its work and passes it to `Writes.run`:
 
@@ -11,8 +11,8 @@ A handler defines its work and passes it to `Writes.run`:
 
     return await self._writes.run(request, work)
 
-The caller gets the result after the transaction has been committed. If PostgreSQL fails during the
-commit, the work runs again unless the lost attempt turns out to have been committed.
+The caller receives the result after the transaction has been committed. If PostgreSQL fails during
+the commit, the work runs again unless the first attempt was committed.
 """
 
 import json
@@ -48,7 +48,7 @@ _DONE = "done"
 
 
 class _What(NamedTuple):
-    """The contents of a write's audit row. For the fields see `AuditRow`."""
+    """The contents of a write's audit row, with fields of `AuditRow`."""
 
     verb: str
     object_id: str
@@ -64,9 +64,9 @@ class WriteReply:
     """The answer of a write.
 
     Attributes:
-        body: JSON body; None: the answer has no body.
+        body: JSON body, or None if the answer has no body.
         object_id: Id of the written object.
-        status: HTTP status; an answer with 204 has no body.
+        status: HTTP status. An answer with 204 has no body.
         is_secret: Whether the body contains a secret, and so must not be stored.
     """
 
@@ -77,7 +77,7 @@ class WriteReply:
 
     @property
     def text(self) -> str:
-        """The body as it is sent."""
+        """The body in the form that is sent."""
         return "" if self.body is None else json.dumps(self.body)
 
 
@@ -93,7 +93,7 @@ class Write:
         connection: Connection of the write's transaction.
         request: Request of the write.
         id: Id of the first audit row.
-        key: Idempotency key; empty: the request has none.
+        key: Idempotency key of the request, or empty without a key.
         rows: Audit rows recorded so far.
         is_checked: Whether the request's conditional headers were checked.
     """
@@ -127,7 +127,7 @@ class Write:
         self.is_checked = True
 
     def require(self, *owners: str | None) -> None:
-        """Check that the caller may write objects of the given tenants (None: public).
+        """Check that the caller may write objects of the given tenants, where None is public.
 
         Raises:
             PlatformError: 403 if the caller may not write them.
@@ -147,12 +147,12 @@ class Write:
         """Add an audit row for the effect of the write on an object, after a permission check.
 
         Args:
-            verb: The kind of change: create, replace, change, delete and so on.
+            verb: Kind of change, such as `create`, `replace` or `delete`.
             object_id: Id of the object.
-            before: Object in the form of a GET before the write, and so without secrets; None if
-                the object did not exist.
-            after: Object after the write; None if it was deleted.
-            owners: Tenants of the object before and after the write; None: public.
+            before: Object before the write in the form of a GET, without secrets, or None if it did
+                not exist.
+            after: Object after the write in the same form, or None if it was deleted.
+            owners: Tenants of the object before and after the write. None is public.
             kind: Kind of the object, if it differs from the kind of the route.
 
         Raises:
@@ -181,7 +181,7 @@ class Writes:
 
         Args:
             request: Request of the write.
-            work: Runs in a transaction, and again if the transaction was lost.
+            work: Runs in a transaction, and runs again if the transaction was lost.
             deadline_s: Seconds for all attempts together.
 
         Raises:
@@ -226,7 +226,7 @@ class Writes:
 
     async def refused(self, request: web.Request, error: PlatformError) -> None:
         """Record a refused write in a transaction of its own, as the write was rolled back."""
-        # The last id in the path is the object that the write was for.
+        # The last id in the path is the id of the object.
         object_id = next(reversed(request.match_info.values()), "")
         key = request.headers.get("Idempotency-Key", "")
         verb = request.method.lower()
@@ -236,10 +236,10 @@ class Writes:
 
 
 def require(request: web.Request, *owners: str | None) -> None:
-    """Check that the caller may do the route's action on objects of the given tenants.
+    """Check that the caller may perform the route's action on objects of the given tenants.
 
     Raises:
-        PlatformError: 403 if the caller may not; the message names a role that may.
+        PlatformError: 403 if the caller may not. The message names a role that may.
     """
     actor, action = request[ACTOR], request[ROUTE].action
     assert action is not None, "an open route is not checked"
@@ -261,7 +261,7 @@ def forbidden(actor: Actor, route: AdminRoute) -> PlatformError:
 
 
 async def _idempotency(request: web.Request) -> tuple[str, bytes]:
-    """Return the idempotency key and the hash of the request; both are empty without a key."""
+    """Return the idempotency key and the hash of the request, both empty without a key."""
     given = request.headers.get("Idempotency-Key")
     if given is None:
         return "", b""

@@ -30,10 +30,10 @@ class BaseBody(AdminBody):
 
 
 class ModelBody(AdminBody):
-    """A public name; without `owner_tenant_id` all tenants may use it.
+    """A public name. Without `owner_tenant_id`, all tenants may use the name.
 
-    Its base and adapter are stored as a release, which `model@release` names for good; an empty
-    `release` is named after the digests.
+    Its base and adapter are stored as a release, which `model@release` names permanently. If
+    `release` is empty, the release has a name derived from the digests.
     """
 
     base_digest: Digest
@@ -44,7 +44,7 @@ class ModelBody(AdminBody):
 
 
 class AliasBody(AdminBody):
-    """Another name of a model or of `model@release`; the alias has the same owner."""
+    """Another name of a model or of `model@release`, with the same owner."""
 
     target: Id
     owner_tenant_id: OptionalId = ""

@@ -1,6 +1,7 @@
-"""Public names: models and aliases share one namespace, and releases are below their models.
+"""Public names, of which models and aliases share one namespace.
 
-A name that begins with a tenant's id and a slash belongs to this tenant.
+The name of a release begins with the name of its model. A name that begins with a tenant's id and a
+slash belongs to this tenant.
 """
 
 from collections.abc import Iterable
@@ -12,8 +13,8 @@ from control_plane.models.model import RELEASE_MARK
 from control_plane.tables import aliases, models, releases, tenants
 from sluice.errors import BadRequestError, ErrorCode, PlatformError
 
-# advisory lock per name, held while the name is reserved, because no constraint covers several
-# tables
+# Advisory lock per name, held while the name is reserved, because no constraint covers several
+# tables.
 _LOCKS = 731052
 
 
@@ -25,7 +26,7 @@ async def take_name(
     Args:
         connection: Connection of the transaction that writes the name.
         name: Public name.
-        owner_tenant_id: Tenant of the name; None: all tenants may use it.
+        owner_tenant_id: Tenant of the name, or None if all tenants may use the name.
         others: Table that must not contain the name.
 
     Raises:
@@ -53,7 +54,7 @@ async def take_name(
 
 
 async def take_space(connection: AsyncConnection, tenant_id: str) -> None:
-    """Check that a new tenant's id can be the prefix of its names and of no other owner's names.
+    """Check that no other owner has names with the id of a new tenant as their prefix.
 
     Raises:
         PlatformError: The id contains a slash or an `@` (400), or another owner has such a name
@@ -80,7 +81,7 @@ async def take_space(connection: AsyncConnection, tenant_id: str) -> None:
 async def unknown_names(
     connection: AsyncConnection, names: Iterable[str], tenant_id: str
 ) -> list[str]:
-    """Return the names that are not a model, release or alias that a tenant may use."""
+    """Return the names that are no model, release or alias that a tenant may use."""
     wanted = set(names)
 
     def is_visible(table: Table) -> ColumnElement[bool]:

@@ -22,9 +22,10 @@ Factor = Annotated[float, Field(ge=1 / _FACTOR_MAX, le=_FACTOR_MAX, allow_inf_na
 class ModelPoolBody(AdminBody):
     """A pool of the model.
 
-    While no pool waits, requests are shared out by `weight`. `price` is that of a request, relative
-    to the other pools. `is_other_base` allows a pool of another base, which must be another
-    quantisation of the model's base; requests of models with an adapter do not go there.
+    While no pool has a queue, requests are distributed by `weight`. `price` is the price of a
+    request, relative to the other pools. `is_other_base` permits a pool of another base, which must
+    be another quantisation of the model's base. Requests of models with an adapter are not sent to
+    this pool.
     """
 
     pool_id: Id
@@ -34,9 +35,9 @@ class ModelPoolBody(AdminBody):
 
 
 class ModelPoolsBody(AdminBody):
-    """The pools that serve a model; its own is one of them.
+    """The pools that serve a model, which include the model's own pool.
 
-    A release whose own pool is not among them stays in its own pool.
+    A release whose pool is not in the list stays in its pool.
     """
 
     pools: Annotated[list[ModelPoolBody], Field(min_length=2, max_length=POOLS_MAX)]

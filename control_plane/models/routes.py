@@ -36,8 +36,8 @@ from sluice.errors import BadRequestError, ErrorCode, PlatformError
 
 log = structlog.get_logger(__name__)
 
-# Columns of a table that belongs to the rollouts domain, which imports this module; named here to
-# avoid an import cycle.
+# Columns of a table of the rollouts domain, which imports this module. They are named here to avoid
+# an import cycle.
 _rollouts = table(
     "rollouts",
     *(column(name, Text) for name in ("id", "model_id", "control", "canary")),
@@ -46,7 +46,7 @@ _rollouts = table(
 
 
 async def check_model(connection: AsyncConnection, key: str, values: Values) -> None:
-    """Refuse a taken name, and a pool of another base. Set the name of the release.
+    """Refuse a used name and a pool of another base, and set the name of the release.
 
     A missing pool is detected by the database.
     """
@@ -64,7 +64,7 @@ async def check_model(connection: AsyncConnection, key: str, values: Values) -> 
 
 
 async def _check_replaced_model(connection: AsyncConnection, key: str, values: Values) -> None:
-    """Refuse the same as `check_model`, and any change while the model is in a rollout."""
+    """Refuse in the same cases as `check_model`, and during a rollout of the model."""
     await _check_is_steady(connection, key)
     await check_model(connection, key, values)
     query = select(models.c.release, models.c.previous_release).where(models.c.id == key)
@@ -77,7 +77,7 @@ async def _check_replaced_model(connection: AsyncConnection, key: str, values: V
 
 
 async def _check_is_steady(connection: AsyncConnection, key: str) -> None:
-    """Refuse to change a model until its rollout has settled, shortly after the split has ended."""
+    """Refuse to change a model until its rollout is settled, shortly after the end of its split."""
     t = _rollouts.c
     if rollout := await connection.scalar(select(t.id).where(t.is_live, t.model_id == key)):
         message = (
@@ -88,7 +88,7 @@ async def _check_is_steady(connection: AsyncConnection, key: str) -> None:
 
 
 async def _remove_model(connection: AsyncConnection, key: str) -> None:
-    """Refuse to delete a model that is in a rollout. Delete the pins to the model."""
+    """Refuse to delete a model during its rollout. Otherwise delete the pins to the model."""
     await _check_is_steady(connection, key)
     await _unpin(connection, key)
 
@@ -142,7 +142,7 @@ async def _moved_along(
 
 
 async def _check_alias(connection: AsyncConnection, key: str, values: Values) -> None:
-    """Refuse a taken name and a missing target. Complete the references of the row."""
+    """Refuse a used name and a missing target, and complete the references of the row."""
     await take_name(connection, key, values["owner_tenant_id"], others=models)
     target = values["target"]
     release = and_(releases.c.model_id == models.c.id, releases.c.id == target)
@@ -154,7 +154,7 @@ async def _check_alias(connection: AsyncConnection, key: str, values: Values) ->
     found = (await connection.execute(query)).first()
     wanted = values["owner_tenant_id"]
     is_anothers = found is not None and found.owner_tenant_id not in {None, wanted}
-    # the caller may be a publisher, who may not learn of others' objects
+    # the caller may be a publisher, to whom objects of other tenants must not be revealed
     if found is None or (is_anothers and wanted is not None):
         whose = f" that tenant {wanted} may use" if wanted else ""
         message = (
@@ -171,7 +171,7 @@ async def _check_alias(connection: AsyncConnection, key: str, values: Values) ->
 async def _remove_release(connection: AsyncConnection, key: str) -> None:
     """Refuse to delete a release that its model or a rollout uses.
 
-    Delete the pins to the release.
+    Otherwise delete the pins to the release.
     """
     await _check_release_is_past(connection, key)
     await _unpin(connection, *key.rsplit(RELEASE_MARK, 1))

@@ -1,4 +1,4 @@
-"""REST of warm prompts: system prompts of a model that stay in the caches of its engines."""
+"""REST of warm prompts, which are system prompts that stay in the caches of a model's engines."""
 
 from typing import Annotated
 
@@ -17,7 +17,7 @@ CHARACTERS_MAX = 200_000
 class WarmPromptsBody(AdminBody):
     """System prompts that stay in the KV cache of each replica for an hour after their last use.
 
-    A request of the model uses one when its first message has exactly that text.
+    A request of the model uses a warm prompt if its first message has exactly this text.
     """
 
     prompts: Annotated[

@@ -1,7 +1,7 @@
 """Parses PromQL expressions into functions of (series, instant). Pure.
 
 The supported part of the language is the part that the platform's rules use. Any other expression
-is refused when it is parsed, not when it is evaluated.
+is refused when it is parsed.
 """
 
 import math
@@ -74,9 +74,9 @@ class Expression:
 
     Attributes:
         text: Text of the expression.
-        evaluate: Returns the value of the expression for a store at an instant; raises
+        evaluate: Returns the value of the expression for a store at an instant. It raises
             EvaluationError.
-        reads: Milliseconds that the expression looks back, by metric.
+        reads: History that the expression reads, in milliseconds by metric.
     """
 
     text: str
@@ -254,7 +254,7 @@ def _for_each(name: str) -> Callable[..., Value]:
 
 
 def _fitting(matchers: Iterable[Any]) -> Callable[[Labels], bool]:
-    """Return whether labels fulfil all matchers. A missing label counts as the empty string."""
+    """Return the condition that labels fulfil all matchers. A missing label counts as empty."""
     conditions: list[tuple[str, Callable[[str], bool]]] = []
     for one in matchers:
         if one.name == _NAME:
@@ -305,7 +305,7 @@ def _matching(modifier: Any) -> Matching:
 
 
 def _equal_labels(node: Any) -> Labels:
-    """Return the labels in the result of `absent`: those that a selector requires to be equal."""
+    """Return the labels in the result of `absent`, which a selector requires to be equal."""
     if not isinstance(node, promql.VectorSelector):
         return frozenset()
     matchers = node.matchers.matchers

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
-# A gap of more than this many usual gaps is not a scraping gap: the series began or ended there.
+# A gap of more than this many usual gaps marks the beginning or the end of the series.
 _GAP = 1.1
 
 
@@ -96,12 +96,12 @@ def _of_values(function: Callable[[Sequence[float]], float]) -> RangeFunction:
 
 
 def largest(values: Iterable[float]) -> float:
-    """Return the largest number; NaN only if all numbers are NaN."""
+    """Return the largest number that is not NaN, or NaN without such a number."""
     return max((it for it in values if not math.isnan(it)), default=math.nan)
 
 
 def smallest(values: Iterable[float]) -> float:
-    """Return the smallest number; NaN only if all numbers are NaN."""
+    """Return the smallest number that is not NaN, or NaN without such a number."""
     return min((it for it in values if not math.isnan(it)), default=math.nan)
 
 
@@ -134,14 +134,14 @@ def histogram_quantile(share: float, buckets: Mapping[float, float]) -> float:
     """Return a quantile of a histogram, interpolated linearly within a bucket.
 
     Args:
-        share: 0 to 1.
-        buckets: Number of values at or below each edge; without the edge +Inf the result is
-            unknown.
+        share: Share of the values that the quantile exceeds, from 0 to 1.
+        buckets: Number of values at or below each edge. Without the edge +Inf the result is NaN.
     """
     if not 0 <= share <= 1:
         return math.nan if math.isnan(share) else math.copysign(math.inf, share)
     edges = sorted(buckets)
-    # Pages of several processes are not scraped at the same instant, so counts are made monotonic.
+    # Pages of several processes are not scraped at the same instant, so the counts are first made
+    # monotonic.
     counts = list(accumulate((buckets[edge] for edge in edges), max))
     if len(edges) < 2 or edges[-1] != math.inf or not counts[-1] > 0:
         return math.nan

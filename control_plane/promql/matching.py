@@ -62,7 +62,7 @@ class Matching:
 
     Attributes:
         names: Labels of `on` or `ignoring`.
-        is_on: Whether only `names` are compared; otherwise all labels except `names` are.
+        is_on: Whether only `names` are compared. If false, all labels except `names` are compared.
         many: Side that may have several elements per group: "", "left" or "right".
         included: Labels that are copied from the other side into the result.
     """
@@ -104,7 +104,7 @@ class BinaryOperation:
         return self._one(left, right, left) or 0.0
 
     def _one(self, left: float, right: float, kept: float) -> float | None:
-        """Return the result for two numbers; None for a filtering comparison that is false."""
+        """Return the result for two numbers, or None for a filtering comparison that is false."""
         if self.sign in ARITHMETIC:
             return ARITHMETIC[self.sign](left, right)
         holds = COMPARISONS[self.sign](left, right)

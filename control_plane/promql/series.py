@@ -38,7 +38,10 @@ class Series:
             self.values.append(value)
 
     def at(self, at_ms: int) -> float | None:
-        """Return the value at an instant; None after five minutes without one or at an end mark."""
+        """Return the value at an instant, or None after an end mark or without a recent sample.
+
+        A sample is recent for five minutes.
+        """
         place = bisect_right(self.times, at_ms) - 1
         if place < 0 or self.times[place] <= at_ms - LOOKBACK_MS:
             return None
@@ -55,7 +58,7 @@ class Series:
         return times, values
 
     def forget(self, until_ms: int) -> bool:
-        """Delete all samples up to a time. Return whether no sample is left."""
+        """Delete all samples up to a time, and return whether no sample is left."""
         gone = bisect_right(self.times, until_ms)
         if gone:
             del self.times[:gone]
@@ -64,14 +67,14 @@ class Series:
 
 
 class SeriesStore:
-    """Stores the series that expressions read, each for as long as any expression looks back."""
+    """Stores the series that expressions read, each for the longest history that one reads."""
 
     def __init__(self, kept_ms: Mapping[str, int], series_max: int) -> None:
         """Create an empty store.
 
         Args:
-            kept_ms: Milliseconds of history by the name of a metric; other metrics are not stored.
-            series_max: Largest number of series; samples of further series are dropped.
+            kept_ms: Milliseconds of history by the name of a metric. Other metrics are not stored.
+            series_max: Largest number of series. Samples of further series are dropped.
         """
         self.kept_ms = kept_ms
         self._series_max = series_max

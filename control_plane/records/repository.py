@@ -42,7 +42,7 @@ async def create(
 
 
 async def show(connection: AsyncConnection, tenant_id: str, record_id: str) -> wire.Record:
-    """Return a record. Raises NoRecordError if it does not exist."""
+    """Return a record. Raises NoRecordError if the record does not exist."""
     found = await connection.execute(select(records).where(*_is(tenant_id, record_id)))
     return _record(_one(found.first()))
 
@@ -52,7 +52,8 @@ async def listed(
 ) -> Sequence[wire.Record]:
     """Return at most `wanted.limit` records of a kind.
 
-    Raises NoRecordError if `after` is unknown.
+    Raises:
+        NoRecordError: The record `after` does not exist.
     """
     t = records.c
     query = select(records).where(*_live(wanted.tenant_id), t.kind == wanted.kind)
@@ -76,7 +77,7 @@ async def change(
     metadata: Mapping[str, str],
     content: bytes,
 ) -> wire.Record:
-    """Replace the content of a record, and return it. Raises NoRecordError if it does not exist."""
+    """Replace the content of a record, and return the record. Raises NoRecordError if missing."""
     values: dict[str, Any] = {"metadata": dict(metadata), "touched_at_unix_ms": _now_ms()}
     if content:
         values["content"] = content
@@ -87,7 +88,7 @@ async def change(
 
 
 async def remove(connection: AsyncConnection, tenant_id: str, record_id: str) -> None:
-    """Delete a record with its items. Raises NoRecordError if it does not exist."""
+    """Delete a record with its items. Raises NoRecordError if the record does not exist."""
     gone = await connection.execute(delete(records).where(*_is(tenant_id, record_id)))
     if not gone.rowcount:
         raise NoRecordError
@@ -109,7 +110,8 @@ async def items(
 ) -> Sequence[wire.RecordItem]:
     """Return at most `limit` items of a record.
 
-    Raises NoRecordError if it or `after` is unknown.
+    Raises:
+        NoRecordError: The record, or its item `after`, does not exist.
     """
     t = record_items.c
     owned = select(records.c.id).where(*_is(wanted.tenant_id, wanted.id))
@@ -129,7 +131,7 @@ async def items(
 async def remove_item(
     connection: AsyncConnection, tenant_id: str, record_id: str, item_id: str
 ) -> None:
-    """Delete an item of a record. Raises NoRecordError if it does not exist."""
+    """Delete an item of a record. Raises NoRecordError if the record or the item does not exist."""
     await _lock(connection, tenant_id, record_id)
     t = record_items.c
     gone = await connection.execute(

@@ -61,7 +61,7 @@ async def keep(connection: AsyncConnection, stored: Sequence[wire.StoredResponse
 async def read(
     connection: AsyncConnection, tenant_id: str, ids: Collection[str]
 ) -> dict[str, wire.StoredResponse]:
-    """Return those of a tenant's responses with the given ids that exist."""
+    """Return a tenant's stored responses with the given ids, by id."""
     t = responses.c
     wanted = tuple_(t.day, t.id).in_([(day_of(it), it) for it in ids])
     found = await connection.execute(
@@ -82,9 +82,9 @@ async def read(
 
 
 async def forget(connection: AsyncConnection, tenant_id: str, response_id: str) -> bool:
-    """Delete a response permanently. Return whether it existed.
+    """Delete a response permanently, and return whether the response existed.
 
-    A row without content is kept, so that a later write of the response has no effect.
+    A row without content remains, so that a later write of the response has no effect.
     """
     day = day_of(response_id)
     await make_partitions(connection, [day])

@@ -31,7 +31,7 @@ class StateService(StateServiceServicer):
     async def Keep(  # noqa: N802 - gRPC's name
         self, request: wire.KeepRequest, context: _Context
     ) -> wire.KeepResponse:
-        """Store the responses that gateways have promised to clients."""
+        """Store the responses that clients may continue later, according to their gateways."""
         stored = request.responses
         if len(stored) > IDS_MAX or not all(is_response_id(it.id) for it in stored):
             await context.abort(
@@ -51,7 +51,7 @@ class StateService(StateServiceServicer):
     async def Read(  # noqa: N802 - gRPC's name
         self, request: wire.ReadRequest, context: _Context
     ) -> AsyncIterator[wire.StoredResponse]:
-        """Send those of a tenant's requested responses that exist."""
+        """Send a tenant's stored responses with the requested ids."""
         ids = list(request.ids)
         if len(ids) > IDS_MAX or not all(map(is_response_id, ids)):
             await context.abort(

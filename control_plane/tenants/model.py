@@ -80,7 +80,7 @@ _Limits, _MeteredLimits = _limits(NAMES), _limits(METERED_NAMES)
 
 
 class LimitsBody(_Limits):
-    """The limits of one caller; 0 is no limit, or in an exception the tier's limit."""
+    """The limits of one caller. Zero is no limit or, in an exception, the tier's limit."""
 
     @model_serializer
     def _set_ones(self) -> dict[str, int]:
@@ -92,14 +92,14 @@ ModelLimits = Annotated[dict[Id, LimitsBody], Field(max_length=256, default_fact
 
 
 class TierBody(_Limits):
-    """A priority class and its limits; 0 is no limit.
+    """A priority class and its limits, where 0 is no limit.
 
-    `requests_max` bounds a tenant's running and waiting requests; `model_limits` are a tenant's
+    `requests_max` bounds a tenant's running and waiting requests. `model_limits` are a tenant's
     limits for one model, within its other limits. `reserved_percent` is the least share of every
-    cell that the tier gets while it has work; all tiers together can have 100. `ttft_deadline_ms`
-    is the longest wait for a first token, without the prompt's own prefill, with which a request is
-    admitted; 0 is the router's default, and a request's own deadline takes precedence. Work of a
-    tier that `is_preemptible` (batch) is shed first, and preempted when a higher tier would miss
+    cell that the tier receives while it has work. All tiers together can have at most 100.
+    `ttft_deadline_ms` bounds the wait for a first token, without the prompt's prefill, for
+    admission. Zero is the router's default, and a request's own deadline takes precedence. Work of
+    a tier that `is_preemptible` (batch) is shed first, and preempted when a higher tier would miss
     its deadline.
     """
 
@@ -111,15 +111,16 @@ class TierBody(_Limits):
 
 
 class TenantBody(AdminBody):
-    """A tenant. The platform makes its cache salt, which never changes and is never shown.
+    """A tenant. The platform creates its cache salt, which never changes and is never shown.
 
-    `limits` replace the tier's where they are not 0. `fallbacks` name the model that answers while
-    another is saturated or down; `*` stands for any other. `pins` name, by model, the release that
-    the tenant gets, whatever the model points at and whatever is rolled out. `allows_server_urls`:
-    requests may name MCP servers by address, besides registered ones. `gather_ms`: in streams,
-    pieces of reasoning and of tool calls wait so many milliseconds for the next pieces; 0: none
-    waits. `retention_hours`: stored responses, conversations and chat completions are deleted after
-    so many hours; 0: when the platform deletes them.
+    `limits` replace the tier's limits where they are not 0. `fallbacks` name the model that answers
+    while another model is saturated or down, and `*` stands for any other model. `pins` name, by
+    model, the release that the tenant uses regardless of the model's release and of rollouts. With
+    `allows_server_urls`, requests may name MCP servers by address, besides registered servers.
+    `gather_ms` is the time for which a stream collects pieces of reasoning and of tool calls before
+    it sends them. Zero sends each piece at once. `retention_hours` is the time after which stored
+    responses, conversations and chat completions are deleted. Zero means that only the platform's
+    bound applies.
     """
 
     name: Text = ""
@@ -135,10 +136,11 @@ class TenantBody(AdminBody):
 
 
 class KeyBody(_MeteredLimits):
-    """An API key; without limits only the tenant's hold; without scopes or models all are allowed.
+    """An API key. Without limits only the tenant's limits apply.
 
-    `models` are public names; a name that ends in `*` is a prefix. `interval_ms`: milliseconds
-    between two writes of a stream, where the request does not say; 0: tokens leave as they come.
+    Without `scopes` or `models`, all scopes or models are permitted. `models` are public names, and
+    a name that ends in `*` is a prefix. `interval_ms` is the least time between two writes of a
+    stream, unless the request sets another. Zero sends tokens at once.
     """
 
     expires_at_unix_ms: Annotated[int, Field(ge=0, le=2**53)] = 0

@@ -62,7 +62,7 @@ async def _check_limited(connection: AsyncConnection, wanted: set[str]) -> None:
 
 
 async def _check_tenant(connection: AsyncConnection, key: str, values: Values) -> None:
-    """Refuse an id that is a prefix of other owners' names. Refuse unknown fallbacks and pins."""
+    """Refuse an id that is a prefix of other owners' names, and unknown fallbacks and pins."""
     await take_space(connection, key)
     fallbacks: dict[str, str] = values["fallbacks"]
     for model, instead in fallbacks.items():

@@ -1,4 +1,4 @@
-"""A tenant's policy on the storage of prompts and answers, and their redaction; pure."""
+"""A tenant's policy on the storage of prompts and answers, and on their redaction. Pure."""
 
 from enum import StrEnum
 from typing import Annotated
@@ -51,9 +51,10 @@ def _checked_word(value: str) -> str:
 class TextPolicyBody(AdminBody):
     """Whether prompts and answers of a tenant are stored.
 
-    `share_percent` of its requests are, by their ids. They are deleted after `retention_days`.
-    `redacted` names the kinds of text that are removed inside the gateway; secrets and numbers of
-    payment cards always are. `words` are removed wherever they stand, in upper or lower case.
+    The texts of `share_percent` of its requests are stored, chosen by the requests' ids, and
+    deleted after `retention_days`. `redacted` names the kinds of text that the gateway removes
+    first. Secrets and numbers of payment cards are always removed. `words` are removed everywhere,
+    in upper or lower case.
     """
 
     is_on: bool = False

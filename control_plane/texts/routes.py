@@ -1,4 +1,4 @@
-"""REST of redacted texts. Each read and each erasure is recorded in the audit log."""
+"""REST of text policies and of redacted texts. The audit log records each read and each erasure."""
 
 from aiohttp import web
 
@@ -90,9 +90,9 @@ class TextRoutes:
         return await self._writes.run(request, work)
 
     async def delete(self, request: web.Request) -> web.Response:
-        """Erase all texts of a tenant (204); can be repeated.
+        """Erase all texts of a tenant (204). The request can be repeated.
 
-        The audit row is written first, so that no erasure lacks an audit row. A failed erasure gets
+        The audit row is written first, so that no erasure lacks an audit row. A failed erasure has
         a second audit row.
         """
         tenant_id = path_id(request, "tenant_id")

@@ -1,4 +1,4 @@
-"""The store of redacted texts: ClickHouse, behind the telemetry service."""
+"""The store of redacted texts, which is ClickHouse behind the telemetry service."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -26,7 +26,8 @@ class TextStore(Protocol):
     async def find(self, tenant_id: str, request_id: str) -> list[dict[str, Any]]:
         """Return the stored texts of a tenant's request.
 
-        Raises FeedDownError if the store is down.
+        Raises:
+            FeedDownError: The store is down.
         """
         ...
 
@@ -56,7 +57,7 @@ async def open_store(telemetry_url: str, telemetry_key: str) -> AsyncGenerator[T
     """Open a store. The telemetry service need not run yet.
 
     Args:
-        telemetry_url: URL of the telemetry service; empty: there is no service.
+        telemetry_url: URL of the telemetry service, or empty if there is no service.
         telemetry_key: Admin key for the service.
     """
     if not telemetry_url:
@@ -76,8 +77,8 @@ class TelemetryTexts:
     async def find(self, tenant_id: str, request_id: str) -> list[dict[str, Any]]:
         """Return the stored texts. Raises BadRequestError if the id is not valid.
 
-        The id is checked here because it comes from the caller, and because this request carries a
-        key for all of telemetry. So the id must not contain a further path segment.
+        The id is checked here because the caller sent it, and because this request has a key for
+        all of telemetry. So the id must not contain a further path segment.
         """
         if not is_request_id(request_id):
             message = "request_id: 1 to 128 of A-Z a-z 0-9 . _ : - are expected"

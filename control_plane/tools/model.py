@@ -1,4 +1,4 @@
-"""Tools that gateways call for a tenant's models, in the form for admins; pure."""
+"""Tools that gateways call for a tenant's models, in the form that admins write. Pure."""
 
 import json
 import re
@@ -44,7 +44,7 @@ class ServerToolApproval(StrEnum):
 
 
 class ServerToolMethod(StrEnum):
-    """The HTTP method of a call; GET and DELETE have the arguments in the query."""
+    """The HTTP method of a call. GET and DELETE have the arguments in the query."""
 
     GET = "GET"
     POST = "POST"
@@ -102,9 +102,10 @@ ToolNames = Annotated[
 class ServerToolBody(AdminBody):
     """A tool that gateways call for models of a tenant.
 
-    `secret_headers` are encrypted, and shown as empty texts. An empty text keeps the stored one, as
-    long as scheme, host and port of `url` stay. `models` and `keys` narrow the use of the tool;
-    empty: all of the tenant's. `price_micros` of a call are millionths of the ledger's currency.
+    `secret_headers` are encrypted, and shown as empty texts. An empty text in a write stands for
+    the stored text, if scheme, host and port of `url` are unchanged. `models` and `keys` restrict
+    the tool to requests with these models and keys. An empty list is no restriction. `price_micros`
+    is the price of a call, in millionths of the ledger's currency.
     """
 
     owner_tenant_id: Id
@@ -157,7 +158,7 @@ def stored_headers(
     """Return the encrypted headers of a tool's row.
 
     Args:
-        known: The stored row; None: the tool is new.
+        known: The stored row, or None if the tool is new.
         wanted: Values of the request body.
         key: Id of the tool.
         sealer: Encrypts new texts.

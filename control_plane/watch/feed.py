@@ -1,9 +1,9 @@
-"""The control plane's own copy of the state, updated from PostgreSQL.
+"""The control plane's copy of the state in memory, which is updated from PostgreSQL.
 
 All watchers are served from this copy.
 
-NOTIFY only signals that there is a change. The details are read from the table `changes`, and then
-the changed objects are read. So a lost or duplicate notification does no harm. While PostgreSQL is
+NOTIFY only signals a change. The changed ids are read from the table `changes`, and then the
+changed objects are read. So a lost or duplicate notification does no harm. While PostgreSQL is
 down, the copy stays available and watchers stay connected.
 """
 
@@ -29,11 +29,11 @@ from sluice.wire.control.v1 import control_pb2 as wire
 log = structlog.get_logger(__name__)
 
 _CHANNEL = "sluice_changes"
-# seconds between polls, and so the longest delay of a change whose notification was lost
+# seconds between polls, which are also the longest delay of a change whose notification was lost
 _POLL_S = 2.0
 # with more changed objects than this, a new snapshot is read instead of a delta
 _DELTA_OBJECTS_MAX = 20_000
-# a new snapshot is made when the deltas since the last are a quarter of its size
+# a new snapshot is built if the deltas since the last snapshot exceed a quarter of its size
 _SNAPSHOT_STALE_SHARE = 4
 _LOAD_TIMEOUT_S = 30.0
 _CATCH_UP_TIMEOUT_S = 4.0
@@ -76,20 +76,20 @@ class Feed:
     def on_change(self, callback: Callable[[wire.WatchResponse], None]) -> None:
         """Register a callback for each change of the state. The callback must be fast.
 
-        If `is_snapshot` is set in the change, anything may have changed, and no details are given.
+        If `is_snapshot` is set in the change, any object may have changed, and the change names no
+        objects.
         """
         self._callbacks.append(callback)
 
     def changed(self) -> asyncio.Event:
-        """Return the event that the next change sets. Get the event before reading the state."""
+        """Return the event that the next change sets. Callers read the event before the state."""
         return self._changed
 
     async def snapshot(self) -> Snapshot:
-        """Return a snapshot, shared by callers, from which the history leads to the newest state.
+        """Return a snapshot, from which the history leads to the newest state. Callers share it.
 
-        A new snapshot is made only when the history since the last snapshot has grown long. So many
-        new watchers during a burst of changes need neither time nor memory for a snapshot of each
-        version.
+        A new snapshot is built only if the history since the last snapshot has grown long. So
+        during a burst of changes, new watchers need no separate snapshot for each version.
         """
         async with self._snapshot_lock:
             newer = self.history.since(self._snapshot.version)
@@ -98,7 +98,7 @@ class Feed:
                 version, parts = self.state.version, []
                 for part in self.state.serialized():
                     parts.append(part)
-                    # yields to other tasks, because a large state takes long to serialize
+                    # yields to other tasks, because a large state is serialized for long
                     await asyncio.sleep(0)
                 self._snapshot = Snapshot(version, tuple(parts))
             return self._snapshot

@@ -22,7 +22,7 @@ def joined(deltas: Sequence[Delta], *, bytes_max: int = 256 * 1024) -> Iterator[
     """Return the changes in as few messages as possible, for a slow reader.
 
     Concatenated messages parse as one message with all their objects. Readers apply the removals of
-    a message before its upserts, so a message with removals must be the first of a merged message.
+    a message before its upserts. So a message with removals must be the first of a merged message.
 
     Args:
         deltas: Deltas in order.
@@ -63,7 +63,7 @@ class History:
         return self._deltas[-1].version if self._deltas else self.base
 
     def restart(self, version: int) -> None:
-        """Drop all deltas, because the state is now at `version` without known changes up to it."""
+        """Drop all deltas, because the changes up to the new state's `version` are unknown."""
         self._deltas.clear()
         self._bytes = 0
         self.base = version

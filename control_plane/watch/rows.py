@@ -85,7 +85,7 @@ def wire_state(observed: int, *, is_draining: bool) -> int:
 
 
 async def read(connection: AsyncConnection, kind: ObjectKind, keys: Sequence[str]) -> list[Message]:
-    """Return the objects of a kind with the given keys."""
+    """Return the objects of one kind with the given keys."""
     query = select(*kind.columns).where(kind.key.in_(keys))
     found = (await connection.execute(query)).mappings()
     return [kind.to_wire(cast("Mapping[str, Any]", row)) for row in found]
@@ -100,7 +100,7 @@ async def read_all(
     """
     found = await connection.execute(select(*kind.columns))
     names = tuple(found.keys())
-    # A dict made from a tuple costs a third of SQLAlchemy's row mapping.
+    # A dict from a tuple costs a third of SQLAlchemy's row mapping.
     rows = (dict(zip(names, row, strict=True)) for row in found)
     while batch := [kind.to_wire(row) for row in islice(rows, _BATCH)]:
         part = wire.WatchResponse(is_part=True)

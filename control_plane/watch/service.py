@@ -1,8 +1,8 @@
-"""Watch over gRPC: a snapshot or the changes since the caller's version, then every later change.
+"""Watch over gRPC, which sends a snapshot or the changes since a version, and then later changes.
 
 A watcher costs only a position in the shared history. A watcher that reads too slowly for the
-history gets a new snapshot. A watcher that does not read at all is disconnected after a while, and
-reconnects.
+history receives a new snapshot. A watcher that does not read at all is disconnected after ten
+seconds, and reconnects.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ log = structlog.get_logger(__name__)
 
 _HEARTBEAT_S = 2.0
 _WRITE_TIMEOUT_S = 10.0
-# deadline for all parts, because a slow reader keeps this snapshot in memory
+# deadline in seconds for all parts, because this snapshot stays in memory for a slow reader
 _SNAPSHOT_TIMEOUT_S = 60.0
 _SERVICE = "sluice.wire.control.v1.ControlService"
 
@@ -54,13 +54,13 @@ class WatchService:
 
         Args:
             feed: The state and changes that are served.
-            present: Called with (router id, address); the router counts as present while the
+            present: Called with (router id, address). The router counts as present while the
                 context is open.
             leave: Called with the id of a router that is shutting down.
             count: Called with (role, +1 or -1) to count watchers.
-            confirm: Stores a gateway's confirmation: the gateway's id, the version of its splits,
-                the arrival time of its oldest open request (Unix ms; 0: none), and the bases that
-                it cannot serve yet.
+            confirm: Stores a gateway's confirmation. Its arguments are the gateway's id, the
+                version of its splits, the arrival time of its oldest open request (Unix ms, or 0
+                without one), and the bases that it cannot serve yet.
             report: Stores a router's report of demand and returns the milliseconds until the next
                 report. Raises ValueError if the report is not valid.
             accuse: Stores a router's report of replicas that were ejected for wrong answers. Raises
@@ -111,7 +111,7 @@ class WatchService:
         request: wire.LeaveRequest,
         context: "grpc.aio.ServicerContext[wire.LeaveRequest, wire.LeaveResponse]",
     ) -> wire.LeaveResponse:
-        """Record that a router is shutting down, so that its cells get another owner at once."""
+        """Record that a router is shutting down, so that its cells have another owner at once."""
         if not is_id(request.instance_id):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a router needs an id")
         self._leave(request.instance_id)
