@@ -209,7 +209,10 @@ class ControlPlaneMetrics:
         self._asks.labels(actuator, result).inc()
 
     def show_nodes(self, asks: Mapping[str, NodesAsk]) -> None:
-        """Set the gauges of the requests to actuators; empty while another control plane leads."""
+        """Set the gauges of the requests to actuators, which are empty on other control planes.
+
+        Only the control plane that leads sends requests.
+        """
         for gauge in (self._nodes_wanted, self._nodes_missing):
             gauge.clear()
         for actuator, ask in asks.items():
@@ -269,7 +272,7 @@ class ControlPlaneMetrics:
         self._rounds.observe(took_s)
 
     def count_orders(self, of_peers: int, of_store: int) -> None:
-        """Count new download orders by source: a peer or the artifact store."""
+        """Count new download orders from peers, and new download orders from the store."""
         self._orders.labels("peer").inc(of_peers)
         self._orders.labels("store").inc(of_store)
 

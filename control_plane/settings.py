@@ -112,7 +112,7 @@ class Settings(ServiceSettings):
 
 
 class MigrateSettings(ServiceSettings):
-    """Settings of `control_plane.migrate`; the service's other settings may be set, unread."""
+    """Settings of `control_plane.migrate`, which ignores the service's other settings."""
 
     model_config = SettingsConfigDict(env_prefix="CONTROL_PLANE__")
 

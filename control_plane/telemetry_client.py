@@ -1,4 +1,4 @@
-"""The common parts of clients of the telemetry service: sessions, deadlines, errors."""
+"""The common parts of clients of the telemetry service, with sessions, deadlines and errors."""
 
 import aiohttp
 

@@ -86,7 +86,7 @@ def may(role: Role, tenant_id: str, action: Action, owner: str | None) -> bool:
 
     Args:
         role: Role of the key.
-        tenant_id: Tenant of a publisher's or reader's key; empty for the other roles.
+        tenant_id: Tenant of a publisher's or reader's key, or empty for the other roles.
         action: Kind of access.
         owner: Tenant of the object, or None or empty for a public object.
     """
@@ -123,7 +123,10 @@ class Actor:
     name: str = ""
 
     def may(self, action: Action, owner: str | None) -> bool:
-        """Return whether the actor may do an action on an object of this tenant (None: public)."""
+        """Return whether the actor may perform an action on an object of this tenant.
+
+        An owner of None is a public object.
+        """
         return may(self.role, self.tenant_id, action, owner)
 
     def reach(self, action: Action) -> Reach:

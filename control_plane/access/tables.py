@@ -27,8 +27,8 @@ admin_keys = Table(
     Column("created_at", DateTime(timezone=True), nullable=False, server_default=func.now()),
 )
 
-# A session belongs to an admin key and ends with that key, or belongs to a person of an OpenID
-# provider and has a separate role.
+# A session of an admin key ends with that key. A session of a person of an OpenID provider has a
+# separate role.
 console_sessions = Table(
     "console_sessions",
     metadata,

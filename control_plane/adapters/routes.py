@@ -96,7 +96,7 @@ class AdapterRoutes:
         return shown(request, _show(rows[0]))
 
     async def nodes(self, request: web.Request) -> web.Response:
-        """Return a page of the nodes that have an adapter; empty for an unknown adapter."""
+        """Return a page of the nodes that have an adapter. An unknown adapter has no nodes."""
         digest = path_id(request, "digest", checked_digest)
         t = node_artifacts.c
         columns: list[ColumnElement[Any]] = [t.node_id.label("id"), t.digest, t.since]

@@ -1,8 +1,8 @@
 """Decides which notices about alerts a receiver must receive, and which are silenced. Pure.
 
 An alert is one set of labels for which a rule fires. Alerts with the same rule and severity form a
-group. A receiver receives one notice for all firing alerts of a group, another notice when further
-alerts fire, and a last notice when all alerts have ended.
+group. A receiver receives one notice for all firing alerts of a group, and another notice when
+further alerts fire. A last notice follows when all alerts have ended.
 """
 
 import hashlib

@@ -105,7 +105,7 @@ class LiveFeed:
                 await _write(response, b": still here\n\n")
 
     async def _is_welcome(self, request: web.Request) -> bool:
-        """Return whether the viewer's key or session is still valid, with the same role."""
+        """Return whether the viewer's key or session is still valid, with an unchanged role."""
         actor: Actor = request[ACTOR]
         try:
             return await self._identities.of(request) == actor

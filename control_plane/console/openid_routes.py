@@ -78,7 +78,7 @@ class OpenIdRoutes:
         return answer
 
     async def callback(self, request: web.Request) -> web.Response:
-        """Begin a session for the person whom the provider identified; an earlier one ends."""
+        """Begin a session for the identified person, and end the session of an older cookie."""
         settings, _ = self._parts()
         try:
             answer = await self._signed_in(request, settings)

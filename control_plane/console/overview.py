@@ -1,4 +1,4 @@
-"""The state of the platform, read in one transaction: problems, and the fleet's present work."""
+"""The state of the platform, read in one transaction, with its problems and its present work."""
 
 from datetime import timedelta
 from typing import Any

@@ -35,7 +35,10 @@ _HEADERS = {"Cache-Control": "no-store"}
 
 
 class SignInBody(AdminBody):
-    """The name of the person who signs in, for the audit log: several people may share a key."""
+    """The name of the person who signs in, for the audit log.
+
+    Several people may share an admin key.
+    """
 
     name: Annotated[Text, Field(max_length=64)] = ""
 
@@ -147,10 +150,10 @@ class SessionRoutes:
         return answer
 
     def _give(self, request: web.Request, answer: web.Response, secret: str) -> None:
-        """Set the session cookie for /console, hidden from scripts and sent by TLS only.
+        """Set the session cookie for /console, hidden from scripts, and secure if TLS is used.
 
-        No path is set, because browsers then use the directory of the request as they see it
-        through proxies.
+        No path is set. Browsers then use the directory of the request's URL, which a proxy may have
+        changed.
         """
         answer.set_cookie(
             COOKIE,

@@ -14,7 +14,10 @@ _NUMBER, _SEALED, _MADE_AT = "number", "sealed", "made_at_unix_ms"
 
 
 class KeySealer(Protocol):
-    """Encrypts each key for one place, so that it is useless in another; see `sluice.sealing`."""
+    """Encrypts each key for one place, so that a copy in another place is useless.
+
+    The implementation is `sluice.sealing`.
+    """
 
     def seal(self, text: str, place: str) -> str:
         """Return the encrypted text."""

@@ -70,7 +70,7 @@ class ContentRetention:
         await self._all(repository.delete_ownerless_records)
 
     async def _all(self, deletion: _Deletion) -> int:
-        """Repeat a deletion until no row is left to delete. Return the number of deleted rows."""
+        """Repeat a deletion until no row is left, and return the number of deleted rows."""
         total = 0
         while True:
             count = await self._database.run(deletion)

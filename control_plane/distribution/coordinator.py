@@ -81,7 +81,7 @@ class Coordinator:
                 self._fresh.append(artifact.digest)
 
     def unknown(self, wants: Iterable[Wants]) -> set[str]:
-        """Return the unknown artifacts that any of the given nodes should have."""
+        """Return the unknown artifacts that at least one of the given nodes should have."""
         found = set[str]()
         looked = set[int]()
         for each in wants:

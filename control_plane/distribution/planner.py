@@ -292,7 +292,7 @@ class Planner:
     def _offers(
         self, node: _Node, swarm: Swarm, priority: Priority, now_s: float
     ) -> Iterator[tuple[Swarm, int, int]]:
-        """Yield groups with their sources: peers in the region, other regions, the store."""
+        """Yield groups with sources, in the order of peers, other regions and the store."""
         rarity = swarm.regions[node.region]
         offset = self._hash(node.node_id + swarm.artifact.digest) % swarm.groups
         is_suspect = self._trust.is_suspect(node.number, now_s)

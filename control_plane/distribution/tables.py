@@ -4,8 +4,8 @@ from sqlalchemy import Column, DateTime, LargeBinary, Table, Text, func
 
 from control_plane.tables import metadata
 
-# There are no foreign keys, because an agent may report artifacts before its node is stored, and
-# also artifacts that were copied to the node by hand.
+# There are no foreign keys. An agent may report artifacts before its node is stored, and may report
+# artifacts that were copied to the node by hand.
 node_artifacts = Table(
     "node_artifacts",
     metadata,

@@ -1,7 +1,4 @@
-"""Rules on texts in the form for a tenant's admins, and their activation after a shadow phase.
-
-Pure.
-"""
+"""Rules on texts in the form that admins write, and their activation after a shadow phase. Pure."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any

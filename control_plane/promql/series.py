@@ -1,6 +1,6 @@
-"""Scraped series in bounded memory. Pure.
+"""The store of scraped series, which uses bounded memory. Pure.
 
-Times are Unix milliseconds. A series that its source no longer has is ended by a mark, as in
+Times are Unix milliseconds. When its source no longer has a series, a mark ends the series, as in
 Prometheus. Later instants do not find the series, and ranges skip the mark.
 """
 

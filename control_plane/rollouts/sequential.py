@@ -4,10 +4,10 @@ Null hypothesis, in every window: p1 <= p0 + margin * (1 - p0), whatever p0 is i
 
 - E-value of a window: the two-sample e-variable for 2x2 tables (Turner, Ly, Gruenwald, "Generic
   E-variables for exact sequential k-sample tests that allow for optional stopping", Journal of
-  Statistical Planning and Inference 230, 2024). It is the likelihood of (canary at theta1, control
-  at theta0) over that of both at their mean (n1 theta1 + n0 theta0) / (n1 + n0). Its expectation is
-  at most 1 when p1 = p0, by the inequality of means. The same holds when p1 < p0, because each
-  canary failure raises the e-value and each control failure lowers it.
+  Statistical Planning and Inference 230, 2024). It is a likelihood ratio. The numerator has canary
+  at theta1 and control at theta0. The denominator has both at the mean (n1 theta1 + n0 theta0) /
+  (n1 + n0). Its expectation is at most 1 when p1 = p0, by the inequality of means. The same holds
+  when p1 < p0, because each canary failure raises the e-value and each control failure lowers it.
 - Margin: each good control request counts as a failure with weight `margin`. Control then fails at
   p0 + margin * (1 - p0), which gives the null hypothesis above. The weight replaces a random draw
   by its expectation, which is valid because an average of e-values is an e-value.
@@ -21,7 +21,6 @@ Null hypothesis, in every window: p1 <= p0 + margin * (1 - p0), whatever p0 is i
   by Ville's inequality (1939) P(e >= 1 / alpha at any time) <= alpha. The bound does not depend on
   the number of inspections or on the split of traffic. The split may depend on earlier
   observations.
-
 - Windows may be pooled before a bet, if the end of the pooling does not depend on the number of bad
   requests. Here the end depends on the number of control requests and on time.
 

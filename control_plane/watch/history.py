@@ -79,10 +79,11 @@ class History:
             self.base = oldest.version
 
     def since(self, version: int) -> list[Delta] | None:
-        """Return the deltas from `version` to the newest version; None if a snapshot is necessary.
+        """Return the deltas after `version`, or None if a snapshot is necessary.
 
         A version between two versions of the history is valid, because deltas contain whole objects
-        and a repeated change does no harm. A version above the newest comes from another database.
+        and a repeated change does no harm. A version above the newest version belongs to another
+        database.
         """
         if not self.base <= version <= self.version:
             return None

@@ -58,9 +58,10 @@ class WatchService:
                 context is open.
             leave: Called with the id of a router that is shutting down.
             count: Called with (role, +1 or -1) to count watchers.
-            confirm: Stores a gateway's confirmation. Its arguments are the gateway's id, the
-                version of its splits, the arrival time of its oldest open request (Unix ms, or 0
-                without one), and the bases that it cannot serve yet.
+            confirm: Stores a gateway's confirmation. Its first arguments are the gateway's id and
+                the version of its splits. The third is the arrival time of its oldest open request,
+                in Unix milliseconds, or 0 without one. The last is the bases that the gateway
+                cannot serve yet.
             report: Stores a router's report of demand and returns the milliseconds until the next
                 report. Raises ValueError if the report is not valid.
             accuse: Stores a router's report of replicas that were ejected for wrong answers. Raises
