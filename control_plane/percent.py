@@ -69,10 +69,10 @@ class ShareField:
         return round(value / self.of_percent, 2)
 
     def parsed(self, data: object, info: ValidationInfo) -> object:
-        """Return the fields of a model. A client sends the percent, the platform the stored field.
+        """Return the input of a pydantic model with the share in its stored field.
 
         Raises:
-            ValueError: A client sent the stored field, or the percent is not a number.
+            ValueError: A client sent the stored field instead of the percent, or no number.
         """
         if info.context != OF_CLIENT or not isinstance(data, dict):
             return data

@@ -26,7 +26,7 @@ class Settings(ServiceSettings):
         rollout_window_s: Seconds of a window in which the two releases of a rollout are compared.
         artifact_store_url: URL of the artifact store, as file:///directory or s3://bucket/prefix
             (with AWS_* of the environment). Without it uploads are refused.
-        artifact_rank_max: Largest rank of adapters for bases that no pool with adapters serves.
+        artifact_rank_max: Largest rank of an adapter if no pool of its base serves adapters.
             Otherwise the limit is the pools' engine option adapter_rank.
         artifact_adapter_bytes_max: Largest size of one adapter's files together, in bytes.
         artifact_tenant_bytes_max: Largest size of all artifacts and uploads of a tenant, in bytes.

@@ -38,7 +38,7 @@ class Action(StrEnum):
     READ_TEXT_POLICIES = "read_text_policies"
     SEE_TEXTS = "see_texts"  # stored texts of requests
     WRITE_ARTIFACTS = "write_artifacts"
-    # models, releases and aliases, and bases, which belong to no tenant
+    # models, releases, aliases and bases
     WRITE_MODELS = "write_models"
     WRITE_ROLLOUTS = "write_rollouts"
     CONTROL_ROLLOUTS = "control_rollouts"  # pause, resume, abort

@@ -31,7 +31,7 @@ from sluice.ids import new_id
 log = structlog.get_logger(__name__)
 
 _TICK_S = 2.0
-_LEASE, _LEASE_S = "alerts", 30.0  # seconds, which are longer than a round of sending
+_LEASE, _LEASE_S = "alerts", 30.0  # seconds, longer than a round of sending
 _AT_ONCE = 8
 
 

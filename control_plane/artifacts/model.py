@@ -42,7 +42,7 @@ class Bounds:
     """The limits of artifacts.
 
     Attributes:
-        rank_max: Largest rank of adapters whose base no pool with adapters serves.
+        rank_max: Largest rank of an adapter if no pool of its base serves adapters.
         adapter_bytes_max: Largest size of one adapter's files together, in bytes.
         tenant_bytes_max: Largest size of all artifacts of a tenant, in bytes. Zero means no limit.
         are_signed: Whether an artifact needs a signature.

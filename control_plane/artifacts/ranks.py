@@ -79,7 +79,7 @@ class AdapterChecks:
 
 
 async def other_pools(connection: AsyncConnection, model_id: str) -> list[str]:
-    """Return the other pools that receive requests with a model's adapter, without its own pool."""
+    """Return the pools, besides a model's pool, that receive requests with its adapter."""
     query = select(model_pools.c.pools).where(model_pools.c.id == model_id)
     return pools_of_base(await connection.scalar(query) or ())
 

@@ -167,7 +167,7 @@ class Sweeper:
             .limit(_BATCH)
             .with_for_update(skip_locked=True)
         )
-        # The references are checked again under the lock, because every new reference first touches
+        # The references are checked again under the lock, because every new reference first updates
         # its chunk.
         query = (
             update(chunks)

@@ -53,7 +53,7 @@ class InspectionWorker:
         self._store_url = store_url
         self._bounds = bounds
         self._wake = asyncio.Event()
-        # only one task at a time searches for work, and then starts the search of the next task
+        # only one task at a time searches for work
         self._looking = asyncio.Lock()
 
     def wake(self) -> None:

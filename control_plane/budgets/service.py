@@ -29,7 +29,7 @@ log = structlog.get_logger(__name__)
 
 _TICK_S = 1.0
 _LEASE = "budgets"
-_LEASE_S = 30.0  # Seconds, which are longer than a tick and a query to the ledger together.
+_LEASE_S = 30.0  # seconds, longer than a tick and a query to the ledger together
 # pause after a query as a multiple of its duration, so that queries run at most a fifth of the time
 _REST = 4.0
 _RETRY_MAX_S = 15.0

@@ -94,7 +94,7 @@ class Coordinator:
     def round(
         self, turns: Sequence[Turn], left: Iterable[str], now_s: float
     ) -> dict[str, FetchPlan]:
-        """Plan for the nodes with a turn.
+        """Return the orders of one round of planning.
 
         Args:
             turns: Turns, at most one per node.

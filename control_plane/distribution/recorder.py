@@ -13,7 +13,7 @@ from sluice.errors import PlatformError
 from sluice.lifecycle import run_every
 
 _WRITE_S = 0.2
-_STEP_S = 5.0  # seconds after which a step begins nothing more
+_STEP_S = 5.0  # seconds after which a step begins no further transaction
 _CLEAN_S = 15.0
 _REPEAT = 4  # cleanings after which all rows are compared again, even if nothing has changed
 _PAIRS_MAX = 5_000  # largest number of (node, digest) pairs in one transaction

@@ -332,7 +332,7 @@ async def _locked(
 
 
 async def _demand(connection: AsyncConnection, canary: PreparedRelease, demand: int) -> None:
-    """Store the replicas that a rollout needs. Only a larger demand has a new time."""
+    """Store the replicas that a rollout needs. The time of a demand changes only if it grows."""
     key = {"pool_id": canary.pool_id, "model_id": canary.model_id}
     made = insert(pool_demands).values(**key, replicas=demand, asked_at=func.clock_timestamp())
     t, coming = pool_demands.c, made.excluded

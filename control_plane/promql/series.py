@@ -67,7 +67,7 @@ class Series:
 
 
 class SeriesStore:
-    """Stores the series that expressions read, each for the longest history that one reads."""
+    """Stores the series that expressions read, as long as an expression may read them."""
 
     def __init__(self, kept_ms: Mapping[str, int], series_max: int) -> None:
         """Create an empty store.

@@ -70,7 +70,7 @@ def _ejection(router_id: str, said: wire.Ejection) -> Ejection:
         router_id,
         said.cell_id,
         said.epoch,
-        EvidenceKind(said.evidence),  # raises ValueError as well
+        EvidenceKind(said.evidence),  # raises ValueError for an unknown kind
         said.wrong,
         said.asked,
         said.ejected_at_unix_ms,

@@ -160,9 +160,9 @@ def _judge_few(
     rules: Rules,
     records: Mapping[str, Record],
 ) -> Judgement:
-    """Judge a pool without a consensus by its earlier answer, or by equality without one.
+    """Judge a pool with too few answers for a vote by its earlier right answer.
 
-    If all answers are equal and no right answer is stored, the answer is stored as right.
+    Without an earlier right answer, equal answers of all replicas are stored as the right answer.
     """
     if known is not None:
         findings, deviating = _compare(recent, known.text, rules, records)
@@ -219,7 +219,7 @@ def decide(suspects: Iterable[str], ready: Iterable[str], quarantined: int) -> P
         quarantined: Number of the pool's replicas that are already in quarantine.
     """
     serving = set(ready)
-    # never as many as all serving replicas
+    # at least one serving replica remains
     left = max(0, room(len(serving) + quarantined, quarantined))
     cases = [name for name in dict.fromkeys(suspects) if name in serving]
     return PoolVerdict(tuple(cases[:left]), tuple(cases[left:]))

@@ -42,7 +42,7 @@ class StateService(StateServiceServicer):
             if stored:
                 await repository.keep(connection, stored)
             else:
-                # only checks whether the tables exist
+                # creates no partition, and only checks whether the tables exist
                 await repository.make_partitions(connection, ())
 
         await self._run(work, context)

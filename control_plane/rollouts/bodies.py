@@ -10,7 +10,7 @@ from control_plane.rollouts.plan import Plan
 
 
 class PlanChange(Plan):
-    """A plan, or under `plan` a plan in the form of a GET."""
+    """A plan, which is either the body itself or the body's field `plan`, as in a GET."""
 
     plan: Plan | None = None
 

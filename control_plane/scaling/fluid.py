@@ -355,9 +355,10 @@ class _ViolatedMinutes:
         self.violated = 0
 
     def add(self, ttft_s: float) -> float | None:
-        """Add one second.
+        """Add the TTFT of one second.
 
-        Return the greatest TTFT of the minute if the second completes a minute.
+        The result is the greatest TTFT of a minute if the second completes the minute, otherwise
+        None.
         """
         self._open.append(ttft_s)
         if len(self._open) < _MINUTE_S:

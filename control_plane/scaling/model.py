@@ -199,7 +199,7 @@ class Shown:
     Attributes:
         wanted: Number of replicas that the pool should have.
         demand: Demand in work-seconds per second.
-        late_s: Seconds for which the replicas of the pool's actuator have been late.
+        late_s: Seconds by which the pool's actuator is late with replicas, or 0.
     """
 
     wanted: int

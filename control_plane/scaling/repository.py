@@ -332,7 +332,7 @@ async def _booted_s(connection: AsyncConnection, ids: Sequence[str]) -> dict[str
 
 
 async def _hardware(connection: AsyncConnection, ids: Sequence[str]) -> dict[str, str]:
-    """Return the hardware of each pool, as most of its replicas have it."""
+    """Return the most frequent hardware of each pool's replicas."""
     r, n = tables.replicas.c, tables.nodes.c
     query = (
         select(r.pool_id, n.accelerator_facts, n.cpu_count, func.count())

@@ -353,7 +353,7 @@ async def _why_awake(write: Write, key: str) -> str:
 
 
 async def _keep_number(write: Write, key: str) -> None:
-    """Make the present number of replicas the number set by operators."""
+    """Store the present number of replicas as the operators' number, which then applies."""
     query = update(pools).where(pools.c.id == key, pools.c.scaled_replicas.is_not(None))
     kept = query.values(
         replicas_wanted=pools.c.scaled_replicas, scaled_replicas=None, scaled_sleepers=0

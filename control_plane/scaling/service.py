@@ -59,7 +59,7 @@ class Looked:
     Attributes:
         speed: Speed of the pool's replicas, or None before the first measurement.
         is_measured: Whether the speed was measured recently.
-        late_s: Seconds for which the replicas of the pool's actuator have been late.
+        late_s: Seconds by which the pool's actuator is late with replicas, or 0.
     """
 
     pool: ScaledPool

@@ -104,8 +104,8 @@ class TextRoutes:
 
         answer = await self._writes.run(request, work)
         try:
-            # The erasure also runs if the answer is a stored one, because the earlier erasure may
-            # have failed after the answer was stored.
+            # The erasure also runs if the answer is the stored answer of an idempotency key,
+            # because the earlier erasure may have failed.
             await self._store.erase(tenant_id)
         except FeedDownError as error:
             failure = _away(error)

@@ -31,7 +31,7 @@ log = structlog.get_logger(__name__)
 _CHANNEL = "sluice_changes"
 # seconds between polls, which are also the longest delay of a change whose notification was lost
 _POLL_S = 2.0
-# with more changed objects than this, a new snapshot is read instead of a delta
+# largest number of changed objects in a delta, above which a new snapshot is read
 _DELTA_OBJECTS_MAX = 20_000
 # a new snapshot is built if the deltas since the last snapshot exceed a quarter of its size
 _SNAPSHOT_STALE_SHARE = 4
