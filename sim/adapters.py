@@ -116,7 +116,7 @@ class HeldAdapters:
         return wait_s
 
     def put(self, adapter: str) -> None:
-        """Put an adapter into host memory, as the most recently used one."""
+        """Add an adapter to host memory, as the most recently used adapter."""
         self.memory[adapter] = None
         self.memory.move_to_end(adapter)
         _trim(self.memory, self._room, self.used)

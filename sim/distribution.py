@@ -1,4 +1,4 @@
-"""Simulates distribution: `python -m sim.distribution`, or `--scenario base --seeds 3`.
+"""Simulates the fetch of an artifact: `python -m sim.distribution --scenario base --seeds 3`.
 
 The real planner (`control_plane.distribution`) receives the lists of chunks that simulated nodes
 have, and answers with orders to fetch. Transfers are modelled as flows of bytes over the links of

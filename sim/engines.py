@@ -110,19 +110,19 @@ class Listener(Protocol):
     """The receiver of an engine's events, at the moment of each event."""
 
     def on_first(self, job: Job) -> None:
-        """Note the first token of an attempt."""
+        """Record the first token of an attempt."""
         ...
 
     def on_done(self, job: Job) -> None:
-        """Note the last token."""
+        """Record the last token of an attempt."""
         ...
 
     def on_stored(self, replica: int, block: int) -> None:
-        """Note a block that other prompts can reuse from now on."""
+        """Record a block that other prompts can reuse from now on."""
         ...
 
     def on_removed(self, replica: int, block: int) -> None:
-        """Note a block that a replica has evicted."""
+        """Record a block that a replica has evicted."""
         ...
 
 

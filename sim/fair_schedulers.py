@@ -70,7 +70,7 @@ class FairScheduler:
         return self.counters.get(job.request.tenant, 0.0)
 
     def returns(self, client: str) -> None:
-        """Note that an idle client has a waiting job again."""
+        """Record that an idle client has a waiting job again."""
 
     def admitted(self, job: Job) -> None:
         """Charge the prompt of an admitted job. Subclasses may charge differently."""

@@ -336,7 +336,7 @@ class EventProducer:
         self._producer = Producer(self._config)
 
     def _purge(self) -> None:
-        """Make the client report all unacknowledged events as failed."""
+        """Force the client to report all unacknowledged events as failed."""
         self._producer.purge()
         deadline = time.monotonic() + _PURGE_S
         while len(self._producer) and time.monotonic() < deadline:

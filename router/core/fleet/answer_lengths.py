@@ -1,4 +1,4 @@
-"""Learns the mean answer length of a cell and of its tenants, to reserve KV blocks by it."""
+"""Estimates the mean answer length of a cell and of its tenants, to reserve KV blocks."""
 
 from collections import OrderedDict
 

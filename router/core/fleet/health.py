@@ -48,7 +48,7 @@ _RELEASE_ORDER = {SLOW: 0, LOST: 1, FAILING: 2, LYING: 3}  # order of early tria
 
 
 class HealthState(IntEnum):
-    """Whether a replica is sent requests."""
+    """The health of a replica, which determines whether requests are sent to it."""
 
     HEALTHY = 0
     EJECTED = 1
