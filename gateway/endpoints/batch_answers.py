@@ -36,7 +36,7 @@ class DeletedFile(Shape):
 
 
 class BatchMistake(Shape):
-    """A reason why a file is no batch."""
+    """An error in the input file of a batch."""
 
     code: str
     line: int | None
@@ -45,7 +45,7 @@ class BatchMistake(Shape):
 
 
 class BatchMistakes(Shape):
-    """All mistakes of a batch's file."""
+    """All errors in the input file of a batch."""
 
     object: Literal["list"]
     data: list[BatchMistake]

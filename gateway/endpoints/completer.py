@@ -188,9 +188,10 @@ class Completer:
     def _may_be_gated(
         self, principal: Principal, task: TextTask, auto: AutoDecision | None
     ) -> bool:
-        """Return whether this gateway may refuse a request because of a gate of its tier.
+        """Return whether this gateway may refuse a request early, if routers refuse its tier.
 
-        Routers decide about requests with a deadline of their own or a possible fallback model.
+        The router itself must decide about a request with a deadline of its own or a possible
+        fallback model.
         """
         if task.deadline_ms or self._auto.other(principal, task.model, auto) is not None:
             return False
@@ -225,7 +226,8 @@ class Completer:
             except PlatformError as refusal:
                 if not await self._stands_in(request, exchange, refusal):
                     raise
-                wanted = refusal.with_traceback(None)  # the frames reference the first attempt
+                # frees the frames, which reference the first attempt
+                wanted = refusal.with_traceback(None)
             try:
                 return await self._replies.reply(request, exchange)
             except PlatformError as other:
@@ -234,7 +236,7 @@ class Completer:
                     raise
                 raise wanted from other  # the client has requested only the first model
             finally:
-                del wanted  # a raised error references this frame
+                del wanted  # breaks the reference cycle of the raised error and this frame
         except BaseException as error:
             exchange.end_by(error)
             raise
@@ -407,7 +409,7 @@ class Completer:
     def _close(
         self, request: web.Request, exchange: HttpExchange, kept: KeptRequest | None
     ) -> None:
-        """Settle, count and emit the event, once per accepted request, however it ended."""
+        """Settle, count and emit the event once per accepted request, for every outcome."""
         ended_at_s, metrics, tally = time.monotonic(), self._metrics, exchange.tally
         if exchange.principal.guard_sets:
             tenant_id = exchange.principal.tenant.id

@@ -88,7 +88,7 @@ class Copies:
     def emit_fault(
         self, original: HttpExchange, identity: CallerIdentity, tally: Tally, fault: PlatformError
     ) -> None:
-        """Emit the event of a request that the canary could not begin and control answers instead.
+        """Emit the failure of a canary to begin a request, which control answers instead.
 
         Rollouts count this event as a failed copy, because the request's own event counts for
         control.

@@ -282,7 +282,7 @@ class _Run:
         await embedders.embed(pool_id, texts, begin, take, give_up_at_s=give_up_at_s)
 
     def respond(self, body: dict[str, object]) -> web.Response:
-        """Return the answer of an API that reports something about the vectors."""
+        """Return the answer of an API that computes other results from the vectors."""
         headers = self._ended()
         content = orjson.dumps(body | self._usage())
         return web.Response(body=content, content_type=_JSON, headers=headers)

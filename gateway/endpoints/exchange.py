@@ -170,7 +170,7 @@ class HttpExchange:
 
     @property
     def is_charged(self) -> bool:
-        """Whether the outcome is an error that is charged as a request nevertheless."""
+        """Whether the outcome is an error that still counts as a request in the caller's limits."""
         policy = policy_of(self.outcome)
         return policy is not None and policy.is_charged
 
@@ -192,7 +192,8 @@ class HttpExchange:
         begun, self._begun = self._begun or self._known(gateway_id), b""
         event = RequestEvent()
         event.session_hash = tally.session_hash
-        # Closings lack these fields, because closings never become trace spans.
+        # `Generation.closing` lacks these fields, because a closing event never becomes a trace
+        # span.
         upstream = self.upstream
         event.is_sampled = upstream.is_sampled
         if upstream.span_id:
@@ -243,7 +244,7 @@ class HttpExchange:
         self._begun = generations[0].closing
 
     def _tell_findings(self, event: RequestEvent, tally: Tally) -> None:
-        """Add reason of the model's choice, matched rules, and evidence for rollouts."""
+        """Add the reason of the model's choice, matched rules, and evidence for rollouts."""
         if self.auto is not None and not self.is_copy:
             self.auto.write(event.auto)
         if self.guard_rules:

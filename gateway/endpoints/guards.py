@@ -44,7 +44,10 @@ class GuardBoard:
     """
 
     def __init__(self, matches: CounterMetric, judges: Judges) -> None:
-        """Prepare. `matches` counts by `stage`, and `judges` are the classifiers."""
+        """Prepare. `matches` counts matches of rules by the label `stage`.
+
+        `judges` are the classifiers.
+        """
         self._judges = judges
         self._plans: dict[_Key, asyncio.Future[GuardPlan]] = {}
         self._acting, self._shadow = matches.labels("acting"), matches.labels("shadow")

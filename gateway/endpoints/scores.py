@@ -42,7 +42,7 @@ _NO_SCORES = (
 
 
 class ScoreSampler:
-    """The scores of one worker."""
+    """Scores a sample of one worker's answers."""
 
     def __init__(
         self,

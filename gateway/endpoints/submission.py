@@ -32,10 +32,10 @@ async def specs_of(
         identity: Identity of the request.
         principal: The caller.
         resolved: The model.
-        cache: Holds or loads the assets of the model's base.
+        cache: Returns or loads the assets of the model's base.
 
     Raises:
-        PlatformError: The model lacks a requested feature, or its base is not here.
+        PlatformError: The model lacks a requested feature, or its base is not loaded here.
     """
     assets = await cache.get(resolved.model.base_digest)
     task.check_vocabulary(len(assets.table.fragments))
@@ -117,7 +117,7 @@ def generation_specs(
 
 
 def _own(shared: engine.Sampling) -> engine.Sampling:
-    """Return an equal message that may be changed."""
+    """Return a copy of a shared message, which may be changed."""
     sampling = engine.Sampling()
     sampling.CopyFrom(shared)
     return sampling

@@ -1,4 +1,4 @@
-"""The interface between an API and generation, by which bodies become ids, and ids become events.
+"""The interface between an API and generation, which maps bodies to token ids and ids to events.
 
 A further API of generated text is one more `TextTask`. The task parses its own body, provides
 prompts and bounds, and writes whole answers and the events of streams. The code between (limits,
@@ -193,7 +193,7 @@ class TextTask(GenerationFields):
 
     @staticmethod
     def usage_of(tally: Tally, reasoning_tokens: int) -> dict[str, object]:
-        """Return the usage, in the form for clients."""
+        """Return the usage in the form of this API's answers."""
         output_tokens = tally.output_tokens - tally.unshown_tokens - tally.unbilled_tokens
         details = {"reasoning_tokens": reasoning_tokens}
         if tally.is_predicted:

@@ -152,7 +152,7 @@ class AnswerGuard:
         self._content, self._reasoning = Lane(rules), Lane(rules)
         self._calls: list[Lane] = []
         self._entries: list[TokenLogprob] = []  # log probabilities that are withheld
-        self._seen = 0  # replaced matches when entries were last released
+        self._seen = 0  # number of replaced matches at the last release of entries
         self.blocked_by = ""
 
     def passed(

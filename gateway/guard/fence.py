@@ -1,11 +1,11 @@
 """The release fence, where parts of an answer wait until classifiers have judged them. Pure.
 
 An answer consists of items, which are pieces of text that the rules have released. A segment of
-items is judged together with the end of the text before it (the previous segment, at least 200
-characters). A match across a segment boundary is therefore detected. Items are released in order,
-as soon as their segment and all earlier segments are clear. With the fence `none`, items are
-released at once and verdicts arrive later. A verdict on items that were released or dropped before
-changes nothing.
+items is judged together with the end of the text before it. That end is as long as the previous
+segment, but at least 200 characters, so that a match across segments is detected. Items are
+released in order, as soon as their segment and all earlier segments are clear. With the fence
+`none`, items are released at once and verdicts arrive later. A verdict on items that were released
+or dropped before changes nothing.
 """
 
 from collections import deque

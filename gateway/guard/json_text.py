@@ -85,7 +85,7 @@ def quoted(text: str) -> str:
 
 
 def _meant(escape: str) -> str:
-    """Return the character of an escape, or the escape itself if it is invalid or half a pair."""
+    """Return the character of an escape, or the escape itself if it is invalid or a surrogate."""
     if escape[1] != "u":
         return _MEANT.get(escape[1], escape)
     try:

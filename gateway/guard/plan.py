@@ -48,7 +48,7 @@ class GuardPlan:
     """
 
     def __init__(self, sets: Sequence[wire.GuardSet]) -> None:
-        """Compile the rules, which lasts about 100 ms for large dictionaries."""
+        """Compile the rules, in about 100 ms for large dictionaries."""
         acting, counted = list[GuardRule](), list[GuardRule]()
         judged = [it for one in sets for it in _judged_rules(one)]
         self.judged: Mapping[GuardTarget, Sequence[JudgedRule]] = {

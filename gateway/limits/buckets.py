@@ -113,7 +113,7 @@ class BucketScope:
         self.rest = b""
 
     def restore_changes(self, news: News) -> None:
-        """Keep changes for the next batch, because Valkey did not receive them."""
+        """Add changes again for the next batch, because Valkey did not receive them."""
         self.rest = b""
         self.back_requests += news[0]
         self.back_tokens += news[1]

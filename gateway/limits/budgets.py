@@ -54,7 +54,7 @@ class BudgetChecks:
 
         Args:
             state: State of the control plane, with the stopped tenants.
-            unix_ms: Returns the time by which periods end.
+            unix_ms: Returns the Unix time in milliseconds, to compare with the ends of periods.
         """
         self._state = state
         self._unix_ms = unix_ms

@@ -70,7 +70,8 @@ class Scopes:
         binding = Binding(ref(principal), tenant.id, scopes, self._forecast(tenant.id, model_id))
         place = (key.id, model_id)
         if place in self._bindings:
-            self._forget(place)  # the order of insertion is the order of binding
+            # moves the binding to the end of the dict, whose oldest binding is dropped first
+            self._forget(place)
         self._bindings[place] = binding
         by_model = self._by_caller.setdefault(ref(principal, self._by_caller.pop), {})
         by_model[model_id] = binding
@@ -86,7 +87,10 @@ class Scopes:
     def _scope(
         self, name: str, label: str, kind: str, limits: Limits, number: int
     ) -> BucketScope | None:
-        """Return a scope with the limits of the latest principal that had any."""
+        """Return a scope, or None without limits.
+
+        The scope has the limits of the newest principal that it was requested for.
+        """
         if not limits:
             return None
         scope = self._scopes.get(name)

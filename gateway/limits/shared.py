@@ -1,9 +1,9 @@
 """The limits that all gateways share, with reservations in batches and with a circuit breaker.
 
-At most one batch is in flight, and calls that arrive meanwhile form the next batch. So this process
-always has an exact number of its open requests, and sends the number itself. Differences could be
-lost. A caller without an answer in time decides without Valkey. After a stall or an error no caller
-waits for Valkey until Valkey has answered a probe in time.
+At most one batch is in flight, and calls that arrive meanwhile form the next batch. This process
+therefore has an exact number of its open requests. Each batch has the number itself, because a
+difference could be lost. A caller without an answer in time decides without Valkey. After a stall
+or an error no caller waits for Valkey until Valkey has answered a probe in time.
 """
 
 import asyncio
@@ -82,7 +82,7 @@ class SharedBuckets:
         self._is_scheduled = self._is_changes_scheduled = self._is_watched = False
         # whether an ended request perhaps freed a place of limited concurrency
         self._has_free_place = False
-        self._load = 0.0  # calls beyond the busy rate
+        self._load = 0.0  # level of a leaky bucket of calls, which drains at `_BUSY_CALLS_PER_S`
         self._failures = 0
         self._failed_at_s = 0.0
         self._probe_timer: asyncio.TimerHandle | None = None
@@ -147,7 +147,7 @@ class SharedBuckets:
         caps: Sequence[int],
         tokens: int,
     ) -> None:
-        """Undo a grant whose caller was cancelled before the reply."""
+        """Undo a grant whose caller was cancelled before the grant arrived."""
         if answer.cancelled():
             return  # `replied` will handle the cancelled call
         verdict = answer.result()
@@ -156,7 +156,7 @@ class SharedBuckets:
                 scope.held -= 1
             self._give_back(scopes, caps, tokens)
 
-    # Reports of the connection.
+    # Callbacks of the connection.
 
     def connected(self) -> None:
         """Report open requests to the server, which may be new, before calls wait for it."""

@@ -100,7 +100,7 @@ def _parse(url: str) -> _Place:
     if "/" in primary or bool(primary) != is_sentinel:
         raise ValueError(_NO_URL)
     if not is_sentinel and parts.path not in {"", "/", "/0"}:
-        raise ValueError(_NO_URL)  # most likely a password that is cut in two
+        raise ValueError(_NO_URL)  # the password probably contains a slash without its code
     account, _, places = parts.netloc.rpartition("@")
     options = dict(_OPTIONS)
     if account:
@@ -160,10 +160,8 @@ class ValkeyClient:
 
         Args:
             url: `redis://[[user]:password@]host:port` names one server. `rediss://` uses TLS, with
-                a
-                server certificate of the system's CAs (or SSL_CERT_FILE). The primary of Sentinels
-                    is
-                `redis+sentinel://...host:port,host:port/name`.
+                a server certificate of the system's CAs (or SSL_CERT_FILE). Sentinels and the name
+                of their primary are `redis+sentinel://...host:port,host:port/name`.
             deadline_s: Maximum duration of a call in seconds, which the listener enforces.
             commands_max: Largest number of commands that wait to be written.
 
@@ -244,7 +242,7 @@ class ValkeyClient:
         return connection
 
     async def _use(self, connection: AbstractConnection, listener: ValkeyListener) -> None:
-        """Carry commands and replies until the connection ends or is dropped."""
+        """Transfer commands and replies until the connection ends or is dropped."""
         commands = self._commands = asyncio.Queue[Sequence[Word]](self._commands_max)
         async with asyncio.TaskGroup() as tasks:
             writer = tasks.create_task(_write(connection, commands))
@@ -289,7 +287,7 @@ async def _write(connection: AbstractConnection, commands: asyncio.Queue[Sequenc
 
 
 async def _read(connection: AbstractConnection, listener: ValkeyListener) -> None:
-    """Hand every reply to the listener, until the connection ends with an error."""
+    """Pass every reply to the listener, until the connection ends with an error."""
     while True:
         try:
             reply: object = await connection.read_response()

@@ -16,7 +16,8 @@ from sluice.limits import KINDS, LimitKind
 SHOWN = tuple(kind for kind in KINDS if kind.header)
 UNLIMITED = 1e15  # remaining amount without a limit
 WAIT_MAX_MS = 86_400_000
-FORMAT = "<BBI" + "B" * len(SHOWN) + "d" * len(SHOWN)  # as Lua has it, without counts
+# Lua's `struct` has no repeat counts, so each field has a letter of its own.
+FORMAT = "<BBI" + "B" * len(SHOWN) + "d" * len(SHOWN)
 VERDICT = Struct(FORMAT)
 _PLACES = 3
 _RESTS = _PLACES + len(SHOWN)

@@ -38,7 +38,7 @@ _NOT_STORED = (
 
 
 class BackgroundKeeping(Keeping):
-    """The storage of a background response, which is stored in any case.
+    """The storage of a background response, which is stored after success and failure alike.
 
     Attributes:
         events: Writer of the events, or None until the response has begun.

@@ -107,9 +107,8 @@ class BackgroundLog:
         """Claim one response of a dead gateway.
 
         Returns:
-            Id, stored turn, and number of blocks of events, or None if no gateway is dead. The turn
-                is
-            None if the response has ended.
+            Id, stored turn, and number of blocks of events, or None if no gateway is dead. The
+            turn is None if the response has ended.
         """
         now_ms = _now_ms()
         found = await self._hot.run(_TAKE_OVER, (_MAKING,), (now_ms - silent_ms, now_ms))

@@ -1,8 +1,8 @@
-"""Shortens conversations by a model's summary of earlier turns in an encrypted item.
+"""Shortens conversations by summaries of their earlier turns.
 
-The summary is a separate request of the same caller, with limits, usage and a trace of its own. Its
-prompt begins with the unchanged conversation, so most of the prompt is in the engines' prefix
-caches.
+A model writes the summary, and an encrypted item with the summary replaces the turns. The summary
+is a separate request of the same caller, with limits, usage and a trace of its own. Its prompt
+begins with the unchanged conversation, so most of the prompt is in the engines' prefix caches.
 """
 
 from collections.abc import Sequence

@@ -96,7 +96,7 @@ class ResponseFrame:
 
 
 def ended_as(reason: str) -> tuple[str, str | None]:
-    """Return the status of a response and the reason why it is incomplete, if it is.
+    """Return the status of a response, and the reason if it is incomplete.
 
     The argument is the finish reason of a completion.
     """

@@ -139,7 +139,10 @@ class HotStore:
         self._commands.send_only((b"PEXPIRE", key_of(response_id), UNDER_WAY_MS))
 
     async def left_behind(self, before_unix_ms: int, most: int) -> list[wire.StoredResponse]:
-        """Return the `most` oldest responses before a time that PostgreSQL lacks."""
+        """Return at most `most` responses that PostgreSQL lacks and that began before a time.
+
+        The oldest response is the first.
+        """
         words = (b"ZRANGEBYSCORE", _WAITING, b"-inf", before_unix_ms, b"LIMIT", 0, most)
         ids = [it.decode() for it in cast("list[bytes]", await self._commands.call(words))]
         if not ids:

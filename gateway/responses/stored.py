@@ -141,7 +141,7 @@ def _require_background(response_id: str, response: bytes) -> None:
 
 
 def _stream_query(request: web.Request) -> tuple[bool, int | None]:
-    """Return whether a stream is requested, and the number of the last event the client has."""
+    """Return whether a stream is requested, and the number of the client's last event."""
     query = request.query
     if unknown := query.keys() - _SHOWN:
         raise bad_value(min(unknown), "this parameter is unknown; leave it out")

@@ -11,7 +11,7 @@ from gateway.rollouts.refusals import is_refusal
 
 _RUN = 3  # Tokens per run. Natural text rarely repeats a run of this length within an answer.
 _TOKENS_MIN = 8  # shorter answers are never judged repetitive
-TOKENS_MAX = 1024  # tokens that are examined, in less than 1 ms
+TOKENS_MAX = 1024  # Maximum number of examined tokens, which need less than 1 ms.
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ def flaws_of(opening: str, tokens: Sequence[int], *, has_more: bool) -> Flaws:
 
 
 def is_repetitive(tokens: Sequence[int]) -> bool:
-    """Return whether half of an answer's runs of three tokens or more occurred before."""
+    """Return whether at least half of an answer's runs of three tokens repeat earlier runs."""
     seen = tokens[:TOKENS_MAX]
     if len(seen) < _TOKENS_MIN:
         return False

@@ -31,7 +31,8 @@ def problems(settings: GatewaySettings) -> Iterator[str]:
     yield from _tls(settings)
     yield from _valkey(settings)
     yield from kafka.problems(settings.kafka_bootstrap)
-    with ExitStack() as listening:  # both stay bound, so that equal addresses are a problem
+    # both sockets stay bound until the end, so that equal addresses are detected
+    with ExitStack() as listening:
         yield from _address("GATEWAY__HTTP_ADDRESS", settings.http_address, listening)
         if settings.ops_address is not None:
             yield from _address("GATEWAY__OPS_ADDRESS", settings.ops_address, listening)

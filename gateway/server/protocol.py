@@ -162,7 +162,7 @@ class HttpProtocol(RequestHandler):
         """Prepare, with the options of aiohttp's protocol."""
         super().__init__(server, **options)  # pyright: ignore[reportArgumentType] - passed on
         self._server = server
-        self._parser = None  # Created after the first bytes, which may be HTTP/2.
+        self._parser = None  # created after the first bytes, which may be HTTP/2
         self._answering: HttpRequest | None = None  # The request until its answer is complete.
         self._head_bytes = 0  # Received bytes of an incomplete head.
         # Missing bytes of a message that has begun, or 0 between two messages.

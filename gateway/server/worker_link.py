@@ -14,7 +14,7 @@ from typing import Any, cast
 import orjson
 
 HEARTBEAT_S = 0.5
-_LINE_BYTES_MAX = 16 << 20  # a page of metrics is a line
+_LINE_BYTES_MAX = 16 << 20  # a page of metrics is sent as one line
 _METRICS_TIMEOUT_S = 2.0
 
 _METRICS = b"metrics\n"
@@ -83,7 +83,7 @@ class ParentEnd:
 
     Attributes:
         is_serving: Whether the worker accepts connections and has no command to stop.
-        is_stopping: Whether the worker has a command to stop, in any state.
+        is_stopping: Whether the worker has a command to stop, even before it has served.
         not_ready_because: Reason why the worker cannot serve, empty if it can.
     """
 

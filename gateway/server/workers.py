@@ -246,7 +246,7 @@ class Slot:
         stop_s = settings.unready_s + settings.idle_grace_s + drain_s + settings.flush_s
 
         async def ready() -> None:
-            """Set by the link."""
+            """Return at once, because the worker's link reports its readiness."""
 
         spec = ProcessSpec(
             name=name,

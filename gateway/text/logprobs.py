@@ -32,7 +32,7 @@ class TokenLogprob(NamedTuple):
 @dataclass(slots=True)
 class _HeldEntry:
     entry: TokenLogprob
-    start: int  # characters of the answer before it
+    start: int  # number of the answer's characters before the token
 
 
 class LogprobLine:
@@ -89,7 +89,7 @@ class LogprobLine:
         return found
 
 
-# From token entries to the `logprobs` of a choice.
+# Converts token entries to the `logprobs` of a choice.
 LogprobFormat = Callable[[list[TokenLogprob]], dict[str, object]]
 # Creates the line and the format for one answer.
 NewLogprobs = Callable[[], tuple[LogprobLine, LogprobFormat]]
@@ -179,8 +179,9 @@ def completion_logprobs(
 ) -> dict[str, object]:
     """Return `logprobs` of a text completion's choice.
 
-    `top_logprobs` includes the token itself even where others were more probable. The log
-    probability of a first token is NaN, and null in both columns.
+    `top_logprobs` includes the token itself even if other tokens are more probable. The log
+    probability of a first token is NaN, and null in the columns `token_logprobs` and
+    `top_logprobs`.
 
     Args:
         table: Tokens of the base.

@@ -213,7 +213,8 @@ class ChatChunks:
         return self._chunk(b"{}", b"", b'"%b"' % reason.encode())
 
     def _chunk(self, delta: bytes, extra: bytes = b"", reason: bytes = b"null") -> bytes:
-        opening = self.head.removesuffix(_CHAT_TEXT)  # not cached, because streams are many
+        # computed on demand, because a cached copy would use memory in each stream
+        opening = self.head.removesuffix(_CHAT_TEXT)
         return opening + b'"delta":%b,%b"finish_reason":%b}]}\n\n' % (delta, extra, reason)
 
 
@@ -230,7 +231,7 @@ class TextChunks:
         self.head = b'%b%b"choices":[{"index":%d,%b' % (head.opening, head.usage, index, _TEXT)
 
     def first(self) -> bytes:
-        """Return the chunk with the echoed prompt, if it is wanted."""
+        """Return the chunk with the echoed prompt, or no bytes without an echo."""
         return self._chunk(self._prefix) if self._prefix else b""
 
     def delta(self, delta: AnswerDelta, logprobs: dict[str, object] | None = None) -> bytes:

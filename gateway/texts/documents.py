@@ -22,7 +22,7 @@ from gateway.texts.redaction import OVERLAP, RedactionRules, redacted
 CHARACTERS_MAX = 1 << 16  # characters per prompt, and of all answers to a prompt together
 CUT = "[cut]"
 _DEPTH_MAX = 32
-_NODE_CHARACTERS = 4  # weight of a value besides its characters
+_NODE_CHARACTERS = 4  # characters that each value counts in addition to its text
 _TOKENS_AT_ONCE = 32
 _NUMBER_CHARACTERS = 7  # shorter numbers are not sensitive, unless a word of the tenant
 _LARGE_FLOAT = 1e15  # floats from this size on are written with all digits, without exponent

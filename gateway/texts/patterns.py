@@ -18,8 +18,9 @@ from typing import NamedTuple
 _CARD_DIGITS = range(13, 20)
 _IBAN_CHARACTERS = range(15, 35)
 _PHONE_DIGITS = range(7, 16)
-_TRUNK_DIGITS = range(9, 16)  # numbers with fewer digits are often dates
-_DOUBLED = (0, 2, 4, 6, 8, 1, 3, 5, 7, 9)  # sum of the digits of each doubled digit, for Luhn
+# Digits of numbers with a trunk prefix (0). Numbers with fewer digits are often dates.
+_TRUNK_DIGITS = range(9, 16)
+_DOUBLED = (0, 2, 4, 6, 8, 1, 3, 5, 7, 9)  # digit sum of twice each digit, for Luhn's checksum
 _NAME_CHARACTERS = 256  # characters of a field's name that are examined
 
 
@@ -69,7 +70,7 @@ def is_iban(text: str) -> bool:
 
 
 def _cards(found: str) -> Iterator[Span]:
-    """Yield the longest group or groups of digits from the beginning that are a card's number."""
+    """Yield the longest prefix of whole digit groups that is a card's number."""
     # Two sums of the digits so far, each with every second digit doubled. One sum doubles the last
     # digit.
     single = double = count = best = 0
@@ -102,7 +103,8 @@ def _ibans(found: str) -> Iterator[Span]:
             body = (body * shift + value) % 97
         count += 1
         is_end = index + 1 == len(found) or not found[index + 1].isalnum()
-        # The leading two letters and two digits are appended to the rest, as six digits.
+        # For the check, the two letters and two digits at the start are moved to the end, as six
+        # digits.
         if is_end and count in _IBAN_CHARACTERS and (body * 10**6 + head) % 97 == 1:
             best = index + 1
     if best:

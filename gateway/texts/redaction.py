@@ -108,7 +108,7 @@ class _Match(NamedTuple):
 
 
 class _Written:
-    """A text that is written without its matches, in order."""
+    """The output text, in which the class of each match replaces the match."""
 
     def __init__(self, text: str, most: int) -> None:
         self._text = text

@@ -43,7 +43,7 @@ class TextShipping:
 
     @property
     def dropped(self) -> int:
-        """Number of texts lost because disk or memory was full, or usage needed the disk."""
+        """Number of texts lost because disk or memory was full, or usage events needed the disk."""
         return self._early_drops + (self._producer.stats.dropped if self._producer else 0)
 
     @property

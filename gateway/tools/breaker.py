@@ -36,7 +36,8 @@ class ToolBreakers:
             return 0.0
         if now_s < record.open_until_s:
             return record.open_until_s - now_s
-        record.open_until_s = now_s + _OPEN_S  # this call is the single probe
+        # only this call may run until its end is reported or the pause is over
+        record.open_until_s = now_s + _OPEN_S
         return 0.0
 
     def note(self, tool: Hashable, now_s: float, *, has_failed: bool) -> None:

@@ -111,7 +111,10 @@ class ToolCatalog:
         return opened
 
     def address(self, target: CallTarget) -> McpAddress:
-        """Return the address of a server, or raise ToolCallError if its secrets stay encrypted."""
+        """Return the address of a server.
+
+        Raises ToolCallError if the secret headers of the server cannot be decrypted here.
+        """
         return McpAddress(target.key, target.url, self.secrets(target))
 
     async def _listed(

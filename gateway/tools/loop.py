@@ -18,7 +18,7 @@ _SKIPPED = "The tool was not run: "
 
 
 class LoopEnd(StrEnum):
-    """The budget that ended a loop early, as `incomplete_details.reason` names it."""
+    """The budget that ended a loop early, by its name in `incomplete_details.reason`."""
 
     CALLS = "max_tool_calls"
     TOKENS = "max_tool_tokens"
