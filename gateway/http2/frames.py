@@ -1,9 +1,7 @@
-"""Finds the heads of HTTP/2 frames (RFC 9113) in received bytes, and writes two kinds of frames.
-
-Pure.
+"""Finds the heads of HTTP/2 frames (RFC 9113) in received bytes, and writes two kinds. Pure.
 
 `h2` reads and writes all other frames. `h2` processes a frame before it reports the frame, which
-costs about 20 us. So this module counts the frames of a connection before `h2` reads them.
+costs about 20 us. This module therefore counts the frames of a connection before `h2` reads them.
 """
 
 from collections.abc import Iterator

@@ -31,8 +31,8 @@ _PLACES = ", ".join(f"at[{kind.number}]" for kind in SHOWN)
 # The stored value of a scope has three parts.
 # - The time in ms and the number of limits.
 # - The limits in the format of a row, each with its remaining amount.
-# - For each process with open requests, its tag, their number, and the time at which that number
-#   expires.
+# - For each process with open requests, the process's tag, its number of open requests, and the
+#   time at which that number expires.
 #
 # Rules of the script:
 # - All times come from Valkey's clock, so that gateways' clocks do not matter. A stored time in the

@@ -1,6 +1,4 @@
-"""The events of a response's stream, in one lifecycle with constant ids and increasing numbers.
-
-Pure.
+"""The events of a response's stream, with constant ids and increasing numbers. Pure.
 
 Items are written sequentially (reasoning, text, function calls). Each item is closed before the
 next one is opened. All text deltas of a message share the bytes before the number (`head`) and the

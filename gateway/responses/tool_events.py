@@ -1,4 +1,4 @@
-"""The events of a response with server tools, in one lifecycle over several rounds. Pure.
+"""The events of a response with server tools, over several rounds. Pure.
 
 The item of a call is opened while the model writes the call, and closed when the tool has answered.
 Several calls can therefore be open at once. Ids never change, and numbers only increase.

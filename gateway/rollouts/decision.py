@@ -1,7 +1,4 @@
-"""The reason why another release answers than the release that the requested name points at.
-
-Pure.
-"""
+"""The reason for the choice of a release other than the one that the name points at. Pure."""
 
 from dataclasses import dataclass
 

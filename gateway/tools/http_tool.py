@@ -1,6 +1,6 @@
-"""Requests to HTTP tools with arguments as JSON or in the query, and their results as JSON.
+"""Requests to HTTP tools and their results, with JSON in both directions. Pure.
 
-Pure.
+The arguments of GET and DELETE are sent in the query.
 """
 
 from collections.abc import Mapping

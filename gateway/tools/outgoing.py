@@ -125,7 +125,7 @@ class Outgoing:
 async def _bounded(reply: aiohttp.ClientResponse) -> bytes:
     """Return the body of a reply.
 
-    If it is too large, the connection is closed, and ToolCallError is raised.
+    If the body is too large, the connection is closed, and ToolCallError is raised.
     """
     told = reply.content_length or 0
     body = bytearray()
