@@ -113,7 +113,7 @@ class RollupState:
 
 @dataclass(frozen=True, slots=True)
 class SpanPlan:
-    """The tables to sum a time range from, by sorted and disjoint ranges of rollups and events.
+    """The ranges of a time range that are read from each table. Ranges are sorted and disjoint.
 
     Attributes:
         span: The whole hours of the queried time range. Its partial hours are in `events`.

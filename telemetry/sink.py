@@ -35,7 +35,7 @@ _LAG_EVERY_S = 5.0
 
 
 class BrokerReader(Protocol):
-    """The broker's interface to the sink (`telemetry.consumer.EventConsumer`)."""
+    """The reader of the broker that a sink uses, implemented by `EventConsumer`."""
 
     @property
     def is_assigned(self) -> bool:
@@ -73,7 +73,7 @@ class BrokerReader(Protocol):
 
 
 class Writer(Protocol):
-    """The store's interface to the sink (`telemetry.store.Store`)."""
+    """The store that a sink writes to, implemented by `telemetry.store.Store`."""
 
     async def prepare(self) -> object:
         """Connect, and migrate the tables."""

@@ -88,7 +88,7 @@ def is_notable(event: RequestEvent, slow_us: int) -> bool:
 
 
 def _final_status(event: RequestEvent) -> int:
-    """Return the status for the actual end, because a stream has sent 200 before it fails."""
+    """Return the status of the request's end, which a stream cannot send after its 200."""
     policy = policy_of(event.outcome)
     if event.status >= _HTTP_ERROR or policy is None:
         return event.status if event.status >= _HTTP_ERROR else 0

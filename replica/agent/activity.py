@@ -33,7 +33,7 @@ class ProbeWatch:
     """Watches agent and engine, as an async context, while a probe waits for its answer.
 
     An agent without processor time handles answer and deadline at the same time, and cannot
-    determine which was first. So `stalled_s` is the time for which its event loop was blocked. An
+    determine which was first. So `stalled_s` reports for how long its event loop was blocked. An
     engine without processor time is late as well, and `wants_processor` distinguishes it from a
     frozen engine. The engine's work is measured well before the deadline, because the end of a
     probe causes a moment of work even in a frozen engine's server.

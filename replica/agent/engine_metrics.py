@@ -1,4 +1,4 @@
-"""Reads Triton's own metrics, which listen only on the loopback because they require no secret."""
+"""Reads Triton's own metrics, which are served on the loopback alone, as they need no secret."""
 
 import asyncio
 

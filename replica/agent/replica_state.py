@@ -86,7 +86,7 @@ class EnginePatience:
 
 
 class ReplicaPhase(StrEnum):
-    """The phase of a replica's engine, where only IDLE and WAITING guarantee that none exists."""
+    """The phase of a replica's engine. Only IDLE and WAITING guarantee that no process exists."""
 
     IDLE = "idle"
     ADOPTING = "adopting"  # an earlier agent's ready engine, whose health is being checked

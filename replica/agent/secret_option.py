@@ -2,8 +2,8 @@
 
 A program's arguments are visible to all users (`ps`), its environment only to its own user. But
 Triton accepts secrets only as arguments. So the secret is passed in the environment. The program is
-stopped before its first instruction, while the pointer to its last argument is changed to point to
-the secret:
+stopped before its first instruction. Meanwhile the agent changes the pointer to the program's last
+argument, so that it points to the secret:
 
 * Before the program begins, the dynamic linker opens the path in LD_PRELOAD. This path is a pipe,
   which the agent creates. A pipe opens only when both of its ends are open, so the program waits
@@ -12,7 +12,7 @@ the secret:
   parent process may change them. The agent also removes both variables from the environment, so
   that child processes do not inherit them.
 
-A program that was never released ends, because its last argument is an unknown option.
+If the change fails, the program ends, because its last argument is an unknown option.
 """
 
 import errno

@@ -73,7 +73,7 @@ class TrtllmApi:
     """
 
     def __init__(self, importer: Importer = importlib.import_module) -> None:
-        """Import TensorRT-LLM, which is slow and initialises the GPUs.
+        """Import TensorRT-LLM, whose import is slow and initialises the GPUs.
 
         Raises:
             ValueError: TensorRT-LLM is absent or too old. The message names an image that contains

@@ -42,7 +42,7 @@ _ONLY: dict[str, tuple[Any, ...]] = {
 _OF_LABELS = frozenset(
     {"_num_labels", "id2label", "label2id", "num_labels", "problem_type", "sentence_transformers"}
 )
-# The head that classifies pairs of sentences, which no embedding uses.
+# Weights of the head that classifies pairs of sentences, which embeddings do not need.
 _HEAD = ("pooler.dense.weight", "pooler.dense.bias")
 _MODULES = ("Transformer", "Pooling", "Normalize")
 _POOLING = "pooling_mode_mean_tokens"

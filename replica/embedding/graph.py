@@ -1,4 +1,4 @@
-"""Builds the OpenVINO graph of a BERT that embeds or classifies from its checkpoint."""
+"""Builds the OpenVINO graph of a BERT base from its checkpoint, to embed or to classify."""
 
 from collections.abc import Mapping
 from pathlib import Path

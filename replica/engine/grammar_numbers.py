@@ -1,8 +1,8 @@
 """Finds the numbers of a schema that llguidance would change, and their replacements. Pure.
 
-llguidance stores each number as a float. Whole numbers become 64-bit integers. Lower numbers become
-the least of these integers, which overflows llguidance's stack. Other numbers are compared as text,
-by their shortest digits.
+llguidance stores each number as a float. Whole numbers become 64-bit integers. A number below their
+range becomes the least 64-bit integer, with which llguidance overflows its stack. Other numbers are
+compared as text, by their shortest digits.
 """
 
 import math

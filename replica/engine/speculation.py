@@ -192,7 +192,7 @@ class PromptLookup:
         return self._pace.width
 
     def propose(self, tokens: Sequence[int], count_max: int) -> list[int]:
-        """Return at most `count_max` ids that may follow.
+        """Return at most `count_max` ids that may follow the sequence.
 
         Args:
             tokens: All tokens of the sequence, in a list that only grows.

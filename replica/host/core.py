@@ -40,7 +40,8 @@ ORPHAN_GRACE_S = 1.0
 # that time its gateways have abandoned the router, and other sequences need the slots of its
 # sequences.
 _SILENCE_FACTOR = 4
-# largest duration of a step that counts as a router's silence, because a longer pause is the host's
+# largest part of a step's seconds that counts as a router's silence, since the host may pause
+# longer
 _STEP_COUNTED_S = 0.25
 # largest number of attached routers, each of which costs a thread, while a cell has one router
 ATTACHMENTS_MAX = 64

@@ -182,8 +182,8 @@ class Library:
             if leaving is None:
                 log.warning("artifact_room_exhausted", size_bytes=size_bytes, missing_bytes=missing)
                 return False
-            # All are renamed before any is deleted, because an artifact may become used during the
-            # long deletion.
+            # All artifacts are renamed before any is deleted, because a deletion is slow and an
+            # artifact may become used meanwhile.
             paths = [path for name in leaving if (path := self._take_away(name)) is not None]
             for path in paths:
                 await asyncio.to_thread(shutil.rmtree, path, ignore_errors=True)

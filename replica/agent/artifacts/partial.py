@@ -132,7 +132,7 @@ class Partial:
         return read_piece(self.files, self.pieces[number])
 
     def seal(self) -> Path:
-        """Verify and sync the whole artifact again, and return its directory to be renamed.
+        """Verify and sync the whole artifact, and return its directory, which the caller renames.
 
         Raises:
             CorruptChunkError: The disk returned other bytes than were written. All files were
