@@ -25,7 +25,7 @@ from sluice.wire.telemetry.v1.telemetry_pb2 import RequestEvent
 OUTCOME = "gateway_lost"
 SCHEMA_VERSION = 2
 # Seconds for which an ended answer is kept, because its event may still be lost with the gateway. A
-# slow client has 30 s to read the rest, a broker has 5 s before the gateway spools, and the power
+# slow client has 30 s to read the rest, and a broker has 5 s before the gateway spools. The power
 # loss of a gateway's host is noticed after 25 s.
 KEPT_S = 75.0
 KEPT_BYTES_MAX = 32 << 20  # most bytes of ended answers per gateway, about 60,000 answers

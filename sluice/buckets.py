@@ -2,9 +2,9 @@
 
 from math import log2
 
-# Buckets grow by the fourth root of two, 19 %. The last bucket contains all values from 2**24. The
-# value is a TTFT in ms above 4.6 h, a TPOT in microseconds above 16 s, 16 million tokens, or as
-# many thousandths of nats.
+# Buckets grow by the fourth root of two, 19 %. The last bucket contains all values from 2**24.
+# Their units are ms of TTFT (4.6 h), microseconds of TPOT (16 s), tokens (16 million), or
+# thousandths of nats.
 BUCKETS_PER_OCTAVE = 4
 BUCKETS = 24 * BUCKETS_PER_OCTAVE + 1
 

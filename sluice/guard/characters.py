@@ -9,8 +9,8 @@ from collections.abc import Callable
 from enum import IntEnum
 from functools import lru_cache
 
-# Zero-width space, joiners, marks of direction, word joiner and its neighbours, soft hyphen,
-# variation selectors, and tags, because a text looks the same without these characters.
+# Characters without which a text looks the same. These are the zero-width space, joiners, marks of
+# direction, word joiner and its neighbours, soft hyphen, variation selectors, and tags.
 UNSEEN = frozenset(
     "\u00ad\u034f\u061c\u180e\u200b\u200c\u200d\u200e\u200f\u2060\u2061\u2062\u2063\u2064\ufeff"
 ) | frozenset(map(chr, (*range(0xFE00, 0xFE10), *range(0xE0000, 0xE0080))))

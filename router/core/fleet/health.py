@@ -1,10 +1,9 @@
 """Ejects slow, lying and failing replicas of a cell, and tries them again later.
 
-A replica is ejected as *slow* by the 99th percentile of its recent step times, if that is more than
-three times the median of its peers' percentiles. Each step time is first divided by the usual time
-of steps of that size in the cell. A replica is ejected as *lying* if its canary answers accuse it
-by the rules of `sluice.detector`. It is ejected as *failing* after several engine failures in a
-row.
+A replica is ejected as *slow* by the 99th percentile of its recent step times. The limit is three
+times the median of its peers' percentiles. Each step time is first divided by the usual time of
+steps of that size in the cell. A replica is ejected as *lying* if its canary answers accuse it by
+the rules of `sluice.detector`. It is ejected as *failing* after several engine failures in a row.
 
 After a back-off, which doubles with each ejection, an ejected replica is probed. Then a few
 requests are sent to the replica as a trial, and enough good answers end the trial. A replica that

@@ -32,8 +32,8 @@ __all__ = ["FairQueue", "TenantQueue", "Tier"]
 class FairQueue:
     """The queue of a cell. The caller bounds it by `requests` and `tokens`.
 
-    After each `take` of a request the caller must call, exactly once, either `push_front` to queue
-    the request again, or `settle` when the request has ended.
+    After each `take` of a request the caller must call either `push_front` or `settle`, exactly
+    once. `push_front` queues the request again, and `settle` is for a request that has ended.
 
     Attributes:
         requests: Number of waiting requests.
