@@ -52,7 +52,7 @@ class TenantSeries(Collector):
         self._choice_at_s = clock()
         self._announced: dict[str, float] = {}  # time at which a tenant's series begins, by tenant
         self._named: dict[str, _Series] = {}
-        # Ended series, with the time until which it is shown, of at most `named_max` tenants.
+        # Ended series of at most `named_max` tenants, each with the time until which it is shown.
         self._leaving: dict[str, tuple[_Series, float]] = {}
         self._other = _Series()
         self._recent: dict[str, float] = {}

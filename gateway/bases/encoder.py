@@ -19,7 +19,7 @@ from tokenizers import AddedToken, Tokenizer
 
 from gateway.bases.slices import SlicingTokenizer, Steps
 
-# Maximum number of characters in the cache, each with about two bytes including the ids.
+# Maximum number of characters in the cache. A character needs two bytes, including its ids.
 _CHARACTERS_MAX = 8 << 20
 _SEGMENT_MAX = 1 << 20
 

@@ -121,7 +121,7 @@ def record_of(
         opening: Text before the first message.
         ids: Ids of the text before `tail`.
         hashes: Hashes of the full blocks of `ids`.
-        tail: Text whose tokens may change with more text.
+        tail: Text after `ids`, whose tokens may change if text follows.
         ending: Last characters of the text.
         characters: Characters of the text.
         given: Characters of all texts that the template received.

@@ -105,7 +105,7 @@ class ChatRequest(GenerationFields):
 
     @property
     def output_tokens_max(self) -> int | None:
-        """The bound on the tokens of the answer, which has two names, or None."""
+        """The bound on the tokens of the answer, under either of its two names, or None."""
         return self.max_completion_tokens or self.max_tokens
 
     @property
@@ -196,7 +196,7 @@ class ChatRequest(GenerationFields):
 
     @property
     def free_schemas(self) -> Sequence[Any]:
-        """Schemas that a grammar may enforce only in part, with those of enforced calls."""
+        """Schemas of the answer and of enforced calls that a grammar may enforce only in part."""
         if not self.tools:
             return () if self.must_call else super().free_schemas
         tools = self.callable_tools

@@ -34,7 +34,7 @@ class CompletionRequest(GenerationFields):
 
     @property
     def output_tokens_max(self) -> int:
-        """The bound on the tokens of each answer, which has a default."""
+        """The bound on the tokens of each answer, or OpenAI's default without a bound."""
         return _OUTPUT_TOKENS if self.max_tokens is None else max(1, self.max_tokens)
 
     @property

@@ -17,7 +17,7 @@ class _ServerItem(BaseModel):
 
 
 class ListedToolsItem(_ServerItem):
-    """The tools that a server listed. The prompt does not contain them again."""
+    """The tools that a server listed in an earlier turn, which the prompt does not repeat."""
 
     type: Literal["mcp_list_tools"]
     id: ShortText | None = None

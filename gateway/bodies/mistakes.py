@@ -122,8 +122,8 @@ def _path(detail: ErrorDetails, document: object) -> list[str | int]:
 def _followed(loc: Sequence[str | int], value: object) -> list[str | int]:
     """Return the parts of `loc` that are keys and indices of `value`.
 
-    A union's member may have the name of a field. Then only a path with the last part of `loc` is
-    valid.
+    `loc` also has names of union members, which are left out. If a member's name is also a key of
+    `value`, the variant that reaches the last part of `loc` is returned.
     """
     for position, part in enumerate(loc):
         rest = loc[position + 1 :]

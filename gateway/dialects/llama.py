@@ -42,7 +42,7 @@ class LlamaParser(CallScanner):
         return self._expect_call(text, at)
 
     def after_opening(self, text: str, at: int) -> int:
-        """Expect a call. Program code for Meta's own interpreter is text."""
+        """Expect a call. Other text after the mark is code for Meta's interpreter, and is shown."""
         self._names = None
         self.step = self._expect_call
         return self._expect_call(text, at)

@@ -29,7 +29,7 @@ log = structlog.get_logger(__name__)
 # Maximum number of texts of one request in flight, for one batch that the replica computes and one
 # that waits.
 WINDOW_TEXTS = 32
-# Maximum number of texts in flight per replica, where the longest texts take 12 s on a single core.
+# Maximum number of texts in flight per replica. The longest texts need 12 s on a single core.
 IN_FLIGHT_MAX = 256
 ANSWER_S = 30.0  # longest wait for one text, in seconds
 ATTEMPTS_MAX = 2
