@@ -19,8 +19,9 @@ from gateway.bases.boundaries import Boundaries
 SLICE_BYTES = 64 << 10
 
 _Made = TypeVar("_Made")
-# Work in steps, which yields between two steps and returns its result. A step may yield a function,
-# which is long work without pauses. The next step waits for the function's result.
+# Work in steps. The generator yields after each step, and returns the result of the work. A step
+# may yield a function, which is long work without pauses. The next step receives the function's
+# result.
 Steps = Generator[Callable[[], Any] | None, Any, _Made]
 
 

@@ -167,7 +167,7 @@ class PrefixBoard:
         return depth, found
 
     def _search(self, hashes: Sequence[int], left: int) -> tuple[int, int]:
-        """Return the longest prefix in blocks that any cell in `left` has, and these cells' bits."""
+        """Return the longest prefix in blocks that a cell in `left` has, and these cells' bits."""
         depth, blocks = 0, len(hashes)
         for rung in rungs(blocks):
             found = left & self._having(mark_at(hashes, rung))
