@@ -41,9 +41,9 @@ _END_FROZEN = text(
     " AND xact_start IS NOT NULL AND wait_event_type = 'Client'"
     " AND state_change < clock_timestamp() - interval '10 s'"
 )
-# Errors after which the work is retried. The server is gone, starting up or shutting down, or it
-# has detected a deadlock or a serialization failure. Other such errors wait for an operator's
-# repair, such as a missing database, missing access or missing tables.
+# Errors after which the work is retried. The server is stopped, starting up or shutting down, or it
+# has detected a deadlock or a serialization failure. A missing database, missing access and missing
+# tables also belong to these errors, because an operator may repair them.
 _TRANSIENT_SQLSTATES = ("08", "57P", "40001", "40P01", "53300", "3D000", "28", "42P01")
 
 ERRORS: tuple[type[Exception], ...] = (

@@ -1,7 +1,7 @@
 """Fills the templates of annotations with the facts of an alert, as Prometheus does. Pure.
 
-Only the part of Go's templates that rules use is supported. It has values with functions (`{{
-$value | humanize }}`), labels (`{{ $labels.pool }}`), and one level of a condition (`{{ with
+Only the part of Go's templates that rules use is supported. This part has values with functions
+(`{{ $value | humanize }}`), labels (`{{ $labels.pool }}`), and one level of a condition (`{{ with
 $externalLabels.runbooks }}{{ . }}{{ else }}...{{ end }}`).
 """
 

@@ -34,7 +34,7 @@ async def find(
 ) -> dict[str, Any] | None:
     """Return an artifact with its manifest, or None if the tenant may not use the artifact.
 
-    A tenant of None stands for every tenant.
+    A tenant of None means every tenant.
     """
     query = select(artifacts).where(
         artifacts.c.digest == digest, artifacts.c.retired_at.is_(None), granted(tenant_id)
@@ -67,7 +67,7 @@ async def is_named(connection: AsyncConnection, digest: str) -> bool:
 async def withdraw(connection: AsyncConnection, digest: str, tenant_id: str | None) -> bool:
     """Remove a tenant's grant of an artifact, and return whether there was a grant.
 
-    A tenant of None stands for the public grant.
+    A tenant of None means the public grant.
     """
     grant = artifact_grants.c
     query = delete(artifact_grants).where(

@@ -10,7 +10,7 @@ from control_plane.database import Database
 from sluice.chunk_store import ChunkStore
 from sluice.errors import BadRequestError, ErrorCode, PlatformError, RejectedError
 
-_RUNNING_MAX = 32  # Largest number of concurrent chunks. Each uses up to 4 MiB of memory.
+_RUNNING_MAX = 32  # Largest number of concurrent chunks. A chunk uses up to 4 MiB of memory.
 _READ_TIMEOUT_S = 60.0
 
 

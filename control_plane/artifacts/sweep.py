@@ -1,9 +1,9 @@
 """Removes unreferenced artifacts, abandoned uploads, and their chunks from the store.
 
-A chunk is removed in three steps. It is marked as doomed in PostgreSQL, deleted in the store, and
-deleted in PostgreSQL. No upload may use a doomed chunk, and an upload that needs it again must
-wait. So a deletion never affects a newly stored chunk. After a crash, the next sweep completes the
-removal.
+A chunk is removed in three steps. The chunk is marked as doomed in PostgreSQL, deleted in the
+store, and deleted in PostgreSQL. No upload may use a doomed chunk, and an upload that needs it
+again must wait. So a deletion never affects a newly stored chunk. After a crash, the next sweep
+completes the removal.
 """
 
 import asyncio

@@ -50,7 +50,7 @@ artifacts = Table(
     Column("retired_at", DateTime(timezone=True)),
 )
 
-# Tenants that may see an artifact. NULL stands for every tenant.
+# Tenants that may see an artifact. A row with NULL is for every tenant.
 artifact_grants = Table(
     "artifact_grants",
     metadata,

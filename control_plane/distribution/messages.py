@@ -29,7 +29,8 @@ _DIGESTS_MAX = 4096
 _FAILURES_MAX = 4096
 _BITMAP_BYTES_MAX = CHUNKS_MAX // 8
 _PLACE_CHARACTERS_MAX = 128
-_WRITTEN_MAX = 16  # Largest number of cached serialized lists. Each has 700 KB for 10,000 adapters.
+# Largest number of cached serialized lists. One list has 700 KB for 10,000 adapters.
+_WRITTEN_MAX = 16
 _TROUBLES = {
     wire.TROUBLE_CORRUPT: Trouble.CORRUPT,
     wire.TROUBLE_TIMEOUT: Trouble.TIMEOUT,
@@ -218,8 +219,7 @@ def _write_order(order: Order, address: str = "", ticket: str = "") -> wire.Orde
 def _read_failure(failure: wire.Failure) -> Failure:
     _check(is_digest(failure.digest) and failure.chunk < CHUNKS_MAX, "failures")
     _check(not failure.source_node_id or is_id(failure.source_node_id), "failures")
-    # A kind of trouble that this version does not define, but a newer agent does, counts as a
-    # refusal.
+    # A kind of trouble that only a newer agent defines counts as a refusal.
     trouble = _TROUBLES.get(failure.trouble, Trouble.REFUSED)
     return Failure(failure.digest, failure.chunk, failure.source_node_id or STORE, trouble)
 

@@ -110,8 +110,8 @@ class PlannerLimits:
 
     Attributes:
         groups_max: Largest number of groups of neighbouring chunks per artifact.
-        horizon_s: Seconds of work at full speed in a node's orders to fetch and to serve. They
-            exceed the interval between reports, because links would otherwise be idle between two
+        horizon_s: Seconds of work at full speed in a node's orders to fetch and to serve. The value
+            exceeds the interval between reports, because links would otherwise be idle between two
             reports.
         up_bytes_s: Bytes per second that a node may send to other nodes.
         down_bytes_s: Bytes per second that a node can receive.

@@ -93,7 +93,7 @@ class Planner:
         self._dry: dict[tuple[str, int, bool], int] = {}
 
     def add(self, artifact: Artifact) -> None:
-        """Add an artifact. The call must precede the first want or report of the artifact."""
+        """Add an artifact, before the first call of `want` and before the first report of it."""
         if artifact.digest not in self._swarms:
             self._swarms[artifact.digest] = Swarm(artifact, self._limits.groups_max)
 
@@ -315,7 +315,7 @@ class Planner:
                     yield swarm, group, source
         missing = swarm.missing(node.number)
         left = missing if is_suspect else missing & rarity.thin(self._limits.seeds)
-        # This limit lets the first readers of the store share the groups among each other.
+        # With this limit, the first readers of the store share the groups among each other.
         takes = -(-swarm.groups * self._limits.seeds // self._limits.store_readers_max)
         vain = 0
         while left and takes > 0 and vain < _VAIN_MAX:

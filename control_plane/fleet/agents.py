@@ -1,7 +1,7 @@
 """Sync over gRPC, in which agents report their replicas and receive the desired replicas.
 
-The desired replicas come from the copy of the state in memory, so that agents receive answers while
-PostgreSQL is down. Reports are then lost, but the next heartbeat repeats them completely.
+The desired replicas are read from the copy of the state in memory, so that agents receive answers
+while PostgreSQL is down. Reports are then lost, but the next heartbeat repeats them completely.
 """
 
 import asyncio
@@ -268,7 +268,7 @@ def _observed(report: Mapping[str, wire.ObservedReplica]) -> dict[str, model.Obs
 def _state(number: int) -> model.ReplicaState:
     """Return the replica state with a number of control.proto.
 
-    A state that only a newer agent knows counts as starting.
+    A state that only a newer agent defines counts as starting.
     """
     try:
         return model.ReplicaState(number)

@@ -1,7 +1,7 @@
 """The intervals in which replicas occupied nodes. Triggers on `replicas` (0013) write them.
 
-So an interval is written in the transaction of every change, and the replicas of a deleted pool are
-recorded as well. The table has no foreign keys, because paid time must outlive pools and nodes.
+So an interval is written in the transaction of every change, even when a pool is deleted with its
+replicas. The table has no foreign keys, because paid time must outlive pools and nodes.
 """
 
 from sqlalchemy import (

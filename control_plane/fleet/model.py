@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import IntEnum
 
-# Seconds of silence after which a node is lost. They are three heartbeats, which agents send every
-# 5 s.
+# Seconds of silence after which a node is lost. Agents send a heartbeat every 5 s, so three
+# heartbeats are missing.
 NODE_LOST_AFTER_S = 15.0
 REPLICAS_MAX = 10_000  # largest number of replicas per pool
 
@@ -85,8 +85,8 @@ class Pool:
     """The settings of a pool that determine its replicas.
 
     Attributes:
-        replicas_wanted: Number of replicas that operators or the scaling loop want, or the number
-            that rollouts need if that is larger. Sleeping replicas are included.
+        replicas_wanted: Number of replicas that operators or the scaling loop have set, or the
+            number that rollouts need if that is larger. Sleeping replicas are included.
         cell_replicas_max: Largest number of replicas per cell, or 0 for one cell with all replicas.
         prefill: Number of replicas that only prefill.
         decode: Number of replicas that only decode. The remaining replicas do both.

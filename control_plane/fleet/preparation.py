@@ -6,8 +6,8 @@ The old pool keeps all of its replicas until the end. Each rollout has its own d
 (`pool_demands`), so that it overwrites neither another rollout's demand nor the operators' number.
 The sum of all demands and of the replicas for other models is the pool's `rollout_replicas`. The
 pool has the larger of `rollout_replicas` and `replicas_wanted`. After a rollout the fleet's leader
-retires the pool of the replaced release (`retire_pools`). It waits for a short delay, and for the
-end of the pool's last user. The demand ends even if the pool is not retired.
+retires the pool of the replaced release (`retire_pools`). The leader first waits for a short delay,
+and until the pool has no other user. The demand ends even if the pool is not retired.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -93,7 +93,7 @@ class PoolDemand:
     """The replicas that a pool needs.
 
     Attributes:
-        wanted: Number of replicas that operators or the scaling loop want.
+        wanted: Number of replicas that operators or the scaling loop have set.
         rollout: Number of replicas that this rollout needs, or None if it has no demand.
         is_ending: Whether the rollout's demand is about to be deleted.
     """
@@ -420,7 +420,7 @@ async def _hold(connection: AsyncConnection, nodes: set[str], digest: str) -> bo
 
 
 def _soon(moment: ColumnElement[datetime | None]) -> ColumnElement[object]:
-    """Return the time at which a pool is retired. A future time that was set before is kept."""
+    """Return the time at which a pool is retired. An earlier future time has precedence."""
     later = func.now() + timedelta(seconds=RETIRE_AFTER_S)
     return case((moment > func.now(), moment), else_=later)
 

@@ -28,7 +28,7 @@ class GuardRuleBody(AdminBody):
     """A rule, with exactly one of `words`, `expression`, `named` and `classifier`.
 
     `classifier` is a name in the gateways' configuration. A text matches if its score of `category`
-    is at least `threshold`. An empty category stands for the highest score of all categories.
+    is at least `threshold`. An empty category means the highest score of all categories.
     """
 
     id: Id

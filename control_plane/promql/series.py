@@ -1,7 +1,7 @@
 """The store of scraped series, which uses bounded memory. Pure.
 
 Times are Unix milliseconds. When its source no longer has a series, a mark ends the series, as in
-Prometheus. Later instants do not find the series, and ranges skip the mark.
+Prometheus. At later instants the series has no value, and ranges skip the mark.
 """
 
 import struct

@@ -118,7 +118,7 @@ def defaults(
 
     Args:
         state: State with the pools.
-        token_ids: Token ids of `DEFAULT_TEXTS`, by base, for the bases with a known tokenizer.
+        token_ids: Token ids of `DEFAULT_TEXTS`, by base, for the bases whose tokenizer was read.
     """
     return [
         Asking(

@@ -37,7 +37,7 @@ async def begin(
 
     Raises:
         PlatformError: The model or the release does not exist, the model already has a rollout, or
-            the model makes embeddings (422).
+            the model computes embeddings (422).
     """
     connection = write.connection
     model = await locked_model(write, model_id)

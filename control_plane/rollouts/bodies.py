@@ -23,12 +23,12 @@ class PlanChange(Plan):
 
     @property
     def wanted(self) -> Plan:
-        """The plan itself, whichever of the two forms the body has."""
+        """The plan in either of the two forms."""
         return self.plan or Plan.model_validate(self.model_dump(exclude={"plan"}))
 
 
 class RolloutBody(AdminBody):
-    """A release that shall take over a model's traffic.
+    """A release that shall receive a model's traffic.
 
     `release` is the name of the release without the name of the model. Without a plan, the model's
     stored plan applies. If `is_started` is false, the rollout waits until an operator starts it,

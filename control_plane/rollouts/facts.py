@@ -115,9 +115,9 @@ def held_stages(
 ) -> frozenset[int]:
     """Return the stages that have to wait until all gateways have loaded canary's base.
 
-    A gateway without the base sends canary's requests to control. This does no harm while the share
-    is unchanged, so the present stage continues. The next stage waits. The last stage cannot end
-    either, because control would no longer exist after the rollout.
+    A gateway without the base sends canary's requests to control. The detour does no harm while the
+    share is unchanged, so the present stage continues. The next stage waits. The last stage cannot
+    end either, because control would no longer exist after the rollout.
     """
     if all(base_digest not in one.missing_bases for one in live(gateways, now_ms)):
         return frozenset()

@@ -138,10 +138,10 @@ class Plan(AdminBody):
         stages: Stages in their order, of which only the first may be a shadow stage, and the last
             stage has all traffic.
         gates: Gates, one for each metric that counts.
-        alpha: False-alarm rate of the whole rollout, as a probability. It is the highest
+        alpha: False-alarm rate of the whole rollout, as a probability. Alpha is the highest
             probability that any gate, in any stage, rolls back a release that is not worse than
-            tolerated. It does not depend on the duration, and is divided evenly among the gates and
-            the compared stages.
+            tolerated. The bound is independent of the duration, and is divided evenly among the
+            gates and the compared stages.
         when_short: Reaction if a stage has too little traffic up to its longest duration. The
             rollout waits for an operator, continues with the present sample, or is rolled back.
         ready_max_s: Seconds after which a rollout pauses if the fleet is not ready for a stage.

@@ -33,7 +33,7 @@ log = structlog.get_logger(__name__)
 
 _TICK_S = 1.0
 _IDLE_S = 2.0  # Seconds between rounds without a live rollout. `wake` ends the pause.
-_STEPS_AT_ONCE = 4  # Concurrent steps. Each uses one of the database's eight connections.
+_STEPS_AT_ONCE = 4  # Concurrent steps. A step uses one of the database's eight connections.
 _FEEDS_AT_ONCE = 8
 _FEED_TIMEOUT_S = 2.0  # Seconds per rollout. Evidence that arrives later is left to the next step.
 _STEP_TIMEOUT_S = 4.0
@@ -333,6 +333,6 @@ def _names(kept: KeptRollout) -> dict[str, str]:
 
 
 def _evidence_age_s(own: Iterable[KeptRollout], now_ms: int) -> float:
-    """Return the age of the newest evidence of the open rollout with the oldest such evidence."""
+    """Return the largest age of an open rollout's newest evidence, in seconds."""
     ends = [kept.state.window_end_ms or kept.state.open_ms for kept in own if kept.state.is_open]
     return (now_ms - min(ends)) / 1000 if ends else 0.0

@@ -320,7 +320,8 @@ class Promote:
     """An operator ends a stage early.
 
     Attributes:
-        stage: Number of the stage that the operator read. Another present stage does not end.
+        stage: Number of the stage that the operator read. If another stage is present, it does not
+            end.
         kind: Discriminator of the union `Event`.
     """
 

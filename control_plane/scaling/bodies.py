@@ -64,7 +64,7 @@ class ScalingPinBody(AdminBody):
 class ScalingReplayBody(AdminBody):
     """A trace, as sums of tokens per `bucket_s` seconds, and the bounds to try with it.
 
-    A bound that is missing keeps its present value.
+    A missing bound has its present value.
     """
 
     bucket_s: Annotated[int, Field(ge=_BUCKET_MIN_S, le=900)] = 15

@@ -5,9 +5,9 @@ long as the avoided violated minutes are worth more than the replicas. A backlog
 replicas, which are removed as soon as the backlog is gone. A replica is removed only when no round
 of the last minutes needed it, so the hysteresis is one of time.
 
-Deferrable work is work whose permitted wait is longer than a boot. It needs no spare capacity,
-since it can wait until noise and surges have passed. Sleeping replicas count as spare capacity
-against surges, because they serve within seconds.
+Deferrable work is work whose permitted wait is longer than a boot. Deferrable work needs no spare
+capacity, since it can wait until noise and surges have passed. Sleeping replicas count as spare
+capacity against surges, because they serve within seconds.
 """
 
 from collections.abc import Mapping

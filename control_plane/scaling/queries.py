@@ -1,4 +1,4 @@
-"""Paths, queries and errors that the routes of scaling share."""
+"""Path, query and error that the routes of scaling have in common."""
 
 import re
 from typing import Any
@@ -12,7 +12,7 @@ PLAN_FIELDS = ("replicas_min", "replicas_max", "minute_worth")
 
 
 def bounds_of(request: web.Request) -> dict[str, Any]:
-    """Return the bounds in a query; bounds missing in the query keep their present values."""
+    """Return the bounds in a query. The result has no value for a bound that the query lacks."""
     found: dict[str, Any] = {}
     for name in PLAN_FIELDS:
         text = request.query.get(name)

@@ -17,10 +17,10 @@ from control_plane.scaling.plan import plan, remember, urgent
 from control_plane.scaling.work import PoolSpeed
 
 QUARTER_S = 900
-REPLAY_HOURS_MAX = 48  # longest replay
-QUARTERS_MIN = 4  # least number of quarter-hours for a meaningful replay
+REPLAY_HOURS_MAX = 48  # longest replay in hours
+QUARTERS_MIN = 4  # least number of quarter-hours of demand for a meaningful replay
 _POOL = "pool"
-_BOOTS = 8  # measured boot times from which on the assumed boot times are not used
+_BOOTS = 8  # number of measured boot times from which on the assumed boot times are not used
 
 
 class PlanRule:
@@ -112,8 +112,8 @@ def trace_curve(
     """Return the demand of a trace in work-seconds per second, one number per second.
 
     Args:
-        prompt_tokens: Prompt tokens of the requests of each bucket. All are counted as computed,
-            because a trace does not say which of them a cache would hold.
+        prompt_tokens: Prompt tokens of the requests of each bucket. All count as computed tokens,
+            because a trace lacks the hits of a prefix cache.
         output_tokens: Output tokens of the same requests.
         bucket_s: Seconds per bucket.
         speed: Speed of the pool's replicas.

@@ -1,4 +1,4 @@
-"""Serves replays of a pool's demand with other bounds: of its kept demand, or of a trace."""
+"""Serves replays of a pool's stored demand, or of a trace, with the bounds of the request."""
 
 import asyncio
 import re
@@ -42,7 +42,10 @@ class ReplayRoutes:
     """The request handlers of replays, which change nothing and run for seconds."""
 
     def __init__(self, database: Database, interval_s: float) -> None:
-        """Create the handlers; `interval_s` are the seconds between two rounds of scaling."""
+        """Create the handlers.
+
+        `interval_s` is the time between two rounds of scaling, in seconds.
+        """
         self._database = database
         self._interval_s = interval_s
         self._replaying = asyncio.Lock()
@@ -67,7 +70,7 @@ class ReplayRoutes:
         ]
 
     async def kept(self, request: web.Request) -> web.Response:
-        """Replay a pool's kept demand."""
+        """Replay the stored demand of a pool."""
         key, asked, hours = path_id(request), bounds_of(request), _hours(request)
         pool = await self._look(key)
         curve = kept_curve(pool.state.history, hours)
@@ -99,7 +102,7 @@ class ReplayRoutes:
     async def _replayed(
         self, one: Looked, curve: Sequence[float], asked: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """Return the results with the present bounds and with the requested ones."""
+        """Return the results with the present bounds and with the requested bounds."""
         bounds = replace(one.pool.settings, pin=None, is_paused=False)
         # one replay at a time, because each replay occupies a processor core
         async with self._replaying:

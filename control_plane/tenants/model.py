@@ -114,8 +114,8 @@ class TenantBody(AdminBody):
     """A tenant. The platform creates its cache salt, which never changes and is never shown.
 
     `limits` replace the tier's limits where they are not 0. `fallbacks` name the model that answers
-    while another model is saturated or down, and `*` stands for any other model. `pins` name, by
-    model, the release that the tenant uses regardless of the model's release and of rollouts. With
+    while another model is saturated or down, and `*` means any other model. `pins` name, by model,
+    the release that the tenant uses regardless of the model's release and of rollouts. With
     `allows_server_urls`, requests may name MCP servers by address, besides registered servers.
     `gather_ms` is the time for which a stream collects pieces of reasoning and of tool calls before
     it sends them. Zero sends each piece at once. `retention_hours` is the time after which stored

@@ -164,7 +164,8 @@ def stored_headers(
         sealer: Encrypts new texts.
 
     Raises:
-        BadRequestError: A header to keep does not exist, or was meant for another address.
+        BadRequestError: A header without a new text is not stored, or was stored for another
+            address.
     """
     before: Mapping[str, str] = {} if known is None else known["secret_headers"]
     sealed: dict[str, str] = {}
