@@ -117,9 +117,10 @@ class BatchLoop:
         log.info("batch_ended", batch_id=batch.id, status=_ENDS[batch.status])
 
     async def _write(self, batch: wire.Batch, name: str, file_id: str, line_of: _LineOf) -> str:
-        """Write a file or its missing rest, and return its id, or an empty text without lines.
+        """Write the missing parts of a file, and return its id.
 
-        Only one piece at a time is in memory, because results may have gigabytes.
+        A file without lines is not written, and the result is an empty text. Only one
+        piece at a time is in memory, because results may have gigabytes.
         """
         piece, number, size, after = bytearray(), 0, 0, 0
         while rows := await self._results(batch, after):

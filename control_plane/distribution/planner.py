@@ -1,8 +1,8 @@
 """Decides which node fetches which chunks from which source (`Planner.plan(reports, now)`).
 
 The planner is a pure state machine without clock, storage or randomness, except a hash. After a
-restart the nodes' full reports restore the whole state. The work is proportional to changes, and
-never to nodes times chunks. A report costs its newly complete groups and its new orders.
+restart the nodes' full reports restore the whole state. The work per report is proportional to its
+newly complete groups and its new orders, and never to nodes times chunks.
 """
 
 from collections import OrderedDict, deque

@@ -116,7 +116,7 @@ class StoreGate:
         self._bytes += size
 
     def end(self, node: int, size: int) -> None:
-        """Record the end of an order, after any result."""
+        """Record the end of an order with any result."""
         self._orders[node] -= 1
         if not self._orders[node]:
             del self._orders[node]

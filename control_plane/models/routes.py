@@ -142,7 +142,7 @@ async def _moved_along(
 
 
 async def _check_alias(connection: AsyncConnection, key: str, values: Values) -> None:
-    """Refuse a used name and a missing target, and complete the references of the row."""
+    """Refuse a used name and a missing target, and set the row's reference columns."""
     await take_name(connection, key, values["owner_tenant_id"], others=models)
     target = values["target"]
     release = and_(releases.c.model_id == models.c.id, releases.c.id == target)

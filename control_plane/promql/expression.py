@@ -305,7 +305,7 @@ def _matching(modifier: Any) -> Matching:
 
 
 def _equal_labels(node: Any) -> Labels:
-    """Return the labels in the result of `absent`, which a selector requires to be equal."""
+    """Return the labels of the result of `absent`, from the selector's `=` matchers."""
     if not isinstance(node, promql.VectorSelector):
         return frozenset()
     matchers = node.matchers.matchers

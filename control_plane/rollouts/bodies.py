@@ -23,7 +23,7 @@ class PlanChange(Plan):
 
     @property
     def wanted(self) -> Plan:
-        """The plan in either of the two forms."""
+        """The plan, read from the body or from its field `plan`."""
         return self.plan or Plan.model_validate(self.model_dump(exclude={"plan"}))
 
 
