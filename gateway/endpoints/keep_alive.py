@@ -17,7 +17,7 @@ class KeepAlives:
 
     Attributes:
         every_s: Longest silence of a stream, in seconds.
-        looks: Times at which streams are checked.
+        looks: Deadlines after which streams are checked.
     """
 
     def __init__(self, every_s: float) -> None:

@@ -114,9 +114,10 @@ class Tokenizing:
     async def _counted(
         self, principal: Principal, resolved: ResolvedModel
     ) -> AsyncGenerator[Reservation]:
-        """Count one request, unless the server fails, or raise RejectedError 429 over the limit.
+        """Count one request, except after a failure of the server.
 
-        A request that is refused, or whose caller leaves, has caused work like any other.
+        A request that is refused, or whose caller leaves, has caused work like any other. Raises
+        RejectedError 429 over the limit.
         """
         reservation = await self._limiter.reserve(
             principal, resolved.model.id, prompt_tokens=0, output_tokens_max=0, is_bounded=True

@@ -1,8 +1,8 @@
 """Reports this worker's progress in rollouts to the control plane.
 
-The report names the version of splits that this worker follows, and its oldest open request. A
-rollout waits for the reports of all gateways. Afterwards no new request follows an older split, and
-no answer of the older split ends later than the oldest open request.
+The report names the version of splits that this worker follows, and the arrival of its oldest open
+request. A rollout waits until all gateways have reported its version, after which no new request
+follows an older split. Answers by the older split have ended once every open request is younger.
 """
 
 import asyncio

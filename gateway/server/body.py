@@ -27,8 +27,8 @@ _WINDOW_BITS = {
     "deflate": zlib.MAX_WBITS,
 }
 _LENGTH_DIGITS_MAX = 32
-# Bodies up to this size are decompressed on the event loop, because even their maximum of 0.5 MB
-# needs only a millisecond.
+# Compressed bytes up to which a body is unpacked on the event loop. The content then has at most
+# 0.5 MB, which needs a millisecond.
 _UNPACK_INLINE_BYTES = 512
 
 

@@ -19,8 +19,8 @@ class ServerLimits:
 
     Attributes:
         connections_max: Largest number of open connections. Beyond it, only probes are answered.
-        head_timeout_s: Seconds in which a request's head must arrive. They begin with its first
-            byte or, for the first request, with the connection.
+        head_timeout_s: Seconds from the first byte of a request's head to its end. For the first
+            request of a connection, the time begins with the connection.
         idle_timeout_s: Seconds for which a connection may be silent between requests.
         body_bytes_max: Bytes of all unfinished bodies together.
     """

@@ -70,7 +70,7 @@ class HttpServer(web.Server):
         """Prepare.
 
         Args:
-            handler: Answers requests. It may only raise cancellation and connection errors.
+            handler: Answers requests, and raises only cancellation and connection errors.
             limits: Limits of this worker.
             note_malformed: Called with error and request id of each answer to a malformed request.
         """

@@ -100,7 +100,10 @@ class ParentEnd:
         return cls(*await asyncio.open_connection(sock=sock, limit=_LINE_BYTES_MAX))
 
     async def next_word(self) -> bool:
-        """Read the worker's next line, and return False for its end or an invalid line."""
+        """Read the worker's next line.
+
+        Returns False if the worker has ended or the line is invalid.
+        """
         try:
             line = await self._reader.readline()
             if not line:

@@ -16,7 +16,7 @@ DONE = b"data: [DONE]\n\n"
 _CHOICE_END = b"}]}\n\n"
 _NO_USAGE = b'"usage":null,'
 _CHAT_TEXT, _TEXT = b'"delta":{"content":"', b'"text":"'
-# An SSE comment, which clients skip. It prevents proxies from closing a silent stream.
+# An SSE comment, which clients skip, and which prevents proxies from closing a silent stream.
 KEEP_ALIVE = b": keep-alive\n\n"
 
 
