@@ -73,7 +73,7 @@ class ChatTask(ChatRequest, TextTask):
         return (prompt,)
 
     async def predicted(self, assets: BaseAssets, resolved: ResolvedModel) -> Sequence[int]:
-        """See `TextTask`."""
+        """Return the token ids of the request's predicted output, empty without a prediction."""
         if self.prediction is None:
             return ()
         text = self.prediction.text
@@ -89,7 +89,7 @@ class ChatTask(ChatRequest, TextTask):
         return AskedPrompt(said, len(self.callable_tools))
 
     def texts(self, table: TokenTable) -> Iterator[tuple[str, Iterable[object]]]:
-        """See `TextTask`."""
+        """Yield the messages and the tools, for `gateway.texts.documents`."""
         del table  # a chat has no tokens
         yield "messages", (it.model_dump(exclude_none=True) for it in self.messages)
         yield "tools", (it.model_dump(exclude_none=True) for it in self.functions_told)
@@ -134,7 +134,7 @@ class ChatTask(ChatRequest, TextTask):
         return _ebnf(text)
 
     def new_pipe(self, assets: BaseAssets, prompt: EncodedPrompt) -> Callable[[], TextPipe]:
-        """See `TextTask`."""
+        """Return a maker of pipes, which extract calls and reasoning and end at stop strings."""
         names: tuple[str, ...] = ()
         if self.tools:
             names = tuple([tool.function.name for tool in self.callable_tools])
@@ -149,15 +149,15 @@ class ChatTask(ChatRequest, TextTask):
         )
 
     def new_logprobs(self, assets: BaseAssets) -> NewLogprobs | None:
-        """See `TextTask`."""
+        """Return a maker of a choice's log probabilities, or None if they are not requested."""
         return partial(_logprobs, assets.table) if self.logprobs else None
 
     def chunks(self, head: StreamHead, index: int) -> ChatChunks:
-        """See `TextTask`."""
+        """Return the writer of a choice's chunks."""
         return ChatChunks(head, index)
 
     def choice_of(self, generation: WholeGeneration, reason: str) -> dict[str, object]:
-        """See `TextTask`."""
+        """Return one choice of a whole answer, with its message, reasoning and tool calls."""
         answer = generation.answer
         calls = answer.calls
         message: dict[str, object] = {

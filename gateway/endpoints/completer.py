@@ -1,4 +1,4 @@
-"""Handles requests for text, by authentication, limits, choice of the model, answer and event."""
+"""Handles requests for generated text, from authentication to the usage event."""
 
 import time
 from collections.abc import Callable, Sequence

@@ -35,7 +35,7 @@ class CompletionTask(CompletionRequest, TextTask):
     id_prefix = "cmpl"
 
     async def encoded(self, assets: BaseAssets, resolved: ResolvedModel) -> Sequence[EncodedPrompt]:
-        """See `TextTask`."""
+        """Return the prompts as ids, tokenized unless the request has ids already."""
         has_special_tokens = self.add_special_tokens is not False
         root, owner = resolved.cache_root, resolved.tenant_id
         context = resolved.context_tokens_max
@@ -58,7 +58,7 @@ class CompletionTask(CompletionRequest, TextTask):
         return AskedPrompt(said, ids=ids)
 
     def texts(self, table: TokenTable) -> Iterator[tuple[str, Iterable[object]]]:
-        """See `TextTask`."""
+        """Yield the prompts, for `gateway.texts.documents`."""
         prompts = self.prompts
         told = (it if isinstance(it, str) else TextTokens(TextPipe(table), it) for it in prompts)
         yield "prompts", told
@@ -73,7 +73,7 @@ class CompletionTask(CompletionRequest, TextTask):
         return partial(TextPipe, assets.table, tuple(self.stops))
 
     def new_logprobs(self, assets: BaseAssets) -> NewLogprobs | None:
-        """See `TextTask`."""
+        """Return a maker of a choice's log probabilities, or None if they are not requested."""
         if self.logprobs is None:
             return None
         # With an echo, every token of the prompt has an entry, also special ones. Evaluation
@@ -82,11 +82,11 @@ class CompletionTask(CompletionRequest, TextTask):
         return partial(_logprobs, assets.table, hidden)
 
     def chunks(self, head: StreamHead, index: int) -> TextChunks:
-        """See `TextTask`."""
+        """Return the writer of a choice's chunks, which begin with a requested echo."""
         return TextChunks(head, index, self._echo(index))
 
     def choice_of(self, generation: WholeGeneration, reason: str) -> dict[str, object]:
-        """See `TextTask`."""
+        """Return one choice of a whole answer, with the echoed prompt if requested."""
         spec, line = generation.spec, generation.prompt_logprobs
         if line is not None and not line.is_whole:
             text = "The engine left log probabilities of the prompt out; try again."

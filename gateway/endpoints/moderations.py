@@ -1,4 +1,4 @@
-"""POST /v1/moderations, /v1/classify and /v1/rerank."""
+"""POST /v1/moderations, /v1/classify and /v1/rerank, which judge, label and order texts."""
 
 import asyncio
 import time

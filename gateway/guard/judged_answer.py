@@ -1,4 +1,4 @@
-"""An answer that classifiers judge, too, at a release fence after the rules on texts.
+"""An answer that classifiers judge at a release fence, after the rules on texts.
 
 Text that the rules have released waits at the fence until classifiers have judged it. Verdicts
 arrive through the event loop while further tokens arrive. A verdict after the end of the answer

@@ -127,7 +127,7 @@ class Http2Stream(HeadTransport):
     # --- its transport ----------------------------------------------------------------------
 
     def begin_answer(self, status: int, fields: Mapping[str, str]) -> None:
-        """See `HeadTransport`."""
+        """Send the head of the answer as HTTP/2 fields."""
         self._connection.send_head(self.number, status, fields.items())
 
     def write(self, data: bytes | bytearray | memoryview) -> None:

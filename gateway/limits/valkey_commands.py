@@ -52,23 +52,23 @@ class ValkeyCommands:
     # --- the connection ---------------------------------------------------------------------
 
     def connected(self) -> None:
-        """See `ValkeyListener`."""
+        """Fail all waiting calls, whose commands were sent over an earlier connection."""
         self._fail_all()
 
     def replied(self, reply: object) -> None:
-        """See `ValkeyListener`."""
+        """Return a reply to the oldest waiting call."""
         future = self._waiting.popleft()
         if not future.done():
             future.set_result(reply)
 
     def refused(self, error: ResponseError) -> None:
-        """See `ValkeyListener`."""
+        """Fail the oldest waiting call with the server's error."""
         future = self._waiting.popleft()
         if not future.done():
             future.set_exception(ValkeyDownError(str(error)))
 
     def disconnected(self) -> None:
-        """See `ValkeyListener`."""
+        """Fail all waiting calls."""
         self._fail_all()
 
     def _fail_all(self) -> None:

@@ -99,7 +99,7 @@ class ResponseEnd:
         self._events, self._keeping = events, keeping
 
     async def last(self, usage: dict[str, object], ended_unix_s: int) -> bytes:
-        """See `StreamEnd`."""
+        """Store the response, and return the event that ends the stream."""
         events = self._events
         if self._keeping is not None:
             stored = events.response(usage, ended_unix_s, is_stored=True)
@@ -108,7 +108,7 @@ class ResponseEnd:
         return events.last(events.response(usage, ended_unix_s))
 
     def failure(self, error: PlatformError) -> bytes:
-        """See `StreamEnd`."""
+        """Return the event that ends a failed stream, and note the failed response."""
         events, keeping = self._events, self._keeping
         response = events.failed(error, is_stored=keeping is not None and keeping.keeps_failures)
         if keeping is not None:

@@ -114,5 +114,5 @@ class LocalKeeping(Keeping):
         return False
 
     def end(self) -> None:
-        """See the base."""
+        """Note that the response is no longer under way."""
         self._turns.end(self._turn.id)

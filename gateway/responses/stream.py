@@ -43,13 +43,13 @@ class NumberedGeneration(StreamedGeneration):
         self._take_delta: _TakeDelta | None = None
 
     def go_live(self, transport: asyncio.WriteTransport, *, is_chunked: bool) -> None:
-        """See the base."""
+        """Write to the transport from now on, by its own encoder of deltas if it has one."""
         super().go_live(transport, is_chunked=is_chunked)
         if isinstance(transport, DeltaSink) and self._interval is None:
             self._take_delta = transport.take_delta
 
     def stop_writing(self) -> bytes:
-        """See the base."""
+        """Stop writing to the transport, and return the bytes that were not sent."""
         self._take_delta = None
         return super().stop_writing()
 

@@ -65,7 +65,7 @@ class ResponseTask(ChatTask):
 
     @property
     def trail(self) -> PromptTrail | None:
-        """See `ChatTask`."""
+        """Stored prompt of the continued responses."""
         return self.before
 
     async def encoded(self, assets: BaseAssets, resolved: ResolvedModel) -> Sequence[EncodedPrompt]:
@@ -80,7 +80,7 @@ class ResponseTask(ChatTask):
 
     @property
     def guide_param(self) -> str | None:
-        """See `GenerationFields`."""
+        """Name of the field with the output's form, for errors, or None without such a field."""
         return None if self.guide is None else "text.format"
 
     @property
@@ -90,11 +90,11 @@ class ResponseTask(ChatTask):
 
     @property
     def alternatives_param(self) -> str:
-        """See `GenerationFields`."""
+        """Name of the field that requests alternative tokens, for errors."""
         return "top_logprobs" if self.top_logprobs else "include"
 
     def prompt_param(self, index: int) -> str:
-        """See `GenerationFields`."""
+        """Return the name of the field with the prompt, for errors."""
         del index  # a response has only one prompt
         return "input"
 
@@ -107,7 +107,7 @@ class ResponseTask(ChatTask):
         fingerprint: str,
         specs: Sequence[GenerationSpec],
     ) -> StreamWriters:
-        """See `TextTask`."""
+        """Return the writers of the response's events, and begin its storage."""
         del fingerprint  # OpenAI's response has none
         del uid, created_unix_s  # the response's id contains both
         frame, keeping = self._frame(model, specs[0].sampling, specs[0].dropped_turns), self.keeping
@@ -133,7 +133,7 @@ class ResponseTask(ChatTask):
         usage: dict[str, object],
         ended_unix_s: int,
     ) -> bytes:
-        """See `TextTask`."""
+        """Return the whole response as JSON, after storing it if requested."""
         del uid, created_unix_s, fingerprint
         ((generation, reason),) = answers
         spec = generation.spec
@@ -155,7 +155,7 @@ class ResponseTask(ChatTask):
 
     @staticmethod
     def usage_of(tally: Tally, reasoning_tokens: int) -> dict[str, object]:
-        """See `TextTask`."""
+        """Return the usage in the form of the Responses API."""
         return {
             "input_tokens": tally.prompt_tokens,
             "input_tokens_details": {"cached_tokens": tally.cached_tokens},

@@ -46,7 +46,7 @@ class ToolRounds:
         self._now: ToolEvents | None = None
 
     def messages(self) -> list[Message]:
-        """See `TaskRounds`."""
+        """Return the chat messages of the next round, with the output items so far."""
         return self._render(self.events.output())
 
     def writers(self, made: ToolEvents) -> StreamWriters:
@@ -84,11 +84,11 @@ class ToolResponseTask(ResponseTask):
 
     @property
     def answer_id(self) -> str:
-        """See `RoundTask`."""
+        """Id of the response."""
         return self.response_id
 
     def begin_rounds(self, uid: str) -> None:
-        """See `RoundTask`."""
+        """Create the writer of the response's events."""
         del uid  # the response has an id
         frame = self._frame(self.model, engine.Sampling(temperature=1.0, top_p=1.0))
         plan, keeping = self.rounds.plan, self.keeping
@@ -127,7 +127,7 @@ class ToolResponseTask(ResponseTask):
         return events.last(response), response
 
     def failed(self, error: PlatformError) -> tuple[bytes, bytes]:
-        """See `RoundTask`."""
+        """Return the end of a failed stream, and the failed response."""
         events, keeping = self.rounds.events, self.keeping
         is_stored = keeping is not None and keeping.keeps_failures
         response = events.failed(error, is_stored=is_stored)
@@ -144,7 +144,7 @@ class ToolResponseTask(ResponseTask):
         fingerprint: str,
         specs: Sequence[GenerationSpec],
     ) -> StreamWriters:
-        """See `TextTask`."""
+        """Return the writers of one round's events."""
         del fingerprint, uid, created_unix_s
         made = self.rounds.events.next_round(
             self._frame(model, specs[0].sampling, specs[0].dropped_turns)

@@ -1,4 +1,4 @@
-"""The ids of one request, of the gateway, of the caller and of W3C Trace Context (level 1)."""
+"""The ids of one request from the gateway, the caller and W3C Trace Context (level 1)."""
 
 import os
 from collections.abc import Iterator, Mapping

@@ -1,4 +1,4 @@
-"""HTTP/1.1 by aiohttp's protocol, with bounds on connections and waits.
+"""The HTTP/1.1 server, which adds bounds on connections and waits to aiohttp's protocol.
 
 The names with an underscore are private names of aiohttp, which has no other hook for a parser's
 errors, for the state of a connection or for the request that a connection stores. If aiohttp

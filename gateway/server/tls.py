@@ -1,4 +1,4 @@
-"""TLS certificates, replaced without a restart."""
+"""TLS certificates that can be replaced without a restart."""
 
 import ssl
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Decodes token ids to text incrementally, in pieces whose sum is the decode of all tokens. Pure.
+"""Decodes token ids to text incrementally, in pieces that join to the whole text. Pure.
 
 The output never contains half a character. Bytes that may still become a character wait for the
 next token. Most tokens consist of whole characters and need no `TextStream`. Streams then copy the

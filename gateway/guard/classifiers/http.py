@@ -32,7 +32,7 @@ class HttpClassifier:
     async def scores(
         self, texts: Sequence[str], *, timeout_s: float
     ) -> Sequence[Mapping[str, float]]:
-        """See `Classifier`."""
+        """Return the scores of all texts, from one request to the URL."""
         session = self._session = self._session or aiohttp.ClientSession()
         body = orjson.dumps({**self._model, "input": list(texts)})
         try:
@@ -56,7 +56,7 @@ class HttpClassifier:
         return moderation_scores(document, len(texts))
 
     async def close(self) -> None:
-        """See `Classifier`."""
+        """Close the HTTP session."""
         if self._session is not None:
             await self._session.close()
 

@@ -1,4 +1,4 @@
-"""The queue of one classifier, which sends texts in batches and returns scores in time."""
+"""The queue of one classifier, which batches texts and returns scores before a deadline."""
 
 import asyncio
 from collections import deque

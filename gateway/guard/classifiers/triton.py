@@ -33,7 +33,7 @@ class TritonClassifier:
     async def scores(
         self, texts: Sequence[str], *, timeout_s: float
     ) -> Sequence[Mapping[str, float]]:
-        """See `Classifier`."""
+        """Return the scores of all texts, from one request to the model."""
         try:
             answer = await self._stub.ModelInfer(question(self._model, texts), timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
@@ -41,7 +41,7 @@ class TritonClassifier:
         return read_scores(answer, len(texts), self._categories)
 
     async def close(self) -> None:
-        """See `Classifier`."""
+        """Close the gRPC channel."""
         await self._channel.close(None)
 
 
