@@ -32,6 +32,7 @@ MODULES = {
     "predictions": "benchmarks.micro.predictions",
     "auto": "benchmarks.micro.auto",
     "auto_replay": "benchmarks.micro.auto_replay",
+    "auto_judged": "benchmarks.micro.auto_judged",
     "guarding": "benchmarks.micro.guarding",
     "guard_triples": "benchmarks.micro.guard_triples",
     "guard_fence": "benchmarks.micro.guard_fence",

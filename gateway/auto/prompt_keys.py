@@ -6,7 +6,9 @@ keys are shared with other gateways. The keys reveal no text without the install
 
 from collections.abc import Sequence
 from hashlib import blake2b
+from struct import pack
 from typing import NamedTuple
+from zlib import crc32
 
 _KEY_BYTES = 12
 # Maximum number of beginnings with keys. Each turn of a conversation adds two or three messages.
@@ -16,6 +18,7 @@ _BEGINNINGS_MAX = 32
 _FIRST, _LAST = 8, 16
 _WHOLE = 64  # maximum number of characters of a text that is hashed whole
 _END = _WHOLE // 2
+_SUM_BYTES = 4
 
 
 class PromptKeys(NamedTuple):
@@ -65,21 +68,24 @@ def _beginnings(begun: blake2b, texts: Sequence[str]) -> list[bytes]:
     """Return the keys of the longest beginnings. Each key depends only on its beginning's texts."""
     count = len(texts)
     since = max(0, count - _BEGINNINGS_MAX - _LAST)
-    parts = [_bytes(it) for it in _parts(texts[since:])]
-    first = [_bytes(it) for it in _parts(texts[:_FIRST])] if since else parts[:_FIRST]
-    begun_first = begun.copy()
-    begun_first.update(b"".join(first))
+    sums = _sums(texts[since:])
+    first = _sums(texts[:_FIRST]) if since else sums[: _FIRST * _SUM_BYTES]
     found = list[bytes]()
     for end in range(max(1, count - _BEGINNINGS_MAX + 1), count + 1):
-        if end < len(first):
-            key = begun.copy()
-            key.update(b"".join(first[:end]))
-        else:
-            key = begun_first.copy()
-        last = parts[max(_FIRST, end - _LAST) - since : end - since]
-        key.update(b"".join(last) + b"%d" % end)
+        last = max(0, end - _LAST - since)
+        key = begun.copy()
+        of_last = sums[last * _SUM_BYTES : (end - since) * _SUM_BYTES]
+        key.update(b"%d %b%b" % (end, first[: end * _SUM_BYTES], of_last))
         found.append(key.digest())
     return found
+
+
+def _sums(texts: Sequence[str]) -> bytes:
+    """Return the checksums of texts, so that a key costs the same for texts of any length.
+
+    They are not secret, since keys are: they are hashed with the installation's secret.
+    """
+    return pack(f"<{len(texts)}I", *[crc32(_bytes(it)) for it in _parts(texts)])
 
 
 def _parts(texts: Sequence[str]) -> list[str]:

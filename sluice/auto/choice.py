@@ -12,6 +12,7 @@ conversation changes only if the change saves more than the prefill.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 
 from sluice.auto.features import PromptFeatures
 from sluice.auto.quality import QualityTable
@@ -140,8 +141,7 @@ class AutoTurn:
         return min(expected, most) if most else expected
 
 
-@dataclass(frozen=True, slots=True)
-class AutoOption:
+class AutoOption(NamedTuple):
     """A model that could answer a turn, with the expected cost.
 
     Attributes:
@@ -209,7 +209,11 @@ def choose(
             fleet.
     """
     fitting = _fitting(candidates, turn)
-    options = [_option(it, turn, table, pools, rules) for it in fitting]
+    cluster = turn.features.cluster
+    options = [
+        _option(it, turn, table.quality(cluster, it.name, it.release), pools, rules)
+        for it in fitting
+    ]
     options = _under_ceiling(options, rules)
     served = [it for it in options if pools.get(it.name, _DOWN).is_served]
     if not served:
@@ -217,13 +221,12 @@ def choose(
         text = f"No model that 'auto' may choose is served now ({names}). Try again later."
         raise RejectedError(ErrorCode.NO_CAPACITY, text, retry_after_s=_RETRY_S)
     served.sort(key=_by_cost)
-    cluster = turn.features.cluster
     if rules.pin:
         pinned = next((it for it in served if it.name == rules.pin), None)
         if pinned is not None:
             return _chosen(pinned, served, AutoReason.PINNED, cluster)
     eligible, why = _eligible(served, turn, pools, rules)
-    return _decide(served, eligible, why, turn, rules)
+    return _decide(served, eligible, why, cluster, turn, rules)
 
 
 def expected_running(
@@ -268,13 +271,12 @@ def _fitting(candidates: Sequence[AutoCandidate], turn: AutoTurn) -> Sequence[Au
 def _option(
     candidate: AutoCandidate,
     turn: AutoTurn,
-    table: QualityTable,
+    quality: float,
     pools: Mapping[str, PoolOutlook],
     rules: AutoRules,
 ) -> AutoOption:
     pool = pools.get(candidate.name, _DOWN)
     price, seconds, running = expected_running(candidate, turn, pool, rules.second_price)
-    quality = table.quality(turn.features.cluster, candidate.name, candidate.release)
     cost = running + rules.miss_price * (1.0 - quality)
     return AutoOption(candidate.name, candidate.release, price, seconds, running, quality, cost)
 
@@ -326,10 +328,11 @@ def _decide(
     served: Sequence[AutoOption],
     eligible: Sequence[AutoOption],
     why: AutoReason,
+    cluster: int,
     turn: AutoTurn,
     rules: AutoRules,
 ) -> AutoChoice:
-    cluster, best = turn.features.cluster, eligible[0]
+    best = eligible[0]
     current = next((it for it in eligible if it.name == turn.current), None)
     if current is not None:
         if best is current or current.cost - best.cost <= SWITCH_MARGIN * current.cost:

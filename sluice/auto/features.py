@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 # Version of features and clusters. A quality table of another version is not applicable.
-SCHEME = 1
+SCHEME = 2
 # Limits of the sample, in characters and messages, for about 0.1 ms of work per conversation.
-_SAMPLE_CHARACTERS = 3072
+_SAMPLE_CHARACTERS = 2048
 _MESSAGES_FIRST = 8
 _MESSAGES_LAST = 24
-_PIECE_LEAST = 96
+_PIECE_LEAST = 64
 # UTF-8 bytes per token, about four in most languages. An exact count needs the tokenizer of the
 # model, which has not been chosen yet.
 BYTES_PER_TOKEN = 4
@@ -24,6 +24,7 @@ _SIZES = (256, 4096)
 _CODE_MARKS = (
     *("```", "=>", ");", "()", "{\n", "</", "::", "==", "->", "#include", "\nclass ", "\nimport "),
     *("    return ", "const ", "select *", "stack trace", "pull request", "unit test"),
+    *("):\n", "\nfrom ", "self.", '"""'),
 )
 _CODE_WORDS = frozenset(
     {
@@ -43,11 +44,17 @@ _MATHS_WORDS = frozenset(
         *("triangle", "polynomial", "matrix", "km", "cost", "costs"),
     }
 )
+# Words to look up at once.
+_WORDS = _CODE_WORDS | _MATHS_WORDS
 _ENGLISH = frozenset(
     {
         *("the", "of", "and", "to", "a", "in", "is", "it", "you", "that", "for", "on", "with"),
         *("as", "are", "be", "this", "have", "from", "or", "at", "by", "not", "an", "what", "can"),
         *("i", "my", "me", "do", "how", "we", "if", "will", "your", "was", "but", "all", "when"),
+        *("he", "she", "they", "his", "her", "their", "its", "them", "who", "which", "would"),
+        *("could", "should", "there", "these", "those", "each", "than", "then", "about", "into"),
+        *("after", "before", "between", "more", "most", "many", "much", "some", "other", "only"),
+        *("does", "did", "had", "has", "were", "because", "following", "no", "up", "out"),
     }
 )
 # Least matches per thousand characters, and least matches, for a text to be of a kind.
@@ -98,8 +105,10 @@ class PromptFeatures:
         """The kind of task, always TOOLS with tools, since the model must be able to call them."""
         if self.tools:
             return PromptKind.TOOLS
-        if max(self.code, self.maths) >= _PER_THOUSAND:
-            return PromptKind.CODE if self.code >= self.maths else PromptKind.MATHS
+        if self.code >= _PER_THOUSAND:  # first, since code has the signs of mathematics as well
+            return PromptKind.CODE
+        if self.maths >= _PER_THOUSAND:
+            return PromptKind.MATHS
         return PromptKind.FOREIGN if self.is_foreign else PromptKind.TEXT
 
     @property
@@ -139,10 +148,15 @@ def features_of(
     words, bytes_ = sample.split(), len(sample.encode(errors="replace"))
     # The bytes per token, not the characters per token, are similar in all scripts.
     told = characters * bytes_ // max(1, len(sample))
+    known = list(filter(_WORDS.__contains__, words))
+    code = sum(map(_CODE_WORDS.__contains__, known)) + sum(map(sample.count, _CODE_MARKS))
+    maths = sum(map(_MATHS_WORDS.__contains__, known)) + sum(map(sample.count, _MATHS_MARKS))
+    # Any text may have numbers, so they count only beside words and signs.
+    maths += min(maths, sum(map(str.isdigit, words)))
     return PromptFeatures(
         tokens=prompt_tokens + -(-told // BYTES_PER_TOKEN),
-        code=_density(sample, words, _CODE_MARKS, _CODE_WORDS),
-        maths=_density(sample, words, _MATHS_MARKS, _MATHS_WORDS),
+        code=_density(code, len(sample)),
+        maths=_density(maths, len(sample)),
         is_foreign=_is_foreign(words, len(sample), bytes_),
         tools=tools,
         output_tokens_max=output_tokens_max,
@@ -162,11 +176,10 @@ def _sample(texts: Sequence[str]) -> str:
     return "\n".join(pieces)
 
 
-def _density(
-    sample: str, words: Sequence[str], marks: Sequence[str], known: frozenset[str]
-) -> float:
-    found = sum(map(known.__contains__, words)) + sum(map(sample.count, marks))
-    return 1000.0 * found / max(_LENGTH_LEAST, len(sample)) if found >= _MATCHES_LEAST else 0.0
+def _density(matches: int, characters: int) -> float:
+    if matches < _MATCHES_LEAST:
+        return 0.0
+    return 1000.0 * matches / max(_LENGTH_LEAST, characters)
 
 
 def _is_foreign(words: Sequence[str], characters: int, bytes_: int) -> bool:

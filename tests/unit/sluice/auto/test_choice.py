@@ -124,6 +124,17 @@ def test_a_table_of_another_release_or_scheme_counts_for_little_or_nothing() -> 
     assert strange.quality(cluster, "small", "0") == pytest.approx(0.6)
 
 
+def test_a_cluster_without_judgements_has_the_mean_of_the_models_other_clusters() -> None:
+    cells = [QualityCell(0, "new", "1", good=70, bad=10), QualityCell(3, "new", "1", 10, 8)]
+    table, mean = table_of(cells, {}), 81 / 100
+    assert table.quality(6, "new", "1") == pytest.approx(mean)
+    assert table.quality(0, "new", "1") == pytest.approx((70 + 5 * mean) / 85)
+    assert table.quality(0, "other", "1") == 0.5
+    assert table_of(cells, {}, scheme=SCHEME + 1).quality(0, "new", "1") == 0.5
+    published = table_of(cells, {"new": QualityPrior(quality=0.6)})
+    assert published.quality(6, "new", "1") == pytest.approx(0.6)
+
+
 _PRICES = st.floats(0, 100)
 _TIMES = st.floats(0, 0.1)
 

@@ -12,6 +12,16 @@ def add(a, b):
     return a + b
 ```
 and add a unit test."""
+LOOP = """How is this made faster?
+total = 0
+for row in rows:
+    self.total = total + row.price * row.count
+    rate = 2 * self.total
+"""
+SUM = (
+    "Ann has 12 pears and gives 3 of them to each of her 2 brothers. She buys 5 more on Sunday."
+    " How many pears does she have now?"
+)
 MATHS = "A train does 60 km per hour. How many km does it do in 3 hours? Calculate 60 * 3 = ?"
 
 
@@ -20,7 +30,11 @@ MATHS = "A train does 60 km per hour. How many km does it do in 3 hours? Calcula
     [
         (["What is the capital of France, and how large is it?"], PromptKind.TEXT),
         ([CODE], PromptKind.CODE),
+        ([LOOP], PromptKind.CODE),
         ([MATHS], PromptKind.MATHS),
+        ([SUM], PromptKind.MATHS),
+        (["She was born in 1912 , moved in 1931 and died in 1990 ; who was she?"], PromptKind.TEXT),
+        (["Which vitamins does each cell need to grow up?"], PromptKind.TEXT),
         (
             ["Wie komme ich am schnellsten vom Bahnhof zum Museum in der Altstadt?"],
             PromptKind.FOREIGN,
