@@ -114,6 +114,16 @@ def auto(result: Result) -> str:
     return " / ".join(f"{it / 1000:.2f}" for it in times) + " ms"
 
 
+def auto_judged(result: Result) -> str:
+    """Cost and calibration of `auto` on public judgements, MMLU and GSM8K together."""
+    both = result["both"]
+    costs = both["cost_at_95_percent"]
+    shown = (costs[name] for name in ("auto", "knn_words", "random"))
+    cost = "; ".join(f"{mean:.2f} ({low:.2f}-{high:.2f})" for mean, low, high in shown)
+    error, chance = both["calibration_error"]["auto"][0], both["calibration_error_by_chance"]
+    return f"{cost}; {100 * error:.1f}, by chance {100 * chance:.1f} points"
+
+
 def chains_elsewhere(result: Result) -> str:
     times = (result[name]["total_us"] for name in ("other_worker_renders", "other_worker"))
     return " / ".join(f"{it / 1000:.0f}" for it in times) + " ms"

@@ -156,6 +156,12 @@ _DATA_PLANE = (
         lambda it: f"{it['triples']:,}; {it['wrong'] + it['different']}",
     ),
     FigureRow("`auto`: CPU of a decision, question / talk of 8 kB / of 400 kB", "auto", texts.auto),
+    FigureRow(
+        "a sample of RouteLLM's judgements: cost at 95 % of GPT-4's accuracy against GPT-4 alone,"
+        " with 95 % intervals; `auto`; kNN; random mix; calibration error of `auto`",
+        "auto_judged",
+        texts.auto_judged,
+    ),
 )
 _ENGINES = (
     FigureRow(

@@ -38,7 +38,7 @@ _WORD = re.compile(r"[^\W_]+")
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class JudgedQuestion:
     """A question with the judgements of both models' answers.
 
     Attributes:
@@ -67,7 +67,7 @@ class Predicted:
     strong: Floats
 
 
-def judged_of(questions: Sequence[Question]) -> Judged:
+def judged_of(questions: Sequence[JudgedQuestion]) -> Judged:
     """Return judgements and token prices of both models."""
     turns = [AutoTurn(features_of([it.text])) for it in questions]
     weak, strong = (
@@ -82,7 +82,9 @@ def judged_of(questions: Sequence[Question]) -> Judged:
     )
 
 
-def table_from(questions: Sequence[Question], priors: Mapping[str, QualityPrior]) -> QualityTable:
+def table_from(
+    questions: Sequence[JudgedQuestion], priors: Mapping[str, QualityPrior]
+) -> QualityTable:
     """Return the table that the product learns if both answers of all questions are judged."""
     turns = [
         LoggedTurn(features_of([it.text]).cluster, name, (LoggedOption(name, "1", 0.0, 1.0),), good)
@@ -92,7 +94,7 @@ def table_from(questions: Sequence[Question], priors: Mapping[str, QualityPrior]
     return table_of(learned(turns, {}), priors)
 
 
-def by_auto(questions: Sequence[Question], table: QualityTable) -> Predicted:
+def by_auto(questions: Sequence[JudgedQuestion], table: QualityTable) -> Predicted:
     """Return the predictions of `auto`; a score is 1 / the price of a miss that goes strong."""
     weak, strong, scores = list[float](), list[float](), list[float]()
     for it in questions:

@@ -31,8 +31,8 @@ from benchmarks.judged_routers import (
     PRICES,
     STRONG,
     WEAK,
+    JudgedQuestion,
     Predicted,
-    Question,
     by_auto,
     by_neighbours,
     feature_vectors,
@@ -61,7 +61,7 @@ class Trial(NamedTuple):
     routers: Mapping[str, Predicted]
 
 
-def questions_of(data: Path) -> dict[str, list[Question]]:
+def questions_of(data: Path) -> dict[str, list[JudgedQuestion]]:
     """Return the questions by benchmark, without those that RouteLLM leaves out."""
     evals = data / _EVALS
     files = {
@@ -75,7 +75,7 @@ def questions_of(data: Path) -> dict[str, list[Question]]:
     return {**found, "both": [it for part in found.values() for it in part]}
 
 
-def trial(questions: Sequence[Question], seed: int) -> Trial:
+def trial(questions: Sequence[JudgedQuestion], seed: int) -> Trial:
     """Learn from one half of the questions, and predict the other half."""
     mixed = list(questions)
     Random(seed).shuffle(mixed)
@@ -167,11 +167,11 @@ def _with_interval(values: Sequence[float], draws: Sequence[float]) -> list[floa
     return [round(float(it), 4) for it in (np.mean(values), low, high)]
 
 
-def _rows(path: Path, left_out: frozenset[str]) -> Iterator[Question]:
+def _rows(path: Path, left_out: frozenset[str]) -> Iterator[JudgedQuestion]:
     with path.open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
             if row["prompt"] not in left_out:
-                yield Question(row["prompt"], row[WEAK] == "True", row[STRONG] == "True")
+                yield JudgedQuestion(row["prompt"], row[WEAK] == "True", row[STRONG] == "True")
 
 
 def _left_out(folder: Path) -> frozenset[str]:

@@ -100,4 +100,4 @@ def _parts(texts: Sequence[str]) -> list[str]:
 
 
 def _bytes(text: str) -> bytes:
-    return text.encode(errors="surrogatepass")
+    return text.encode("utf-8", "surrogatepass")

@@ -45,8 +45,7 @@ class AutoReason(StrEnum):
     STAND_IN = "stand_in"  # the chosen model refused, and this model answers instead
 
 
-@dataclass(frozen=True, slots=True)
-class AutoCandidate:
+class AutoCandidate(NamedTuple):
     """A model that may answer, with prices per million tokens in the policy's currency.
 
     Attributes:
@@ -66,8 +65,7 @@ class AutoCandidate:
     context_tokens_max: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class PoolOutlook:
+class PoolOutlook(NamedTuple):
     """The state of a model's pool, from the gateway's data.
 
     Attributes:

@@ -39,7 +39,7 @@ def test_a_miss_that_costs_little_goes_to_the_small_model_and_a_dear_one_to_the_
 
 
 def test_a_long_wait_is_a_cost() -> None:
-    waits = POOLS | {"small": replace(POOL, wait_s=60.0)}
+    waits = POOLS | {"small": POOL._replace(wait_s=60.0)}
     assert choose(BOTH, TURN, TABLE, waits, replace(RULES, second_price=0.001)).model == "large"
 
 
@@ -67,7 +67,7 @@ def test_a_fleet_that_is_down_is_a_503_and_no_candidate_a_404() -> None:
 
 
 def test_only_models_with_room_for_the_conversation_are_chosen() -> None:
-    narrow, wide = replace(SMALL, context_tokens_max=512), replace(LARGE, context_tokens_max=32_768)
+    narrow, wide = SMALL._replace(context_tokens_max=512), LARGE._replace(context_tokens_max=32_768)
     assert choose((narrow, wide), TURN, TABLE, POOLS, RULES).model == "large"
     long = AutoTurn(PromptFeatures(tokens=100_000))
     with pytest.raises(PlatformError) as refused:
@@ -76,7 +76,7 @@ def test_only_models_with_room_for_the_conversation_are_chosen() -> None:
 
 
 def test_a_saturated_pool_queues_upper_tiers_and_others_get_the_other_model() -> None:
-    dear, full = replace(RULES, miss_price=1.0, queue_priority_min=10), replace(POOL, queued=11)
+    dear, full = replace(RULES, miss_price=1.0, queue_priority_min=10), POOL._replace(queued=11)
     saturated = POOLS | {"large": full}
     low = choose(BOTH, TURN, TABLE, saturated, dear)
     assert (low.model, low.reason) == ("small", AutoReason.SATURATED)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from benchmarks.judged_curves import Judged, calibration_error, curve_of, error_by_chance
-from benchmarks.judged_routers import STRONG, WEAK, Question, by_auto, judged_of, table_from
+from benchmarks.judged_routers import STRONG, WEAK, JudgedQuestion, by_auto, judged_of, table_from
 from benchmarks.micro.auto_judged import figures, questions_of, summary, trial
 
 # Ten questions: the strong model is right in eight, the weak one in four, one of which the strong
@@ -54,10 +54,14 @@ def test_chance_alone_has_an_error_that_falls_with_the_size() -> None:
     assert large < 0.01
 
 
-def test_auto_sends_first_to_the_strong_model_what_the_weak_one_fails() -> None:
-    easy = [Question(f"Which colour has a ripe apple of kind {it}?", True, True) for it in range(9)]
+def test_the_cluster_that_the_weak_model_fails_goes_to_the_strong_one_first() -> None:
+    easy = [
+        JudgedQuestion(f"Which colour has a ripe apple of kind {it}?", True, True)
+        for it in range(9)
+    ]
     hard = [
-        Question(f"solve the equation x^2 + {it} = 7, and prove it", False, True) for it in range(9)
+        JudgedQuestion(f"solve the equation x^2 + {it} = 7, and prove it", False, True)
+        for it in range(9)
     ]
     table = table_from([*easy, *hard], {})
     found = by_auto([*easy, *hard], table)
@@ -69,7 +73,7 @@ def test_auto_sends_first_to_the_strong_model_what_the_weak_one_fails() -> None:
 
 def test_a_trial_predicts_the_half_that_it_has_not_seen() -> None:
     questions = [
-        Question(
+        JudgedQuestion(
             f"word{it % 7} of the question {it} " + "+ 3 = " * (it % 2), it % 3 > 0, it % 9 > 0
         )
         for it in range(60)
@@ -92,7 +96,7 @@ def test_a_checkout_is_read_without_the_prompts_that_are_left_out(tmp_path: Path
     (evals / "mmlu/contaminated_prompts.jsonl").write_text('{"eval_prompt": "c"}\n')
     (evals / "gsm8k/gsm8k_responses.csv").write_text(f"{head},{WEAK}_response\nd,True,True,x\n")
     found = questions_of(tmp_path)
-    assert found["mmlu"] == [Question("a,\nb", weak=True, strong=False)]
-    assert found["gsm8k"] == [Question("d", weak=True, strong=True)]
+    assert found["mmlu"] == [JudgedQuestion("a,\nb", weak=True, strong=False)]
+    assert found["gsm8k"] == [JudgedQuestion("d", weak=True, strong=True)]
     assert found["both"] == [*found["mmlu"], *found["gsm8k"]]
     assert judged_of(found["gsm8k"]).strong_price[0] > 100 * judged_of(found["gsm8k"]).weak_price[0]
