@@ -1,4 +1,4 @@
-"""Computes the judged quality of `auto`'s answers by model and release, and any drop of it.
+"""Computes the judged quality of `auto`'s answers by model and release, and detects drops.
 
 A judgement is a user's thumb, or a model's verdict on a stored answer (`sluice auto judge`). The
 tables are small, because they only have choices of `auto` and judgements.

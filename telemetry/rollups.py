@@ -28,9 +28,9 @@ BEHIND_MAX_MS = 29 * DAY_MS
 # allows for differing clocks and for the duration of a round of rollups.
 _ROOM_MS = DAY_MS
 # An event that arrives this long after its time has its own rollup row, which is added to the other
-# rows. The limit is half of the minimum retention of events. So all events that arrived before this
-# limit exist for as long again and can be summed. The limit does not depend on the settings,
-# because otherwise both kinds of rows could contain the same event.
+# rows. The limit is half of the minimum retention of events. So events that arrive before this
+# limit are stored for at least the same time again, in which they can be summed. The limit does not
+# depend on the settings, because otherwise both kinds of rows could contain the same event.
 LATE_AFTER_MS = REQUESTS_DAYS_MIN * DAY_MS // 2
 _RANGES_MAX = 40
 

@@ -278,10 +278,10 @@ class Rollups:
         await note_progress(self._store, str(name), to_ms)
 
     async def _seeded(self, known: RollupProgress, until_s: float) -> bool:
-        """Mark all rows from before marking began, and return whether all are marked.
+        """Mark the intervals of rows that have no marks yet, and return whether all have marks.
 
         One statement writes all marks of one day, and its repetition is harmless. Later calls mark
-        the remaining days.
+        the remaining days. Rows lack marks if they are older than the table of marks.
         """
         base_ms = known.until_ms.get(_SEED_BASE, 0)
         if base_ms <= known.now_ms - BEHIND_MAX_MS:

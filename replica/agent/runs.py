@@ -24,7 +24,7 @@ _FILE = "run.json"
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """One running engine.
+    """The record of one running engine, from which the next agent adopts the engine.
 
     Attributes:
         replica_id: Id of the engine's replica.

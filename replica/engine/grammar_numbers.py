@@ -12,9 +12,9 @@ from typing import Any
 
 _EXACT_MAX = 1 << 53  # from here on, not every whole number is a float
 _KEPT_MAX = (1 << 63) - (1 << 10)  # the greatest float that is a 64-bit integer
-# Distance by which an exclusive whole bound of fractional numbers is moved away from 0. Otherwise
-# the compiler would permit the bound itself if the other bound is less than 1 away. From about
-# 10,000 on, the distance between adjacent floats is greater.
+# Distance by which exclusive bounds of fractional numbers are moved away from 0 if they are whole.
+# Otherwise the compiler would permit the bound itself if the other bound is less than 1 away. From
+# about 10,000 on, adjacent floats are further apart than this distance.
 _STEP = 1e-12
 # Bound -> side that it permits (1 for greater numbers), and the keyword that excludes the bound
 # itself.

@@ -35,7 +35,7 @@ class HostAttachment:
     Attributes:
         router_id: Id of the attached router.
         epoch: Epoch of the attachment. A router's epochs increase.
-        outbox: News that are not sent yet.
+        outbox: `StepNews` that are not sent yet.
         sequences: Living sequences, by the router's ids.
         adapters_told: Resident adapters that were sent to the router when it attached.
         news: News of the current step, before they are posted to the outbox.

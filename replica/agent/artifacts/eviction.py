@@ -43,9 +43,9 @@ class EvictionCandidate:
     """An artifact on the disk.
 
     Attributes:
-        heat: Present score of its use.
-        is_adapter: Whether it is an adapter. Adapters are evicted before bases, because bases are
-            slow to fetch.
+        heat: Present score of the artifact's use.
+        is_adapter: Whether the artifact is an adapter. Adapters are evicted before bases, because
+            bases are slow to fetch.
     """
 
     digest: str
