@@ -30,7 +30,7 @@ _COPIED = {
     "outcome": "LowCardinality(String)",
     "reason": "String",
 }
-# The serialised `Explanation`, in bytes
+# The column `decision` has the bytes of an `Explanation`.
 COLUMNS: dict[str, str] = _OF_EVENT | _COPIED | {"decision": "String"}
 
 

@@ -44,9 +44,9 @@ _NOTE_REMOVED = """
 INSERT INTO {database}.rollup_progress (name, until)
 SELECT '{name}', now64(3) - toIntervalDay({days})
 """
-# Whether rows would be deleted that are not in the rollups, with a larger margin than the day in
-# `telemetry.rollups`. ClickHouse answers the first condition without reading rows. If no row
-# becomes old enough within the next days, rollups will be computed in time.
+# Whether rows would be deleted that are not in the rollups. The margin is larger than that of
+# `telemetry.rollups`, which is a day. ClickHouse answers the first condition without reading rows.
+# If no row becomes old enough within the next days, rollups will be computed in time.
 _UNSAFE = """
 SELECT (SELECT min(received_at) FROM {database}.requests) < now64(3) - toIntervalDay({days} - 5)
     AND (SELECT count() FROM {database}.requests) > 0

@@ -17,7 +17,8 @@ from enum import StrEnum
 from telemetry.settings import REQUESTS_DAYS_MIN
 
 MINUTE_MS, HOUR_MS, DAY_MS = 60_000, 3_600_000, 86_400_000
-# Progress name of `telemetry.day_sums`, which is no level because bills never read days
+# Name under which `telemetry.day_sums` stores its progress. It is not a `Level`, because bills
+# never read sums of days.
 DAYS = "days"
 # An hour is closed this long after its end. Rows that are written later count as late. Either a
 # gateway had spooled them while the broker was down, or their request ran for that long.

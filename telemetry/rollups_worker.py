@@ -49,8 +49,8 @@ _DIRTY_MAX = 100_000
 _SPREAD_MS = HOUR_MS
 
 _NOW = "SELECT toUnixTimestamp64Milli(now64(3)) AS now_ms"
-# Names of stored progress. The first has the time at which marking began, and the second the days
-# whose events were marked since.
+# Names of stored progress. The first stores when older rows began to be marked, the second the days
+# whose rows were marked since.
 _SEED_BASE, _SEED_DAY = "seed", "seed_{base_ms}"
 # ClickHouse answers this query from metadata of parts, without reading rows.
 _MONTHS = """
@@ -281,7 +281,8 @@ class Rollups:
         """Mark the intervals of rows that have no marks yet, and return whether all have marks.
 
         One statement writes all marks of one day, and its repetition is harmless. Later calls mark
-        the remaining days. Rows lack marks if they are older than the table of marks.
+        the remaining days. Rows lack marks if they are older than the table of marks, or if their
+        marks have expired.
         """
         base_ms = known.until_ms.get(_SEED_BASE, 0)
         if base_ms <= known.now_ms - BEHIND_MAX_MS:

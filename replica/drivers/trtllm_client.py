@@ -150,7 +150,7 @@ class TrtllmClient:
     async def _main(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._closing = asyncio.Event()
-        # One event per poll, all of which every submission sets
+        # One event per poll. Every submission of a request sets all of these events.
         self._wakes: list[asyncio.Event] = []
         async with asyncio.TaskGroup() as self._tasks:
             self._tasks.create_task(self._poll(self._llm.get_stats_async, _stats))

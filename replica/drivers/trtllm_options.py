@@ -17,8 +17,7 @@ from replica.drivers.trtllm_api import TrtllmApi
 from sluice.adapter_ranks import TRTLLM
 from sluice.hashing import BLOCK_TOKENS
 
-# Kinds of speculation, with their classes, of which the first that the installed version has is
-# used.
+# Classes of each kind of speculation. The first class that exists in the installed version is used.
 _SPECULATION: Mapping[str, tuple[str, ...]] = {
     "NGram": ("NGramDecodingConfig",),
     "Eagle3": ("Eagle3DecodingConfig", "EagleDecodingConfig"),  # split after 1.2

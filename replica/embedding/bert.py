@@ -160,7 +160,7 @@ def _sentence_problems(sentence: Mapping[str, Any]) -> list[str]:
     problems: list[str] = []
     if not isinstance(sentence.get("max_seq_length"), int):
         problems.append("sentence_bert_config.json without max_seq_length")
-    for name, value in sentence.items():  # do_lower_case concerns texts before the tokenizer
+    for name, value in sentence.items():  # all other fields, for example do_lower_case, must be off
         if name != "max_seq_length" and value not in (None, False):
             problems.append(f"{name} {value!r} in sentence_bert_config.json")
     return problems

@@ -35,7 +35,8 @@ Floats = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
 NO_TOKEN = -1  # result for a row whose best logit is not finite
 _GROUP = 64  # tokens per group, about the square root of a vocabulary
-# lower bound, below which float32 overflows, although sampling is greedy long before
+# Lowest temperature by which logits are divided, because float32 overflows below it. Sampling is
+# greedy already at higher temperatures.
 _TEMPERATURE_MIN = np.float32(1e-6)
 _BELOW_ONE = 1.0 - 2.0**-53
 _SPLITMIX = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)

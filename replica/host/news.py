@@ -175,8 +175,8 @@ class Outbox:
         with self._changed:
             self._grants += 1
             self._credit += frames
-            # A router may also widen its window, so a grant never confirms frames that were not
-            # sent.
+            # A router may also grant additional credit, so a grant never confirms frames that were
+            # not sent.
             self._confirmed_frames = min(self._taken_frames, self._confirmed_frames + frames)
             while self._unconfirmed and self._unconfirmed[0][0] <= self._confirmed_frames:
                 self._forget()

@@ -80,7 +80,7 @@ def cost_query(query: params.Query, now_ms: int) -> CostQuery:
     Raises:
         BadRequestError: A parameter is invalid, or the time range is longer than 100 days.
     """
-    # No events exist in the future
+    # The range ends at the present time at the latest, because later times have no events.
     to_ms = min(now_ms, params.moment_ms(query, "to", default_ms=now_ms))
     from_ms = params.moment_ms(query, "from", default_ms=max(0, to_ms - _DEFAULT_MS))
     if not 0 < to_ms - from_ms <= RANGE_MS_MAX:
