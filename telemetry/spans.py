@@ -17,7 +17,7 @@ Value = str | int | bool | Sequence[str]
 
 _HTTP_ERROR = 400
 _SERVER_ERROR = 500
-# Span number of the gateway's part, while the numbers of attempts begin at 1 << 16
+# Span number of the gateway's part. The numbers of attempts begin at 1 << 16.
 _GATEWAY_NUMBER = 1
 _TRACE_DIGITS, _SPAN_DIGITS = 32, 16
 _HEX = frozenset("0123456789abcdef")

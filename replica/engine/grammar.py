@@ -216,8 +216,9 @@ def _bits(masks: Words) -> npt.NDArray[np.uint8]:
 
 
 def _limits() -> LLParserLimits:
-    # With these limits, a step of a hostile grammar needs some ten milliseconds and its tables some
-    # 30 MB. `(a{1000}){1000}` is refused after 0.3 s instead of 4 s with a million lexer states.
+    # With these limits, a step of a hostile grammar needs about ten milliseconds and its tables
+    # about 30 MB. `(a{1000}){1000}` is refused after 0.3 s instead of 4 s with a million lexer
+    # states.
     return LLParserLimits(
         initial_lexer_fuel=200_000,
         step_lexer_fuel=100_000,

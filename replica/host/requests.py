@@ -50,8 +50,8 @@ def decode_sequence(
         RefusedError: With INVALID_REQUEST. The message names the correction.
     """
     root = message.cache_root
-    # adapter and base must not share cached KV values, which would have equal hashes under the
-    # base's root
+    # An adapter needs a root other than the base's, because its blocks would otherwise have the
+    # hashes of the base's blocks.
     if not root and message.adapter_digest:
         root = cache_root(base_digest, message.adapter_digest, b"")
     forks = tuple(

@@ -94,8 +94,8 @@ class SequenceBook:
         """Start a canary inference, after its adapter is loaded."""
         tells = message.wants_logprobs and self._driver.capabilities.logprobs_max > 0
         root = message.cache_root
-        # adapter and base must not share cached KV values, which would have equal hashes under the
-        # base's root
+        # An adapter needs a root other than the base's, because its blocks would otherwise have the
+        # hashes of the base's blocks.
         if not root and message.adapter_digest:
             root = cache_root(self._base_digest, message.adapter_digest, b"")
         request = SequenceRequest(

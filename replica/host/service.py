@@ -34,7 +34,8 @@ from sluice.wire.engine.v1 import engine_pb2 as wire
 
 log = logging.getLogger(__name__)
 
-# Sequences in the engine's own queue, since routers have longer queues themselves
+# Largest number of sequences in the engine's own queue, which is short because routers have queues,
+# too.
 WAITING_MAX = 1024
 INBOX_SEQUENCES_MAX = 8192  # sequences that arrived but that the step loop has not processed yet
 INBOX_COMMANDS_MAX = 16384
