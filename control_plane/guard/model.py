@@ -19,7 +19,7 @@ from sluice.guard.rules import (
     rules_from,
 )
 
-# The bound is as large as rules within their bounds can be in JSON.
+# Largest request body, which is the largest JSON of rules within their bounds.
 BODY_BYTES_MAX = 4 << 20
 _NAMES_MAX = 100
 

@@ -15,7 +15,7 @@ def right_answers(
     """Return the platform's askings that accused replicas have answered correctly.
 
     Only answers to prompts after the ejection count, by the clocks of the node and the router. If
-    the clocks differ, a replica is cleared later or too early.
+    the clocks differ, a replica is cleared too late or too early.
 
     Args:
         cases: The judgements of a batch, by group.

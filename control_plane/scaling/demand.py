@@ -219,7 +219,7 @@ class DemandHistory:
         return len(recent)
 
     def _projected(self) -> float:
-        """Return the demand at a surge's end, if the rise lasts as long again as it has so far."""
+        """Return the demand at a surge's end, if the rise continues for its past duration."""
         lasting = self._lasting()
         recent = list(self.buckets)
         top = max(fmean(recent[-_NOW - 2 : -2] or recent), self.now)

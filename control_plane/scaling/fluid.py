@@ -121,11 +121,11 @@ class ScalingOutcome:
     Attributes:
         violation_minutes: Minutes whose 99th percentile of TTFT misses the objective.
         violated_work_share: Share of the work that arrived while TTFT missed the objective.
-        gpu_hours: Hours of all replicas, including booting replicas.
+        gpu_hours: Hours of all replicas, including booting and sleeping replicas.
         changes: Number of times that the policy changed the number of replicas.
         ttft_max_s: Longest TTFT in seconds.
         batch_late_share: Share of the batch tier's work that waited beyond its deadline.
-        provisioned: Number of all replicas, including booting replicas, one value per minute.
+        provisioned: Number of all replicas in the same sense, one value per minute.
         ready: Number of replicas that served, one value per minute.
         ttft_s: Greatest TTFT in seconds, one value per minute.
         tier_minutes: Violation minutes of each tier except batch, the highest tier first.

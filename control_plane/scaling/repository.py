@@ -288,7 +288,7 @@ async def _replicas(connection: AsyncConnection, ids: Sequence[str]) -> Counter[
 def _kind_of(state: int, *, sleeps: bool) -> str:
     """Return the kind of a replica for scaling.
 
-    A replica that boots only to sleep has a kind apart.
+    A replica that boots only to sleep has a separate kind.
     """
     if state == ReplicaState.SLEEPING:
         return "asleep" if sleeps else "booting"

@@ -75,7 +75,7 @@ class CellWork:
     first_token_s: float
 
 
-# by cell and router, the epoch and the sums counted so far
+# epoch and sums counted so far, by `CellWork.key`
 Seen = dict[str, tuple[int, dict[int, Sums]]]
 
 
