@@ -1,4 +1,4 @@
-"""Requests nodes from actuators, one task per actuator, so that a slow one delays no other task.
+"""Requests nodes from actuators, one task per actuator, so that a slow actuator delays no other.
 
 Only the newest request of an actuator is sent. After a refusal the pause before the next request
 doubles.

@@ -125,7 +125,7 @@ class ScalingOutcome:
         changes: Number of times that the policy changed the number of replicas.
         ttft_max_s: Longest TTFT in seconds.
         batch_late_share: Share of the batch tier's work that waited beyond its deadline.
-        provisioned: Number of all replicas in the same sense, one value per minute.
+        provisioned: Number of serving, booting and sleeping replicas, one value per minute.
         ready: Number of replicas that served, one value per minute.
         ttft_s: Greatest TTFT in seconds, one value per minute.
         tier_minutes: Violation minutes of each tier except batch, the highest tier first.
