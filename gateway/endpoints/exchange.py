@@ -283,7 +283,8 @@ class HttpExchange:
             event.arm = decision.arm
             event.is_pinned = decision.is_pinned
             event.is_copy = self.is_copy
-        if (scored := self.scored) is not None:  # a score belongs to no rollout itself
+        # the event of a score names the scored rollout in a field of its own
+        if (scored := self.scored) is not None:
             event.scored_rollout_id, event.arm = scored.rollout_id, scored.arm
             event.is_copy = True
         if (lost := self.lost) is not None:

@@ -77,9 +77,9 @@ class Http2Server:
         return self._server.is_draining
 
     def take(self, connection: HttpProtocol, data: bytes) -> bool:
-        """Replace the protocol of a connection whose first bytes are HTTP/2's preface.
+        """Take over a connection if its first bytes are HTTP/2's preface or may become the preface.
 
-        Returns whether the protocol was replaced, also by a reader of the rest of a possible
+        Returns whether the connection was taken over. `_PrefaceReader` reads the rest of the
         preface.
         """
         transport = connection.transport

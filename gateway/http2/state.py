@@ -69,7 +69,7 @@ class Http2State(H2Connection):
 
         h2 itself would drop the running answers.
         """
-        # Check that the frame is valid in this state.
+        # A ping changes no state, so this input only checks that the connection is open.
         self.state_machine.process_input(ConnectionInputs.RECV_PING)
         event = ConnectionTerminated()
         event.last_stream_id = frame.last_stream_id

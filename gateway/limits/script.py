@@ -205,7 +205,8 @@ class Waiter(Protocol):
         ...
 
 
-# Waiter, up to three scopes, the maximum of tokens that each scope grants, and requested tokens.
+# A reservation with its waiter, up to three scopes, the maximum of tokens that each scope grants,
+# and the requested tokens.
 Call = tuple[Waiter, Sequence[BucketScope], Sequence[int], int]
 
 

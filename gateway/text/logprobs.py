@@ -167,8 +167,8 @@ class TextOffsets:
         """
         begun = self._decoder.decode(data[:1])
         is_open = bool(self._decoder.getstate()[0])
-        # One byte belongs to one character. A second decoded character is therefore the one that
-        # this token interrupts.
+        # The first byte belongs to one character. If it decodes to two, the earlier character is
+        # the incomplete one that this token interrupts.
         offset = self._length + max(0, len(begun) + is_open - 1)
         self._length += len(begun) + len(self._decoder.decode(data[1:]))
         return offset
