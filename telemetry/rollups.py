@@ -69,7 +69,7 @@ class RetainedSince:
 
     @classmethod
     def of(cls, now_ms: int, events: "Deletion", minutes: "Deletion") -> "RetainedSince":
-        """Return the times for tables that delete old rows."""
+        """Return the times from which rows exist in two tables that delete old rows."""
 
         def since(found: Deletion) -> int:
             days_ms = now_ms - found.days * DAY_MS if found.days else 0

@@ -24,9 +24,9 @@ from typing import Any, cast
 class FaultKind(StrEnum):
     """The kind of a fault, which defines the meaning of its `amount`.
 
-    For STALL it is the seconds for which the step, and thus the whole engine, stalls. For SLOW it
-    is a factor of the duration of each step, for `for_s` seconds, or with 0 until the next SLOW
-    fault. For DIE it is unused, because the process exits. For CORRUPT it is the number of
+    For STALL the amount is the seconds for which the step, and thus the whole engine, stalls. For
+    SLOW it is a factor of the duration of each step, for `for_s` seconds, or with 0 until the next
+    SLOW fault. For DIE it is unused, because the process exits. For CORRUPT it is the number of
     sequences of a step with a wrong token (at least 1). For FAIL it is the number of consecutive
     steps that fail (at least 1).
     """

@@ -124,7 +124,7 @@ class ScheduledSequence:
 
     @property
     def final_score(self) -> Score | None:
-        """Mean score of the scored tokens, or None without any or before all are computed."""
+        """Mean score of the scored tokens, or None if some are not computed yet or none exist."""
         count = self.request.scored_tokens
         if not count or self.scored < self.prompt_tokens:
             return None

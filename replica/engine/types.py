@@ -46,7 +46,7 @@ class Grammar:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """The sampling parameters of a sequence, in whose order `replica.engine.sampling` applies them.
+    """The sampling parameters of a sequence. `replica.engine.sampling` defines their order.
 
     Attributes:
         temperature: Temperature, where 0 is greedy decoding, which ignores top_p, top_k and min_p.

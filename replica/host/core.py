@@ -184,7 +184,8 @@ class HostCore:
     def submit(self, epoch: int, sequences: Iterable[wire.Sequence], seen_at_s: float) -> None:
         """Accept sequences, whose progress and ends are reported in frames.
 
-        Sequences of an unknown epoch are ignored, because their router has closed it or is gone.
+        Sequences of an unknown epoch are ignored, because their router has closed its attachment or
+        has vanished.
         """
         attachment = self._attachments.get(epoch)
         if attachment is None:

@@ -61,7 +61,7 @@ class SequenceEnd:
 
 @dataclass(slots=True)
 class StepNews:
-    """The news of one attachment from one step, or from several merged steps.
+    """The unsent events of one attachment, of one step or merged from several steps.
 
     Attributes:
         step: Number of the last step covered.

@@ -1,6 +1,6 @@
-"""Puts the engine to sleep and wakes it.
+"""Puts the engine to sleep and wakes it, in the step loop.
 
-Other threads allocate the memory.
+Other threads allocate the memory for waking, because the allocation is slow.
 """
 
 from typing import Any
