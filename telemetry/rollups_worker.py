@@ -49,8 +49,8 @@ _DIRTY_MAX = 100_000
 _SPREAD_MS = HOUR_MS
 
 _NOW = "SELECT toUnixTimestamp64Milli(now64(3)) AS now_ms"
-# Names of stored progress. The first has the time at which marking began. The second has the last
-# day whose older rows were marked since.
+# Names of stored progress. The first has the time at which marking began. The second has the day up
+# to which older rows were marked since.
 _SEED_BASE, _SEED_DAY = "seed", "seed_{base_ms}"
 # ClickHouse answers this query from metadata of parts, without reading rows.
 _MONTHS = """

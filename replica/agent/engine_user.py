@@ -19,7 +19,7 @@ from sluice.accounts import is_root, lacking_capabilities
 
 log = structlog.get_logger(__name__)
 
-# Seconds for the trial, in which Python starts, which lasts 0.1 s on an idle machine
+# Seconds for the trial, in which Python starts. On an idle machine the trial needs 0.1 s.
 _TRIAL_S = 60.0
 # This program runs as the engines' user, and checks that packages can be imported and each path is
 # readable.

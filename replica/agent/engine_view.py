@@ -20,7 +20,7 @@ class Closed:
     """A directory that a user may not enter, with the parts that the user needs.
 
     Attributes:
-        trees: Files and directories below it that the user needs, with all their contents.
+        trees: Files and directories in the directory that the user needs, with all their contents.
         links: Symbolic links on the way to these trees, with their targets.
     """
 
@@ -30,7 +30,7 @@ class Closed:
 
 @dataclass(frozen=True, slots=True)
 class EngineView:
-    """The closed directories of which parts have to be opened for a user.
+    """The closed directories on a user's paths, with the parts to open for the user.
 
     Attributes:
         closed: Closed directories by path, none of which is inside another.

@@ -81,7 +81,7 @@ class Canaries:
         except BaseException:
             await link.close()
             raise
-        # another canary of this engine ran concurrently
+        # another canary of this engine has run concurrently and has stored its connection
         if (other := self._links.pop(key, None)) is not None:
             await other.close()
         self._links[key] = link

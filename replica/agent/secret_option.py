@@ -26,7 +26,7 @@ from pathlib import Path
 PLACEHOLDER = "--option-of-the-environment"
 _OPTION = "SLUICE_SECRET_OPTION"
 _GATE = "LD_PRELOAD"
-# Seconds in which the program must start, which needs a millisecond on an idle machine
+# Seconds in which the program must start. On an idle machine a start needs a millisecond.
 _OPEN_S = 10.0
 _POLL_S = 0.001
 _WORD = 8

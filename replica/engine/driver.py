@@ -132,7 +132,7 @@ class Sleeper(Protocol):
     def sleep(self, blocks: int) -> bool:
         """Drop all KV contents and free all memory but `blocks` blocks.
 
-        False while there is work.
+        The result is False while there is work.
         """
         ...
 

@@ -79,7 +79,7 @@ class SequenceBook:
     def take(
         self, attachment: HostAttachment, sequences: Iterable[wire.Sequence], seen_at_s: float
     ) -> None:
-        """Accept sequences, of which only those end that cannot be served.
+        """Accept sequences, and end only those that cannot be served.
 
         A sequence whose id is living already is ignored, so that a submit can be repeated.
         """

@@ -39,9 +39,9 @@ class HostWorkers:
             thread.start()
 
     def run(self, work: Callable[[], Any], done: Callable[[Any], None]) -> bool:
-        """Call `work` in a worker, then `done` in the step loop. False if too many jobs wait.
+        """Call `work` in a worker, then `done` in the step loop.
 
-        `done` receives the result of `work`, or its exception.
+        `done` receives the result of `work`, or its exception. Returns False if too many jobs wait.
         """
         try:
             self._jobs.put_nowait((work, done))

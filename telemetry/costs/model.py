@@ -92,7 +92,8 @@ class CostLine:
 
     Attributes:
         work: Work of the row, which is zero in idle rows.
-        busy_micros: Cost of busy time, divided by work, in millionths of the currency.
+        busy_micros: The row's share of the cost of busy time, by its work, in millionths of the
+            currency.
         idle_micros: Cost of time without requests, in millionths of the currency. Idle rows have
             it, unless it is spread over the other rows.
         is_idle: Whether the row is the cost of idle time, which belongs to no tenant.
