@@ -70,12 +70,13 @@ def _beginnings(begun: blake2b, texts: Sequence[str]) -> list[bytes]:
     since = max(0, count - _BEGINNINGS_MAX - _LAST)
     sums = _sums(texts[since:])
     first = _sums(texts[:_FIRST]) if since else sums[: _FIRST * _SUM_BYTES]
+    begun_first = begun.copy()
+    begun_first.update(first)
     found = list[bytes]()
     for end in range(max(1, count - _BEGINNINGS_MAX + 1), count + 1):
-        last = max(0, end - _LAST - since)
-        key = begun.copy()
-        of_last = sums[last * _SUM_BYTES : (end - since) * _SUM_BYTES]
-        key.update(b"%d %b%b" % (end, first[: end * _SUM_BYTES], of_last))
+        key = begun_first.copy() if end >= _FIRST else begun.copy()
+        last = end - _LAST - since if end - since > _LAST else 0
+        key.update(b"%b %d" % (sums[last * _SUM_BYTES : (end - since) * _SUM_BYTES], end))
         found.append(key.digest())
     return found
 
