@@ -121,8 +121,8 @@ class Http2Server:
         except asyncio.CancelledError:
             stream.abort()
             raise
-        except Exception as error:  # noqa: BLE001 - the outermost place: others go on
-            log.error("answer_failed", error=type(error).__name__)  # noqa: TRY400 - it may have keys
+        except Exception as error:  # noqa: BLE001 - an error must end only its stream
+            log.error("answer_failed", error=type(error).__name__)  # noqa: TRY400 - may have keys
             stream.abort()
         finally:
             request.end()
@@ -151,7 +151,7 @@ class Http2Server:
             connection.refuse_more()
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                while self._connections:  # noqa: ASYNC110 - a few times, at the end
+                while self._connections:  # noqa: ASYNC110 - only at the end of the process
                     await asyncio.sleep(_POLL_S)
         for connection in list(self._connections):
             connection.end(ErrorCodes.NO_ERROR)

@@ -38,7 +38,7 @@ class _PlainEncoder(Encoder):
 
         A client's setting may shrink the header table but not enlarge it.
         """
-        if self.header_table_size > _TABLE_BYTES_MAX:  # noqa: PLR1730 - a setting is told
+        if self.header_table_size > _TABLE_BYTES_MAX:  # noqa: PLR1730 - a change is sent
             self.header_table_size = _TABLE_BYTES_MAX
         return super().encode(headers, huffman=False)
 

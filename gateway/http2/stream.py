@@ -76,7 +76,7 @@ class Http2Stream(HeadTransport):
         self.is_heard = not has_body
         # The reader calls `resume_reading` whenever all received bytes were read.
         self.body: StreamReader = (
-            StreamReader(self, 1, loop=asyncio.get_running_loop())  # pyright: ignore[reportArgumentType] - as far as it uses one
+            StreamReader(self, 1, loop=asyncio.get_running_loop())  # pyright: ignore[reportArgumentType] - only `resume_reading` is used
             if has_body
             else EMPTY_PAYLOAD
         )

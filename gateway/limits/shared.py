@@ -320,7 +320,7 @@ class SharedBuckets:
         if now_s - self._failed_at_s > _HEALTHY_S:
             self._failures = 0
         pause_s = backoff_s(self._failures, first_s=_PROBE_FIRST_S, max_s=_PROBE_MAX_S)
-        pause_s *= random.uniform(0.5, 1.0)  # noqa: S311 - spreads
+        pause_s *= random.uniform(0.5, 1.0)  # noqa: S311 - spreads load
         self._failures += 1
         self._failed_at_s = now_s
         self._probe_timer = self._loop.call_later(pause_s, self._probe, reason, is_primary)

@@ -223,7 +223,7 @@ class ValkeyClient:
                     attempt = 0
                     await self._use(connection, listener)
                 pause_s = backoff_s(attempt, first_s=0.05, max_s=_BACKOFF_MAX_S)
-                await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311 - spreads
+                await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311 - spreads load
                 attempt += 1
         finally:
             if self._sentinel is not None:

@@ -125,8 +125,8 @@ class ToolEvents(ResponseEvents):
         """
         made = copy.copy(self)
         if not self._begun:
-            made._frame = frame  # noqa: SLF001 - its own
-        made._items, made._waiting = [*self._items], dict(self._waiting)  # noqa: SLF001 - its own
+            made._frame = frame  # noqa: SLF001 - a copy
+        made._items, made._waiting = [*self._items], dict(self._waiting)  # noqa: SLF001 - a copy
         made.round_calls = []
         return made
 

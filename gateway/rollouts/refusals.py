@@ -14,9 +14,9 @@ _TOKENS_AT_ONCE = 32
 # Tokens of an answer that are decoded at most, which uses less than 1 ms of the event loop.
 OPENING_TOKENS_MAX = 1024
 
-_APOSTROPHES = str.maketrans(dict.fromkeys("’‘ʼ＇`´", "'"))  # noqa: RUF001 - what models write
+_APOSTROPHES = str.maketrans(dict.fromkeys("’‘ʼ＇`´", "'"))  # noqa: RUF001 - models use them
 # Quotes, list marks and emphasis that may precede the words.
-_LEADING = re.compile(r"[\s\"'“”«»*_#>\-–—.…]+")  # noqa: RUF001 - what models write
+_LEADING = re.compile(r"[\s\"'“”«»*_#>\-–—.…]+")  # noqa: RUF001 - models use them
 _CANNOT = (
     r"(?:i|we)(?: (?:can't|cannot|can not|won't|will not|couldn't|could not|shouldn't|should not"
     r"|don't feel comfortable|do not feel comfortable)"

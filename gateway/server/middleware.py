@@ -109,7 +109,7 @@ class Envelope:
                 response = self._cors.preflight(request)
                 if response is None:
                     response = await route.handler(request.method, request.path)(request)
-            except Exception as error:  # noqa: BLE001 - the outermost place: no worker is lost
+            except Exception as error:  # noqa: BLE001 - an error must not end the worker
                 response = self._refusal(request, error, route.error_form)
         except (asyncio.CancelledError, ConnectionError):
             code = ErrorCode.CLIENT_CLOSED

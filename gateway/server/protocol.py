@@ -77,7 +77,7 @@ class HttpServer(web.Server):
         # `handler_cancellation` is off by default. Without it, a handler that waits for the next
         # token would not notice that its client has closed the connection.
         super().__init__(
-            handler,  # pyright: ignore[reportArgumentType] - it is given what it takes
+            handler,  # pyright: ignore[reportArgumentType] - the factory creates its type
             request_factory=self.make_request,
             handler_cancellation=True,
             access_log=None,
@@ -368,7 +368,7 @@ class HttpProtocol(RequestHandler):
         except asyncio.CancelledError:
             self.force_close()
             raise
-        except Exception as error:  # noqa: BLE001 - the outermost place
+        except Exception as error:  # noqa: BLE001 - the outermost edge
             self.log_exception("Unhandled exception", exc_info=error)
             self.force_close()
         finally:

@@ -68,14 +68,14 @@ class HttpRunner:
         """Wait until all connections have ended, for at most `timeout_s`."""
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                while self.server.open_connections:  # noqa: ASYNC110 - aiohttp tells no event
+                while self.server.open_connections:  # noqa: ASYNC110 - aiohttp has no event
                     await asyncio.sleep(_IDLE_POLL_S)
 
     async def wait_idle(self, timeout_s: float) -> None:
         """Wait until no request is being answered, for at most `timeout_s`."""
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                while self.server.has_requests:  # noqa: ASYNC110 - aiohttp tells no event
+                while self.server.has_requests:  # noqa: ASYNC110 - aiohttp has no event
                     await asyncio.sleep(_BUSY_POLL_S)
 
     async def close(self) -> None:

@@ -91,7 +91,7 @@ class ClassifierLine:
             scores = await self._classifier.scores([it.text for it in batch], timeout_s=left_s)
             if len(scores) != len(batch):
                 text = f"scores of {len(scores)} texts, not of {len(batch)}"
-                raise ClassifierError(text)  # noqa: TRY301 - as if it had reported this
+                raise ClassifierError(text)  # noqa: TRY301 - like its own error
         except ClassifierError as error:
             self._note_failure(str(error))
             self._failed.inc(len(batch))
