@@ -85,6 +85,12 @@ def served(result: Result) -> str:
     return ", ".join(f"{100 * rows[count]['ratio']:.0f} %" for count in ("1", "8", "32", "256"))
 
 
+def woken(result: Result, engine: str) -> str:
+    """Return the seconds from the first request to a sleeping pool to its first token."""
+    first = result[engine]["asleep"]["first_token_s"]
+    return f"{first['median']:.1f} / {first['max']:.1f}"
+
+
 def month(result: Result) -> str:
     worst = [it["p99_ms"] for it in result["with_rollups"].values()]
     return f"{min(worst):.0f}-{max(worst):.0f} ms"

@@ -292,6 +292,12 @@ _OPERATION = (
         ),
     ),
     FigureRow(
+        "the first request to a pool that sleeps as a whole: its first token, median / worst of"
+        " twelve, engine `openvino`; `sim`",
+        "wake",
+        lambda it: f"{texts.woken(it, 'openvino')}; {texts.woken(it, 'sim')} s",
+    ),
+    FigureRow(
         "10,000 models, 50,000 tenants, 200,000 keys: a watcher's first snapshot; a change at"
         " each of 500 watchers of"
         " one control plane, p50 / p99",

@@ -56,6 +56,7 @@ MODULES = {
     "distribution": "benchmarks.load.distribution",
     "watch": "benchmarks.load.watch",
     "publish": "benchmarks.load.publish",
+    "wake": "benchmarks.load.wake",
 }
 
 
