@@ -16,7 +16,7 @@ from tests.stacks import FIXTURES, PAIR, REAL, SECURE, SIM, group_of
 SECONDS: Mapping[str, int] = {
     REAL: 600,
     PAIR: 270,
-    SIM: 200,
+    SIM: 330,
     SECURE: 120,
     "tests/integration/test_stack.py": 200,
     "tests/integration/gateway/test_failover.py": 150,

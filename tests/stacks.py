@@ -13,6 +13,7 @@ _FILES = {
     "tests/e2e/test_faults_under_load.py": PAIR,
     "tests/e2e/test_auto.py": SIM,
     "tests/e2e/test_budgets.py": SIM,
+    "tests/e2e/test_burst.py": SIM,
     "tests/e2e/test_ledger_faults.py": SIM,
     "tests/e2e/test_mutual_tls.py": SECURE,
     "tests/e2e/test_openai_sdk.py": SIM,

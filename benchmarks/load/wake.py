@@ -97,7 +97,7 @@ def _time_request(client: httpx.Client) -> tuple[float, float]:
         for line in answer.iter_lines():
             if not first_at and '"content":"' in line.replace('"content":""', ""):
                 first_at = time.perf_counter()
-    if line != "data: [DONE]" and not first_at:
+    if not first_at:
         raise AssertionError("the answer has no token")
     return first_at - began_at, time.perf_counter() - began_at
 
@@ -122,7 +122,7 @@ def _measure(engine: str) -> dict[str, Any]:
             asleep, awake = list[tuple[float, float]](), list[tuple[float, float]]()
             for _ in range(WAKES):
                 pool.wait_asleep()
-                time.sleep(random.uniform(0.0, _PHASE_S))  # noqa: S311 - spreads the phases
+                time.sleep(random.uniform(0.0, _PHASE_S))
                 asleep.append(_time_request(client))
                 awake.append(_time_request(client))
                 print(f"{engine}: {asleep[-1][0]:.2f} s, awake {awake[-1][0]:.3f} s", flush=True)

@@ -272,7 +272,7 @@ def _with_sleepers(
     """Add sleeping replicas within the rest of the budget.
 
     In a pool that needs capacity, no replica boots only to sleep. Replicas that are no longer
-    needed may still be put to sleep.
+    needed may still be put to sleep. A pool that grows wakes its sleeping replicas before others boot.
     """
     accelerators = sum(pools[key].settings.accelerators * it.wanted for key, it in plans.items())
     price = sum(pools[key].settings.price * it.wanted for key, it in plans.items())
@@ -285,7 +285,7 @@ def _with_sleepers(
         spare = max(0, facts.have + slept - decided.wanted)
         if settings.is_paused or facts.unknown:
             asleep = min(slept, spare)
-        elif _is_in_need(state):
+        elif _is_in_need(state) or (slept and decided.wanted > facts.ready):
             asleep = min(asleep, spare)
         while asleep and (
             accelerators + asleep * settings.accelerators > budget.accelerators

@@ -240,6 +240,15 @@ def test_a_pool_in_need_boots_no_replica_in_order_to_sleep() -> None:
     assert decided.asleep == 0
 
 
+def test_a_sleeper_serves_before_another_replica_boots() -> None:
+    state = _state(_settings(sleepers_min=1), 10.0)
+    state.facts = _sleeping(asleep=1, sleepers=1, planned=10)
+    decided = _plan(state, 1000.0)
+    assert (decided.wanted > 10, decided.asleep) == (True, 0)
+    state.facts = replace(state.facts, ready=decided.wanted, planned=decided.wanted, sleepers=0)
+    assert _plan(state, 1000.0 + BUCKET_S).asleep == 1
+
+
 def test_sleepers_come_last_in_a_budget() -> None:
     settings = replace(_settings(sleepers_min=3), accelerators=1)
     state = _state(settings, 10.0)
