@@ -272,7 +272,8 @@ def _with_sleepers(
     """Add sleeping replicas within the rest of the budget.
 
     In a pool that needs capacity, no replica boots only to sleep. Replicas that are no longer
-    needed may still be put to sleep. A pool that grows wakes its sleeping replicas before others boot.
+    needed may still be put to sleep. A pool that grows wakes its sleeping replicas before another
+    replica boots.
     """
     accelerators = sum(pools[key].settings.accelerators * it.wanted for key, it in plans.items())
     price = sum(pools[key].settings.price * it.wanted for key, it in plans.items())
