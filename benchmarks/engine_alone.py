@@ -125,7 +125,7 @@ def measure_sim() -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run both and write `benchmarks/results/engine_alone.json`."""
+    """Measure both drivers and write `benchmarks/results/engine_alone.json`."""
     figures = {
         "parameters": {
             "prompt_tokens": _PROMPT_TOKENS,

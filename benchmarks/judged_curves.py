@@ -1,7 +1,8 @@
-"""Curves of cost against accuracy for two models, a strong and a weak one, and their figures. Pure.
+"""Curves of cost against accuracy for a strong and a weak model, and their figures, without I/O.
 
-A router orders questions by score: the first ones go to the strong model. Questions of equal score
-go there in random order, so that a router without any knowledge yields the random mix.
+A router orders questions by score, and the highest scores go to the strong model. Questions of
+equal score are drawn in random order, so that a router without any information yields the random
+mix.
 """
 
 from dataclasses import dataclass
@@ -52,7 +53,7 @@ class Curve:
     cost: Floats
 
     def share_at(self, accuracy: float) -> float:
-        """Return the least share of strong calls with this accuracy; 1 if none has it."""
+        """Return the least share of strong calls with this accuracy, or 1 if none has it."""
         reached = np.flatnonzero(self.accuracy >= accuracy)
         if not len(reached):
             return 1.0

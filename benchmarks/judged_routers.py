@@ -1,7 +1,7 @@
 """Routers between two models: `auto` with the product's own code, kNN, random mix and oracle.
 
-All are learned from the same judged questions. `auto` makes its table with `learned`, and `choose`
-decides. kNN is the mean of the nearest judged questions, by the product's features or by words; the
+All are learned from the same judged questions. `auto` builds its table with `learned`, and `choose`
+decides. kNN is the mean of the nearest judged questions, by the product's features or by words. Its
 number of neighbours has the least log loss on the judged questions, each left out once.
 """
 
@@ -95,7 +95,7 @@ def table_from(
 
 
 def by_auto(questions: Sequence[JudgedQuestion], table: QualityTable) -> Predicted:
-    """Return the predictions of `auto`; a score is 1 / the price of a miss that goes strong."""
+    """Return the predictions of `auto`, with 1 / the price of a miss that goes strong as scores."""
     weak, strong, scores = list[float](), list[float](), list[float]()
     for it in questions:
         turn = AutoTurn(features_of([it.text]))

@@ -2,10 +2,10 @@
 
 A file has one of three forms, and may be gzipped (`.gz`):
 
-* CSV with `TIMESTAMP`, `ContextTokens` and `GeneratedTokens`, as Azure publishes traces;
-* JSON lines with `timestamp` (ms), `input_length` and `output_length`, as Mooncake publishes them;
+* CSV with `TIMESTAMP`, `ContextTokens` and `GeneratedTokens`, as Azure publishes traces
+* JSON lines with `timestamp` (ms), `input_length` and `output_length`, as Mooncake publishes them
 * JSON lines with `received_at_unix_ms`, `prompt_tokens` and `output_tokens`, as ClickHouse exports
-  the table `requests` (`FORMAT JSONEachRow`).
+  the table `requests` (`FORMAT JSONEachRow`)
 """
 
 import csv
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, Any
 
 _BUCKET_S = 15  # seconds between two plans, and the least bucket
-_BUCKETS_MAX = 6_000  # of one request to the control plane; longer files have longer buckets
+_BUCKETS_MAX = 6_000  # in one request to the control plane, so longer files have longer buckets
 _SPAN_MAX_S = 48 * 3600
 _CSV = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 # Names of time, prompt tokens and output tokens in JSON lines.
@@ -31,12 +31,12 @@ Row = tuple[float, int, int]  # seconds, prompt tokens, output tokens
 
 
 class CurveError(ValueError):
-    """A file cannot be read as requests; the message names file and line."""
+    """A file cannot be read as requests. The message names file and line."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenCurve:
-    """The tokens of requests by the bucket of their arrival; the first request opens the first.
+    """The tokens of requests by the bucket of their arrival, from the first request on.
 
     Attributes:
         bucket_s: Seconds per bucket.

@@ -153,7 +153,7 @@ def _per_token(rounds: list[dict[str, float]]) -> dict[str, float]:
 
 
 def main() -> None:
-    """Run both in turns and write `benchmarks/results/http2.json`."""
+    """Run both protocols in turns and write `benchmarks/results/http2.json`."""
     with started("sim", "--no-embeddings") as stack:
         configure(stack, cost_step_s=str(STEP_S), **FREE_TOKENS)
         figures = asyncio.run(_measured(stack))

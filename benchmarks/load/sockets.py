@@ -89,7 +89,7 @@ def _per_token(rounds: list[dict[str, float]]) -> dict[str, float]:
 
 
 def main() -> None:
-    """Run both in turns and write `benchmarks/results/sockets.json`."""
+    """Run both transports in turns and write `benchmarks/results/sockets.json`."""
     with started("sim", "--no-embeddings") as stack:
         figures = asyncio.run(_measured(stack))
     ratio = figures["socket"]["total_us_per_token"] / figures["sse"]["total_us_per_token"]

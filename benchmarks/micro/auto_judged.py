@@ -1,13 +1,13 @@
-"""`auto` on RouteLLM's public judgements (MMLU, GSM8K): cost at an accuracy, and calibration.
+"""Measures `auto` on RouteLLM's public judgements (MMLU, GSM8K): cost at an accuracy, calibration.
 
-One operation is a question that goes to GPT-4 or Mixtral-8x7B. RouteLLM's repository has the
-judgements of both answers; `--data` is a checkout of it (Apache-2.0), or a part of one. Half of the
-questions, by a seeded draw, teach the product's table and kNN; the other half is asked. Not
-measured: answers (their judgements are given), waits, and conversations of several turns.
-Read a figure as the mean over the seeds, with the 95 % interval of a bootstrap over questions and
-seeds. `auto - knn` is paired: above 0, `auto` costs more. Calibration errors of small samples are
-above 0 by chance alone: `by_chance` says how far, if each prediction were right.
-Run: `python -m benchmarks.micro.auto_judged --data DIR`; without it, the result file stays.
+One operation is a question for GPT-4 or Mixtral-8x7B. RouteLLM's repository has the judgements of
+both answers. `--data` is a checkout of it (Apache-2.0), or a part of one. Half of the questions, by
+a seeded draw, train the product's table and kNN, and the other half is predicted. Not measured:
+answers (their judgements are given), waits, and conversations of several turns. A figure is the
+mean over the seeds, with the 95 % interval of a bootstrap over questions and seeds. `auto - knn` is
+paired, and `auto` costs more if it is above 0. Calibration errors of small samples are above 0 by
+chance alone. `by_chance` is this error if each prediction were right.
+Run: `python -m benchmarks.micro.auto_judged --data DIR`. Without DIR, the result file stays.
 """
 
 import argparse

@@ -210,7 +210,7 @@ async def _run() -> dict[str, dict[str, float]]:
 
 
 def main() -> None:
-    """Run both and write `benchmarks/results/chains.json`."""
+    """Measure all kinds of turns and write `benchmarks/results/chains.json`."""
     gc.set_threshold(*_GC_THRESHOLDS)
     figures = asyncio.run(_run())
     assert __doc__ is not None

@@ -103,7 +103,7 @@ def best_of(operation: Callable[[], None]) -> tuple[float, float]:
 
 
 def main() -> None:
-    """Measure both and write `benchmarks/results/engine_host.json`."""
+    """Measure driver and host, and write `benchmarks/results/engine_host.json`."""
     driver_us, driver_rate = best_of(run_driver)
     host_us, host_rate = best_of(run_host)
     figures: dict[str, Any] = {

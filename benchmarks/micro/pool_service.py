@@ -127,7 +127,7 @@ def main() -> None:
     tell_us, hear_us, message = report_costs()
     carry_us = asyncio.run(carried_us(message))
     readers = ROUTERS - 1
-    rounds = 1 / INTERVAL_S  # the interval of 5 ms for each of 7 readers is shorter
+    rounds = 1 / INTERVAL_S  # 7 readers at 5 ms each need less than INTERVAL_S
     per_second_us = rounds * (tell_us + readers * (carry_us + hear_us))
     figures = {
         "routers": ROUTERS,

@@ -96,7 +96,7 @@ def per_row_us(compiler: GrammarCompiler, rows: int, kind: str) -> dict[str, Any
     for step in range(STEPS[vocabulary]):
         if step % 20 == 0:
             plan = StepPlan(sequences(rows, vocabulary, sampling), [])
-            sampler.prepare(plan)  # creates the sequences' state, which is rare
+            sampler.prepare(plan)  # creates the sequences' state, unmeasured
         started_s = time.process_time()
         sampler.prepare(plan)
         output = sampler.sample(logits, plan)

@@ -25,7 +25,7 @@ class ServiceFacts:
         problem: Reason why the service does not answer or is not ready, or empty if it is ready.
         version: Version of the program, or empty if unknown.
         clock_ahead_s: Lead of its clock over this machine's in whole seconds, None if unknown.
-        snapshot_age_s: Seconds since its last contact with the control plane, None if unneeded.
+        snapshot_age_s: Seconds since its last contact with the control plane, None without any.
     """
 
     name: str
