@@ -110,8 +110,9 @@ def collect_garbage(
 ) -> None:
     """Show unneeded artifacts, which will be removed, and the reasons to keep the rest.
 
-    States: noticed (the next sweep starts its grace period), grace (retired at goes_at), due (the
-    next sweep retires or removes it), retired (invisible, removed at goes_at), kept (needed).
+    The next sweep starts the grace period of a noticed artifact. An artifact in grace is retired at
+    goes_at. The next sweep retires or removes a due artifact. A retired artifact is invisible, and
+    is removed at goes_at. A kept artifact is needed.
     Column needed_by names one object of each kind that needs the artifact. Sweeps run every minute.
     """
 

@@ -1,8 +1,8 @@
 """The HTTP/1.1 server, which adds bounds on connections and waits to aiohttp's protocol.
 
-The names with an underscore are private names of aiohttp, which has no other hook for a parser's
-errors, for the state of a connection or for the request that a connection stores. If aiohttp
-changes these names, `tests/integration/gateway/test_hostile.py` and
+The names with an underscore are private names of aiohttp. It has no other hook for a parser's
+errors, for the state of a connection or for the request of a connection. If aiohttp changes these
+names, `tests/integration/gateway/test_hostile.py` and
 `tests/unit/gateway/test_protocol.py` fail.
 """
 

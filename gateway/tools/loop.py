@@ -2,7 +2,7 @@
 
 A round is one answer of the model. Its server tool calls run concurrently. When all of them have
 been answered, the next round of the model starts. The loop ends when the model calls no more tools,
-when a call has to be run by the client, or when a budget is used up. Each call is answered exactly
+when the client has to run a call, or when a budget is used up. Each call is answered exactly
 once, with the tool's output or with the reason why it was not run. A shell around this module
 performs the actions and reports their results.
 """

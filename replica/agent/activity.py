@@ -35,8 +35,8 @@ class ProbeWatch:
     An agent without processor time handles answer and deadline at the same time, and cannot
     determine which was first. So `stalled_s` reports for how long its event loop was blocked. An
     engine without processor time is late as well, and `wants_processor` distinguishes it from a
-    frozen engine. The engine's work is measured well before the deadline, because the end of a
-    probe causes a moment of work even in a frozen engine's server.
+    frozen engine. The engine's work is measured well before the deadline. The reason is that the
+    end of a probe causes a moment of work even in a frozen engine's server.
     """
 
     def __init__(self, pids: Sequence[int], timeout_s: float) -> None:

@@ -118,3 +118,38 @@ def test_sentences_of_comments_begin_with_nouns(package: str) -> None:
         if NO_NOUN.match(part[:1].upper() + part[1:])
     ]
     assert not found, "\n".join(found)
+
+
+QUOTED = re.compile(r"``?[^`]*``?|\"[^\"]*\"")
+WORDS_MAX = 25
+
+
+def glued(text: str) -> bool:
+    """Return whether a semicolon joins two thoughts of a text."""
+    return ";" in QUOTED.sub("code", text)
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_thought_is_a_sentence_and_no_semicolon_joins_two(package: str) -> None:
+    found = [place for place, text in docstrings(package) if glued(text)]
+    found += [f"{place}: {text}" for place, text in comments(package) if glued(text)]
+    assert not found, "\n".join(found)
+
+
+def prose(text: str) -> list[str]:
+    """Return the sentences of a docstring without its tables, formulas and sections."""
+    lines = [it for it in text.splitlines() if not re.match(r"    |\||[\w./]+ {2,}", it)]
+    items = re.split(r"\n\s*\n|\n *[-*] |\n *\d+\. ", "\n".join(lines))
+    sentence = re.compile(r"(?<=[.!?:])\s+(?=[A-Z`\"*<])")
+    return [it for item in items for it in sentence.split(" ".join(item.split()))]
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_sentences_of_docstrings_are_short(package: str) -> None:
+    found = [
+        f"{place}: {it}"
+        for place, text in docstrings(package)
+        for it in prose(text)
+        if len(QUOTED.sub("code", it).split()) > WORDS_MAX
+    ]
+    assert not found, "\n".join(found)
