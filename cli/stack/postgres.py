@@ -2,8 +2,8 @@
 
 The server listens only on a Unix socket, in a directory that is closed to other users. The kernel
 reports each caller's user (`peer`). Only the user of the stack and the server's own user are
-admitted. There is no TCP port, because a port on loopback would be open to all users of the machine. There
-is no password, because every service of a local stack runs as the same user.
+admitted. There is no TCP port, because a port on loopback would be open to all users of the
+machine. There is no password, because every service of a local stack runs as the same user.
 
 PostgreSQL refuses to run as root. For root it runs as the user `postgres`, or else as `nobody`,
 because it needs a passwd entry. If this user cannot reach the stack's home (e.g. below /root), the
