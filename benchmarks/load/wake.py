@@ -1,9 +1,9 @@
 """The first request to a pool that sleeps as a whole, on a local stack.
 
-One operation: a streamed chat request of 20 tokens to a pool whose only replica sleeps; from the
-request to its first token, and to the end of the answer. The request begins when the engine has
-released its KV memory, and a random part of two seconds later, because routers report and the
-control plane looks at a fixed pace. The same request is timed again while the replica serves.
+One operation is a streamed chat request of 20 tokens to a pool whose only replica sleeps. It lasts
+from the request to its first token, and to the end of the answer. The request begins up to two
+seconds after the engine has released its KV memory. This part is random, because routers report and
+the control plane looks at a fixed pace. The same request is timed again while the replica serves.
 Not measured: a network, large KV memory (the shipped model's takes tens of MB).
 Run: `python -m benchmarks.load.wake [openvino] [sim]`.
 """
@@ -50,7 +50,7 @@ class SleepingPool:
         admin.put(f"/v1/pools/{self._id}/scaling", json=_BOUNDS).raise_for_status()
 
     def measure_speed(self) -> None:
-        """Load the pool until the speed of its replica is known; unknown pools stay awake."""
+        """Load the pool until the speed of its replica is known, since others stay awake."""
         deadline_at = time.monotonic() + _PATIENCE_S
         while not self._rows("scaling")[0].get("speed"):
             _check(deadline_at, "the speed of the replica is measured")

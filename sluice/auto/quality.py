@@ -58,7 +58,7 @@ class QualityPrior:
     quality: float = 0.0
 
     def pseudo(self, cluster: int) -> tuple[float, float] | None:
-        """Return the mean and the weight of the prior for a cluster; None without a prior."""
+        """Return the mean and the weight of the prior for a cluster, or None without one."""
         scores = PUBLISHED.get(self.published)
         if scores is not None:
             return scores[kind_of(cluster).name.lower()], PUBLISHED_WEIGHT
