@@ -95,7 +95,7 @@ def table_from(
 
 
 def by_auto(questions: Sequence[JudgedQuestion], table: QualityTable) -> Predicted:
-    """Return the predictions of `auto`, with 1 / the price of a miss that goes strong as scores."""
+    """Return the predictions of `auto`. A score is 1 / the least miss price that selects strong."""
     weak, strong, scores = list[float](), list[float](), list[float]()
     for it in questions:
         turn = AutoTurn(features_of([it.text]))

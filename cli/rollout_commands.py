@@ -133,7 +133,7 @@ def promote_rollout(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """End the present stage of a rollout early. The next stage follows, without a jump."""
+    """End the present stage of a rollout early. No later stage is skipped."""
 
     async def work(api: ApiClient) -> Json:
         path = await _path(api, rollout)

@@ -68,7 +68,7 @@ def _send(
             connection.request("POST", "/v1/chat/completions", body, headers)
             answer = connection.getresponse()
             told[json.loads(answer.read())["error"]["code"]] += 1
-        except (OSError, http.client.HTTPException):  # refused before the whole body was read
+        except (OSError, http.client.HTTPException):  # refused while the body was sent
             told["closed"] += 1
             connection.close()
 

@@ -128,7 +128,7 @@ def _print_progress(
 
 @dataclass
 class _Producers:
-    """Processes that emit, with their last reports."""
+    """Processes that emit events, with the last report of each."""
 
     children: list[asyncio.subprocess.Process]
     said: dict[int, dict[str, Any]] = field(default_factory=dict[int, dict[str, Any]])

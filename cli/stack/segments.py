@@ -32,7 +32,7 @@ def mapped_files(pids: Iterable[int]) -> set[Path]:
 
 
 def remove_files(files: Iterable[Path], prefix: str) -> list[Path]:
-    """Remove these files of /dev/shm and all with this prefix. Returns the removed files."""
+    """Remove these files of /dev/shm, and all files with this prefix. Returns the removed files."""
     own = set(_SHM.glob(f"{prefix}*")) if _SHM.is_dir() else set[Path]()
     removed: list[Path] = []
     for file in sorted(own.union(files)):
