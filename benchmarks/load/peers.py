@@ -34,7 +34,7 @@ _PEERS: dict[str, tuple[str, ...]] = {
     "sglang-router": ("launch",),
     "vllm-router": (),
 }
-_ROUNDS = 3
+_ROUNDS = 5
 _START_S = 60.0
 
 
