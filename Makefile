@@ -38,7 +38,7 @@ TEST_WORKERS = $(shell cores=$$(nproc); echo $$(((cores < 4 ? cores : 4) * 2)))
 
 PYTEST := $(BIN)/python -m pytest --dist=loadfile --no-loadscope-reorder
 
-test: setup ## Ring one: every promise once, on real servers from pip wheels (about 9 minutes on two cores)
+test: setup ## Ring one: every promise once, on real servers from pip wheels (about 6 minutes on two cores)
 	@$(PYTEST) --ring=one --numprocesses=$(TEST_WORKERS) $(ARGS)
 
 test-two: setup ## Ring two: whole stacks, killed, frozen and upgraded (17 to 20 minutes on two cores)

@@ -63,10 +63,10 @@ class ReplayRoutes:
             answer=answer,
             body=ScalingReplayBody,
         )
-        path, action = f"{ONE}/replay", Action.READ_PLATFORM
+        path, read, write = f"{ONE}/replay", Action.READ_PLATFORM, Action.WRITE_FLEET
         return [
-            AdminRoute("GET", path, self.kept, action, _KIND, kept),
-            AdminRoute("POST", path, self.trace, action, _KIND, trace, is_audited=False),
+            AdminRoute("GET", path, self.kept, read, _KIND, kept),
+            AdminRoute("POST", path, self.trace, write, _KIND, trace, is_audited=False),
         ]
 
     async def kept(self, request: web.Request) -> web.Response:
