@@ -46,6 +46,7 @@ MODULES = {
     "edge": "benchmarks.load.gateway",
     "refused": "benchmarks.load.refused_prompts",
     "sockets": "benchmarks.load.sockets",
+    "stored": "benchmarks.load.stored",
     "http2": "benchmarks.load.http2",
     "chains": "benchmarks.micro.chains",
     "churn": "benchmarks.load.churn",

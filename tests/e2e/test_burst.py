@@ -114,6 +114,11 @@ class BurstPool:
         for path in (f"models/{MODEL}", f"pools/{POOL}/scaling"):
             (await self.admin.delete(f"/v1/{path}")).raise_for_status()
         await self.put(f"pools/{POOL}", **self.fields, replicas_wanted=0)
+        await _until("the pool's replicas are gone", self.is_empty)
+
+    async def is_empty(self) -> bool:
+        """Return whether no replica of the pool is left; later tests count those of the stack."""
+        return not await self.states()
 
     async def states(self) -> Counter[str]:
         rows = await self.rows("replicas")

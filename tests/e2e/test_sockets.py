@@ -17,6 +17,7 @@ from cli.stack.listeners import LISTENERS, Secret, StackListener
 from cli.stack.postgres import locate
 from sluice.kafka import KafkaSettings
 from sluice.process import marked_processes
+from sluice.procfs import program_name
 from sluice.triton import messages
 from tests.e2e.conftest import Stack
 
@@ -84,9 +85,9 @@ def _only_engine(stack: Stack) -> psutil.Process:
     deadline_s = time.monotonic() + 60
     while True:
         pids = marked_processes(Home(stack.home.resolve()).marker)
-        found = [it for it in map(psutil.Process, pids) if it.name() == "tritonserver"]
+        found = [pid for pid in pids if program_name(pid) == "tritonserver"]
         if len(found) == 1:
-            return found[0]
+            return psutil.Process(found[0])
         assert time.monotonic() < deadline_s, found
         time.sleep(0.2)
 

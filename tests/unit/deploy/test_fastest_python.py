@@ -14,7 +14,8 @@ SCRIPT = Path(__file__).parents[3] / "requirements" / "fastest_python.py"
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
     spec = importlib.util.spec_from_file_location("fastest_python", SCRIPT)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -39,9 +40,9 @@ def test_an_interpreter_of_another_version_or_without_its_parts_is_left_out(
     script: ModuleType, tmp_path: Path
 ) -> None:
     answers = {
-        "good": 'echo \'["/good", [3, 11], 0.1]\'',
-        "old": 'echo \'["/old", [3, 10], 0.1]\'',
-        "new": 'echo \'["/new", [3, 13], 0.1]\'',
+        "good": "echo '[\"/good\", [3, 11], 0.1]'",
+        "old": "echo '[\"/old\", [3, 10], 0.1]'",
+        "new": "echo '[\"/new\", [3, 13], 0.1]'",
         "bare": "exit 1",
         "odd": "echo Python",
     }
@@ -54,7 +55,8 @@ def test_an_interpreter_of_another_version_or_without_its_parts_is_left_out(
 
 def test_the_interpreter_of_these_tests_can_make_the_environment(script: ModuleType) -> None:
     here = script.probe(str(Path(sys.executable).resolve()))
-    assert here is not None and here.seconds > 0
+    assert here is not None
+    assert here.seconds > 0
 
 
 def test_the_first_python3_on_the_path_is_the_default(script: ModuleType, tmp_path: Path) -> None:

@@ -1,0 +1,97 @@
+"""Measures the CPU time of a stored response, compared with a chat completion of the same tokens.
+
+One operation is one streamed answer of 100 tokens through router and gateway, with keys, limits and
+tokenizing on. The tokens are from the `sim` driver inside a real Triton. In `chat`, the answer is a
+chat completion. In `unstored` and `stored`, it is a response without and with `store`. All three
+run in turns, with the same prompts. Not measured: the engine, the client, the control plane, which
+writes responses to PostgreSQL, and Valkey. The medians of the rounds are the figures to read.
+Run: `python -m benchmarks.load.stored`.
+"""
+
+import asyncio
+import statistics
+from itertools import count
+from typing import Any
+
+import aiohttp
+
+from benchmarks.load.sse_client import cpu_seconds
+from benchmarks.load.stack import BenchmarkStack, started
+from benchmarks.results import write_result
+
+_STREAMS, _REQUESTS, _TOKENS, _ROUNDS = 50, 500, 100, 5
+_LIMIT_S = 120.0
+_PROMPT = "Tell me a story about a river and a gate."
+_COMMON = {"model": "sluice-tiny", "stream": True, "ignore_eos": True}
+_CHAT: dict[str, Any] = {
+    "messages": [{"role": "user", "content": _PROMPT}],
+    "max_tokens": _TOKENS,
+}
+_RESPONSE: dict[str, Any] = {"input": _PROMPT, "max_output_tokens": _TOKENS}
+_WAYS: dict[str, tuple[str, dict[str, Any]]] = {
+    "chat": ("chat/completions", _COMMON | _CHAT),
+    "unstored": ("responses", _COMMON | _RESPONSE | {"store": False}),
+    "stored": ("responses", _COMMON | _RESPONSE | {"store": True}),
+}
+
+
+async def _answers(http: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> None:
+    numbers = count()
+
+    async def stream() -> None:
+        while next(numbers) < _REQUESTS:
+            async with http.post(url, json=body) as answer:
+                assert answer.status == 200, await answer.text()
+                rest = b""
+                async for piece in answer.content.iter_any():
+                    rest = (rest + piece)[-64:]
+                assert rest.endswith(b"data: [DONE]\n\n")
+
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(_STREAMS):
+            tasks.create_task(stream())
+
+
+async def _measured(stack: BenchmarkStack) -> dict[str, dict[str, float]]:
+    pids = {it["name"]: [it["pid"]] for it in stack.status()["processes"]}
+    groups = {name: pids[name] for name in ("gateway", "router")}
+    headers = {"authorization": f"Bearer {stack.env['OPENAI_API_KEY']}"}
+    rounds: dict[str, list[dict[str, float]]] = {name: [] for name in _WAYS}
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(headers=headers, connector=connector) as http:
+        for number in range(_ROUNDS + 1):  # the first round is a warm-up
+            for name, (path, body) in _WAYS.items():
+                before = cpu_seconds(groups)
+                async with asyncio.timeout(_LIMIT_S):
+                    await _answers(http, f"{stack.env['OPENAI_BASE_URL']}/{path}", body)
+                await asyncio.sleep(2.0)  # what is written after the last event counts as well
+                after = cpu_seconds(groups)
+                if number:
+                    rounds[name].append({it: after[it] - before[it] for it in groups})
+    return {name: _per_request(found) for name, found in rounds.items()}
+
+
+def _per_request(rounds: list[dict[str, float]]) -> dict[str, float]:
+    """Return the median CPU per answer of each process and of both, in microseconds."""
+    for found in rounds:
+        found["total"] = sum(found.values())
+    return {
+        f"{name}_us": round(statistics.median([it[name] for it in rounds]) / _REQUESTS * 1e6)
+        for name in rounds[0]
+    }
+
+
+def main() -> None:
+    """Run all three in turns and write `benchmarks/results/stored.json`."""
+    with started("sim", "--no-embeddings") as stack:
+        figures = asyncio.run(_measured(stack))
+    assert __doc__ is not None
+    operation = __doc__.split("\n\n")[1].strip().replace("\n", " ")
+    parameters = {"streams": _STREAMS, "requests": _REQUESTS, "tokens": _TOKENS, "rounds": _ROUNDS}
+    ratio = figures["stored"]["total_us"] / figures["chat"]["total_us"]
+    record = {"parameters": parameters, **figures, "stored_of_chat": round(ratio, 3)}
+    print(write_result("stored", operation, record).read_text())
+
+
+if __name__ == "__main__":
+    main()
