@@ -40,6 +40,12 @@ _LOAD = (
     b" if value then renew(key, string.sub(value, 1, 1)) end"
     b" found[i + 1] = value end return found"
 )
+# The first key is the list of waiting responses. One script for many costs less than two commands
+# for each.
+_SETTLE = (
+    b"redis.call('ZREM', KEYS[1], unpack(ARGV, 2))"
+    b" for i = 2, #KEYS do redis.call('PEXPIRE', KEYS[i], ARGV[1]) end"
+)
 _UNMARK = b"if redis.call('GETRANGE', KEYS[1], 0, 0) == '+' then redis.call('DEL', KEYS[1]) end"
 _WARM = (
     b"if redis.call('EXISTS', KEYS[1]) == 0 then"
@@ -89,13 +95,13 @@ class HotStore:
         keys = (key_of(stored.id), _WAITING)
         await self.run(_KEEP, keys, (value, _WAITING_MS, at, member))
 
-    async def settle(self, response_id: str) -> None:
-        """Note that PostgreSQL has a response, so that Valkey may drop it.
+    async def settle(self, ids: Sequence[str]) -> None:
+        """Note that PostgreSQL has these responses, so that Valkey may drop them.
 
         Raises ValkeyDownError without Valkey.
         """
-        await self._commands.call((b"ZREM", _WAITING, response_id.encode()))
-        await self._commands.call((b"PEXPIRE", key_of(response_id), self._idle_ms))
+        keys = (_WAITING, *map(key_of, ids))
+        await self.run(_SETTLE, keys, (self._idle_ms, *(it.encode() for it in ids)))
 
     async def warm(self, stored: wire.StoredResponse) -> None:
         """Copy a response from PostgreSQL unless Valkey has an entry for it.

@@ -299,9 +299,9 @@ class ResponseStore:
                     await self._hot.warm(stored)
         return read
 
-    async def _settled(self, response_id: str) -> None:
+    async def _settled(self, ids: Sequence[str]) -> None:
         with suppress(ValkeyDownError):
-            await self._hot.settle(response_id)
+            await self._hot.settle(ids)
 
     async def _sweep(self) -> None:
         """Write the waiting responses of dead gateways to PostgreSQL."""
