@@ -64,7 +64,7 @@ async def _measured(stack: BenchmarkStack) -> dict[str, dict[str, float]]:
                 before = cpu_seconds(groups)
                 async with asyncio.timeout(_LIMIT_S):
                     await _answers(http, f"{stack.env['OPENAI_BASE_URL']}/{path}", body)
-                await asyncio.sleep(2.0)  # what is written after the last event counts as well
+                await asyncio.sleep(2.0)  # writes after the last event count as well
                 after = cpu_seconds(groups)
                 if number:
                     rounds[name].append({it: after[it] - before[it] for it in groups})
