@@ -163,7 +163,7 @@ async def _nodes(api: ApiClient, digest: str) -> list[Json] | None:
 
 
 async def _with_configs(api: ApiClient, found: list[Json]) -> list[Json]:
-    """Return adapters with rank, alpha and target modules, or None for these without an upload."""
+    """Return adapters with rank, alpha and targets, which are None without an upload."""
     waiting = list(enumerate(found))
     made = list(found)
 
@@ -174,7 +174,7 @@ async def _with_configs(api: ApiClient, found: list[Json]) -> list[Json]:
             names = {"rank": "r", "alpha": "lora_alpha", "target_modules": "target_modules"}
             made[index] = row | {name: config.get(key) for name, key in names.items()}
 
-    # gather, because a TaskGroup would wrap the one error that people have to read in a group.
+    # gather instead of a TaskGroup, which would hide the error's message in an ExceptionGroup.
     for outcome in await asyncio.gather(*(work() for _ in range(_JOBS)), return_exceptions=True):
         if outcome is not None:
             raise outcome

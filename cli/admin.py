@@ -57,7 +57,7 @@ def has_certificate() -> bool:
 
 
 def take_secret() -> None:
-    """Use the installation's secret from the environment, or else the local stack's, if any."""
+    """Use the installation's secret of the environment, or else that of the local stack, if any."""
     from sluice import shared_secret
 
     if "SLUICE_ADMIN_URL" not in os.environ:
@@ -118,5 +118,5 @@ def delete_one(path: str, name: str) -> None:
 
 
 def given(**options: object) -> dict[str, Any]:
-    """Return the options without those that are missing on the command line (None)."""
+    """Return the options that the command line sets. Missing options are None and left out."""
     return {name: value for name, value in options.items() if value is not None}

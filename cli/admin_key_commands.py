@@ -16,7 +16,7 @@ _SHOWN = ("id", "name", "role", "tenant_id", "is_disabled", "expires")
 
 
 class RoleName(StrEnum):
-    """The roles, as in docs/admin-api.md."""
+    """The roles of admin keys, which docs/admin-api.md describes."""
 
     VIEWER = "viewer"
     OPERATOR = "operator"

@@ -144,7 +144,7 @@ class ApiClient:
     ) -> "httpx.Response":
         import httpx
 
-        # The process that received the call ended or hung. Another may now serve the address.
+        # The process that received the call ended or hung. Another may serve the address.
         answer_lost = (httpx.ReadError, httpx.RemoteProtocolError, httpx.ReadTimeout)
         sent, path = dict(headers or {}), _checked(path)
         if method != "GET":  # so that a retry cannot repeat the change
@@ -196,7 +196,7 @@ class ApiClient:
             raise
 
     async def list(self, path: str, **query: str | int) -> list[dict[str, Any]]:
-        """Return the first `limit` objects of a list, or all, read page by page."""
+        """Return the first `limit` objects of a list, or all objects, read page by page."""
         limit = int(query.pop("limit", 0))
         found: list[dict[str, Any]] = []
         while True:
@@ -226,9 +226,9 @@ def _hint(path: str, status: int) -> str:
 
 
 def trust() -> "ssl.SSLContext | bool":
-    """Return the CAs of servers, which are the public CAs and the platform's own, if set.
+    """Return the accepted CAs of servers: the public CAs, and the platform's own CA if set.
 
-    Both are needed, because a proxy before the services may have a public certificate.
+    Public CAs are needed because a proxy before the services may have a public certificate.
     """
     import httpx
 

@@ -136,7 +136,7 @@ def learn(
     out: Annotated[Path, typer.Option(help="File for the table, as JSON.", dir_okay=False)],
     since: Since = "30d",
 ) -> None:
-    """Write a table of the models' qualities in judged answers. It acts only after `auto use`."""
+    """Write a table of the models' judged qualities. Gateways use it only after `auto use`."""
     known = ask(lambda api: api.call("GET", f"{_PATH}/{tenant}"))
     turns = _logged(tenant, since)
     candidates = {it["model"] for it in known["candidates"]}
@@ -162,7 +162,7 @@ def evaluate_table(
     since: Since = "30d",
     as_json: AsJson = False,
 ) -> None:
-    """Estimate the choices of a table on logged requests, without changing the policy."""
+    """Estimate a table's cost and quality on logged requests, without changing the policy."""
     known = ask(lambda api: api.call("GET", f"{_PATH}/{tenant}"))
     read = _table(table)
     priors = {
@@ -190,7 +190,7 @@ def evaluate_table(
 
 @auto.command("use")
 def use_table(tenant: Tenant, *, table: TableFile, as_json: AsJson = False) -> None:
-    """Let a table decide from now on. Without cells in it, published results decide again."""
+    """Let `auto` choose by a table from now on. With an empty table it uses published results."""
     read = _table(table)
 
     def change(known: Json) -> Json:
@@ -200,7 +200,7 @@ def use_table(tenant: Tenant, *, table: TableFile, as_json: AsJson = False) -> N
 
 
 def _logged(tenant: str, since: str) -> list[LoggedTurn]:
-    """Return the logged turns that use this release's scheme of prompt clusters."""
+    """Return the logged turns whose prompt clusters have this release's scheme."""
     return [_turn(row) for row in logged_rows(tenant, since) if row["scheme"] == SCHEME]
 
 

@@ -23,7 +23,7 @@ class AnswerJudge:
     """Requests judgements of answers, a few concurrently, and sends them as feedback."""
 
     def __init__(self, gateway: ApiClient, judge: str, at_once: int) -> None:
-        """Prepare to judge. The key of `gateway` must belong to the tenant of the answers."""
+        """Use a gateway, whose client's key must belong to the tenant of the answers."""
         self._gateway, self._judge = gateway, judge
         self._places = asyncio.Semaphore(at_once)
         self.found = Counter[str]()
@@ -99,7 +99,7 @@ def logged_rows(tenant: str, since: str) -> list[Json]:
 async def _kept(
     api: ApiClient, tenant: str, rows: Sequence[Json], most: int
 ) -> list[tuple[str, Any]]:
-    """Return the stored texts of the first `most` answers that have one, with their events' ids.
+    """Return the stored texts of at most `most` answers, in the given order, with their event ids.
 
     A policy may store only a share of the texts, so at most 100 answers are read per wanted text.
     """

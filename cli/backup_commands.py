@@ -35,7 +35,7 @@ def backup(
     """Write tenants, keys, models, rollouts, audit and all artifacts into a directory.
 
     A second backup into the same directory copies only new chunks. Usage and traces are in the
-    trace store, which this backup leaves out. The directory has the fleet's secrets: protect it.
+    trace store, which this backup leaves out. Protect the directory, which has secrets.
     """
     import asyncio
 

@@ -45,7 +45,7 @@ class BackupError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Backup:
-    """The note that describes the contents of a backup's directory.
+    """The description of a backup, which is stored as a file in the backup's directory.
 
     Attributes:
         format: Version of the directory's format.
@@ -96,7 +96,7 @@ async def back_up(database: str, store_url: str, directory: Path, on_done: OnDon
         StoreDownError: The store does not answer.
     """
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-    (directory / _NOTE).unlink(missing_ok=True)  # from here on the backup is incomplete
+    (directory / _NOTE).unlink(missing_ok=True)  # without this file the backup is incomplete
     part = directory / f".{_DUMP}"
     part.unlink(missing_ok=True)
     part.touch(mode=0o600)  # the mode is set before the file has content

@@ -137,7 +137,7 @@ def show_budgets(
 
 @budget.command("remove")
 def remove_budget(tenant: Tenant, name: Name) -> None:
-    """Remove a budget. Requests that it stopped are accepted again within a second."""
+    """Remove a budget. Gateways accept requests that it stopped again within a second."""
     ask(lambda api: api.call("DELETE", f"/v1/tenants/{tenant}/budgets/{name}"))
     typer.echo(f"removed budget {name} of tenant {tenant}")
 

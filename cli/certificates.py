@@ -1,7 +1,7 @@
 """Self-made certificates for mutual TLS in tests, on laptops and in small installations.
 
 Two CAs sign the certificates. Triton can require certificates of its callers, but cannot check
-roles. So the callers of engines are signed by a CA of their own, the only CA that engines accept.
+roles. So a separate CA signs the callers of engines, and engines accept only this CA.
 """
 
 import ipaddress

@@ -143,7 +143,7 @@ class LoadedCommands(MutableMapping[str, Any]):
     """All commands by name, each of which is imported at its first use."""
 
     def __init__(self) -> None:
-        """Begin without any imported command."""
+        """Create the mapping, in which no command is imported yet."""
         self._loaded: dict[str, Any] = {}
 
     def __getitem__(self, name: str) -> Any:
@@ -157,7 +157,7 @@ class LoadedCommands(MutableMapping[str, Any]):
         self._loaded[name] = command
 
     def __delitem__(self, name: str) -> None:
-        """Drop an imported command."""
+        """Forget an imported command, so that its next use imports it again."""
         del self._loaded[name]
 
     def __iter__(self) -> Iterator[str]:

@@ -89,7 +89,7 @@ def bootstrap(
 async def _give(
     url: str, home: Home, base: ShippedBase, secrets: Secrets, engine: str, replicas: int
 ) -> Secrets:
-    """Upload the base before the pool is created, because nodes then fetch it at once."""
+    """Upload the base before its pool exists, because a new pool's nodes fetch the base at once."""
     from cli.stack.base import push_base
 
     async with ApiClient(url, secrets.admin_key) as api:

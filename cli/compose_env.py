@@ -50,7 +50,7 @@ def completed(known: Mapping[str, str]) -> dict[str, str]:
     """Return `known` with all missing variables added and its own values unchanged.
 
     The digest is derived from the admin key. Control plane and telemetry verify callers by the
-    digest. The key itself is used by callers: by these two, `bootstrap` and `targets`.
+    digest. Callers use the key itself. They are both services, `bootstrap` and `targets`.
     """
     made = {name: known.get(name) or new_secret(prefix) for name, prefix in _SECRETS.items()}
     plain = {name: known.get(name, value) for name, value in PLAIN.items()}

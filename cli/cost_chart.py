@@ -39,7 +39,7 @@ def text_bar(micros: int, most: int, width: int = 24) -> str:
 
 
 def svg(rows: Sequence[Mapping[str, Any]], title: str) -> str:
-    """Return a chart with one bar per name, in which the kinds of cost are stacked in a row."""
+    """Return a chart with one horizontal bar per name, which stacks the kinds of cost."""
     by_name: dict[str, dict[str, int]] = {}
     for row in rows:
         name = label(row) if not row["name"] else row["name"]

@@ -71,7 +71,7 @@ class Pull:
                 self._done_bytes += size * len(places)
                 on_done(self._done_bytes, self._all_bytes)
 
-        # gather, because a TaskGroup would wrap the one error that people have to read in a group.
+        # gather instead of a TaskGroup, which would hide the error's message in an ExceptionGroup.
         outcomes = await asyncio.gather(*(work() for _ in range(jobs)), return_exceptions=True)
         for outcome in outcomes:
             if outcome is not None:
@@ -79,7 +79,7 @@ class Pull:
         self.part.replace(self.directory)
 
     def _prepare(self) -> list[tuple[str, int, list[Place]]]:
-        """Create all files in their sizes. Returns missing chunks with sizes and places."""
+        """Create all files with their final sizes. Returns missing chunks with sizes and places."""
         self.part.mkdir(parents=True, exist_ok=True)
         lacking: dict[str, tuple[int, list[Place]]] = {}
         for entry in self._manifest.files:
@@ -99,7 +99,7 @@ class Pull:
 def _replaceable(directory: Path) -> Path:
     try:
         found = directory.resolve()
-    except RuntimeError:  # the error of Python 3.11
+    except RuntimeError:  # Python 3.11 raises this error
         raise ApiError(f"{directory} is a loop of symbolic links") from None
     # A shell in the working directory would stay in the old, empty directory.
     if found == Path.cwd():

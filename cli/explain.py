@@ -21,7 +21,7 @@ _TIMEOUT_S = 5.0
 _BYTES_PER_TOKEN = 4  # estimate for a text without counted tokens
 _TOKENS_MAX = 4_000_000
 _NUMBERS = ("cost", "owed", "prefill", "adapter", "cached", "active", "kv_free")
-_KEPT_TIMES = 2  # number of durations that a router stores of a past decision: cost and owed
+_KEPT_TIMES = 2  # number of durations, cost and owed, that a router stores of a past decision
 _CHANNEL = (("grpc.enable_http_proxy", 0), ("grpc.max_receive_message_length", 64 << 20))
 
 
@@ -207,7 +207,7 @@ async def _cells(api: ApiClient) -> list[dict[str, Any]]:
 async def _ask_all(
     asked: list[tuple[str, wire.ExplainRequest]],
 ) -> tuple[list[wire.Explanation], list[str]]:
-    """Return the answers of the routers, and the reasons of the missing answers."""
+    """Return the answers of the routers, and for each missing answer the reason."""
     replies = await asyncio.gather(*(_ask_router(*question) for question in asked))
     answers = [reply for reply in replies if isinstance(reply, wire.Explanation)]
     return answers, [reply for reply in replies if isinstance(reply, str)]
@@ -281,7 +281,7 @@ def _row(candidate: wire.Candidate, chosen: str) -> list[str]:
         *(candidate.cost_us, candidate.backlog_us),
         *(candidate.prefill_us, candidate.adapter_us),
     )
-    is_known = bool(candidate.health)  # without it, the router stored only a part of the candidate
+    is_known = bool(candidate.health)  # otherwise the router has stored few fields
     return [
         candidate.replica_id,
         *(

@@ -13,10 +13,10 @@ Tokens = tuple[int, ...]
 
 
 class PoolTexts:
-    """Texts of token ids by pool, without the pools whose ids cannot be decoded."""
+    """The decoded texts of token ids, by pool. A pool whose ids cannot be decoded is missing."""
 
     def __init__(self, texts: dict[tuple[str, Tokens], str]) -> None:
-        """Use these decoded texts."""
+        """Use texts that are already decoded, by pool and token ids."""
         self._texts = texts
 
     def of(self, pool_id: str, tokens: Sequence[int] | None) -> str:

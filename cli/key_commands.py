@@ -151,7 +151,7 @@ def _properties(
     expires: str | None,
     interval_ms: int | None,
 ) -> dict[str, Any]:
-    """Return the properties of a key without missing options."""
+    """Return the fields of a key that the command line sets."""
     return given(
         scopes=scopes or None,
         models=models or None,

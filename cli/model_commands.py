@@ -178,7 +178,7 @@ def set_warm_prompts(
 
 @warm.command("remove")
 def remove_warm_prompts(model: Model) -> None:
-    """Let the caches evict the system prompts of a model like all others."""
+    """Let the caches evict the system prompts of a model like any other prompt."""
     delete_one(f"/v1/warm-prompts/{model}", f"the warm prompts of {model}")
 
 
@@ -221,7 +221,7 @@ def set_model_pools(
 
 @pools.command("remove")
 def remove_model_pools(model: Model) -> None:
-    """Let only the model's own pool serve it."""
+    """Let only a model's own pool serve the model again."""
     delete_one(f"/v1/model-pools/{model}", f"the pools of {model}")
 
 

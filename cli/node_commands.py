@@ -45,7 +45,7 @@ def show_node(node: Node, *, as_json: AsJson = False) -> None:
 
 @nodes.command("cordon")
 def cordon_node(node: Node, *, reason: Reason = "", as_json: AsJson = False) -> None:
-    """Send no new work to a node, whose running work continues."""
+    """Place no new replicas on a node. Its running replicas continue."""
     _order(node, {"is_unschedulable": True, "reason": reason}, as_json=as_json)
 
 
@@ -64,7 +64,7 @@ def drain_node(
     wait: Annotated[bool, typer.Option(help="Wait until the node is empty.")] = True,
     as_json: AsJson = False,
 ) -> None:
-    """Empty a node. Its replicas start elsewhere first, then it finishes its running requests.
+    """Empty a node. Replacements start elsewhere first, then its replicas finish their requests.
 
     The node stays out of service until it is uncordoned. Ctrl-C does not end the drain.
     """

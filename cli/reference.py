@@ -107,7 +107,7 @@ def settings_page() -> str:
 
 
 class Declared(NamedTuple):
-    """A declared metric, with the bounds of a histogram's buckets in `edges`."""
+    """A declared metric. Of a histogram, `edges` has the upper bounds of its buckets."""
 
     process: str
     name: str

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, cast
 
-# rich costs 50 ms at import, and health imports psutil, which only the local stack has installed
+# Import of rich costs 50 ms, and health imports psutil, which only the local stack needs.
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table

@@ -22,9 +22,9 @@ _SHOWN = ("id", "model_id", "canary", "phase", "reason", "stage", "share_percent
 _EVENTS = ("at", "event", "actor_id", "phase", "reason", "stage", "share_percent", "detail")
 _STAGES = ("share_percent", "duration_min_s", "sample_min", "duration_max_s", "is_shadow")
 _POLL_S = 0.5
-_LOST_S_MAX = 60.0  # seconds without an answer, although a control plane is replaced in seconds
+_LOST_S_MAX = 60.0  # seconds without an answer, well above the time to replace a control plane
 _ROLLOUT = re.compile(r"rollout_[0-9a-z]{26}")
-_UNKNOWN_STATUS = 3  # 2 is for wrong words on the command line
+_UNKNOWN_STATUS = 3  # exit status, because 2 means wrong words on the command line
 
 Id = Annotated[
     str,
@@ -194,7 +194,7 @@ def roll_back(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Abort a model's rollout, or else serve its previous release again, at once."""
+    """Abort a model's rollout. Without a rollout, serve its previous release again at once."""
     body = given(release=to)
     found = ask(lambda api: api.call("POST", f"/v1/models/{model}/rollback", body))
     if as_json:
@@ -272,7 +272,7 @@ def _show_gates(gates: list[Json], title: str) -> None:
 
 
 def _stage(found: Json) -> str:
-    """Return the number of the stage, counted from 0 as in plans and explanations."""
+    """Return the stage's number, which is counted from 0 as in plans and explanations."""
     last = found["stages"] - 1
     return f"none yet (0 to {last})" if found["stage"] < 0 else f"{found['stage']} (0 to {last})"
 

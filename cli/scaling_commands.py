@@ -106,7 +106,7 @@ def set_bounds(
 
 @scaling.command("unset")
 def unset_bounds(pool: Pool) -> None:
-    """Stop scaling a pool, whose present number of replicas stays."""
+    """Stop scaling a pool. Its present number of replicas stays."""
     ask(lambda api: api.call("DELETE", f"/v1/pools/{pool}/scaling"))
 
 
@@ -162,7 +162,7 @@ def replay(
 ) -> None:
     """Replay the recorded demand of a pool, or a trace, with its bounds and with others.
 
-    Nothing changes.
+    The command changes no pool.
     """
     bounds = given(replicas_min=least, replicas_max=most, minute_worth=minute_worth)
     path = f"/v1/pools/{pool}/scaling/replay"
@@ -203,13 +203,13 @@ def pin(
 
 @scaling.command("pause")
 def pause(pool: Pool, *, as_json: AsJson = False) -> None:
-    """Pause the scaling of a pool, whose present number of replicas stays."""
+    """Pause the scaling of a pool. Its present number of replicas stays."""
     _post(pool, "pause", None, as_json=as_json)
 
 
 @scaling.command("resume")
 def resume(pool: Pool, *, as_json: AsJson = False) -> None:
-    """Scale a pool again. This ends its pause, and a number that was set by hand."""
+    """Scale a pool again, after a pause or after its number was set by hand."""
     _post(pool, "resume", None, as_json=as_json)
 
 

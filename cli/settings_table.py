@@ -49,7 +49,7 @@ def descriptions(owner: type[ServiceSettings]) -> dict[str, str]:
 def accepted(field: FieldInfo) -> str:
     """Return the type and the range of a setting."""
     kind: Any = field.annotation
-    if type(None) in get_args(kind):  # the reference page shows a default of None as empty
+    if type(None) in get_args(kind):  # the page shows a default of None as empty
         kind = next(choice for choice in get_args(kind) if choice is not type(None))
     if get_origin(kind) is Annotated:
         kind = get_args(kind)[0]

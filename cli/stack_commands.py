@@ -261,7 +261,7 @@ def _running(state: StackState) -> list[str]:
 
 
 def _stop_supervisor(state: StackState) -> None:
-    """Signal the supervisor to stop everything, and kill it after a time-out."""
+    """Signal the supervisor to stop the stack, and kill the supervisor after a time-out."""
     os.kill(state.supervisor_pid, signal.SIGTERM)
     deadline = time.monotonic() + _STOP_TIMEOUT_S
     while is_supervised(state) and time.monotonic() < deadline:

@@ -110,9 +110,9 @@ def collect_garbage(
 ) -> None:
     """Show unneeded artifacts, which will be removed, and the reasons to keep the rest.
 
-    The next sweep starts the grace period of a noticed artifact. An artifact in grace is retired at
-    goes_at. The next sweep retires or removes a due artifact. A retired artifact is invisible, and
-    is removed at goes_at. A kept artifact is needed.
+    An artifact is noticed when it is first unneeded, then in grace. At goes_at it is due, and the
+    next sweep retires it. A retired artifact is invisible, and is removed at goes_at. A kept
+    artifact is needed.
     Column needed_by names one object of each kind that needs the artifact. Sweeps run every minute.
     """
 

@@ -113,7 +113,7 @@ def delete_tier(tier: Tier) -> None:
 
 
 def model_limits(options: list[str]) -> dict[str, dict[str, int]]:
-    """Return the limits of `MODEL NAME=N ...` options. A MODEL alone removes its limits.
+    """Return the limits of `MODEL NAME=N ...` options. An option of only MODEL removes its limits.
 
     Raises:
         BadParameter: An option has another form.

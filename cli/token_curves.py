@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, Any
 
 _BUCKET_S = 15  # seconds between two plans, and the least bucket
-_BUCKETS_MAX = 6_000  # in one request to the control plane, so longer files have longer buckets
+_BUCKETS_MAX = 6_000  # in one request to the control plane, so a longer file gets longer buckets
 _SPAN_MAX_S = 48 * 3600
 _CSV = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 # Names of time, prompt tokens and output tokens in JSON lines.

@@ -123,7 +123,7 @@ def _schema(file: Path) -> dict[str, Any]:
 
 
 def _headers(given_: list[str]) -> dict[str, str]:
-    """Return headers with values of variables, because other users can read a command line."""
+    """Return headers with values from variables, because other users can read command lines."""
     headers: dict[str, str] = {}
     for one in given_:
         name, _, variable = one.partition("=")

@@ -70,7 +70,7 @@ def top(
     is_live = sys.stdin.isatty() and sys.stdout.isatty() and not once and not as_json
 
     async def run() -> None:
-        # a Prometheus has no certificate of the platform
+        # a Prometheus has no certificate of the platform's CA
         verify = True if prometheus else trust()
         import httpx
 
@@ -142,7 +142,7 @@ class _Stack:
 
 
 class _Look:
-    """Computes one view of the metrics after another."""
+    """Computes a view of the metrics for each refresh of the screen."""
 
     def __init__(self, source: ScrapeSource, models: Mapping[str, str]) -> None:
         self._source = source
@@ -190,7 +190,7 @@ def _print_text(view: View, once: bool) -> None:
 
 
 async def _live(look: _Look, interval_s: float) -> None:
-    """Draw until q is pressed. Raises ScrapeError if nothing answers the first time."""
+    """Draw until q is pressed. Raises ScrapeError if no target answers the first scrape."""
     ended = asyncio.Event()
     with _screen(), _keys(ended):
         while not ended.is_set():

@@ -17,7 +17,7 @@ _TOOK_S_MIN = 1e-3
 
 @dataclass(frozen=True)
 class Scrape:
-    """The values of a scrape by name and labels, of which each series has the label `instance`.
+    """The values of a scrape by name and labels. Each series has the label `instance`.
 
     Attributes:
         at_s: Time of the scrape in seconds, on any monotonic clock.
@@ -75,7 +75,7 @@ class ScrapeChange:
         return took_s if took_s >= _TOOK_S_MIN else 0.0
 
     def rate(self, name: str, **labels: str) -> float | None:
-        """Return the increase per second of all series with these labels, or None if unknown."""
+        """Return the sum of increases per second of series with these labels, None if unknown."""
         return next(iter(self.rates(name, **labels).values()), None)
 
     def rates(self, name: str, *by: str, **labels: str) -> dict[tuple[str, ...], float]:
@@ -113,7 +113,7 @@ class ScrapeChange:
         for key, now in _matching(self.after, name, labels):
             then = earlier.get(key)
             if then is None and dict(key).get(INSTANCE) not in self.before.instances:
-                continue  # the first count of a new target has no known rate
+                continue  # a new target's first count has no earlier count, so its rate is unknown
             # A counter that decreased was reset to 0, and a new counter began at 0.
             group = _group(key, by)
             grown = now if then is None or now < then else now - then

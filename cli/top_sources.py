@@ -65,7 +65,7 @@ class Targets(Protocol):
 
 
 class Pages:
-    """Scrapes the pages of processes. Each change begins at the previous scrape."""
+    """Scrapes the pages of processes. Each `change` is the difference from the previous scrape."""
 
     def __init__(self, http: "httpx.AsyncClient", targets: Targets) -> None:
         self._http = http

@@ -68,7 +68,7 @@ class RouterView:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """The load of one tenant or model."""
+    """The requests and tokens per second of one tenant or model."""
 
     name: str
     requests_per_s: Number
@@ -163,7 +163,7 @@ def _pools(change: ScrapeChange) -> list[PoolView]:
 def _of_engines(
     change: ScrapeChange, name: str, **labels: str
 ) -> dict[tuple[str, ...], list[float]]:
-    """Return a value per engine by pool. Of several models of an engine, the largest counts."""
+    """Return a value per engine by pool. An engine's value is the largest of its models."""
     found: dict[tuple[str, ...], list[float]] = {}
     for (pool, _), values in change.gauges(name, "pool", INSTANCE, **labels).items():
         found.setdefault((pool,), []).append(max(values))
@@ -201,7 +201,7 @@ def _tenants(change: ScrapeChange) -> list[Share]:
 
 
 def _models(change: ScrapeChange, names: Mapping[str, str]) -> list[Share]:
-    """Return the load of adapters as engines count it, and the rest of each pool as its base."""
+    """Return the load of adapters by engines' counts. The rest of a pool's load is its base's."""
     output = change.rates("llm_adapter_tokens_total", "pool", "adapter", kind="output")
     prompt = change.rates("llm_adapter_tokens_total", "pool", "adapter", kind="prompt")
     shares = [

@@ -132,7 +132,7 @@ def _notes_of_one(attempts: Sequence[Row]) -> list[str]:
 
 
 def bar(stage: TraceStage, total_us: int, width: int) -> str:
-    """Return a bar of `width` characters, of which at least one is filled, where the stage is."""
+    """Return a bar of `width` characters, filled over the stage's time (at least one character)."""
     begin = min(width - 1, stage.start_us * width // total_us)
     end = min(width, max(begin + 1, -(-stage.end_us * width // total_us)))
     return (" " * begin + "█" * (end - begin)).ljust(width)

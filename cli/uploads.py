@@ -55,7 +55,7 @@ async def upload(
             sent_bytes += size
             on_sent(sent_bytes, all_bytes)
 
-    # gather, because a TaskGroup would wrap the one error that people have to read in a group.
+    # gather instead of a TaskGroup, which would hide the error's message in an ExceptionGroup.
     outcomes = await asyncio.gather(*(work() for _ in range(jobs)), return_exceptions=True)
     for outcome in outcomes:
         if outcome is not None:

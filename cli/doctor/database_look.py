@@ -16,7 +16,7 @@ WHERE n.nspname = 'public' AND c.relkind IN ('r', 'p')
   AND NOT has_table_privilege(c.oid, 'SELECT, INSERT, UPDATE, DELETE')
 ORDER BY relname
 """
-# Sessions on which other sessions wait, with the age of their open transactions.
+# Sessions that other sessions wait for, with the age of their open transactions.
 _HOLDERS = """
 SELECT DISTINCT s.pid, coalesce(nullif(s.application_name, ''), 'a session') AS name, s.state,
        extract(epoch FROM now() - coalesce(s.xact_start, s.backend_start))::float8 AS age_s

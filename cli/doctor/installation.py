@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 from cli.doctor.model import DoctorFinding, DoctorLevel, ok
 
-# Seconds. Budgets end by servers' clocks, and tickets expire after minutes. HTTP dates are whole.
+# Differences of clocks in seconds, above which a finding is a warning, or wrong. Budgets and
+# tickets expire by these clocks. HTTP dates are whole seconds, so small differences are unknown.
 CLOCK_S_WELL, CLOCK_S_MAX = 3.0, 30.0
 SNAPSHOT_S_MAX = 60.0  # the threshold of the alert ControlStateStale
 SEEN_S_MAX = 60.0

@@ -18,7 +18,7 @@ from cli.top_scrape import parse
 
 _TIMEOUT_S = 3.0
 _PAGE_BYTES_MAX = 8 << 20
-# Paths of tenants, of the platform and of the audit log. A publisher may read only the first.
+# Paths of tenants, of nodes and of the audit log. A publisher's key may read only the first path.
 _READ = ("/v1/tenants", "/v1/nodes", "/v1/audit")
 _AGES = ("gateway_control_age_seconds", "router_control_age_seconds")
 _CONNECTED = "agent_control_connected"

@@ -10,7 +10,8 @@ from cli.uploads import upload
 from sluice.artifacts import import_directory
 from sluice.manifests import ManifestError, manifest_of_directory
 
-# Seconds. The stack serves during the upload, which the next start continues if it is interrupted.
+# Seconds for the upload, during which the stack already serves. The next start continues an
+# interrupted upload.
 PUSH_S_MAX = 30.0
 
 

@@ -3,8 +3,8 @@
 The broker speaks the protocol over TCP to any client, with idempotent producers, consumer groups
 and commits. It stores everything in memory, so **it is empty after a restart**. The port stays, and
 clients reconnect. It stores about 5 MB per partition, and drops the oldest events first. It has no
-admin API and no isolation of transactions. Production runs Kafka, with another address in the
-settings.
+admin API and no isolation of transactions. Production runs Kafka, which needs only another
+address in the settings.
 
 Only this process can reach the mock cluster. A relay on the fixed port forwards to it, after a
 login by SASL if `BROKER_PASSWORD` is set. The mock cluster advertises the relay's port.
@@ -45,7 +45,7 @@ class Relay:
     """Admits clients, and forwards their requests to the mock cluster."""
 
     def __init__(self, path: str, credential: Credential | None, apis: bytes) -> None:
-        """Prepare to forward to a mock cluster.
+        """Create a relay to a mock cluster.
 
         Args:
             path: Path of the Unix socket of the mock cluster.

@@ -19,7 +19,7 @@ _LOGIN_APIS = _API.pack(_HANDSHAKE, 1, 1) + _API.pack(_AUTHENTICATE, 0, 1)
 _OUR_APIS = 2
 # Kafka's error codes.
 _UNSUPPORTED_VERSION, _UNSUPPORTED_MECHANISM, _FAILED = 35, 33, 58
-_VERSIONS_MAX = 2  # latest version of ApiVersions, above which brokers answer as in version 0
+_VERSIONS_MAX = 2  # latest known version of ApiVersions. To later ones, brokers answer version 0
 
 
 class LoginError(Exception):
@@ -59,7 +59,7 @@ class Login:
     """The login of one connection."""
 
     def __init__(self, credential: Credential, apis: bytes) -> None:
-        """Prepare the login of a connection.
+        """Create the state of a connection's login.
 
         Args:
             credential: Credential of the only user.

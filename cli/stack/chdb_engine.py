@@ -70,7 +70,7 @@ def identifier(text: str) -> str:
 
 
 def _lock(directory: Path) -> int:
-    """Lock the folder for this process, because the engine may miss a second process."""
+    """Lock the folder, because the engine may not detect a second process that uses it."""
     fd = os.open(directory / "owner.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -100,7 +100,7 @@ class ChdbEngine:
         self._path = str(directory.resolve())
         self._connect: Callable[[str], Any] = chdb.connect
         self._limits = limits
-        # This connection prevents the engine's end. Requests use connections of their own.
+        # The engine ends with its last connection, so this connection stays open.
         self._keeper = self._connect(self._path)
         self._keeper.query("SELECT 1", "TabSeparated")
 

@@ -8,7 +8,7 @@ run/          state of the running stack, and the lock of its supervisor
 logs/         one file per process
 artifacts/    bases by digest
 artifact-store/ chunks of uploaded artifacts
-certificates/ for `up --tls`, with their CAs
+certificates/ certificates for `up --tls`, with their CAs
 data/ state/  data of the servers, state of the services
 """
 

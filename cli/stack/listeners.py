@@ -1,7 +1,6 @@
 """Lists each socket on which a local stack listens, with its callers and their secret.
 
-`docs/security.md` contains the list. An end-to-end test compares it with the open sockets, and
-`docs/security.md` contains the list. An end-to-end test compares the list with the open sockets,
+`docs/security.md` contains the list. An end-to-end test compares the list with the open sockets.
 """
 
 from dataclasses import dataclass

@@ -54,7 +54,7 @@ class MockCluster:
         self._library = _load_library()
         error = ctypes.create_string_buffer(512)
         conf = self._library.rd_kafka_conf_new()
-        # 3 means errors only. Otherwise librdkafka warns that `bootstrap.servers` is missing.
+        # Level 3 logs only errors. The default would warn that `bootstrap.servers` is missing.
         self._library.rd_kafka_conf_set(conf, b"log_level", b"3", error, len(error))
         self._client = self._library.rd_kafka_new(0, conf, error, len(error))
         if not self._client:
@@ -88,7 +88,7 @@ class MockCluster:
         return f"/proc/self/fd/{self._socket}"
 
     def close(self) -> None:
-        """Stop the broker, which loses its messages."""
+        """Stop the broker. Its events, which are only in memory, are lost."""
         self._library.rd_kafka_mock_cluster_destroy(self._cluster)
         self._library.rd_kafka_destroy(self._client)
         os.close(self._socket)
@@ -113,7 +113,7 @@ def _hide_listener(port: int) -> int:
 
 
 def _cut_strangers(port: int) -> None:
-    """Close connections from before the port was hidden, because other processes opened them."""
+    """Close connections that were opened before the port was hidden, by other processes."""
     for _, found in _tcp_sockets(port):
         with suppress(OSError):
             found.shutdown(socket.SHUT_RDWR)

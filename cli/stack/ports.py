@@ -21,7 +21,7 @@ def assign(
         names: Names of the sockets that need a port, in the order of choice.
         known: Ports of the last run.
         is_free: Function that returns whether no process listens on a port now.
-        start: Offset of the first port to try, different by stack, so that two rarely collide.
+        start: Offset of the first port to try. It differs by stack, so that two rarely collide.
 
     Raises:
         RuntimeError: No port in the range is free.

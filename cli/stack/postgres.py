@@ -10,7 +10,7 @@ because it needs a passwd entry. If this user cannot reach the stack's home (e.g
 data are in /var/lib/sluice, and the home has a pointer to them. If the user cannot reach the wheel,
 the binaries are copied to /var/lib/sluice too, once per version.
 
-Nothing of the wheel is imported, because its package warns at import, and as root adds a user.
+The wheel's Python package is not imported, because it warns at import, and as root adds a user.
 """
 
 import asyncio
@@ -51,7 +51,7 @@ _INITDB_STOP_S = 3.0
 _ENVIRONMENT = {"PATH": "/usr/bin:/bin", "LC_ALL": "C", "TZ": "UTC"}
 _HBA = "local all all peer map=owners\n"
 # Options for one developer's database. Shared memory is in the data directory, so that a killed
-# server leaves nothing in /dev/shm.
+# server leaves no file in /dev/shm.
 _OPTIONS: Mapping[str, str] = {
     "listen_addresses": "",
     "dynamic_shared_memory_type": "mmap",
@@ -280,7 +280,7 @@ async def _initialize(place: PostgresPlace, *, fsync: bool, env: Mapping[str, st
         command = [str(place.programs / "initdb"), "-D", str(staging), "-A", "peer"]
         command += ["-U", "postgres", "-E", "UTF8", "--locale=C"]
         if "PG_BIN" not in os.environ:  # this option of initdb exists since PostgreSQL 16
-            # The same option as in serving, so that a killed initdb leaves nothing in /dev/shm.
+            # The same option as for the server, so that a killed initdb leaves no file in /dev/shm.
             command += ["-c", "dynamic_shared_memory_type=mmap"]
         await _run(place, [*command, *([] if fsync else ["--no-sync"])], env)
         single = [str(place.programs / "postgres"), "--single", "-D", str(staging)]

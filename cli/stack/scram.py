@@ -42,7 +42,7 @@ class ScramExchange:
     """The exchange with one client, in which `first` is called before `final`."""
 
     def __init__(self, credential: Credential, nonce: str = "") -> None:
-        """Prepare an exchange. `nonce` is random unless a test sets it."""
+        """Create an exchange with one client. `nonce` is random unless a test sets it."""
         self._credential = credential
         self._nonce = nonce or secrets.token_urlsafe(18)
         self._header = self._client_first = self._server_first = ""

@@ -23,8 +23,8 @@ if TYPE_CHECKING:  # imported only when a call needs it
 MODEL, ALIAS, TENANT = "sluice-tiny", "default", "demo"
 _POOL_PREFIX = "tiny-"
 # Each tier below the first has a reserved share, which protects it from a flood of a higher tier.
-# The first two tiers serve people, so a request with a longer predicted wait is refused with a
-# retry time. Batch work may wait for the longest deadline that a request may have.
+# The first two tiers serve people, so a request with a predicted wait above 1.5 s is refused
+# with a retry time. Batch work may wait for the longest deadline that a request may have.
 _WATCHED = {"ttft_deadline_ms": 1_500}
 TIERS = {
     "standard": {"priority": 10, "rpm": 0, "tpm": 0, **_WATCHED},

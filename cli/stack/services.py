@@ -176,7 +176,7 @@ class ServicePlan:
         uses: frozenset[str] = frozenset(),
         stop_grace_s: float = 10.0,
     ) -> SupervisedService:
-        """Return a service of the platform, which counts as started when it is alive.
+        """Return a service of the platform, which counts as started once it is alive.
 
         Readiness may need peers that start later or are absent. A service that waits for peers is
         up, and its check names the missing peer.
@@ -259,7 +259,7 @@ class ServicePlan:
             "CONTROL_PLANE__TELEMETRY_URL": f"{self._options.scheme}://{self._address('telemetry_http')}",
             "CONTROL_PLANE__TELEMETRY_KEY": self._secrets.admin_key,
             "CONTROL_PLANE__GATEWAY_URL": self._options.base_url.removesuffix("/v1"),
-            # short, so that a person who tries budgets need not wait
+            # seconds, short so that a person who tries budgets need not wait
             "CONTROL_PLANE__BUDGET_INTERVAL_S": "2",
             "CONTROL_PLANE__SCALING_INTERVAL_S": "2",
             "CONTROL_PLANE__ALERT_TARGETS": self._pages(),

@@ -19,7 +19,7 @@ _TOKEN = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 _DATA_START = re.compile(rb"[ \t]*;?[ \t]*\r?\n?")
-# Words after an INSERT's table which show that no inline data follows.
+# Words after an INSERT's table that begin its rows or query, so that no inline data follows.
 _OWN_DATA = {b"VALUES", b"SELECT", b"WITH", b"FROM", b"WATCH"}
 _RETURNS_ROWS = {
     *(b"SELECT", b"WITH", b"SHOW", b"DESCRIBE", b"DESC", b"EXPLAIN", b"EXISTS", b"CHECK"),
@@ -30,7 +30,7 @@ _RETURNS_ROWS = {
 @dataclass(frozen=True, slots=True)
 class _Token:
     kind: str
-    text: bytes  # words and marks are in upper case
+    text: bytes  # words are in upper case
     end: int
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from cli.stack.home import Home, write_atomic
 
-# States of a process: waiting (for dependencies) -> starting -> ready -> (down -> starting ...),
-# and finally stopped. A process that runs once ends in done.
+# States of a process: waiting (for dependencies) -> starting -> ready -> stopped. After a crash
+# it is down, then starting again. A process that runs once ends in done.
 WAITING, STARTING, READY, DOWN, STOPPED, DONE = (
     "waiting",
     "starting",

@@ -1,6 +1,6 @@
 """Starts the processes of a stack in parallel, restarts dead ones, and stops them in order.
 
-The supervisor has no facts of particular processes, which `cli.stack.services` describes.
+This module has no code for particular processes. `cli.stack.services` describes them.
 """
 
 import asyncio

