@@ -56,8 +56,9 @@ def bootstrap(
 ) -> None:
     """Create a base, its pool and model, tiers and a tenant in an installation.
 
-    The command may be repeated. It runs inside, with SLUICE_ADMIN_URL, SLUICE_ADMIN_KEY and
-    OPENAI_BASE_URL. It writes addresses and the key of the tenant `demo` to $SLUICE_HOME/env.
+    The command may be repeated. It runs in a container of the installation, and needs
+    SLUICE_ADMIN_URL, SLUICE_ADMIN_KEY and OPENAI_BASE_URL. It writes addresses and the key of the
+    tenant `demo` to $SLUICE_HOME/env.
     """
     from cli.stack.base import import_base
 

@@ -135,7 +135,7 @@ def list_results(
 def forget_answers(pool: Annotated[str, typer.Argument(help="Id of a pool.")]) -> None:
     """Delete the recorded answers of a pool, so that its next answers count as right.
 
-    This is for a pool whose engine was replaced by an engine with another rounding.
+    Use the command for a pool whose new engine rounds numbers in another way.
     """
     ask(lambda api: api.call("POST", f"/v1/pools/{pool}/forget-answers"))
     typer.echo(f"forgot the answers of pool {pool}")

@@ -25,7 +25,7 @@ class ServiceFacts:
         url: URL that was queried.
         problem: Reason why the service does not answer or is not ready, or empty if it is ready.
         version: Version of the program, or empty if unknown.
-        clock_ahead_s: Lead of its clock over this machine's in whole seconds, None if unknown.
+        clock_ahead_s: Whole seconds by which its clock is ahead of this machine's, if known.
         snapshot_age_s: Seconds since its last contact with the control plane, None without any.
     """
 
@@ -48,7 +48,7 @@ class DatabaseFacts:
         is_older: Whether the schema's revision is one of this program's earlier revisions.
         missing_rights: Tables that the user cannot read or write.
         holders: Sessions with locks that block other sessions, each with its age in seconds.
-        clock_ahead_s: Lead of its clock over this machine's, in seconds.
+        clock_ahead_s: Seconds by which its clock is ahead of this machine's.
     """
 
     problem: str = ""

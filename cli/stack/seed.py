@@ -1,8 +1,8 @@
 """Creates the objects of a fresh stack through the admin REST: a model and a demo tenant.
 
-This is safe to repeat. Tiers, the tenant and the alias may have changes of operators, so they are
-only created. Every start writes base, pool and model again, from the command line and the shipped
-model.
+The calls are safe to repeat. Operators may have changed tiers, the tenant and the alias, so
+existing ones are not written. Every start writes base, pool and model again, from the command
+line and the shipped model.
 """
 
 import asyncio

@@ -33,13 +33,13 @@ class SupervisedService:
     Attributes:
         spec: Spec of the process.
         needs: Names of the processes that must be ready before this process starts.
-        uses: Names of the processes that it calls without waiting for their start. They stop after
-            it, like those of `needs`.
+        uses: Names of the processes that this process calls without waiting for their start. They
+            stop after this process, like those of `needs`.
         port: Main port, or 0 if it listens on none.
-        check: Function that raises if the process cannot do its work. With None it is `spec.ready`.
+        check: Function that raises if the process cannot do its work. None means `spec.ready`.
         prepare: Function that is called once, before the first start.
         ready_timeout_s: Longest time of a start in seconds.
-        is_server: Whether other processes store their data in it.
+        is_server: Whether other processes store their data in this process.
         runs_once: Whether the process ends with status 0 after its work, and then counts as ready.
     """
 

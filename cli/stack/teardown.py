@@ -23,9 +23,9 @@ _POLL_S = 0.05
 def end_leftovers(home: Home, *, grace_s: float = _GRACE_S) -> list[str]:
     """End every process of the stack and remove its shared memory. Returns the ended processes.
 
-    The marker in the environment identifies the processes, and the state file those without a
-    marker. Services end before the servers, so that no write is lost. A process that does not end
-    within `grace_s` seconds is killed. With 0, all are killed at once.
+    Processes are identified by the marker in their environment, or else by the state file.
+    Services end before the servers, so that no write is lost. A process that does not end within
+    `grace_s` seconds is killed. With 0, all are killed at once.
     """
     from replica.agent.triton import TritonLauncher
 

@@ -2,8 +2,9 @@
 
 The unchanged clickhouse-connect clients, sync and async, work with it. One process owns the data
 directory. Each request has its own connection to the engine (0.1 ms), so nothing leaks between
-requests. Unlike a server, it builds whole answers in memory (bounded). It has no sessions, external
-tables or replication, and one password instead of users. Production uses a real server's URL.
+requests. Unlike ClickHouse's server, it builds whole answers in memory (bounded). It has one
+password, and no users, sessions, external tables or replication. Production uses a real server's
+URL.
 
 Run: `python -m cli.stack.tracestore --port 8123 --directory .sluice/tracestore`.
 """
