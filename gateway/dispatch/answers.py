@@ -1,7 +1,8 @@
 """Advances all answers to one request on behalf of the coroutine that handles the request.
 
 Router links pass tokens to generations synchronously, so that a token costs no task and no await.
-The handling coroutine is woken only when an answer begins or ends. Then it advances all answers.
+The handling coroutine is woken only when an answer begins or ends. On waking, the coroutine
+processes the events of all answers.
 """
 
 import asyncio
@@ -18,10 +19,11 @@ from gateway.dispatch.routers import RouterLinks
 
 
 class Answers:
-    """The answers to one request, under way while the `with` block runs.
+    """The answers to one request, which run while the `with` block runs.
 
-    At most one coroutine waits at a time. It waits first for `begun`, and then iterates over the
-    answers that end. The first refused answer ends all other answers and the iteration.
+    At most one coroutine waits at a time. The coroutine first awaits `begun`, and then iterates
+    over the answers in the order of their ends. The first refused answer ends all other answers and
+    the iteration.
 
     Attributes:
         refusal: The refusal that ended the answers, or None while no answer was refused.
@@ -40,7 +42,7 @@ class Answers:
         retries: RetryBudget,
         on_close: Callable[["Answers"], None],
     ) -> None:
-        """Prepare. For the arguments see `GatewayDispatcher.dispatch`."""
+        """Submit no answer yet, because the `with` block does. See `GatewayDispatcher.dispatch`."""
         self.refusal: GenerationEnd | None = None
         self._generations = generations
         self._per_prompt = per_prompt
@@ -48,7 +50,7 @@ class Answers:
         self._retries = retries
         self._on_close = on_close
         self._has_begun = self._awaits_end = False
-        # Further answers to submit, since the first answer to their prompt has begun.
+        # Further answers to a prompt, ready to submit because the prompt's first answer has begun.
         self._due: list[Generation] = []
         self._pursuits: list[Pursuit] = []
         self._woken: list[Pursuit] = []
@@ -80,11 +82,11 @@ class Answers:
         self._on_close(self)
 
     async def begun(self) -> GenerationEnd | None:
-        """Wait for the first tokens of any answer, an end, or the time for a keep-alive.
+        """Wait until any answer has its first tokens, ends, or needs a keep-alive.
 
         Returns:
-            The refusal of a request of which nothing was generated, or None if the response to the
-            client may begin.
+            None if the response to the client may begin, or the refusal if the request was refused
+            before any token.
         """
         while not self._has_begun and self.refusal is None and self._pursuits:
             await self._more()
@@ -94,7 +96,7 @@ class Answers:
         return self
 
     async def __anext__(self) -> Generation:
-        """Return the next answer that ends well. A refusal ends the iteration."""
+        """Return the next answer that ends with success. A refusal ends the iteration."""
         while not self._ended:
             if not self._pursuits and not self._due:
                 raise StopAsyncIteration
@@ -115,7 +117,7 @@ class Answers:
             pursuit.on_routers_changed()
 
     async def _more(self) -> None:
-        """Wait for an event of a generation or of the dispatcher, and advance the answers."""
+        """Wait until a generation or the dispatcher reports an event, and advance the answers."""
         for generation in self._due:
             self._pursue(generation, [])
         self._due.clear()
@@ -131,7 +133,7 @@ class Answers:
         pursuit.begin(asyncio.get_running_loop().time())
 
     def _note(self, pursuit: Pursuit) -> None:
-        """Handle a generation's first tokens, end or nudge, and wake the waiter if needed."""
+        """Wake the waiter if it needs a generation's event: first tokens, an end or a nudge."""
         if not self._awaits_end or pursuit.siblings or pursuit.generation.ending is not None:
             self._wake(pursuit)
 
@@ -146,7 +148,7 @@ class Answers:
         while self._woken:
             pursuit = self._woken.pop(0)
             if pursuit not in self._pursuits:
-                continue  # the answer has ended meanwhile
+                continue  # the answer has ended since the wake
             final, generation = pursuit.look(now_s), pursuit.generation
             if generation.emitted or generation.was_nudged:
                 self._has_begun = True

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from sluice.wire.router.v1 import router_pb2 as wire
 
 KEPT_MAX = 8  # attempts stored per answer, above which the middle attempts are dropped
-TOLD_MAX = 16  # maximum number of attempts in the event of one request
+TOLD_MAX = 16  # attempts in the event of one request, the first ones of each answer's list
 _REASON_MAX = 200
 _CANDIDATES_MAX = 16
 _U32_MAX = 0xFFFFFFFF
@@ -49,28 +49,28 @@ def placement_of(placed: "wire.Placed") -> AttemptPlacement:
 
 
 def detached(decision: "wire.Explanation") -> "wire.Explanation":
-    """Return a copy, because a reference to a part would keep the whole message in memory."""
+    """Return a copy, because a reference to this part would keep the router's message alive."""
     copy = type(decision)()
     copy.CopyFrom(decision)
     return copy
 
 
 class Attempt:
-    """A submission of an answer to a router.
+    """A submission of an answer to a router. All times are monotonic and in seconds.
 
     Attributes:
-        number: Number of the attempt, from 0 on, over all attempts of the answer.
-        submitted_at_s: Monotonic time of the submission. All times here are monotonic.
+        number: Number of the attempt within its answer, from 0 on.
+        submitted_at_s: Time of the submission.
         first_at_s: Time of the first token, or 0 before the first token.
         ended_at_s: Time of the end, or 0 while the attempt runs.
-        emitted_before: Tokens of earlier attempts.
-        output_tokens: Tokens of this attempt.
+        emitted_before: Number of the answer's tokens from earlier attempts.
+        output_tokens: Number of tokens of this attempt.
         placed: Placement of the answer, or None if the answer never ran.
-        decision: Router's explanation of the placement, from the message at the end.
-        outcome: Outcome by its name in events, which is `cancelled` until the attempt has ended.
-        reason: Reason, in words, of an outcome other than success.
-        before_us: Microseconds from the submission to the end of the previous attempt, if the
-            router itself queued the request again.
+        decision: Router's explanation of the placement, from the message that ended the attempt.
+        outcome: Name of the outcome in events. It is `cancelled` until the attempt has ended.
+        reason: Explanation, in words, of an outcome other than success.
+        before_us: Zero for a submission by the gateway. If the router itself queued the request
+            again, microseconds from the submission to the end of the attempt before this one.
     """
 
     __slots__ = (
@@ -100,7 +100,7 @@ class Attempt:
 
         Args:
             by: The router's message about the interruption.
-            emitted: Tokens of the answer until now.
+            emitted: Number of tokens of the answer so far.
         """
         after_us = max(0, by.ended_us - self.before_us)
         ended_at_s = max(self.first_at_s, self.submitted_at_s + after_us * 1e-6)
@@ -132,13 +132,13 @@ def rows(
 ) -> list[telemetry.Attempt]:
     """Return the attempts of a request in the form for its event.
 
-    The result is empty for one successful attempt without an explanation, because the event's other
-    fields suffice.
+    The result is empty for one successful attempt without an explanation, because the event's
+    other fields already describe that attempt.
 
     Args:
         answers: The attempts of each answer, in order.
-        received_at_s: Monotonic arrival time of the request, the zero of the reported times.
-        ended_at_s: End of the request, and of attempts that have recorded no end.
+        received_at_s: Monotonic arrival time of the request. Reported times count from then.
+        ended_at_s: Monotonic end of the request, also used for attempts without a recorded end.
     """
     if not answers or (len(answers) == 1 and _is_plain(answers[0])):
         return []
@@ -183,13 +183,13 @@ def _message(
         message.load_us = placed.load_us
         message.cached_tokens = placed.cached_tokens
     if (known := attempt.explanation) is not None:
-        known.router_id = attempt.router_id  # equal to the router's own `Explain` answers
+        known.router_id = attempt.router_id  # the answers of `Explain` name the router, too
         message.decision = _trimmed(known).SerializeToString()
     return message
 
 
 def _trimmed(decision: "wire.Explanation") -> "wire.Explanation":
-    """Return a decision with only its first candidates and the chosen replica, in their order."""
+    """Return a decision with its first candidates and the chosen replica, in their order."""
     if len(decision.candidates) <= _CANDIDATES_MAX:
         return decision
     kept: Iterable[wire.Candidate] = [

@@ -5,14 +5,14 @@ The first of these rules that applies decides:
 1. A session stays in its cell, where its conversation is cached. The session leaves only if the
    cell is so busy that another cell would compute the whole prompt sooner.
 2. A prompt goes to the cell that caches its longest prefix, if that cell is not much busier than
-   the others. Sketches of the routers report the cached prefixes. If several cells
-   cache the same length, the first block that none of them caches is the key. Later turns of the
-   same conversation share that block, but other conversations do not.
+   the others. Sketches of the routers report the cached prefixes. If several cells cache equally
+   much, the first block that no cell caches is hashed to choose one of them. Later turns of the
+   conversation share that block and so reach the same cell, but other conversations do not.
 3. Requests for the same adapter go to the same cell, so that few cells load the adapter.
-4. Other requests go to the cell that owes the least work per replica.
+4. Other requests go to the cell with the fewest uncomputed tokens per replica.
 
-Keys are placed by rendezvous hashing, so that a cell that is added or removed moves only its own
-keys.
+A key (a session, block or adapter) chooses its cell by rendezvous hashing. So if a cell is added
+or removed, only the keys of that cell move.
 """
 
 import hashlib
@@ -28,13 +28,14 @@ from sluice.prefix_marks import DEPTH_MIN, following
 
 # Number of leading blocks (2,048 tokens) whose hash is the affinity key of a prompt while no router
 # reports sketches. Conversations that share only a system prompt mostly differ within these blocks,
-# so they are spread. Prompts about one document, or of one long conversation, share all these
-# blocks.
+# so they are spread over the cells. Prompts about one document, or turns of one long conversation,
+# share all these blocks and reach one cell.
 AFFINITY_BLOCKS = 64
-# Factor of the pool's mean up to which a cell's owed tokens may grow before affinity is ignored.
+# Factor of the pool's mean of owed (uncomputed) tokens per replica, up to which a cell is chosen
+# for its cache.
 LOAD_FACTOR = 1.25
-# Tokens owed per replica up to which a cell counts as idle, about a fifth of a second of work. For
-# a shorter prompt, the prompt's length is the bound.
+# Owed tokens per replica up to which a cell counts as idle, about a fifth of a second of work. If
+# the prompt is shorter than this number, the prompt's length is the bound.
 IDLE_TOKENS = 2048
 # A session leaves its cell if the wait there exceeds the shortest wait times this factor, plus a
 # slack. The slack grows with the prompt, since another cell would have to compute the prompt anew.
@@ -52,13 +53,13 @@ class CellView:
         cell_id: Id of the cell.
         replicas_ready: Replicas that can accept requests now.
         tokens_owed: Prompt and output tokens that the cell has accepted and not yet computed. The
-            value is the router's last report plus the tokens sent to the cell since then.
+            value is the router's last report plus the prompt tokens sent to the cell since then.
         wait_ms: Time until the first token of a new request, as predicted by its router.
-        is_draining: Whether the cell is about to be removed. It serves until its removal.
+        is_draining: Whether the cell is about to be removed. Until then, its replicas still serve.
         is_refusing: Whether the cell's router is shutting down.
         queued: Requests that wait in the router.
         running: Requests at the replicas.
-        gates: Gates of the cell's tiers, as reported by its router.
+        gates: Shares of requests that the router accepts, by tier and tenant. See `tier_gate`.
         told_at_s: Monotonic time of the router's last message about the cell.
         seed: Hash of the cell's id.
     """
@@ -83,11 +84,11 @@ class Wish(NamedTuple):
     """The traits of a request that decide its cell.
 
     Attributes:
-        session: Hash of the session, or 0 without a session.
+        session: Hash of the session, or 0 if the request names no session.
         hashes: First eight bytes of the hash of each full block of the prompt.
         prompt_tokens: Tokens of the prompt.
-        salt: Number derived from the request, which decides between equal cells.
-        adapter: Hash of the adapter, or 0 without an adapter.
+        salt: Number derived from the request's id, which chooses among equally good cells.
+        adapter: Hash of the adapter, or 0 if the model has no adapter.
     """
 
     session: int
@@ -102,7 +103,7 @@ class Wishing(Protocol):
 
     @property
     def wish(self) -> Wish:
-        """The traits that decide the cell, read once per request because computing them is slow."""
+        """The traits that decide the cell. Read this property once, because it computes a hash."""
         ...
 
 
@@ -116,7 +117,7 @@ class CellChoice(NamedTuple):
 
     Attributes:
         cell: The cell.
-        known: Leading blocks of the prompt that the cell caches by its sketch, or 0 with a session.
+        known: Leading blocks that the cell caches according to its sketch, or 0 if none was read.
     """
 
     cell: CellView
@@ -151,7 +152,7 @@ def choose(cells: Sequence[CellView], wish: Wish, board: PrefixBoard | None = No
 
 
 def _by_sketches(fit: Sequence[CellView], wish: Wish, board: PrefixBoard) -> CellChoice:
-    """Return the cell with the longest cached prefix, among cells below the load bound."""
+    """Return the cell with the longest cached prefix, among cells below `load_bound`."""
     free = _free(fit, wish)
     depth, names = board.holders(wish.hashes, [cell.cell_id for cell in free])
     held = set(names)
@@ -176,7 +177,7 @@ def _idlest(cells: Sequence[CellView], wish: Wish) -> CellView:
 
 
 def load_bound(cells: Sequence[CellView], prompt_tokens: int) -> float:
-    """Return how many tokens per replica a cell may owe to be chosen for its cache.
+    """Return the number of owed tokens per replica above which a cell is not chosen for its cache.
 
     At least one cell is within the bound, because the bound is above the mean over all cells.
     """
@@ -195,7 +196,7 @@ def _fittest(cells: Sequence[CellView]) -> Sequence[CellView]:
 
 
 def _unfitness(cell: CellView) -> int:
-    """Return 1 for a draining cell, 2 without a replica, 3 if its router refuses all, else 0."""
+    """Return 3 if a cell's router refuses all, 2 without replicas, 1 while draining, or else 0."""
     if cell.is_refusing:
         return 3
     if not cell.replicas_ready:

@@ -27,12 +27,12 @@ class GatewayDispatcher:
 
     @property
     def open(self) -> int:
-        """Number of generations that run, or wait until another answer to their prompt begins."""
+        """Number of generations that run, or wait for another answer to their prompt to begin."""
         return sum(answers.open for answers in self._open)
 
     @property
     def retries_refused(self) -> int:
-        """Retries that the retry budget has refused."""
+        """Number of retries that the retry budget has refused."""
         return self._retries.refused
 
     def serves(self, pool_id: str) -> bool:
@@ -45,7 +45,10 @@ class GatewayDispatcher:
         return self._links.is_gated
 
     def refused_for_s(self, pool_id: str, ask: GateAsk, now_s: float) -> float | None:
-        """Return for how long a pool's routers refuse a request, or None if a router accepts it."""
+        """Return the seconds for which a pool's routers refuse a request, or None if one does not.
+
+        The refusing routers have gates for the request's tier or tenant. See `tier_gate`.
+        """
         return self._links.refused_for_s(pool_id, ask, now_s)
 
     async def drain(self, timeout_s: float) -> int:
@@ -69,7 +72,7 @@ class GatewayDispatcher:
             answers.stop()
 
     def dispatch(self, generations: Sequence[Generation], answers_per_prompt: int) -> Answers:
-        """Return the answers to one request, whose `with` block submits the request.
+        """Return the answers to one request. Entering their `with` block submits the request.
 
         Args:
             generations: Generations that receive the answers. Answers to one prompt are adjacent.

@@ -13,14 +13,14 @@ class EndKind(Enum):
     STOP = auto()
     LENGTH = auto()
     FILTERED = auto()  # a rule of the tenant has ended the answer
-    # The request was rejected, evicted, or failed finally, with the reason in `code`.
+    # The request was rejected, evicted, or failed for good. The field `code` names the reason.
     REFUSED = auto()
-    # The replica, the router or the connection was lost, and the answer can be resumed.
+    # The replica, router or connection was lost, so another attempt can continue the answer.
     LOST = auto()
 
 
 class GenerationEnd(NamedTuple):
-    """The end of an attempt. The fields besides `kind` describe endings other than success.
+    """The end of an attempt. The fields after `kind` describe endings other than success.
 
     Attributes:
         param: The invalid field of the engine's request, or empty if no field is known.

@@ -1,6 +1,6 @@
 """Gathers a stream's reasoning and tool-call arguments, so that several tokens share one event.
 
-A client cannot use half an argument, and an event for each token would cost a write.
+A client cannot use half an argument, and a separate event for each token would cost a write.
 """
 
 import asyncio
@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from gateway.dialects.delta import NOTHING, AnswerDelta, CallDelta
 
-# Maximum number of gathered characters. Above the maximum, they are sent before the pause is over.
+# Gathered characters above which the pieces are sent before the pause is over.
 _CHARACTERS_MAX = 16 << 10
 
 
@@ -18,11 +18,11 @@ class DeltaGatherer:
     __slots__ = ("_characters", "_is_over", "_kept", "_pause_s", "_timer")
 
     def __init__(self, pause_s: float, is_over: Callable[[], None]) -> None:
-        """Prepare to pass the first piece without delay.
+        """Send the first piece without delay.
 
         Args:
             pause_s: Seconds between two events with reasoning or calls.
-            is_over: Called when the pause is over and pieces wait. The function must call `take`.
+            is_over: Called if pieces wait at the end of a pause. The function must call `take`.
         """
         self._pause_s = pause_s
         self._is_over = is_over
@@ -33,7 +33,7 @@ class DeltaGatherer:
     def passed(self, delta: AnswerDelta) -> list[AnswerDelta]:
         """Add a piece, and return the pieces to send now, in this order."""
         both = together(self._kept, delta)
-        # `delta` has content, which is sent at once, after the collected pieces
+        # None means that `delta` has content, which is sent at once after the collected pieces.
         if both is None:
             return [it for it in (self.take(), delta) if it is not NOTHING]
         if self._timer is None:
@@ -67,14 +67,14 @@ class DeltaGatherer:
 
 
 def together(first: AnswerDelta, second: AnswerDelta) -> AnswerDelta | None:
-    """Return two consecutive deltas as one, or None if content or the order forbids it. Pure."""
+    """Merge two consecutive deltas, or return None if content or their order forbids it. Pure."""
     if first.content or second.content or (first.calls and second.reasoning):
         return None
     return AnswerDelta("", first.reasoning + second.reasoning, _joined(first.calls, second.calls))
 
 
 def _joined(first: tuple[CallDelta, ...], second: tuple[CallDelta, ...]) -> tuple[CallDelta, ...]:
-    """Return the pieces of both, with adjacent pieces of the same call merged."""
+    """Return the pieces of two deltas, with adjacent pieces of the same call merged."""
     if not first or not second:
         return first or second
     *before, last = first

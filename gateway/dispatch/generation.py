@@ -1,8 +1,8 @@
 """One answer to an accepted request while it is generated, with its fields, tokens and ending.
 
 A router link calls `push`, `place` and `end` synchronously while it reads a message. The generation
-calls its listener at first tokens, at the end, and when a keep-alive is due (a nudge). This module
-does no I/O.
+calls its listener at first tokens, at the end, and when a keep-alive is due, which is called a
+nudge. This module does no I/O.
 """
 
 import zlib
@@ -37,7 +37,7 @@ from sluice.wire.router.v1 import router_pb2 as wire
 class GenerationSpec(NamedTuple):
     """A requested answer, with its fields for the router and the pipe from its token ids to text.
 
-    Sampling values have the engine's form.
+    The sampling values are those of the engine's API.
 
     Attributes:
         deadline_ms: The request's deadline in milliseconds, or 0 for the router's default.
@@ -46,19 +46,18 @@ class GenerationSpec(NamedTuple):
         new_guard: Returns a guard that applies the tenant's rules, or None without rules.
         block_hashes: Hashes of the prompt's full blocks, concatenated. See `sluice.hashing`.
         packed_prompt: Packed form of a long prompt. All answers to the prompt share this object.
-        tier_reserved_permille: The tier's reserved share of a cell while the tier has work.
-        is_preemptible: Whether the answer may be preempted, like batch work.
+        tier_reserved_permille: Share of a cell that is reserved for the tier while it has requests.
+        is_preemptible: Whether the router may interrupt the answer, for example of batch work.
         choice: Index of the answer among those of its request.
         scored_tokens: Number of trailing tokens of the prompt to score.
         pinned_blocks: Number of leading blocks of the prompt to keep cached.
-        is_begun: Whether the client has already received a part of the answer.
+        is_begun: Whether an earlier request has already sent the client a part of the answer.
         absence_ms: Longest wait in milliseconds for a pool without replicas, or 0 for the deadline.
-        traceparent: W3C trace context of the request, or empty to send no trace context to the
-            router.
+        traceparent: W3C trace context for the router, or empty if none is sent.
         tracestate: W3C trace state that belongs to `traceparent`.
         prompt_logprobs: Requested alternatives per token of the prompt, or None if not requested.
-        is_echo_alone: Whether only the echoed prompt is shown, without the one computed token.
-        prediction: Expected token ids of the answer, or empty without a prediction.
+        is_echo_alone: Whether only the echoed prompt is shown. The engine still computes one token.
+        prediction: Token ids of the answer that the client expects, or empty without a prediction.
         dropped_turns: Number of the chat's oldest turns that did not fit into the prompt.
     """
 
@@ -111,22 +110,22 @@ class Generation(ABC):
         emitted: All token ids so far, over all attempts. An array uses a ninth of a list's memory.
         first_at_s: Monotonic time of the first token, or 0 before the first token.
         last_at_s: Monotonic time of the last token.
-        itl_max_s: Longest gap between two pushes.
-        placed: The last placement, if any.
+        itl_max_s: Longest gap between two calls of `push`, in seconds.
+        placed: The last placement, or None before the first placement.
         cached_tokens: Prompt tokens that the first placement found in the cache.
-        drafts: Speculated tokens of all ended attempts, or None without speculation.
+        drafts: Counts of speculated tokens over all ended attempts, or None without speculation.
         prompt_logprobs: Log probabilities of the prompt so far, or None if not requested.
         prefill_us: Prefill time in microseconds, as the engine reports it.
         resumes: Number of attempts that continued an answer already begun.
         ending: The end of the current attempt, or None while the attempt runs.
         is_fresh: Whether the current attempt has produced no token yet.
-        closing: Part of the event that the router reports if this process is killed, or empty.
+        closing: Event fields that the router reports if this process is killed, or empty.
         attempts: Attempts of the answer so far.
         attempt_from: Number of emitted tokens when the current attempt was submitted.
-        was_nudged: Whether the client has waited so long that a keep-alive was due.
+        was_nudged: Whether the answer was so late that a keep-alive was due.
         guard: Applies the tenant's rules to the answer, or None without rules.
         listener: Called at the first token of an attempt, at the attempt's end, and at a nudge.
-        score: Score of the scored tokens, if the engine reports a score.
+        score: Score of the scored tokens, or None if the engine has reported no score.
     """
 
     __slots__ = (
@@ -186,7 +185,7 @@ class Generation(ABC):
         self.listener: Callable[[], None] | None = None
 
     def push_one(self, token: int, now_s: float) -> None:
-        """Process the token of a step that computed exactly one, which is the usual case."""
+        """Process the token of a step that computed exactly one token, which is the usual case."""
         self.push((token,), now_s)
 
     @abstractmethod
@@ -201,8 +200,8 @@ class Generation(ABC):
     def taken(self, tokens: Sequence[int]) -> tuple[AnswerDelta, list[TokenLogprob]]:
         """Run the last tokens through the pipe, and return the delta and log probabilities.
 
-        Tokens after the end of the answer in the same message are dropped and not counted. Their
-        number depends only on how the engine groups tokens.
+        A message may have tokens after the answer's end. They are dropped and not counted, because
+        their number depends only on how the engine groups tokens.
         """
         pipe, line = self.pipe, self._line
         if line is None and (len(tokens) == 1 or not pipe.may_stop):
@@ -219,21 +218,21 @@ class Generation(ABC):
             if line is None:
                 continue
             line.push(known[index : index + 1], pipe.characters - before)
-            # A parsed answer also has reasoning or calls, so no token belongs to one part for
-            # certain.
+            # A parsed answer is split into content, reasoning and calls, so that a token cannot be
+            # assigned to one of these parts with certainty.
             told += line.rest() if pipe.is_parsed else line.shown(pipe.shown)
         return delta, told
 
     @property
     def is_filtered(self) -> bool:
-        """Whether a tenant's rule has ended the answer, which is only known at its end."""
+        """Whether a tenant's rule has ended the answer. Read this only after the answer's end."""
         if self.guard is None:
             return False
         self.held_back()  # a rule may match only at the end of the text
         return bool(self.guard.blocked_by)
 
     def held_back(self) -> tuple[AnswerDelta, list[TokenLogprob]]:
-        """Return the rest of an ended answer that the pipe and the guard have held back."""
+        """Return the rest of an ended answer that the pipe and the guard had not yet released."""
         guard = self.guard
         if guard is None:
             return self._piped_rest()
@@ -242,7 +241,7 @@ class Generation(ABC):
         return self._rest
 
     def _take_released(self, delta: AnswerDelta, entries: list[TokenLogprob]) -> None:
-        """Show text that verdicts of judges release, and end the answer if a verdict blocks it."""
+        """Show text that verdicts of judges release, or end the answer if a verdict blocks it."""
         if self._rest is not None:  # the answer has ended, so the text joins the rest
             self._rest = joined(self._rest[0], delta), self._rest[1] + entries
         elif delta is not NOTHING or entries:
@@ -252,7 +251,7 @@ class Generation(ABC):
 
     @abstractmethod
     def show(self, delta: AnswerDelta, entries: list[TokenLogprob]) -> None:
-        """Show a piece of the answer."""
+        """Add a piece of the answer to the output."""
 
     def _piped_rest(self) -> tuple[AnswerDelta, list[TokenLogprob]]:
         pipe, line = self.pipe, self._line
@@ -263,7 +262,7 @@ class Generation(ABC):
         return delta, line.shown(pipe.shown) if was_stopped or pipe.is_stopped else line.rest()
 
     def note_time(self, now_s: float) -> float:
-        """Record the time of tokens, and return the gap since the previous tokens, at first 0."""
+        """Record the time of tokens, and return the gap in seconds since earlier tokens, if any."""
         if self.is_fresh:
             self.is_fresh = False
             if self.attempts:
@@ -287,18 +286,18 @@ class Generation(ABC):
         if not self.attempts:
             return
         self._learn_interruptions(placed.before)
-        if self.attempts[-1].placed is not None:  # an older router does not report the reason
+        if self.attempts[-1].placed is not None:  # an older router omits the reason
             self._learn_interruptions([wire.Interruption(ended_us=placed.queue_us)])
         self.attempts[-1].placed = self.placed
 
     def _learn_interruptions(self, before: Iterable[wire.Interruption]) -> None:
-        """Record dispatches that ended although the submission continues."""
+        """Record dispatches that ended while the router kept the request in its queue."""
         for it in before:
             begun(self.attempts, self.attempts[-1].interrupted(it, len(self.emitted)))
 
     @abstractmethod
     def expect_end(self) -> None:
-        """Record that the answer ends with the next tokens, so that output may wait for the end."""
+        """Record that the next tokens end the answer, so that their output may wait for the end."""
 
     def learn_outcome(self, outcome: wire.Outcome) -> None:
         """Record the router's report at the end of the current attempt."""
@@ -314,7 +313,7 @@ class Generation(ABC):
         self.end(ending_of(outcome))
 
     def end(self, ending: GenerationEnd) -> None:
-        """End the current attempt. Only the first end counts."""
+        """End the current attempt. Later calls have no effect until the next attempt begins."""
         if self.ending is None:
             self.ending = ending
             self._notify()
@@ -335,7 +334,7 @@ class Generation(ABC):
         return self.spec.output_tokens_max - len(self.emitted)
 
     def begin_attempt(self) -> GenerationEnd | None:
-        """Begin an attempt, and return the ending if the answer is already complete."""
+        """Begin an attempt. If the answer is already complete, return its ending instead."""
         self.ending = None
         self.is_fresh = True
         if self._line is not None:
@@ -371,7 +370,7 @@ class Generation(ABC):
     ) -> wire.Submit:
         """Return the message that submits the rest of the answer to a router.
 
-        `make` constructs the message. A batch's `submits.add` constructs it inside the batch.
+        `make` constructs the message. The method `submits.add` of a batch constructs it in place.
         """
         spec = self.spec
         self.attempt_from = len(self.emitted)
@@ -438,7 +437,7 @@ class Generation(ABC):
 
 
 def summed(before: engine.Drafts | None, later: engine.Drafts | None) -> engine.Drafts | None:
-    """Return the sum as a new message, since a reference would keep a whole message alive."""
+    """Return the sum as a new message, since a reference would keep the parent message alive."""
     if later is None:
         return before
     before = before or engine.Drafts()
@@ -465,7 +464,7 @@ class WholeGeneration(Generation):
 
     @property
     def logprobs(self) -> dict[str, object] | None:
-        """Log probabilities of the visible text so far, in the form for clients, if requested."""
+        """Log probabilities of the visible text in the client's form, or None if not requested."""
         form, prompt = self._format_logprobs, self.prompt_logprobs
         if form is None:
             return None
@@ -491,7 +490,7 @@ class WholeGeneration(Generation):
         self.answer.add(delta, entries)
 
     def expect_end(self) -> None:
-        """Do nothing, because a collected answer has no pending write."""
+        """Do nothing, because a collected answer has no write that could wait."""
 
     def finish(self) -> None:
         """Add the text that was held back until the end of the answer."""

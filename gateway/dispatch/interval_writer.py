@@ -1,12 +1,12 @@
 """Writes a stream at most once per interval, for clients that do not display tokens live.
 
-A write costs more than all other work for a token.
+A write costs more CPU time than all other work for a token.
 """
 
 import asyncio
 from collections.abc import Callable
 
-# Maximum number of waiting bytes. Above the maximum, they are written before the interval is over.
+# Waiting bytes above which the frames are written before the interval is over.
 _BYTES_MAX = 32 << 10
 
 
@@ -23,7 +23,7 @@ class IntervalWriter:
         Args:
             write: Transport's function that writes bytes.
             interval_s: Seconds between two writes.
-            is_over: Called when the interval is over. The function must call `flush`.
+            is_over: Called at the end of each interval. The function must call `flush`.
         """
         self._write = write
         self._interval_s = interval_s

@@ -1,8 +1,8 @@
 """Joins two steps of a stream in one write, but only while the event loop lags.
 
-A write costs more than all other work for a token. While the event loop lags, a token waits for at
-most one engine step, and is sent together with the next token of its stream. So the work,
-and with it the lag, fall by nearly half. Without lag, no token waits.
+A write costs more CPU time than all other work for a token. While the event loop lags, a token
+waits for at most one engine step, and is sent together with the next token of its stream. So the
+writes and the lag fall by nearly half. Without lag, no token waits.
 """
 
 import asyncio
@@ -25,14 +25,14 @@ class Lag(Protocol):
 
     @property
     def is_lagging(self) -> bool:
-        """Whether work that is due waits for the event loop."""
+        """Whether timers or callbacks that are due still wait for the event loop."""
         ...
 
 
 class AttemptPace:
     """Decides for one worker whether tokens wait for the next step.
 
-    Streams read `is_holding`, and router links report steps.
+    A stream reads `is_holding` to decide for a token. Router links report the steps.
 
     Attributes:
         is_holding: Whether a new token may wait for the next step.
@@ -51,13 +51,13 @@ class AttemptPace:
         self._held.append(holder)
 
     def begin_step(self) -> list[Holder]:
-        """Measure the lag, and return the streams with a delayed token, which `end_step` needs."""
+        """Measure the lag, and return the streams with a delayed token, for `end_step`."""
         before, self._held = self._held, []
         self.is_holding = self._lag.is_lagging
         return before
 
     def end_step(self, before: list[Holder]) -> None:
-        """Release the streams that received no token in this step."""
+        """Write the tokens that were delayed before this step, unless the step has sent them."""
         for holder in before:
             holder.release()
         if self._held and self._timer is None:

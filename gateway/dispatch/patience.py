@@ -1,4 +1,4 @@
-"""Decides whether one request is retried, after which endings and until when. Pure."""
+"""Decides whether a request is retried after an attempt has failed, and until when. Pure."""
 
 import structlog
 
@@ -10,16 +10,16 @@ log = structlog.get_logger(__name__)
 
 RESUMES_MAX = 2
 # Bounds of the seconds for which a begun answer waits for its continuation after a loss. Within the
-# bounds, the wait equals the request's deadline. A short deadline was meant for answers that have
-# not begun, and a long deadline for the queue.
+# bounds, the wait equals the request's deadline. The bounds are needed because a deadline applies
+# to the queue, so that clients may have set a very short or long one.
 _RESUME_WAIT_MIN_S, _RESUME_WAIT_MAX_S = 10.0, 60.0
 # Seconds for which a new request waits for a router, enough for one reconnection.
 _CONNECT_WAIT_S = 2.0
-# Seconds until the first token, equal to the router's default for a request without a deadline.
+# Default deadline of the first token, in seconds, equal to the default of routers.
 _DEADLINE_S = 30.0
 _RETRY_PAUSE_S = 0.1
 _RETRY_PAUSE_MAX_S = 1.0  # maximum pause in seconds, which doubles after each refusal
-_HOME_WAIT_S = 0.5  # seconds for which an answer waits for the next owner of its cell
+_HOME_WAIT_S = 0.5  # seconds for which a begun answer waits for the next owner of its cell
 
 NO_TOKEN = GenerationEnd(
     EndKind.REFUSED,
@@ -36,8 +36,8 @@ class Patience:
         give_up_at_s: Loop time at which the client receives the error.
         cell_id: Cell of the last attempt, or empty before the first attempt.
         home: Cell in which a begun answer waits after the loss of its router, or None for any cell.
-            Other cells have not cached the answer and may be full. A cell has another router
-            within a fraction of a second.
+            The wait pays, because other cells have not cached the answer and may be full. The
+            cell has a new router within a fraction of a second.
         pause_s: Seconds before the next attempt.
     """
 
@@ -83,7 +83,7 @@ class Patience:
         self._began_at_s = now_s
 
     def refusal(self, ending: GenerationEnd, now_s: float) -> GenerationEnd | None:
-        """Return the client's error after a failed attempt, or None if the request is retried."""
+        """Return the client's error after a failed attempt, or None to retry the request."""
         self.home = None
         until_s = self.give_up_at_s
         if ending.kind is EndKind.LOST:
@@ -110,16 +110,16 @@ class Patience:
         return None
 
     def _is_kept(self, ending: GenerationEnd) -> bool:
-        """Return whether the request continues to wait for a pool without replicas.
+        """Return whether a request without replicas in its pool continues to wait.
 
-        The request waits once the response has begun, because no fallback model can answer then.
+        It continues once the response has begun, because no fallback model can answer then.
         """
         generation = self._generation
         is_let_go = ending.code is ErrorCode.NO_CAPACITY and generation.spec.absence_ms
         return bool(is_let_go) and generation.was_nudged
 
     def _is_lost_for_good(self, ending: GenerationEnd, now_s: float) -> bool:
-        """Count a loss, and return whether there were too many."""
+        """Count a lost attempt, and return whether the answer has been lost too often."""
         generation = self._generation
         if generation.emitted:
             if generation.resumes >= RESUMES_MAX:
@@ -147,8 +147,8 @@ class Patience:
 
 
 def refused(ending: GenerationEnd, code: ErrorCode) -> GenerationEnd:
-    """Return the last ending as an error for the client."""
-    # Only events and logs report the name of the lost replica or router.
+    """Return the ending of the last attempt as an error for the client."""
+    # The name of a lost replica or router is only for events and logs.
     is_told = ending.message and ending.kind is not EndKind.LOST
     text = ending.message if is_told else "The engine was lost; try again."
     return GenerationEnd(EndKind.REFUSED, code, text, ending.retry_after_s or 1.0)

@@ -1,9 +1,12 @@
 """Sketches of the prompts that one pool's cells cache, for the search of the best cell. Pure.
 
-Routers report marks of the prompts that their cells have placed recently (`sluice.prefix_marks`).
-The best cell for a prompt has cached its longest prefix. Each cell has a Bloom filter per
-generation of marks. All filters share one transposed table, whose row holds the bits of all filters
-at one position. So reading a few rows tests a mark against all cells at once.
+The best cell for a prompt has cached its longest prefix. A mark is a short hash of a prompt's first
+blocks (`sluice.prefix_marks`), and routers report marks of the prompts that they have placed.
+
+A cell's marks belong to two generations. When the router begins a new generation, the older one is
+forgotten, because its prompts are no longer cached. Each generation has a Bloom filter, and all
+filters of the pool share one transposed table. A row holds the bits of all filters at one position.
+So a few rows suffice to test a mark against all cells at once.
 """
 
 from collections.abc import Iterable, Sequence
@@ -11,16 +14,17 @@ from dataclasses import dataclass
 
 from sluice.prefix_marks import floored, mark_at, rungs
 
-# Bits of a row's number. With 2,048 marks per generation, one in 170,000 tests of an absent mark is
+# Bits of a row's index. With 2,048 marks per generation, one in 170,000 tests of an absent mark is
 # a false positive.
 _ROWS_BITS = 16
 _ROWS_MASK = (1 << _ROWS_BITS) - 1
 _AT_SHIFT = 64 - _ROWS_BITS
 _PROBES = 8
-# Columns per cell. Two are in use, and the spare columns let retired marks be cleared in one pass.
+# Columns per cell, one per generation. Two generations are in use. The other columns let several
+# forgotten generations be cleared together, because clearing rewrites all rows.
 _COLUMNS = 4
-# Maximum number of marks per generation, of which a router reports half and this worker adds the
-# rest.
+# Maximum number of marks in one generation of a cell. The cell's router reports at most 2,048, half
+# of them. The other half is for prompts that this worker has sent since the generation began.
 _MARKS_MAX = 4096
 _MIX = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
@@ -32,10 +36,10 @@ class SketchSlot:
 
     Attributes:
         shift: First column of the cell.
-        epoch: Epoch of the cell's owner, whose record the sketch describes.
-        generation: Number of the younger generation of marks.
-        turns: Number of new generations so far, which determines the column of the younger
-            generation.
+        epoch: Epoch of the cell's owner, which counts the changes of the owning router.
+        generation: The router's number of the younger generation of marks.
+        turns: Number of generations begun here after the first. The younger generation has the
+            column `turns` modulo `_COLUMNS`.
         marks: Number of marks added to the younger generation.
     """
 
@@ -46,7 +50,7 @@ class SketchSlot:
     marks: int = 0
 
     def column(self, turns: int) -> int:
-        """Return the column bit of the generation that began at a number of turns."""
+        """Return the bit of the column whose generation began when `turns` had the given value."""
         return 1 << (self.shift + turns % _COLUMNS)
 
     @property
@@ -62,7 +66,7 @@ class PrefixBoard:
         self._rows: list[int] = []
         self._slots: dict[str, SketchSlot] = {}
         self._living = 0  # bits of the columns in use
-        self._retired = 0  # bits of unused columns that still hold old marks
+        self._retired = 0  # bits of columns whose generation is forgotten but not yet cleared
 
     def __len__(self) -> int:
         """Return the number of cells with a sketch."""
@@ -73,8 +77,8 @@ class PrefixBoard:
     def learn(self, cell_id: str, epoch: int, generation: int, marks: Sequence[int]) -> None:
         """Add the marks that a router reports about a cell.
 
-        A new owner of the cell reports only prompts that it has placed itself. Earlier marks are
-        kept as the older generation, because the replicas still cache those prompts.
+        A new owner of the cell reports only prompts that it has placed itself. The marks of the
+        former owner become the older generation, because the replicas still cache those prompts.
         """
         slot = self._slots.get(cell_id)
         if slot is None:
@@ -87,12 +91,12 @@ class PrefixBoard:
         self._mark(slot, marks)
 
     def sent(self, cell_id: str, hashes: Sequence[int], known: int) -> None:
-        """Add the marks of a prompt that is sent to a cell, before the cell's router reports it.
+        """Add the marks of a prompt that is sent to a cell, before the cell's router reports them.
 
         Args:
-            cell_id: Id of the cell. An unknown cell is ignored.
-            hashes: See `holders`.
-            known: Leading blocks of the prompt that the sketch of the cell already has.
+            cell_id: Id of the cell. A cell without a sketch is ignored.
+            hashes: First eight bytes of the hash of each block.
+            known: Number of the prompt's leading blocks that the cell's sketch already has.
         """
         slot = self._slots.get(cell_id)
         if slot is not None:
@@ -100,7 +104,7 @@ class PrefixBoard:
             self._mark(slot, [mark_at(hashes, depth) for depth in depths])
 
     def retain(self, cell_ids: Iterable[str]) -> None:
-        """Drop the sketches of all other cells."""
+        """Drop the sketches of all cells except the given ones."""
         for cell_id in self._slots.keys() - set(cell_ids):
             columns = self._slots.pop(cell_id).columns
             self._living &= ~columns
@@ -125,7 +129,7 @@ class PrefixBoard:
         self._use(slot)
 
     def _use(self, slot: SketchSlot) -> None:
-        """Use the column of a slot's younger generation, and clear it if it has old marks."""
+        """Use the column of a slot's younger generation, after clearing its forgotten marks."""
         column = slot.column(slot.turns)
         if column & self._retired:
             keep = ~self._retired
@@ -151,8 +155,8 @@ class PrefixBoard:
             cell_ids: The cells that may be chosen.
 
         Returns:
-            The prefix's length in blocks, and the cells that cache so many blocks. If no cell
-                caches any block, the length is 0 and all cells are returned.
+            The prefix's length in blocks, and the cells that cache this prefix. If no cell caches
+                any block, the length is 0 and all cells are returned.
         """
         slots = self._slots
         cells = {1 << slots[it].shift: it for it in cell_ids if it in slots}
@@ -167,7 +171,7 @@ class PrefixBoard:
         return depth, found
 
     def _search(self, hashes: Sequence[int], left: int) -> tuple[int, int]:
-        """Return the longest prefix in blocks that a cell in `left` has, and these cells' bits."""
+        """Return the longest prefix in blocks that a cell in `left` has, and those cells' bits."""
         depth, blocks = 0, len(hashes)
         for rung in rungs(blocks):
             found = left & self._having(mark_at(hashes, rung))
@@ -183,7 +187,7 @@ class PrefixBoard:
         return depth, left
 
     def _having(self, mark: int) -> int:
-        """Return for all cells that have a mark the bits of their first columns."""
+        """Return the first column's bit of each cell that has a mark."""
         rows = self._rows
         mixed = mark * _MIX & _MASK
         at, step = mixed >> _AT_SHIFT, mixed >> 16 & _ROWS_MASK | 1
@@ -194,7 +198,7 @@ class PrefixBoard:
             found &= rows[at]
             probes += 1
         found |= found >> 1
-        return found | found >> 2  # now the first column's bit is the OR of the cell's columns
+        return found | found >> 2  # a cell's first bit is now the OR of its columns
 
 
 def _positions(mark: int) -> list[int]:

@@ -7,14 +7,14 @@ from gateway.dispatch.prefix_board import PrefixBoard
 from sluice.wire.control.v1 import control_pb2 as control
 from sluice.wire.router.v1 import router_pb2 as wire
 
-_MARKS_MAX = 8192  # marks accepted per message, four times the maximum that a router reports
+_MARKS_MAX = 8192  # accepted marks per message, four times as many as routers send
 
 
 class PrefixBoards:
     """The prefix boards by pool. A pool with one cell needs no board."""
 
     def __init__(self, cells_of: Callable[[str], Sequence[control.Cell]]) -> None:
-        """Prepare.
+        """Start without sketches.
 
         Args:
             cells_of: Returns the cells of a pool.
@@ -43,7 +43,7 @@ class PrefixBoards:
             board.learn(sketch.cell_id, sketch.epoch, sketch.generation, sketch.marks[:])
 
     def choose(self, pool_id: str, cells: Sequence[CellView], wish: Wish) -> CellView:
-        """Return the cell of a pool for a request, and record the prompt as cached in that cell."""
+        """Return the cell of a pool for a request, and record that it will cache the prompt."""
         board = self._boards.get(pool_id)
         cell, known = choose(cells, wish, board)
         if board is not None and not wish.session:

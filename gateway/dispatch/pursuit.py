@@ -1,7 +1,7 @@
 """Carries one answer to its end, at one router or, after the loss of a router, at several.
 
 The gateway stores the prompt and the emitted token ids. When a replica, a router or the connection
-is lost, the rest of the answer is submitted again. The client sees a pause, but no token is
+is lost, the rest of the answer is submitted again. The client notices a pause, but no token is
 repeated or missing.
 """
 
@@ -17,7 +17,8 @@ from gateway.dispatch.routers import RouterLinks
 from gateway.stopping import STOPPING_TEXT
 from sluice.errors import ErrorCode
 
-# Seconds after a deadline for which the gateway waits for the router to end the request itself.
+# Seconds after a deadline in which the router may report the request's end before the gateway ends
+# the request.
 _GRACE_S = 2.0
 
 _SUCCESS = (EndKind.STOP, EndKind.LENGTH, EndKind.FILTERED)
@@ -33,9 +34,9 @@ STOPPING = GenerationEnd(EndKind.REFUSED, ErrorCode.DRAINING, STOPPING_TEXT)
 class Pursuit:
     """Submits one generation until it is answered, as a state machine that `look` advances.
 
-    The three states are at a router, waiting for a router, and in the pause before a retry. `look`
-    must be called when the generation's listener reports first tokens or an end. It must also be
-    called after each `wake`, which reports a change of the routers or a passed deadline.
+    A pursuit is in one of three states. Its request is at a router, waits for a router, or pauses
+    before a retry. Call `look` when the generation's listener reports first tokens or an end, and
+    after each `wake`. A `wake` reports a change of the routers or a passed deadline.
 
     Attributes:
         generation: The answer.
@@ -56,7 +57,7 @@ class Pursuit:
         retries: RetryBudget,
         wake: Callable[["Pursuit"], None],
     ) -> None:
-        """Prepare a pursuit, which counts as an open request until `close`."""
+        """Count the generation as an open request of its tenant until `close`."""
         now_s = asyncio.get_running_loop().time()
         self.generation = generation
         self.siblings = siblings
@@ -80,11 +81,11 @@ class Pursuit:
             self._wake(self)
 
     def on_routers_changed(self) -> None:
-        """Wake the caller, because the connected routers or their cells have changed."""
+        """Wake the caller. The links call this when the connected routers or cells change."""
         self._wake(self)
 
     def look(self, now_s: float) -> GenerationEnd | None:
-        """Advance the state machine. Returns STOP, LENGTH or REFUSED once the answer has ended."""
+        """Advance the state machine, and return the end for the client, or None before the end."""
         generation = self.generation
         is_due, self._is_due = self._is_due, False
         if self._is_paused:
@@ -114,7 +115,7 @@ class Pursuit:
         self._retries.closed(self.generation.spec.tenant_id)
 
     def _seek(self, now_s: float) -> None:
-        """Submit to a connected router, or else wait for a router."""
+        """Submit the request to a connected router, or wait if no router is connected."""
         links, patience, spec = self._links, self._patience, self.generation.spec
         if links.is_stopping:
             self.generation.end(STOPPING)
@@ -137,7 +138,7 @@ class Pursuit:
         generation, patience = self.generation, self._patience
         left_ms = max(1, round((patience.give_up_at_s - now_s) * 1000))
         is_first = not patience.has_tried and not generation.spec.is_begun
-        # A retry has been admitted before, so its admission deadline does not apply again.
+        # The first attempt has passed the admission deadline, which a retry must not meet again.
         deadline_ms, admission_ms = (
             (generation.spec.deadline_ms, generation.spec.admission_ms)
             if is_first
@@ -150,7 +151,7 @@ class Pursuit:
         self._handle = link.submit(generation, cell_id, deadline_ms, admission_ms)
 
     def _run_out(self, now_s: float) -> None:
-        """End a wait whose deadline has passed."""
+        """Handle the passed deadline of a wait for the first token or for a router."""
         if self._link is not None:
             if self.generation.is_fresh:
                 self.generation.end(NO_TOKEN)
@@ -172,7 +173,7 @@ class Pursuit:
             self.generation.end_submission(time.monotonic())
 
     def _final(self, ending: GenerationEnd, now_s: float) -> GenerationEnd | None:
-        """Return STOP, LENGTH or REFUSED as the answer's end, or None to retry the generation."""
+        """Return the end for the client, a success or an error, or None to retry."""
         if self._links.is_stopping and ending.kind is EndKind.LOST:
             return STOPPING
         if ending.kind in _SUCCESS or self._links.is_stopping:
@@ -180,7 +181,7 @@ class Pursuit:
         if (refusal := self._patience.refusal(ending, now_s)) is not None:
             return refusal
         # A retry after a refusal is free, since the refusing router spent no engine time on the
-        # request. A retry after lost replicas costs engine time, so it needs the retry budget.
+        # request. A retry after a lost replica costs engine time, so it needs the retry budget.
         is_free = ending.kind is EndKind.REFUSED and ending.code is not ErrorCode.REPLICA_LOST
         if not is_free and not self._retries.take(self.generation.spec.tenant_id, now_s):
             return refused(ending, ErrorCode.REPLICA_LOST)

@@ -1,9 +1,9 @@
-"""Bounds the retries of a worker, so that it survives a lost fleet without a retry storm. Pure."""
+"""Bounds a worker's retries, so that the loss of many replicas causes no retry storm. Pure."""
 
 # Retries per period in the common budget, which all tenants share.
 ALWAYS = 64
-# Retries per period and open request in a tenant's own budget. One is for the loss of the request,
-# and one more is for a refusal if the next router does not own the cell yet.
+# Retries per period in a tenant's own budget, for each open request of the tenant. The first is for
+# the loss of the request. The second is needed if the next router does not own the cell yet.
 AGAIN = 2
 PERIOD_S = 10.0
 
@@ -12,14 +12,14 @@ class RetryBudget:
     """The retries of the current period, counted for each tenant.
 
     The loss of every replica or router costs one or two retries per open request. Each tenant's own
-    budget covers these retries, however many requests other tenants have lost. Further retries use
-    a common budget, and no tenant may use more of the common budget than is left in it. Requests
-    that are lost again and again (a poisonous prompt, engines that crash at once) exhaust their
-    budgets and are then refused. So retries never multiply the load of a fleet in trouble.
+    budget covers these retries, regardless of the losses of other tenants. Further retries use the
+    common budget. From that budget, a tenant may use at most as many retries as remain for others.
+    A request that is lost repeatedly, for example because its prompt crashes engines, exhausts the
+    budgets and is refused. So retries never multiply the requests to a failing fleet.
     """
 
     def __init__(self) -> None:
-        """Begin a period without retries."""
+        """Begin the first period."""
         self._shares: dict[str, _Share] = {}
         self._shared = 0
         self._began_at_s = 0.0
@@ -45,7 +45,7 @@ class RetryBudget:
             del self._shares[tenant_id]
 
     def take(self, tenant_id: str, now_s: float) -> bool:
-        """Use one retry for an open request, or return False if the budgets are exhausted."""
+        """Use one retry for an open request, or return False if no budget has a retry left."""
         if now_s - self._began_at_s >= PERIOD_S:
             self._begin_period(now_s)
         share = self._shares[tenant_id]
@@ -68,7 +68,7 @@ class RetryBudget:
 
 
 class _Share:
-    """The share of one tenant: open requests, own retries, and retries from the common budget."""
+    """Counts of one tenant: open requests, own retries, and retries from the common budget."""
 
     __slots__ = ("open", "own", "shared")
 

@@ -1,8 +1,8 @@
 """The connection of this worker to one router, which sends submits and cancels and receives tokens.
 
 All requests to a router share one gRPC stream. A received message carries the new tokens of many
-requests in columns. One synchronous loop passes the tokens to the generations, without a task
-switch per request or token.
+requests in columns. One synchronous loop passes the tokens to the generations, so that no request
+or token needs a task switch.
 """
 
 import asyncio
@@ -33,13 +33,13 @@ if TYPE_CHECKING:  # the class accepts no type arguments at run time
 
 _WELCOME_TIMEOUT_S = 2.0
 # A router sends a message at least every 0.25 s, so a silent router is frozen. Silence is counted
-# in sleeps of this process, so that a pause of this process is not mistaken for a silent router.
+# in sleeps of this process, so that a pause of this process does not count as silence.
 _NAP_S = 0.1  # seconds of one sleep of the silence check
 _SILENT_NAPS_MAX = 9  # sleeps without a message after which the connection is closed
 _STUCK_NAPS_MAX = 50  # sleeps during one write after which the connection is closed
-_UNSENT_MAX = 20_000  # maximum number of submits that wait for the socket
+_UNSENT_MAX = 20_000  # submits that may wait for the socket, above which the link refuses more
 # Tokens at which a message is full. A token has up to five bytes, and routers accept messages of 64
-# MiB. The other fields of a submit (a grammar may have 64 KiB) count as `_SUBMIT_TOKENS`.
+# MiB. A submit's other fields, such as a grammar of 64 KiB, count as `_SUBMIT_TOKENS` tokens.
 _BATCH_TOKENS = 1 << 19
 _SUBMIT_TOKENS = 4096
 _CHANNEL_OPTIONS = (
@@ -74,8 +74,8 @@ class RouterLink:
         router_id: Id that the router reports, or empty before the first connection.
         is_up: Whether requests can be submitted.
         cells: The router's last report on each of its cells, by cell id. Requests are sent only for
-            cells in this table, because a router refuses a moved cell until it owns the cell.
-        is_gated: Whether any report in `cells` has a gate of a tier.
+            these cells. When a cell moves, its new router refuses requests until it owns the cell.
+        is_gated: Whether any report in `cells` has a gate, so that some requests are refused early.
     """
 
     def __init__(
@@ -88,15 +88,15 @@ class RouterLink:
         on_lost: Callable[[], None] = lambda: None,
         learn: Callable[[wire.CellSketch], None] = lambda _: None,
     ) -> None:
-        """Prepare.
+        """Remain disconnected until `run`.
 
         Args:
             address: Address of the router, `host:port`.
-            gateway_id: Id of this gateway for the router.
+            gateway_id: Id of this gateway, sent to the router.
             on_change: Called when the link connects or disconnects, or reports a new cell.
             pace: Pace of this worker, to which the link reports begin and end of steps.
-            emit: Queues the events with which the router closes requests of a lost gateway.
-            on_lost: Called when the router is lost, and with it its record of ended requests.
+            emit: Queues events that the router wrote for requests of a gateway that was killed.
+            on_lost: Called when the router is lost, since its record of ended requests is lost too.
             learn: Receives the parts of cells' sketches.
         """
         self.address = address
@@ -149,7 +149,7 @@ class RouterLink:
         )
         self._unsent += 1
         self._batch_tokens += len(submit.prompt) + _SUBMIT_TOKENS
-        # The tokens are counted here until the router reports the new number.
+        # The router's next report replaces this count.
         if (cell := self.cells.get(cell_id)) is not None:
             cell.tokens_owed += len(submit.prompt)
         self._has_outgoing.set()
@@ -158,7 +158,7 @@ class RouterLink:
     def turned_away(self, cell_id: str, priority: int) -> None:
         """Report to the router that the gateway refused a request because of the router's gates.
 
-        The router counts the request as demand.
+        The router counts the refused request as demand.
         """
         if self.is_up:
             self._turned_away[cell_id, priority] += 1
@@ -194,7 +194,7 @@ class RouterLink:
             finally:
                 was_up = self._disconnect()
             task = asyncio.current_task()
-            # An error has occurred together with the cancellation.
+            # The cancellation and an error have occurred together, so the cancellation is restored.
             if task is not None and task.cancelling():
                 raise asyncio.CancelledError
             attempt = 0 if was_up else attempt + 1
@@ -226,7 +226,7 @@ class RouterLink:
             message = await call.read()
             if not isinstance(message, wire.ConnectResponse):  # the value is grpc.aio.EOF
                 raise EOFError("the router ended the stream")  # noqa: TRY004 - not about a type
-            self._received_at_s = time.monotonic()  # the loop's own clock counts milliseconds only
+            self._received_at_s = time.monotonic()  # the loop's clock counts whole milliseconds
             self.deliver(message, self._received_at_s)
 
     async def _write(self, call: "_Call") -> None:
@@ -242,7 +242,7 @@ class RouterLink:
     def take_batch(self) -> wire.ConnectRequest | None:
         """Return the next message to send, of bounded size, or None if nothing waits.
 
-        Cancels are sent after all batches, so that no cancel precedes its submit.
+        A cancel is sent after all waiting batches, so that it never precedes its submit.
         """
         batch = self._batches.popleft() if self._batches else wire.ConnectRequest()
         self._unsent -= len(batch.submits)
@@ -263,9 +263,9 @@ class RouterLink:
         self._cancel_placed.clear()
 
     async def _watch(self) -> None:
-        """Raise TimeoutError once the router is silent or a write to the router is stuck.
+        """Raise TimeoutError if the router is silent or a write to the router is stuck.
 
-        Polling replaces a timer per write, which would cost more than most writes.
+        The state is polled, because a timer per write would cost more than most writes.
         """
         heard_at_s, silent_naps = self._received_at_s, 0
         writes, stuck_naps = self._writes, 0
@@ -280,10 +280,10 @@ class RouterLink:
         raise TimeoutError(f"it {what} for {_NAP_S * naps:g} s")
 
     def deliver(self, message: wire.ConnectResponse, now_s: float) -> None:
-        """Distribute a message's placements, then tokens, then outcomes to generations.
+        """Pass the placements of a message to generations, then its tokens, and then its outcomes.
 
         Raises:
-            EOFError: The message contradicts itself. No part of it was distributed.
+            EOFError: The message contradicts itself. No part of it was passed on.
         """
         generations = self._generations
         tokens, counts = _columns(message)
@@ -323,12 +323,12 @@ class RouterLink:
                     text = "The engine sent a token that the model does not have; try again."
                     generation.end(GenerationEnd(EndKind.REFUSED, ErrorCode.ENGINE_FAILED, text))
                 except Exception:
-                    # A model may write text on which a parser fails. Then only this answer ends.
+                    # A parser may fail on the model's text. Only the answer with this text ends.
                     request_id = generation.spec.request_id
                     log.exception("router_answer_unreadable", request_id=request_id)
                     text = "The model's answer could not be parsed; try again."
                     generation.end(GenerationEnd(EndKind.REFUSED, ErrorCode.INTERNAL, text))
-                if generation.ending is not None:  # ended by a stop string or a slow reader
+                if generation.ending is not None:  # a stop string or a slow reader ended the answer
                     self.cancel(handle)
             start += count
         self._pace.end_step(before)
@@ -401,7 +401,7 @@ class RouterLink:
 
 
 def _columns(message: wire.ConnectResponse) -> tuple[list[int], list[int]]:
-    # A slice becomes a list in C, while iterating over the protobuf column costs three times as
+    # A slice becomes a list in C. An iteration over the protobuf column would cost three times as
     # much.
     tokens, counts = message.token[:], message.count[:]
     if len(message.handle) != len(counts) or sum(counts) != len(tokens):

@@ -14,13 +14,13 @@ from gateway.dispatch.tier_gate import EarlyGate, GateAsk
 _SWEEP_S = 1.0
 
 
-# A connected router, and the id of the cell that it owns.
+# A connected router, and the id of its cell that serves the request.
 Found = tuple[RouterLink, str]
 
 
 @dataclass(frozen=True, slots=True)
 class CellHome:
-    """The cell where an answer was begun, whose replicas have cached the answer so far.
+    """The cell in which an answer was begun. Its replicas have cached the answer so far.
 
     Attributes:
         cell_id: Id of the cell.
@@ -32,7 +32,7 @@ class CellHome:
 
 
 class RouterLinks:
-    """The links to all routers that own a cell. `run` must run in the service's TaskGroup.
+    """The links to all routers that own a cell. `run` must run in the worker's TaskGroup.
 
     Attributes:
         is_stopping: Whether the process is about to exit.
@@ -46,14 +46,14 @@ class RouterLinks:
         emit: Callable[[bytes], None] = lambda _: None,
         on_lost: Callable[[], None] = lambda: None,
     ) -> None:
-        """Prepare without opening links.
+        """Open no links before `run`.
 
         Args:
-            directory: Owners of cells.
-            gateway_id: Id of this worker for the routers.
+            directory: Reports which routers own which cells.
+            gateway_id: Id of this worker, sent to the routers.
             pace: Pace of this worker, to which links report begin and end of steps.
-            emit: Queues the events with which routers close requests of a lost gateway.
-            on_lost: Called when a router is lost, and with it its record of ended requests.
+            emit: Queues events that routers wrote for requests of a gateway that was killed.
+            on_lost: Called when a router is lost, since its record of ended requests is lost too.
         """
         self._emit = emit
         self._on_lost = on_lost
@@ -78,7 +78,7 @@ class RouterLinks:
         return sum(link.in_flight for link in self._links.values())
 
     def update(self) -> None:
-        """Read the owners of cells again, after a change of the directory."""
+        """Update the links after a change of the directory, which names the owners of cells."""
         self._prefixes.follow(self._directory.celled_pools())
         self._wanted_changed.set()
         self._announce()
@@ -89,7 +89,7 @@ class RouterLinks:
         self._announce()
 
     async def run(self) -> None:
-        """Open links to owners of cells, and close links to routers without cells and requests."""
+        """Open links to owners of cells. Close links to routers without a cell and a request."""
         tasks: dict[str, asyncio.Task[None]] = {}
         async with asyncio.TaskGroup() as group:
             while True:
@@ -139,7 +139,7 @@ class RouterLinks:
         return any(link.is_gated for link in self._links.values())
 
     def refused_for_s(self, pool_id: str, ask: GateAsk, now_s: float) -> float | None:
-        """Return the seconds until a refused request may be retried, or None if not refused.
+        """Return the seconds until a refused request may be retried, or None if it is not refused.
 
         Each refused request is reported to its router, which counts the request as demand.
         """
@@ -156,7 +156,7 @@ class RouterLinks:
 
         Args:
             pool_id: Id of the pool.
-            of: The request, whose wish is computed only if the pool has several cells.
+            of: The request. Its `wish` is computed only if several cells can be chosen.
         """
         reachable = self._reachable(pool_id)
         if not reachable:
@@ -179,7 +179,7 @@ class RouterLinks:
         return found
 
     def owner(self, pool_id: str, cell_id: str) -> Found | None:
-        """Return a cell's owner, or None if the owner is not connected."""
+        """Return the router that owns a cell, or None if this router is not connected."""
         reachable = self._reachable(pool_id)
         return next(((link, cell_id) for view, link in reachable if view.cell_id == cell_id), None)
 

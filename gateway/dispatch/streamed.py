@@ -1,8 +1,8 @@
 """The hot path, which writes an engine step's tokens to a client's socket in one synchronous call.
 
-A token may cost little more than the one `send()` that every gateway needs. So the path has no
-await, no task switch, no JSON encoder and no call into aiohttp. After the response's first chunk
-has been sent, chunks are framed here and written to the transport directly.
+Every gateway needs one `send()` per token, and a token may cost little more than this call. So the
+path has no await, no task switch, no JSON encoder and no call into aiohttp. After the response's
+first chunk has been sent, chunks are framed here and written to the transport directly.
 """
 
 import asyncio
@@ -20,14 +20,14 @@ from gateway.text.logprobs import TokenLogprob
 from gateway.text.sse import KEEP_ALIVE, ChunkWriter, CountedChunks, StreamHead, annotated
 from sluice.errors import ErrorCode
 
-# Unread bytes (about a thousand tokens) at which a slow client's stream is cut to bound memory.
+# Bytes (about a thousand tokens) that a slow client may leave unread before its stream is ended.
 BUFFER_BYTES_MAX = 256 << 10
 _CHECK_EVERY = 16  # tokens between checks of the write buffer's size
 _SIZE_LINES = tuple(b"%x\r\n" % size for size in range(4096))  # size lines of HTTP/1.1 chunks
 
 
 class _LastStep:
-    """The pace of a stream at its end, when the last token shares the write of the end."""
+    """The pace at the end of a stream, which delays the last token to write it with the end."""
 
     is_holding = True
 
@@ -39,7 +39,7 @@ _LAST_STEP = _LastStep()
 
 
 class StreamedGeneration(Generation):
-    """Writes tokens to the client as they are generated, after storing them until `go_live`."""
+    """Writes tokens to the client as they are generated. Before `go_live`, it stores them."""
 
     __slots__ = (
         "_early",
@@ -68,7 +68,7 @@ class StreamedGeneration(Generation):
         itl: FastHistogram,
         pace: AttemptPace,
     ) -> None:
-        """Prepare.
+        """Store the tokens until `go_live`.
 
         Args:
             spec: The requested answer.
@@ -81,7 +81,7 @@ class StreamedGeneration(Generation):
         self._fragments = self.pipe.table.fragments
         self._itl = itl
         self._pace: AttemptPace | _LastStep = pace
-        self._held = b""  # a chunk that waits for the next chunk to share its write
+        self._held = b""  # a delayed chunk, written together with the next chunk
         self._is_counted = False
         self._is_plain = self._line is None and self.guard is None and self.pipe.is_transparent
         self._early: list[bytes] | None = []
@@ -94,7 +94,7 @@ class StreamedGeneration(Generation):
         self._gatherer: DeltaGatherer | None = None
 
     def write_every(self, interval_s: float) -> None:
-        """Write at most once per interval, or at every token if 0. Call before `go_live`."""
+        """Write once per `interval_s`, or at every token if it is 0. Call before `go_live`."""
         self._interval_s = interval_s
 
     def gather_for(self, pause_s: float) -> None:
@@ -102,7 +102,7 @@ class StreamedGeneration(Generation):
         self._gatherer = DeltaGatherer(pause_s, self._show_gathered) if pause_s else None
 
     def take_head(self) -> None:
-        """Copy the bytes before a chunk's text from `chunks`. Call again when they change."""
+        """Copy the bytes that precede each chunk's text. Call again when `chunks.head` changes."""
         self._head = self.chunks.head
         self._frame_bytes = len(self._head) + len(self.chunks.tail)
 
@@ -121,7 +121,7 @@ class StreamedGeneration(Generation):
         self._push_slowly(tokens)
 
     def push_one(self, token: int, now_s: float) -> None:
-        """Process and send the token of a step that computed exactly one, the usual case."""
+        """Process and send the token of a step that computed exactly one token, the usual case."""
         if self.ending is not None:
             return
         self.emitted.append(token)
@@ -133,7 +133,7 @@ class StreamedGeneration(Generation):
             self._send(fragment)
 
     def expect_end(self) -> None:
-        """Let the last token wait for the end of the answer, which saves one write."""
+        """Delay the last token until the end of the answer, which saves one write."""
         self._pace = _LAST_STEP
 
     def _note_gap(self, now_s: float) -> None:
@@ -154,7 +154,8 @@ class StreamedGeneration(Generation):
         elif self._line is None:
             self._is_plain = pipe.is_transparent and not self._is_counted
             if self._is_plain and self._gatherer is not None:
-                self._show_gathered()  # following content may bypass the gatherer
+                # Later content may bypass the gatherer, so the gathered pieces are sent first.
+                self._show_gathered()
         if delta is not NOTHING or entries:
             self.show(delta, entries)
         if guard is not None and guard.blocked_by:
@@ -209,7 +210,7 @@ class StreamedGeneration(Generation):
             self._check_reader()
 
     def send(self, chunk: bytes) -> None:
-        """Send whole events at once, or with the first chunk before `go_live`."""
+        """Send whole events at once. Before `go_live`, store them for the first chunk."""
         if self._early is not None:
             self._early.append(chunk)
         elif chunk := self._take_held() + chunk:
@@ -245,7 +246,7 @@ class StreamedGeneration(Generation):
             self._end_closed()
 
     def _end_closed(self) -> None:
-        """End the generation of a closed connection, before the handler's cancellation."""
+        """End the generation after its connection was closed, before the handler is cancelled."""
         self.end(GenerationEnd(EndKind.REFUSED, ErrorCode.CLIENT_CLOSED, "The client hung up."))
 
     def _check_reader(self) -> None:
@@ -268,7 +269,7 @@ class StreamedGeneration(Generation):
         """Write to the transport from now on, after the response's first chunk was sent.
 
         The caller must not await between the last `take_early` and this call. Without `is_chunked`
-        (HTTP/1.0) the body ends with the connection, and chunks are written without frames.
+        (HTTP/1.0), chunks are written without size lines, and the closed connection ends the body.
         """
         assert not self._early, "chunks would be sent out of order"
         self._early = None
@@ -282,7 +283,7 @@ class StreamedGeneration(Generation):
     def stop_writing(self) -> bytes:
         """Return unsent bytes, and write nothing to the transport from now on.
 
-        The connection may already carry the next response.
+        The reason is that the connection may already carry the next response.
         """
         if self._interval is not None:
             interval, self._interval = self._interval, None
@@ -300,7 +301,7 @@ class StreamedGeneration(Generation):
             self._end_closed()
 
     def last_chunks(self, reason: str) -> bytes:
-        """Return the chunks held back until the end of the answer, with the finish reason."""
+        """Return the last chunks: the text that was held back, and the finish reason."""
         delta, entries = self.held_back()
         held = self._take_rest()
         if delta.content or delta.reasoning or delta.calls or entries:
@@ -311,7 +312,7 @@ class StreamedGeneration(Generation):
 
 @lru_cache(maxsize=8)
 def _framed(tail: bytes) -> bytes:
-    """Return the end of a frame. All streams of an endpoint share the cached bytes."""
+    """Return the end of a frame, cached because all streams of an endpoint share it."""
     return tail + b"\r\n"
 
 

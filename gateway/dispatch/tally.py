@@ -13,21 +13,21 @@ class Tally:
     """The sums over a request's answers.
 
     Attributes:
-        prompt_tokens: Tokens of all prompts, each counted once.
+        prompt_tokens: Tokens of all prompts, each counted once even if it has several answers.
         cached_tokens: Prompt tokens that were found in a prefix cache.
         output_tokens: Tokens of all answers.
         placed_prompt_tokens: Tokens of the prompts that reached a replica.
-        submitted_at_s: Monotonic time of the first submission of any answer, or 0 if none was made.
-        cell_id: Cell of the latest submission, or empty if none was made.
+        submitted_at_s: Monotonic time of the earliest submission, or 0 before any submission.
+        cell_id: Cell of the latest submission, or empty before any submission.
         router_id: Id of the router that owns that cell.
         first_at_s: Monotonic time of the first token of any answer, or 0 before the first token.
         placed: Placement of the first answer that a router has placed.
         attempts: Attempts of each answer.
-        unshown_tokens: Output tokens of answers that only echo their prompts.
-        withheld_tokens: Output tokens that a rule withheld from the client.
+        unshown_tokens: Output tokens of answers that show only their prompts.
+        withheld_tokens: Output tokens that a tenant's rule withheld from the client.
         unbilled_tokens: Withheld tokens that are not charged to the tenant.
-        drafts: Speculated tokens, or None without speculation.
-        is_predicted: Whether the request has an expected answer.
+        drafts: Counts of speculated tokens, or None without speculation.
+        is_predicted: Whether the client has sent an expected answer.
     """
 
     prompt_tokens: int = 0

@@ -14,16 +14,17 @@ from sluice.wire.router.v1 import router_pb2 as wire
 # Seconds for which a reported gate is valid. Routers repeat their gates every second.
 LEASE_S = 2.0
 _RETRY_MIN_S, _RETRY_MAX_S = 0.1, 30.0
-_KEPT_MAX = 4096  # entries by cell, tier and tenant, above which all entries are dropped
+_KEPT_MAX = 4096  # stored entries by cell, tier and tenant, above which all entries are dropped
 
 
 class ToldGate(NamedTuple):
-    """The gate of a tier, or of a tenant in it.
+    """The gate of a tier, or of one tenant in a tier.
 
     Attributes:
         passing: Share of the requests that are sent to the router.
         retry_s: Seconds from the router's report until a refused request may be retried.
-        service_s: Seconds that each refused request adds to the `retry_s` of the next request.
+        service_s: Seconds of serving one request. Each refused request delays the next refused
+            request's retry by this time, so that retries do not arrive together.
     """
 
     passing: float
@@ -31,7 +32,7 @@ class ToldGate(NamedTuple):
     service_s: float
 
 
-# Gates by priority and tenant. The empty tenant means all tenants without a separate gate.
+# Gates by tier priority and tenant id. The empty id is for all tenants without a gate of their own.
 ToldGates = Mapping[tuple[int, str], ToldGate]
 NO_GATES: ToldGates = MappingProxyType({})
 
@@ -57,7 +58,7 @@ class GatedCell(Protocol):
 
 
 class GateAsk(NamedTuple):
-    """The traits of a request that are known before any work.
+    """The traits of a request that are known before its body is processed.
 
     Attributes:
         priority: Priority of the request's tier at routers.
@@ -83,13 +84,13 @@ class GateRefusal(NamedTuple):
 class EarlyGate:
     """Applies gates to the requests of one gateway worker.
 
-    The object stores the credit that each tenant's requests need to pass, and the retry times that
-    clients have received.
+    A request passes when its tenant has collected a credit of 1, and each request adds the passing
+    share to the credit. The object stores these credits, and the retry times sent to clients.
     """
 
     def __init__(self) -> None:
         self._credit: dict[tuple[str, int, str], float] = {}  # by cell, priority and tenant
-        # Time of the report and seconds added since, by cell and priority.
+        # Time of the last report, and the delay in seconds added since, by cell and priority.
         self._promised: dict[tuple[str, int], tuple[float, float]] = {}
 
     def refusal(self, cells: Sequence[GatedCell], ask: GateAsk, now_s: float) -> GateRefusal | None:
@@ -116,7 +117,7 @@ class EarlyGate:
         return GateRefusal(cell.cell_id, self._retry_s(cell, ask.priority, gate, now_s))
 
     def _retry_s(self, cell: GatedCell, priority: int, gate: ToldGate, now_s: float) -> float:
-        """Return the seconds until a retry, which each refusal since the last report delays."""
+        """Return the seconds until a retry. Each refusal since the last report adds `service_s`."""
         key = (cell.cell_id, priority)
         told_at_s, added_s = self._promised.get(key, (0.0, 0.0))
         if told_at_s != cell.told_at_s:  # the new report includes the earlier refusals
@@ -134,7 +135,7 @@ def _widest(
     """Return the cell whose gate passes the largest share, with its gate.
 
     Returns:
-        None if a serving cell has no gate for the request, or if no cell serves.
+        None if a cell that serves has no gate for the request, or if no cell serves.
     """
     found: tuple[GatedCell, ToldGate] | None = None
     for cell in cells:
