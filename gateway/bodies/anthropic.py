@@ -1,6 +1,7 @@
-"""The body of Anthropic's Messages API, which refuses any field without effect by a 400. Pure.
+"""The body of Anthropic's Messages API, and its translation into a chat completion. Pure.
 
-A message maps to a chat completion, whose fields `chat_fields` returns.
+A field that would have no effect here is refused with status 400. `turns` returns the messages of
+the equivalent chat completion, and `chat_fields` returns its other fields.
 """
 
 from collections.abc import Sequence
@@ -41,7 +42,7 @@ _SCHEMA_NAME = "answer"
 
 
 class AnthropicTool(Strict):
-    """A function that the model may call. Tools that run at Anthropic are refused."""
+    """A function that the model may call. Tools that Anthropic's servers run are refused."""
 
     type: Annotated[
         Literal["custom"] | None,
@@ -64,7 +65,7 @@ class AnthropicTool(Strict):
 
 
 class AnthropicToolChoice(Strict):
-    """The choice of the functions that may or must be called."""
+    """Whether the model may call functions, must call some function, or must call a named one."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: FunctionName | None = None
@@ -72,7 +73,7 @@ class AnthropicToolChoice(Strict):
 
 
 class Thinking(Strict):
-    """Whether the model reasons before it answers. The budget of reasoning is not enforced."""
+    """Whether the model reasons before it answers. `budget_tokens` is not enforced."""
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: Annotated[Integer, Field(ge=1, le=1 << 30)] | None = None
@@ -103,7 +104,7 @@ class CallerMetadata(Strict):
 
 
 class _ChatBody(Body):
-    """The fields of both a message and a request that counts its tokens."""
+    """The fields that answering a message and counting its tokens have in common."""
 
     model: ModelName
     messages: Messages
@@ -137,13 +138,13 @@ class _ChatBody(Body):
 
     @property
     def shown_tools(self) -> Sequence[Tool]:
-        """The tools that the prompt contains."""
+        """The tools that the prompt contains, which are none if `tool_choice` forbids calls."""
         is_told = self.tool_choice is None or self.tool_choice.type != "none"
         return (self.chat_tools or ()) if is_told else ()
 
     @property
     def template_options(self) -> TemplateOptions | None:
-        """Options of the template, which combine `thinking` with the caller's own options."""
+        """Options of the chat template from `thinking`, overridden by `chat_template_kwargs`."""
         if self.thinking is None:
             return self.chat_template_kwargs
         thinks: TemplateOptions = {"enable_thinking": self.thinking.type != "disabled"}
@@ -157,15 +158,15 @@ class _ChatBody(Body):
         form = None if self.output_config is None else self.output_config.format
         if form is not None:
             schema_text(form.content, "output_config.format.schema")
-        _ = self.turns  # so that errors are raised here, before any use
+        _ = self.turns  # raises the errors here, before any use of the turns
 
 
 class CountTokensRequest(_ChatBody):
-    """A message whose input tokens are to be counted."""
+    """A message whose input tokens are counted instead of answered."""
 
 
 class AnthropicRequest(_ChatBody):
-    """A message to be answered. A field of null counts as absent."""
+    """A message to be answered. A field whose value is null counts as absent."""
 
     max_tokens: OutputTokens
     stream: Flag | None = None
@@ -183,7 +184,7 @@ class AnthropicRequest(_ChatBody):
     diagnostics: Annotated[Any, Only()] = None
     user_profile_id: Annotated[Any, Only(instead="use 'metadata.user_id'")] = None
     workspace_id: Annotated[Any, Only(instead="a key belongs to one tenant; leave it out")] = None
-    # Extensions of the API, equal to those of chat completions.
+    # Extensions of Anthropic's API, with the same meaning as in chat completions.
     seed: Annotated[Integer, Field(ge=-(1 << 63), le=(1 << 64) - 1)] | None = None
     session_id: ShortText | None = None
     priority: Annotated[Integer, Field(gt=-4, le=0)] | None = None

@@ -21,7 +21,7 @@ _CallId = Annotated[str, Field(min_length=1, max_length=512)]
 
 
 class _Block(BaseModel):
-    """A block as clients send it. Further fields, such as `cache_control`, are ignored."""
+    """A block as clients send it. Unknown fields, such as `cache_control`, are ignored."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -41,7 +41,7 @@ class ThinkingBlock(_Block):
 
 
 class RedactedThinkingBlock(_Block):
-    """Encrypted reasoning of another server's model, which the prompt leaves out."""
+    """Reasoning that another server has encrypted. The prompt omits it."""
 
     type: Literal["redacted_thinking"]
     data: Text = ""
@@ -57,7 +57,7 @@ class ToolUseBlock(_Block):
 
 
 class ToolResultBlock(_Block):
-    """The result of a call."""
+    """The result of a tool call."""
 
     type: Literal["tool_result"]
     tool_use_id: _CallId
@@ -67,7 +67,7 @@ class ToolResultBlock(_Block):
     is_error: Flag | None = None
 
     def text(self) -> str:
-        """Return the result as one string, in which a failure begins with "Error:"."""
+        """Return the result as one string, which begins with "Error:" if the call failed."""
         text = text_of(self.content or "")
         return f"Error: {text}" if self.is_error else text
 
@@ -76,7 +76,7 @@ _KINDS = frozenset({"text", "thinking", "redacted_thinking", "tool_use", "tool_r
 
 
 def _kind_of(value: Any) -> str:
-    """Return the kind of a block for the union. Unknown kinds become `text`, which refuses them."""
+    """Return a block's kind for the union. An unknown kind becomes `text`, which refuses it."""
     kind: object = None
     if isinstance(value, dict):
         kind = value.get("type")  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
@@ -96,7 +96,7 @@ _Blocks = Annotated[list[Block], Field(fail_fast=True, min_length=1, max_length=
 
 
 class AnthropicMessage(_Block):
-    """A message. Several consecutive messages of one role are one turn."""
+    """A message of Anthropic's API. Consecutive messages of one role form one turn."""
 
     role: Annotated[
         Literal["user", "assistant"], Elsewhere("system", instead="use the field 'system'")
@@ -126,7 +126,7 @@ class _Turns:
 
     def __init__(self) -> None:
         self.messages: list[Message] = []
-        self._open: dict[str, str] = {}  # place of each call without a result, by id
+        self._open: dict[str, str] = {}  # path in the body of each call without a result, by id
         self._role = ""
 
     def add(self, index: int, message: AnthropicMessage) -> None:
@@ -139,7 +139,7 @@ class _Turns:
         self._role = message.role
 
     def end(self) -> None:
-        """End the last turn."""
+        """End the last turn, or raise BadRequestError if it is not a complete turn of the user."""
         self._require_results()
         if self._role == "assistant":
             raise bad_value(

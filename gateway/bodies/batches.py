@@ -7,7 +7,7 @@ from gateway.bodies.parsing import Body
 
 
 class BatchRequest(Body):
-    """A batch to be created."""
+    """A batch to be created from an uploaded file of requests."""
 
     input_file_id: ShortText
     endpoint: Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"]

@@ -4,7 +4,7 @@ from gateway.bodies.generation import GenerationFields
 from gateway.bodies.mistakes import bad_value
 from sluice.errors import BadRequestError, ErrorCode
 
-# Assumed context of models without a stated context, in tokens.
+# Context in tokens that is assumed for models whose context is not specified.
 _UNKNOWN_CONTEXT_TOKENS = 1 << 20
 
 
@@ -17,9 +17,9 @@ def output_budget(
     answer that is cut before the requested bound would look complete.
 
     Args:
-        request: Fields of one prompt or several.
+        request: Fields of the request, which has one or several prompts.
         prompt_tokens: Tokens of this prompt.
-        context_tokens_max: Context of the model, in tokens, or 0 if not known here.
+        context_tokens_max: Context of the model, in tokens, or 0 if the context is not specified.
         index: Index of this prompt.
 
     Raises:

@@ -1,7 +1,7 @@
-"""The body of a chat completion, which refuses any field without effect by a 400. Pure.
+"""The body of a chat completion. Pure.
 
-No parameter is dropped silently. A parameter without effect here is refused by its name, unless its
-value means "no change". docs/parameters.md lists all parameters.
+No parameter is dropped silently. A parameter that would have no effect here is refused with status
+400 and its name, unless its value means "no change". docs/parameters.md lists all parameters.
 """
 
 from collections.abc import Mapping, Sequence
@@ -47,7 +47,7 @@ TemplateOptions = Annotated[
 
 
 class PredictionBody(Strict):
-    """The expected answer of the client, as a base for speculation."""
+    """The answer that the client expects, from which the engine speculates."""
 
     type: Literal["content"]
     content: Text | Annotated[list[TextPart], Field(fail_fast=True, max_length=PARTS_MAX)]
@@ -61,12 +61,12 @@ class PredictionBody(Strict):
 
 
 class ChatRequest(GenerationFields):
-    """A chat to be answered. A field of null counts as absent.
+    """A chat to be answered. A field whose value is null counts as absent.
 
     Attributes:
-        effort_param: Name of the body's field for `reasoning_effort`, for errors.
-        parameters_param: Name of the body's field for a tool's schema, with a place for the tool's
-            index, for errors.
+        effort_param: Name in error messages of the body's field for `reasoning_effort`.
+        parameters_param: Name in error messages of the body's field for a tool's schema, with a
+            placeholder for the tool's index.
     """
 
     effort_param: ClassVar[str] = "reasoning_effort"
@@ -105,12 +105,12 @@ class ChatRequest(GenerationFields):
 
     @property
     def output_tokens_max(self) -> int | None:
-        """The bound on the tokens of the answer, under either of its two names, or None."""
+        """The bound on the tokens of the answer from either of its two fields, or None."""
         return self.max_completion_tokens or self.max_tokens
 
     @property
     def alternatives(self) -> int | None:
-        """Alternatives to report per token. 0 reports only the token itself, and None nothing."""
+        """Alternatives to report per token: 0 for only the token itself, None for no report."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
     @property
@@ -125,7 +125,7 @@ class ChatRequest(GenerationFields):
 
     @property
     def shown_messages(self) -> Sequence[Message]:
-        """The turns in the prompt."""
+        """The messages in the prompt, with results in the order of their calls."""
         return in_order_of_calls(self.messages)
 
     @property
@@ -135,14 +135,14 @@ class ChatRequest(GenerationFields):
 
     @property
     def functions_told(self) -> Sequence[Tool]:
-        """The functions that the model sees, without tools that the server has yet to look up."""
+        """The functions for the prompt. Registered tools and MCP servers are not yet looked up."""
         if not self.tools:
             return ()  # the usual case
         return [it for it in self.tools if isinstance(it, Tool)]
 
     @property
     def server_functions(self) -> Mapping[str, str]:
-        """The names of registered tools, by the body's fields that name them."""
+        """The names of the tenant's registered tools, by the body's fields with the names."""
         return {
             f"tools[{index}].function": it.function.name
             for index, it in enumerate(self.tools or ())
@@ -151,7 +151,7 @@ class ChatRequest(GenerationFields):
 
     @property
     def servers(self) -> Mapping[str, McpServerTool]:
-        """The MCP servers, by the body's fields that name them."""
+        """The MCP servers, by the body's fields that describe them."""
         return {
             f"tools[{index}]": it
             for index, it in enumerate(self.tools or ())
@@ -189,14 +189,14 @@ class ChatRequest(GenerationFields):
 
     @property
     def is_parallel(self) -> bool:
-        """Whether the answer may have several calls, unless one function is chosen by name."""
+        """Whether an answer may have several calls, which a function chosen by name excludes."""
         return self.parallel_tool_calls is not False and not isinstance(
             self.tool_choice, NamedChoice
         )
 
     @property
     def free_schemas(self) -> Sequence[Any]:
-        """Schemas of the answer and of enforced calls that a grammar may enforce only in part."""
+        """Schemas that a grammar may enforce only in part, of the answer or of enforced calls."""
         if not self.tools:
             return () if self.must_call else super().free_schemas
         tools = self.callable_tools
@@ -242,9 +242,9 @@ class ChatRequest(GenerationFields):
             self.check_tools()
 
     def _check_server_tools(self) -> None:
-        """Refuse fields that exclude tools on the server, by a BadRequestError.
+        """Raise BadRequestError if a field excludes tools that run on the server.
 
-        `check_tools` follows later, when the server has looked up these tools.
+        `check_tools` is called later, when the server has looked up these tools.
         """
         if self.choices > 1:
             raise unsupported("n", "with tools that run here there is one answer; leave it out")
@@ -281,5 +281,5 @@ class ChatRequest(GenerationFields):
 
 
 def parse_chat_request(body: bytes) -> ChatRequest:
-    """Return the request in `body`, or raise a BadRequestError that names the wrong field."""
+    """Return the request in `body`, or raise BadRequestError with the name of the wrong field."""
     return parse(ChatRequest, body)

@@ -1,7 +1,7 @@
-"""Compacts chats, so that a summary replaces all messages but those of the last turn. Pure.
+"""Compacts chats, so that a summary replaces all messages before the last turn. Pure.
 
-The assistant's message with a `compaction` answers the summarized chat. So the summary replaces all
-messages before the assistant's message, except instructions.
+The summary is stored in the `compaction` of the assistant's next message. So it replaces all
+messages before that message, except instructions.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,7 +25,7 @@ class CompactedChat(NamedTuple):
 
 
 class SplitChat(NamedTuple):
-    """A chat to compact, with the messages that the summary replaces and the messages that stay."""
+    """A chat to compact: `said` is replaced by a summary, and `kept` stays unchanged."""
 
     said: Sequence[Message]
     kept: Sequence[Message]
@@ -34,12 +34,12 @@ class SplitChat(NamedTuple):
 def expanded_chat(
     messages: Sequence[Message], opened: Callable[[int, CompactedHistory], CompactedChat]
 ) -> Sequence[Message]:
-    """Return the messages for the prompt, in which the last compaction replaces what precedes it.
+    """Return the messages for the prompt. The last compaction replaces the messages before it.
 
     Args:
         messages: Messages of the chat, oldest first.
-        opened: Decrypts the compaction of the message with this index, or raises the caller's
-            error.
+        opened: Decrypts the compaction of the message with the given index, or raises an error
+            that names the message.
     """
     for index in range(len(messages) - 1, -1, -1):
         compaction = messages[index].compaction
@@ -50,7 +50,7 @@ def expanded_chat(
 
 
 def split_chat(messages: Sequence[Message]) -> SplitChat | None:
-    """Split a chat into messages to summarise and the last turn, or None if nothing precedes it."""
+    """Split a chat at its last turn, or return None if only instructions precede this turn."""
     start = last_turn_of(messages)
     if not any(it.role not in INSTRUCTIONS for it in messages[:start]):
         return None
@@ -63,10 +63,10 @@ def summed_up(
     kept: Sequence[Message],
     behind: Sequence[Message] = (),
 ) -> list[Message]:
-    """Return messages in which a summary replaces the messages before it, except instructions.
+    """Return messages in which a summary replaces `before`, of which only instructions stay.
 
-    If the next message is the user's, the summary becomes part of it, because templates of some
-    models require that user and assistant alternate.
+    If the next message is the user's, the summary becomes a part of that message. The reason is
+    that templates of some models require that user and assistant alternate.
     """
     instructions = [it for it in before if it.role in INSTRUCTIONS]
     rest = [*_said(kept), *behind]

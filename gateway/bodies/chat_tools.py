@@ -1,4 +1,4 @@
-"""Tools of a chat completion, which are the client's functions and tools on the server. Pure."""
+"""Tools of a chat completion, which run either at the client or on the server. Pure."""
 
 from typing import Annotated, Any, Literal
 
@@ -22,7 +22,7 @@ class RegisteredFunction(Strict):
 
 
 class RegisteredTool(Strict):
-    """A registered HTTP tool of the tenant, which the server runs."""
+    """An HTTP tool that the tenant has registered and the server runs."""
 
     type: Literal["function"]
     server: Flag
@@ -30,7 +30,7 @@ class RegisteredTool(Strict):
 
 
 def _tool_form(value: Any) -> str:
-    """Return the form of a tool, named so that no tag of the union equals a field's name."""
+    """Return a tool's form as a tag of the union, different from the names of all fields."""
     if not isinstance(value, dict):
         return _FORMS.get(type(value), "a function")
     kind: object = value.get("type")  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]

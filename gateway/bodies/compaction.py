@@ -1,7 +1,7 @@
 """Compacts the items of a long conversation into a summary and the last turn. Pure.
 
-A compaction item replaces all items before it. Instructions among the replaced items stay, because
-a summary covers only the conversation.
+A compaction item replaces all items before it, except instructions. They stay, because a summary
+covers only the conversation.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,11 +28,12 @@ class Compacted(NamedTuple):
 def expanded(
     items: Sequence[InputItem], opened: Callable[[int, CompactionItem], Compacted]
 ) -> list[InputItem]:
-    """Return the items for the prompt, in which the last compaction replaces what precedes it.
+    """Return the items for the prompt. The last compaction replaces the items before it.
 
     Args:
         items: Items of the conversation, oldest first.
-        opened: Decrypts the compaction item with this index, or raises the caller's error.
+        opened: Decrypts the compaction item with the given index, or raises an error that names
+            the item.
     """
     last = _last_compaction(items)
     if last is None:
@@ -51,14 +52,14 @@ def is_instruction(item: InputItem) -> bool:
 
 
 def has_compaction(items: Sequence[InputItem]) -> bool:
-    """Return whether one of the items is a compaction, which replaces other items."""
+    """Return whether an item is a compaction, so that `expanded` would change the items."""
     return _last_compaction(items) is not None
 
 
 def last_turn(items: Sequence[InputItem]) -> int:
-    """Return the index at which the last turn begins, with its first message of the user.
+    """Return the index of the first user message of the last turn, or 0 without user messages.
 
-    The index is 0 without messages of the user. No call is separated from its result.
+    The turn contains all items from there on, so that no call is separated from its result.
     """
     start = 0
     for index, item in enumerate(items):
@@ -79,9 +80,9 @@ def _last_compaction(items: Sequence[InputItem]) -> tuple[int, CompactionItem] |
 
 
 def _with_summary(summary: str, items: Sequence[InputItem]) -> list[InputItem]:
-    """Return a summary followed by items. The summary becomes part of a first user message.
+    """Return a summary followed by items. If the first item is a user message, they are joined.
 
-    Templates of some models require that user and assistant alternate.
+    The reason is that templates of some models require that user and assistant alternate.
     """
     first = items[0] if items else None
     if isinstance(first, MessageItem) and first.role == "user":

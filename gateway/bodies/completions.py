@@ -1,4 +1,4 @@
-"""The body of a completion, whose prompts are texts or token ids without a template. Pure."""
+"""The body of a text completion, whose prompts are texts or token ids without template. Pure."""
 
 from typing import Annotated, Any
 
@@ -17,7 +17,7 @@ _OUTPUT_TOKENS = 16  # OpenAI's default of `max_tokens`
 
 
 class CompletionRequest(GenerationFields):
-    """Prompts to be continued. A field of null counts as absent."""
+    """Prompts to be continued. A field whose value is null counts as absent."""
 
     prompt: TextOrIds
     max_tokens: Annotated[Integer, Field(ge=0, le=1 << 30)] | None = None
@@ -34,22 +34,22 @@ class CompletionRequest(GenerationFields):
 
     @property
     def output_tokens_max(self) -> int:
-        """The bound on the tokens of each answer, or OpenAI's default without a bound."""
+        """The bound on the tokens of each answer. The default is OpenAI's, and the minimum is 1."""
         return _OUTPUT_TOKENS if self.max_tokens is None else max(1, self.max_tokens)
 
     @property
     def is_echo_alone(self) -> bool:
-        """Whether only the echoed prompt is wanted, so that the one computed token is not shown."""
+        """Whether only the echoed prompt is shown, because the client has requested no tokens."""
         return self.max_tokens == 0
 
     @property
     def echoed_alternatives(self) -> int | None:
-        """Alternatives to report per token of an echoed prompt, or None to report nothing."""
+        """Alternatives to report per token of the echoed prompt, or None for no report."""
         return self.logprobs if self.echo else None
 
     @property
     def alternatives(self) -> int | None:
-        """Alternatives to report per token of the answer, or None to report nothing."""
+        """Alternatives to report per token of the answer, or None for no report."""
         return self.logprobs
 
     def prompt_param(self, index: int) -> str:
@@ -81,7 +81,7 @@ class CompletionRequest(GenerationFields):
             )
 
     def check_vocabulary(self, size: int) -> None:
-        """Refuse token ids outside a vocabulary of `size` tokens, also in prompts."""
+        """Raise BadRequestError for a bias or a prompt with a token id of at least `size`."""
         super().check_vocabulary(size)
         for index, prompt in enumerate(self.prompts):
             if not isinstance(prompt, str):
@@ -89,5 +89,5 @@ class CompletionRequest(GenerationFields):
 
 
 def parse_completion_request(body: bytes) -> CompletionRequest:
-    """Return the request in `body`, or raise a BadRequestError that names the wrong field."""
+    """Return the request in `body`, or raise BadRequestError with the name of the wrong field."""
     return parse(CompletionRequest, body)

@@ -9,7 +9,7 @@ from gateway.bodies.mistakes import bad_value
 from gateway.bodies.parsing import Body
 from gateway.bodies.response_items import InputItem, ItemReference
 
-_ITEMS_MAX = 20  # items per request, OpenAI's bound
+_ITEMS_MAX = 20  # maximum number of items per request, equal to OpenAI's
 _FewItems = Annotated[list[InputItem], Field(fail_fast=True, max_length=_ITEMS_MAX)]
 
 

@@ -1,8 +1,8 @@
 """Translates a client's grammar, in Lark's syntax or in GBNF, into the engine's Lark. Pure.
 
 GBNF (`root ::= "yes" | "no"`) is the form in vLLM's documentation. Names of special tokens are
-refused, because special tokens never appear in an answer. The engine decides whether the grammar
-compiles. If not, the answer is a 400 as well.
+refused, because special tokens never appear in an answer. The engine decides later whether the
+grammar compiles. If it does not, the client receives status 400 as well.
 """
 
 import json
@@ -14,9 +14,9 @@ from typing import NamedTuple
 from gateway.bodies.mistakes import bad_value
 from sluice.errors import BadRequestError
 
-# Maximum bytes, slightly below the engine's 16 KiB (replica/engine/grammar_source.py).
+# Maximum bytes of a grammar, slightly below the engine's 16 KiB (replica/engine/grammar_source.py).
 GRAMMAR_BYTES_MAX = 16_000
-# Maximum number of rules, because more overlapping terminals compile for over a second.
+# Maximum number of rules. With more overlapping terminals, a grammar compiles for over a second.
 _RULES_MAX = 200
 _PARAM = "grammar"
 _ROOTS = {"gbnf": "root", "lark": "start"}
@@ -32,7 +32,7 @@ _LARK_TOKEN = re.compile(
     """,
     re.VERBOSE | re.ASCII,
 )
-# Matches the beginning of a rule's definition. A priority or attributes may follow the name.
+# Matches the name at the beginning of a rule, which a priority or attributes may follow.
 _LARK_RULE = re.compile(r"^[ \t]*[?!]*([A-Za-z_]\w*)(?=[ \t]*[:.\[])", re.MULTILINE | re.ASCII)
 _LARK_DIRECTIVES = frozenset({"%ignore", "%import"})
 _GBNF_TOKEN = re.compile(
@@ -75,10 +75,12 @@ def lark_grammar(text: str) -> str:
 
 
 def answer_rules(grammar: str) -> str:
-    """Return the rules of a Lark grammar, renamed for use in a larger one. The first is `answer`.
+    """Return the rules of a Lark grammar, renamed for use in a larger grammar.
+
+    The rule `answer` is first. It stands for the whole given grammar.
 
     Args:
-        grammar: Grammar from `lark_grammar`. Its rules get a prefix that no rule of a dialect has.
+        grammar: Grammar from `lark_grammar`.
     """
     names = set(_LARK_RULE.findall(grammar))
     parts = [
@@ -90,7 +92,7 @@ def answer_rules(grammar: str) -> str:
 
 
 def _apart(name: str) -> str:
-    """Return a rule name with a prefix that no rule of a dialect has, in unchanged case."""
+    """Return a rule's name with a prefix that no rule of an answer's dialect has."""
     return f"G_{name}" if name.isupper() else f"g_{name}"
 
 
@@ -111,7 +113,7 @@ def _checked_lark(text: str) -> str:
 
 
 class _Part(NamedTuple):
-    """A piece of a rule. `name` is the rule that the piece refers to, or empty."""
+    """A piece of a rule: either its text in Lark, or the name of another rule."""
 
     text: str
     name: str = ""
@@ -119,7 +121,7 @@ class _Part(NamedTuple):
 
 @dataclass(slots=True)
 class _Rule:
-    """A rule of GBNF, stored as its right side, with the rules to which the right side refers."""
+    """A rule of GBNF, stored as the pieces of its right side."""
 
     parts: list[_Part]
 
@@ -147,7 +149,7 @@ def _from_gbnf(text: str) -> str:
 
 
 def _gbnf_rules(text: str) -> dict[str, _Rule]:
-    """Return the rules by name, each on one line of Lark."""
+    """Return the rules by name."""
     rules, parts, depth = dict[str, _Rule](), list[_Part](), 0
     pieces = [it for it in _GBNF_TOKEN.finditer(text) if it.lastgroup not in _UNREAD]
     kinds = [it.lastgroup for it in pieces]
@@ -194,7 +196,7 @@ def _set(part: str, found: re.Match[str]) -> str:
     mark, inner = ("^", inner[1:]) if inner.startswith("^") else ("", inner)
     if not inner:
         raise _misplaced(found, "a set without characters matches nothing")
-    # A dash between two characters is a range. At an end, or escaped, it is the character itself.
+    # A dash between two characters is a range. At an end, or escaped, it is a plain dash.
     pieces = [it.group() for it in _ESCAPE.finditer(inner)]
     characters = list(_characters(inner, found))
     written = [
@@ -222,7 +224,7 @@ def _characters(text: str, found: re.Match[str]) -> Iterator[str]:
 
 
 def _lark_names(rules: Mapping[str, _Rule]) -> dict[str, str]:
-    """Return the names in Lark. Rules of characters alone become upper case, for the lexer."""
+    """Return each rule's name in Lark. Terminals have upper case, by which Lark recognizes them."""
     names, taken = {_ROOTS["gbnf"]: _ROOTS["lark"]}, {_ROOTS["lark"]}
     terminals = _terminals(rules)
     for name in rules.keys() - names.keys():
@@ -238,7 +240,7 @@ def _lark_names(rules: Mapping[str, _Rule]) -> dict[str, str]:
 
 
 def _terminals(rules: Mapping[str, _Rule]) -> set[str]:
-    """Return the rules that refer only to terminals and not to themselves, except the root."""
+    """Return the terminals: rules other than the root that lead only to characters, not a cycle."""
     missing = {name: rule.references for name, rule in rules.items()}
     users: dict[str, list[str]] = {name: [] for name in rules}
     for name, references in missing.items():

@@ -12,7 +12,7 @@ _DIMENSIONS_MAX = 65_536
 
 
 class EmbeddingRequest(Body):
-    """Texts to be embedded. A field of null counts as absent."""
+    """Texts to be embedded. A field whose value is null counts as absent."""
 
     model: ModelName
     input: FilledTextOrIds
@@ -22,10 +22,10 @@ class EmbeddingRequest(Body):
     truncate_prompt_tokens: Annotated[Integer, Field(ge=-1, le=1 << 30)] | None = None
 
     def truncation_tokens(self, context_tokens_max: int) -> int:
-        """Return how many tokens of each text are embedded, or 0 for all tokens.
+        """Return the number of tokens of each text to embed, or 0 for all tokens.
 
         Args:
-            context_tokens_max: Context of the model, in tokens, which the value -1 selects.
+            context_tokens_max: Context of the model, in tokens, which -1 in the body selects.
         """
         wanted = self.truncate_prompt_tokens
         return context_tokens_max if wanted == -1 else wanted or 0
@@ -37,5 +37,5 @@ class EmbeddingRequest(Body):
 
 
 def parse_embedding_request(body: bytes) -> EmbeddingRequest:
-    """Return the request in `body`, or raise a BadRequestError that names the wrong field."""
+    """Return the request in `body`, or raise BadRequestError with the name of the wrong field."""
     return parse(EmbeddingRequest, body)

@@ -1,4 +1,4 @@
-"""The body of a user's judgement of an answer. Pure."""
+"""The body of feedback, which is a user's judgement of an answer. Pure."""
 
 import re
 from typing import Annotated, Literal
@@ -14,14 +14,14 @@ _GOODS = {"good": 1.0, "bad": 0.0}
 
 
 class FeedbackRequest(Body):
-    """A judgement of an answer, named by its id or by the value of the header `x-request-id`."""
+    """A judgement of an answer. `id` is the answer's id or its header `x-request-id`."""
 
     id: Annotated[str, Field(min_length=1, max_length=200)]
     rating: Literal["good", "bad"]
 
     @property
     def answer(self) -> str:
-        """Id of the answer's event, or of its request."""
+        """Id of the usage event of the answer, or the id of the request if `id` is one."""
         found = _OF_EVENT.fullmatch(self.id)
         return self.id if found is None else f"evt_{found[1]}"
 

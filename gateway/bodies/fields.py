@@ -1,8 +1,8 @@
-"""Types of fields, which are bounded and never converted. Pure.
+"""Types for the fields of bodies, each with a bound and without conversion. Pure.
 
-A value that is not served is refused by the field's name. A string is never read as a number, nor a
-fraction or boolean as an integer. As at OpenAI, a value of the wrong type is a mistake of the
-caller.
+A value that this server does not support is refused with the field's name. A string is never
+converted to a number, nor a fraction or boolean to an integer. As at OpenAI, a value of the wrong
+type is an error of the caller.
 """
 
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ _METADATA_MAX = 16
 
 @dataclass(frozen=True, slots=True)
 class EntriesMax:
-    """Bounds the entries of an object before each of them is validated and reported."""
+    """Bounds the number of an object's entries, before any entry is validated or reported."""
 
     entries: int
 
@@ -54,10 +54,10 @@ class EntriesMax:
 
 
 class Only:
-    """A documented parameter without effect here, which accepts only its neutral values."""
+    """A parameter that other servers support and this server does not. Only listed values pass."""
 
     def __init__(self, *values: Any, instead: str = "") -> None:
-        """Accept these values and null. `instead` names the alternative in the error."""
+        """Accept only these values and null, which change nothing. Errors recommend `instead`."""
         self._values = (*values, None)
         shown = " or ".join(orjson.dumps(value).decode() for value in values) or "null"
         self._message = f"this server only takes {shown}"
@@ -86,10 +86,10 @@ class Only:
 
 
 class Elsewhere:
-    """Values of a field that OpenAI documents and this server lacks, which are refused by name."""
+    """Values that OpenAI documents and this server does not support. Errors name the value."""
 
     def __init__(self, *values: str, instead: str) -> None:
-        """Refuse these values. `instead` names the alternative in the error."""
+        """Refuse these values with an error that recommends `instead`."""
         self._values = frozenset(values)
         self._instead = instead
 
@@ -108,7 +108,7 @@ class Elsewhere:
 
 @dataclass(frozen=True, slots=True)
 class ServedUpTo:
-    """Bounds a number that may be larger at other servers. A larger number is refused."""
+    """The largest supported number, above which a value is refused as unsupported, not invalid."""
 
     largest: int
 

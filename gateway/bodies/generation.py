@@ -40,11 +40,11 @@ STOPS_MAX = 4
 _STOP_CHARACTERS_MAX = 1024
 _BIASES_MAX = 300
 _DEADLINE_MS_MAX = 600_000
-# Smallest value sent as `top_p`, because the engine reads 0 as no limit. A share of this size
-# always contains only the most probable token.
+# Smallest value sent as `top_p`, because the engine reads 0 as no limit. A share this small always
+# contains only the most probable token.
 _TOP_P_LEAST = 1e-6
 _REPETITION_LEAST = 0.01
-_REPETITION_SENT_LEAST = 0.01 + 1e-9  # as a 32-bit float, 0.01 would be below the engine's bound
+_REPETITION_SENT_LEAST = 0.01 + 1e-9  # a 32-bit 0.01 would be below the engine's bound
 
 Penalty = Annotated[Number, Field(ge=-2, le=2)]
 Share = Annotated[Number, Field(ge=0, le=1)]
@@ -60,21 +60,21 @@ LogitBias = Annotated[
 
 
 class Defaults(Protocol):
-    """Sampling values that a base's authors recommend as defaults. `top_k` 0 sets no limit."""
+    """Sampling values that a base's authors recommend, used where a request sets no value."""
 
     @property
     def temperature(self) -> float:
-        """Temperature of the sampling. 0 is greedy."""
+        """Sampling temperature, where 0 selects greedy decoding."""
         ...
 
     @property
     def top_p(self) -> float:
-        """Share of the distribution that is sampled. 1 sets no limit."""
+        """Share of the probability mass to sample from, where 1 sets no limit."""
         ...
 
     @property
     def top_k(self) -> int:
-        """Number of tokens that are sampled. 0 sets no limit."""
+        """Number of most probable tokens to sample from, where 0 sets no limit."""
         ...
 
 
@@ -101,7 +101,7 @@ class StreamOptions(Strict):
 
 @cache
 def _param_names(grammar: str, logprobs: str) -> Mapping[str, str]:
-    """Return one shared mapping for all requests with the same fields, which saves memory."""
+    """Return the names for `param_names`. Requests with equal arguments share the mapping."""
     same = GenerationFields.model_fields.keys() & engine.Sampling.DESCRIPTOR.fields_by_name.keys()
     others = {"adapter_digest": "model", "tokens_min": "min_tokens", "prediction": "prediction"}
     others["prompt_logprobs"] = "echo"
@@ -109,7 +109,7 @@ def _param_names(grammar: str, logprobs: str) -> Mapping[str, str]:
 
 
 class GenerationFields(Body):
-    """The fields that determine an answer. A field of None counts as absent."""
+    """The fields that determine an answer. A field whose value is None counts as absent."""
 
     model: ModelName
     stream: Flag | None = None
@@ -155,7 +155,7 @@ class GenerationFields(Body):
     session_id: ShortText | None = None
     priority: Annotated[Integer, Field(gt=-CLASSES, le=0)] | None = None
     deadline_ms: Annotated[Integer, Field(ge=1, le=_DEADLINE_MS_MAX)] | None = None
-    # Fields of vLLM's server, of which only the neutral values are accepted.
+    # Fields of vLLM's server. Only their neutral values are accepted.
     skip_special_tokens: Annotated[Any, Only(True)] = None
     spaces_between_special_tokens: Annotated[Any, Only(True)] = None
     include_stop_str_in_output: Annotated[Any, Only(False)] = None
@@ -198,35 +198,35 @@ class GenerationFields(Body):
 
     @property
     def interval_ms(self) -> int | None:
-        """Milliseconds between two writes of a stream, or 0 to send each token at once.
+        """Milliseconds between two writes of a stream, 0 for a write per token, or None if unset.
 
-        None means unset, so that the setting of the request's key decides.
+        If unset, the setting of the request's API key decides.
         """
         return None if self.stream_options is None else self.stream_options.interval_ms
 
     @property
     def session(self) -> str:
-        """Key of requests that share a prefix, or empty without one."""
+        """Key of requests that share a prefix, or empty if the request names no session."""
         return self.session_id or self.prompt_cache_key or ""
 
     @property
     def output_tokens_max(self) -> int | None:
-        """The bound on the tokens of each answer, or None for the rest of the context."""
+        """The bound on the tokens of each answer, or None to allow the rest of the context."""
         return self.max_tokens
 
     @property
     def alternatives(self) -> int | None:
-        """Alternatives to report per token. 0 reports only the token itself, and None nothing."""
+        """Alternatives to report per token: 0 for only the token itself, None for no report."""
         return None
 
     @property
     def echoed_alternatives(self) -> int | None:
-        """Alternatives to report per token of an echoed prompt, or None to report nothing."""
+        """Alternatives to report per token of the echoed prompt, or None for no report."""
         return None
 
     @property
     def is_echo_alone(self) -> bool:
-        """Whether only the echoed prompt is wanted, so that the one computed token is not shown."""
+        """Whether only the echoed prompt is shown, because the client has requested no tokens."""
         return False
 
     @property
@@ -235,24 +235,24 @@ class GenerationFields(Body):
         return "logprobs"
 
     def prompt_param(self, index: int) -> str:
-        """Return the name of the body's field for a prompt, by the prompt's number."""
+        """Return the name of the body's field for a prompt, by the prompt's index."""
         raise NotImplementedError
 
     @property
     def param_names(self) -> Mapping[str, str]:
-        """Names of the body's fields, by the engine's names of the same parameters."""
+        """Names of the body's fields, by the engine's name of the same parameter."""
         return _param_names(self.guide_param or "tools", self.alternatives_param)
 
     @property
     def served_tier(self) -> str | None:
-        """`service_tier` of the answer as served, or None if the request has none."""
+        """The answer's `service_tier`, or None if the request has none."""
         if self.service_tier is None:
             return None
         return "flex" if self.is_lowered else "default"
 
     @property
     def is_lowered(self) -> bool:
-        """Whether this request has a lowered priority in its tier, and may be preempted."""
+        """Whether the request has a lowered priority within its tier, and may be preempted."""
         return bool(self.priority) or self.service_tier == "flex"
 
     def queue_priority(self, tier_priority: int) -> int:
@@ -265,7 +265,7 @@ class GenerationFields(Body):
         """Grammar of the answer, from `response_format`, `regex`, `choice` or `grammar`."""
         asked = self.response_format or self.regex or self.choice or self.grammar
         if asked is None:
-            # The usual case, which avoids the lock of the cached property.
+            # This usual case avoids the lock of the cached property.
             return None
         return self._guide
 
@@ -300,18 +300,18 @@ class GenerationFields(Body):
         bound = self.output_tokens_max
         if self.min_tokens and bound is not None and self.min_tokens > bound:
             raise bad_value("min_tokens", f"the answer has at most {bound} tokens")
-        _ = self.guide  # errors are raised here, before any use
+        _ = self.guide  # raises the errors here, before any use of the guide
 
     def check_vocabulary(self, size: int) -> None:
-        """Refuse token ids outside a vocabulary of `size` tokens, by a BadRequestError."""
+        """Raise BadRequestError for a bias with a token id of at least `size`."""
         if self.logit_bias:
             check_ids("logit_bias", map(int, self.logit_bias), size)
 
     def sampling(self, defaults: Defaults) -> engine.Sampling:
-        """Return the sampling parameters for the engine, with the base's defaults.
+        """Return the sampling parameters for the engine. Absent fields have the base's defaults.
 
         Requests with the same parameters share a message, which must not be changed. A separate
-        message would cost each request 5 us, and half a kilobyte until its answer.
+        message would cost each request 5 us, and half a kilobyte of memory until its answer.
         """
         shared = _shared_sampling(
             defaults.temperature if self.temperature is None else self.temperature,

@@ -1,7 +1,8 @@
-"""The required form of an answer: JSON, a schema, a regular expression, texts or a grammar.
+"""The required form of an answer: JSON, a schema, a regular expression, texts or a grammar. Pure.
 
-Pure. Forms that are hostile by size or depth are refused here, at once. The engine decides whether
-a schema or an expression compiles. If not, the answer is a 400 as well.
+Forms that are hostile by size or depth are refused here, before they are queued. The engine decides
+later whether a schema or an expression compiles. If it does not, the client receives status 400 as
+well.
 """
 
 import re
@@ -30,7 +31,7 @@ _SCHEMA_LEVELS_MAX = 120
 
 
 class TextFormat(Strict):
-    """Format of an answer that is any text."""
+    """Format of an answer without any required form."""
 
     type: Literal["text"]
 
@@ -42,10 +43,11 @@ class JsonObjectFormat(Strict):
 
 
 class JsonSchema(Strict):
-    """A schema, which is enforced. Name and description have no effect.
+    """A JSON schema that the answer must match. Name and description have no effect.
 
     Attributes:
-        strict: Whether keywords that no grammar can enforce are refused, instead of left out.
+        strict: Whether a schema with keywords that no grammar can enforce is refused. Without
+            `strict`, these keywords are ignored.
     """
 
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
@@ -55,7 +57,7 @@ class JsonSchema(Strict):
 
 
 class JsonSchemaFormat(Strict):
-    """Format of an answer that is JSON of a given schema."""
+    """Format of an answer that is JSON and matches a schema."""
 
     type: Literal["json_schema"]
     json_schema: JsonSchema
@@ -65,9 +67,9 @@ ResponseFormat = Annotated[
     TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")
 ]
 Regex = Annotated[str, Field(min_length=1, max_length=_REGEX_BYTES_MAX)]
-# A directive of Lark, which is refused even inside a text.
+# Matches a directive of Lark, which is refused even inside a quoted text.
 _DIRECTIVE = r"%(?=\s*(?:json|regex|lark|llguidance))"
-# Matches parts of a regular expression that have another meaning inside Lark.
+# Matches parts of a regular expression that mean something else inside Lark.
 _UNLIKE = re.compile(rf"\\?{_DIRECTIVE}|\\(?:.|\n)|[/\n]")
 _LIKE = {
     **dict.fromkeys(("/", r"\/"), r"\/"),  # a plain slash would end the expression
@@ -94,7 +96,7 @@ def guide_of(
     choice: Sequence[str] | None,
     grammar: str | None = None,
 ) -> engine.Grammar | None:
-    """Return the grammar that these fields require, or None.
+    """Return the grammar that these fields require, or None if they require no form.
 
     Raises:
         BadRequestError: Two of the fields are set, or a field is invalid. The error names the
@@ -130,7 +132,7 @@ def guide_of(
 
 
 def lark_of(guide: engine.Grammar) -> str:
-    """Return a guide in the engine's Lark, as an expression or as rules of a grammar."""
+    """Return a guide in the engine's Lark, either as one expression or as several rules."""
     match guide.kind:
         case engine.Grammar.KIND_EBNF:
             return answer_rules(guide.text)
@@ -150,13 +152,13 @@ def schema_text(schema: dict[str, Any], param: str) -> str:
     """Return a schema as JSON text, or raise BadRequestError if it is too large or too deep."""
     try:
         text = orjson.dumps(schema)
-    # The library's own limit on depth, since the schema is valid JSON.
+    # A valid schema fails only at the library's own limit of depth.
     except orjson.JSONEncodeError:
         raise _too_deep(param) from None
     if len(text) > _SCHEMA_BYTES_MAX:
         size = f"a schema has at most {_SCHEMA_BYTES_MAX} bytes; this one has {len(text)}"
         raise bad_value(param, size)
-    # Each level has at least two characters.
+    # Each level has at least two characters, so a shorter schema cannot be too deep.
     if len(text) > 2 * _SCHEMA_LEVELS_MAX and _is_deep(schema):
         raise _too_deep(param)
     return text.decode()

@@ -1,4 +1,4 @@
-"""Bodies of requests that judge texts, which are rerank, classify and moderations. Pure."""
+"""Bodies of the requests that judge texts: rerank, classify and moderations. Pure."""
 
 from typing import Annotated, Literal, TypeAlias
 
@@ -14,7 +14,7 @@ _Filled = Annotated[Text, Field(min_length=1)]
 
 
 class DocumentText(Strict):
-    """A text inside an object."""
+    """A text that the client has put into an object."""
 
     type: Literal["text"] | None = None
     text: _Filled
@@ -25,7 +25,7 @@ _Texts = Annotated[list[_TextOrPart], Field(fail_fast=True, min_length=1, max_le
 
 
 class RerankRequest(Body):
-    """Documents to be ordered by a query, in the form of Jina and Cohere."""
+    """Documents to be ranked by their relevance to a query, in the form of Jina and Cohere."""
 
     model: ModelName
     query: _Filled
@@ -43,7 +43,7 @@ class RerankRequest(Body):
 
 
 class ClassifyRequest(Body):
-    """Texts to be classified by the request's labels (Jina) or the model's labels (vLLM)."""
+    """Texts to be classified. The labels are the request's (Jina) or else the model's (vLLM)."""
 
     model: ModelName
     input: _Filled | _Texts
@@ -66,10 +66,10 @@ class ModerationRequest(Body):
 
 
 def text_of(given: str | DocumentText) -> str:
-    """Return the text of a document."""
+    """Return a document's text, which may be the document itself."""
     return given if isinstance(given, str) else given.text
 
 
 def texts_of(given: str | list[str | DocumentText]) -> list[str]:
-    """Return a list of texts, at least one."""
+    """Return the given texts as a list, even if only one is given."""
     return [given] if isinstance(given, str) else [text_of(it) for it in given]

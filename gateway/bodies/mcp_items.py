@@ -1,4 +1,4 @@
-"""Items about tools that ran on the server, and their place in the turns of a chat. Pure."""
+"""Items about tools that ran on the server, as clients send them back in later turns. Pure."""
 
 from typing import Annotated, Any, Literal
 
@@ -11,13 +11,13 @@ DENIED = "the user did not agree to this call"
 
 
 class _ServerItem(BaseModel):
-    """An item that clients or SDKs send back as they received it. Further fields are ignored."""
+    """An item that clients or SDKs send back as they received it. Unknown fields are ignored."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
 
 class ListedToolsItem(_ServerItem):
-    """The tools that a server listed in an earlier turn, which the prompt does not repeat."""
+    """The tools that an MCP server listed in an earlier turn. The prompt omits this item."""
 
     type: Literal["mcp_list_tools"]
     id: ShortText | None = None

@@ -1,4 +1,4 @@
-"""The turns of a chat and the tools that a model may call. Pure."""
+"""The messages of a chat, and the tools that a model may call. Pure."""
 
 from collections import defaultdict, deque
 from collections.abc import Sequence
@@ -19,13 +19,13 @@ _NO_ID = ""
 
 
 class _Part(BaseModel):
-    """A piece of content. Fields for other servers, such as `cache_control`, are ignored."""
+    """A piece of content. Unknown fields, such as `cache_control`, are ignored."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
 
 class TextPart(_Part):
-    """A piece of content. Only text is served."""
+    """A piece of text. Images and audio are refused."""
 
     type: Literal["text"]
     text: Text
@@ -35,7 +35,7 @@ class TextPart(_Part):
 
 
 class RefusalPart(_Part):
-    """The assistant's text of a refusal."""
+    """A text in which the assistant refused to answer."""
 
     type: Literal["refusal"]
     refusal: Text
@@ -49,20 +49,20 @@ _FunctionType = Annotated[
 
 
 class _EchoedPart(BaseModel):
-    """A part that clients or SDKs send back as they received it. Further fields are ignored."""
+    """A part that clients or SDKs send back as they received it. Unknown fields are ignored."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
 
 class FunctionCall(_EchoedPart):
-    """A call by the assistant. `arguments` is JSON text."""
+    """The assistant's call of a function. `arguments` is JSON text."""
 
     name: ShortText
     arguments: Text = ""
 
 
 class ToolCall(_EchoedPart):
-    """A tool call in the history."""
+    """A tool call in an earlier message of the assistant."""
 
     id: ShortText = _NO_ID
     type: _FunctionType = "function"
@@ -70,7 +70,7 @@ class ToolCall(_EchoedPart):
 
 
 class CompactedHistory(_EchoedPart):
-    """A summary that replaces all messages before its answer, encrypted by the gateway."""
+    """An encrypted summary, which replaces all messages before the message that contains it."""
 
     type: Literal["compaction"]
     id: ShortText | None = None
@@ -115,7 +115,7 @@ class FunctionTool(Strict):
     """A function that the model may call.
 
     Attributes:
-        parameters: JSON schema of the arguments, enforced if `tool_choice` enforces a call.
+        parameters: JSON schema of the arguments. A call matches it only if `tool_choice` forces it.
     """
 
     name: FunctionName
@@ -125,11 +125,11 @@ class FunctionTool(Strict):
 
 
 class Tool(Strict):
-    """A tool, which is always a function."""
+    """A tool in the form of chat completions, which is always a function."""
 
     type: _FunctionType
     function: FunctionTool
-    cache_control: Any = None  # accepted without effect, because all prefixes are cached
+    cache_control: Any = None  # no effect, because all prefixes are cached
     server: Annotated[
         Any,
         Only(False, instead="registered tools run in chat completions and responses"),
@@ -144,35 +144,35 @@ class FunctionReference(Strict):
 
 
 class NamedChoice(Strict):
-    """A choice of one function, which is called once."""
+    """A choice by which the model must call the named function, exactly once."""
 
     type: Literal["function"]
     function: FunctionReference
 
 
 class AllowedTool(Strict):
-    """A function that may be called."""
+    """One of the functions in `AllowedTools`."""
 
     type: _FunctionType
     function: FunctionReference
 
 
 class AllowedTools(Strict):
-    """A part of the tools. Only they may be called (auto), or one of them must be (required)."""
+    """The tools that may be called (mode auto), or of which one must be called (required)."""
 
     mode: Literal["auto", "required"]
     tools: Annotated[list[AllowedTool], Field(fail_fast=True, min_length=1, max_length=TOOLS_MAX)]
 
 
 class AllowedChoice(Strict):
-    """A choice that is limited to a part of the tools."""
+    """A choice that limits calls to some of the request's tools."""
 
     type: Literal["allowed_tools"]
     allowed_tools: AllowedTools
 
 
 def _choice_form(value: Any) -> str:
-    """Return the form of a choice, named so that no tag of the union equals a field's name."""
+    """Return a choice's form as a tag of the union, different from the names of all fields."""
     return "an object" if isinstance(value, dict) else "a word"
 
 
@@ -185,7 +185,7 @@ ToolChoice = Annotated[
 
 
 def check_messages(messages: Sequence[Message]) -> None:
-    """Raise BadRequestError if a message lacks a field of its role, or has another role's."""
+    """Raise BadRequestError if a message lacks a field of its role, or has another role's field."""
     calls: set[str | None] = set()  # ids of calls whose results may follow
     for index, message in enumerate(messages):
         has_more = message.tool_calls or message.compaction
@@ -205,9 +205,9 @@ def check_messages(messages: Sequence[Message]) -> None:
 
 
 def in_order_of_calls(messages: Sequence[Message]) -> Sequence[Message]:
-    """Return messages with results in the order of the calls that they answer.
+    """Return messages in which tool results have the order of their calls.
 
-    Most templates write no ids, so the model reads the first result as that of the first call.
+    Most templates omit the calls' ids, so the model matches results to calls by their order.
     """
     if "tool" not in [message.role for message in messages]:
         return messages
@@ -219,7 +219,7 @@ def in_order_of_calls(messages: Sequence[Message]) -> Sequence[Message]:
 
 
 def _by_call(calling: Message, results: Sequence[Message]) -> list[Message]:
-    """Return results in the order of their calls. A result without an id has the next free call."""
+    """Return results in the order of their calls. A result without id belongs to the next call."""
     places: defaultdict[str, deque[int]] = defaultdict(deque)
     for place, call in enumerate(calling.tool_calls or ()):
         places[call.id].append(place)
@@ -253,7 +253,7 @@ def _check_message(at: str, message: Message) -> None:
 
 
 def _has_content(message: Message) -> bool:
-    """Return whether an assistant's message is valid in the history.
+    """Return whether an assistant's message has content or a field that replaces it.
 
     A content of null is valid, because the gateway itself sends null if a forced call was cut.
     """

@@ -1,4 +1,4 @@
-"""Errors about a body, which report the path of the field and the reason to the caller. Pure."""
+"""Builds errors about a body, with the path of the wrong field and the reason. Pure."""
 
 import re
 from collections.abc import Sequence
@@ -9,14 +9,14 @@ from pydantic_core import ErrorDetails
 
 from sluice.errors import BadRequestError, ErrorCode
 
-# Pydantic's type of a mistake with a value that is not served.
+# Type of pydantic errors about values that this server does not support.
 UNSUPPORTED: LiteralString = "unsupported_parameter"
-_NAME_CHARACTERS_MAX = 100  # characters of a caller's name or value that an error shows
+_NAME_CHARACTERS_MAX = 100  # shown characters of a name or value that the client sent
 _TEXT_CHARACTERS_MAX = 500
-# Limit of 64-bit integers, because JSON parsers convert larger integers to floats.
+# Bound of 64-bit integers. JSON parsers convert larger integers to floats.
 _INTEGER_MAX = 2.0**63
 _PYDANTIC_S = re.compile(r"\b(?:Input|String|List|Dictionary|Data) should")
-# Kinds of content that only multimodal models accept.
+# Kinds of content that only multimodal models accept, with the word for an error.
 _MEDIA = {
     "image_url": "images",
     "input_image": "images",
@@ -29,27 +29,27 @@ _MEDIA = {
 
 
 def bad_value(param: str, message: str) -> BadRequestError:
-    """Return the error for an invalid value. `message` ends without a full stop."""
+    """Return the error for an invalid value. `message` must not end with a full stop."""
     return BadRequestError(
         ErrorCode.INVALID_REQUEST, f"Invalid value for '{param}': {message}.", param=param
     )
 
 
 def unsupported(param: str, message: str) -> BadRequestError:
-    """Return the error for a feature that is documented elsewhere and not served here."""
+    """Return the error for a feature that other servers document and this server lacks."""
     return BadRequestError(
         ErrorCode.UNSUPPORTED_PARAMETER, f"Unsupported value for '{param}': {message}.", param=param
     )
 
 
 def too_long(param: str, characters: int, context_tokens: int, fits: int) -> BadRequestError:
-    """Return the error for a text that cannot fit, however it is tokenized.
+    """Return the error for a text with more characters than the context's tokens can encode.
 
     Args:
         param: Name of the body's field for the text.
-        characters: Characters of the text.
+        characters: Number of characters of the text.
         context_tokens: Context of the model, in tokens.
-        fits: Maximum number of characters in this many tokens.
+        fits: Maximum number of characters that `context_tokens` tokens can encode.
     """
     return BadRequestError(
         ErrorCode.CONTEXT_LENGTH_EXCEEDED,
@@ -60,7 +60,7 @@ def too_long(param: str, characters: int, context_tokens: int, fits: int) -> Bad
 
 
 def first_mistake(error: ValidationError, document: object) -> BadRequestError:
-    """Return the error for a body's first mistake. For a union, the longest path counts."""
+    """Return the error for a body's first mistake. For a union, the deepest mistake counts."""
     details = error.errors(include_url=False, include_input=False)
     paths = [_path(detail, document) for detail in details]
     ranks = [
@@ -123,7 +123,7 @@ def _followed(loc: Sequence[str | int], value: object) -> list[str | int]:
     """Return the parts of `loc` that are keys and indices of `value`.
 
     `loc` also has names of union members, which are left out. If a member's name is also a key of
-    `value`, the variant that reaches the last part of `loc` is returned.
+    `value`, both readings are tried, and the one that reaches the end of `loc` is returned.
     """
     for position, part in enumerate(loc):
         rest = loc[position + 1 :]

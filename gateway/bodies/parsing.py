@@ -1,9 +1,9 @@
-"""Parses the bytes of a body into a pydantic model, or refuses it with one clear 400. Pure.
+"""Parses the bytes of a body into a pydantic model, or refuses the body with one clear 400. Pure.
 
-Hostile bodies cost time in two ways. Millions of small JSON values take half a second to become
-Python objects, during which the interpreter lock is held. So `check_values` bounds them before
-parsing. Millions of mistakes take seconds to collect. So lists stop at the first mistake, and
-objects with too many fields are refused as a whole.
+Hostile bodies cost time in two ways. Millions of small JSON values need half a second to become
+Python objects, while the interpreter lock is held. So `check_values` bounds their number before
+parsing. Millions of mistakes take seconds to collect. So the validation of a list stops at its
+first mistake, and an object with too many fields is refused without validating the fields.
 """
 
 from typing import Any, LiteralString, TypeVar, cast
@@ -16,16 +16,16 @@ from gateway.bodies.mistakes import first_mistake
 from sluice.errors import BadRequestError, ErrorCode
 
 BODY_BYTES_MAX = 4 << 20
-# Bytes above which a body is parsed in a thread.
+# Size of a body above which it is parsed in a thread.
 INLINE_BYTES_MAX = 64 << 10
 # Maximum number of commas in a body, which bounds its values. OpenAI accepts 300,000 token ids in
-# one request for embeddings. The difference is reserved for other fields.
+# one request for embeddings, and the other 20,000 commas are for further fields.
 COMMAS_MAX = 320_000
-# Maximum number of objects, arrays and strings in a body, since each costs as much as ten numbers.
-# A chat of 4,096 messages has 20,480.
+# Maximum number of objects, arrays and strings in a body. Each of them costs as much time as ten
+# numbers. A chat of 4,096 messages has 20,480 of them.
 PARTS_MAX = 25_000
-_SLICE_BYTES = 512 << 10  # bytes processed at once, for 2 ms under the interpreter lock
-_FIELDS_MAX = 64  # maximum number of fields per object with known fields
+_SLICE_BYTES = 512 << 10  # bytes processed at once, so that the interpreter lock is held for 2 ms
+_FIELDS_MAX = 64  # maximum number of fields per object of a known type
 _TOO_MANY_FIELDS: LiteralString = "an object has at most 64 fields"
 
 
@@ -39,29 +39,29 @@ class Body(BaseModel):
 
     @classmethod
     def translated(cls, document: dict[str, Any]) -> dict[str, Any]:
-        """Return a body whose fields have the names of this API, or raise BadRequestError."""
+        """Return the body with this API's field names, or raise BadRequestError."""
         return document
 
     def check(self) -> None:
-        """Raise BadRequestError if valid fields exclude each other."""
+        """Raise BadRequestError if fields that are valid alone exclude each other."""
 
 
 class Strict(BaseModel):
-    """An object within a body, which refuses unknown fields."""
+    """An object within a body. It refuses unknown fields."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     @model_validator(mode="before")
     @classmethod
     def _few_fields(cls, value: Any) -> Any:
-        """Refuse an object with too many fields before each unknown field is reported."""
+        """Refuse an object with too many fields, before a mistake is reported for each of them."""
         if isinstance(value, dict) and len(cast("dict[str, Any]", value)) > _FIELDS_MAX:
             raise PydanticCustomError("too_many_fields", _TOO_MANY_FIELDS)
         return value
 
 
 def parse(kind: type[_BodyT], body: bytes) -> _BodyT:
-    """Return the request in `body`, or raise a BadRequestError that names the mistake."""
+    """Return the request in `body`, or raise BadRequestError with the name of the wrong field."""
     if len(body) > INLINE_BYTES_MAX:
         check_values(body)
     try:
@@ -85,8 +85,8 @@ def parse(kind: type[_BodyT], body: bytes) -> _BodyT:
 
 
 def check_values(body: bytes) -> None:
-    """Refuse a body of too many values before it is parsed, by a BadRequestError."""
-    if _is_small(body):  # quick check that also counts commas and brackets inside strings
+    """Raise BadRequestError if a body has too many values, before it is parsed."""
+    if _is_small(body):  # a quick check, which also counts the characters inside strings
         return
     plain = b"".join(map(_without_escapes, _slices(body)))
     quotes = plain.count(b'"')
@@ -107,7 +107,7 @@ def _is_small(text: bytes) -> bool:
 
 
 def _slices(body: bytes) -> list[bytes]:
-    """Return `body` in pieces, none of which separates a backslash from the escaped character."""
+    """Return the pieces of `body`. No piece ends between a backslash and the escaped character."""
     pieces: list[bytes] = []
     start = 0
     while start < len(body):

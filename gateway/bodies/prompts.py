@@ -1,4 +1,4 @@
-"""Prompts without a chat template, which are one or several texts or lists of token ids. Pure."""
+"""Prompts without a chat template: one or several texts or lists of token ids. Pure."""
 
 from collections.abc import Iterable
 from typing import Annotated, Any, cast
@@ -8,13 +8,13 @@ from pydantic import Discriminator, Field, Tag
 from gateway.bodies.fields import Text, TokenId
 from gateway.bodies.mistakes import bad_value
 
-INPUTS_MAX = 2048  # maximum number of inputs in a request for embeddings, equal to OpenAI's
+INPUTS_MAX = 2048  # maximum number of inputs per embeddings request, equal to OpenAI's
 
 Ids = Annotated[list[TokenId], Field(fail_fast=True, min_length=1)]
 
 
 def _form(value: Any) -> str:
-    """Return the form of a prompt, named so that no tag of the union equals a field's name."""
+    """Return a prompt's form as a tag of the union, different from the names of all fields."""
     if not isinstance(value, list):
         return "a text"
     first: object = value[0] if value else ""
@@ -46,7 +46,7 @@ FilledTextOrIds = Annotated[
 
 
 def listed(given: str | list[str] | list[int] | list[list[int]]) -> list[str] | list[list[int]]:
-    """Return the texts, or the lists of ids, at least one and all of one kind."""
+    """Return the given texts or id lists as a list, even if only one is given."""
     if isinstance(given, str):
         return [given]
     if isinstance(given[0], int):
@@ -55,7 +55,7 @@ def listed(given: str | list[str] | list[int] | list[list[int]]) -> list[str] | 
 
 
 def check_ids(param: str, ids: Iterable[int], vocabulary: int) -> None:
-    """Raise BadRequestError if an id is outside a vocabulary of this many tokens."""
+    """Raise BadRequestError if an id is not below `vocabulary`, the number of tokens."""
     largest = max(ids, default=-1)
     if largest >= vocabulary:
         text = f"the model has no token {largest}; its ids end at {vocabulary - 1}"

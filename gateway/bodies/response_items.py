@@ -1,7 +1,7 @@
-"""The items of a response's input, and their translation into turns of a chat. Pure.
+"""The items of a response's input, and their translation into messages of a chat. Pure.
 
-The reasoning, text and calls of one answer belong to one turn, however many items they are. So
-consecutive items of the assistant become one message.
+The reasoning, text and calls of one answer are separate items, but belong to one message of a chat.
+So consecutive items of the assistant become one message.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,7 +26,7 @@ _CallId = Annotated[str, Field(min_length=1, max_length=512)]
 
 
 class _Item(BaseModel):
-    """An item that clients or SDKs send back as they received it. Further fields are ignored."""
+    """An item that clients or SDKs send back as they received it. Unknown fields are ignored."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -46,14 +46,14 @@ class OutputText(_Item):
 
 
 class RefusalText(_Item):
-    """The model's text of a refusal."""
+    """A text in which the model refused to answer."""
 
     type: Literal["refusal"]
     refusal: Text
 
     @property
     def text(self) -> str:
-        """The refusal, under the name that other pieces use."""
+        """The refusal, under the name that the other kinds of pieces have."""
         return self.refusal
 
 
@@ -65,7 +65,7 @@ class ReasoningText(_Item):
 
 
 class SummaryText(_Item):
-    """A summary of reasoning, which no prompt contains."""
+    """A summary of reasoning. Prompts omit it."""
 
     type: Literal["summary_text"]
     text: Text
@@ -77,7 +77,7 @@ _Results = Annotated[list[InputText], Field(fail_fast=True, max_length=PARTS_MAX
 
 
 class _NamedItem(_Item):
-    """An item with its id, which is set if the item has been sent to a client before."""
+    """An item that may have an id. The server has set the id when it sent the item to a client."""
 
     id: ShortText | None = None
 
@@ -135,7 +135,7 @@ class ReasoningItem(_NamedItem):
 
 
 class CompactionItem(_NamedItem):
-    """An item that replaces all items before it, encrypted by `CompactionSeals`."""
+    """An item that replaces all items before it. `CompactionSeals` has encrypted its content."""
 
     type: Literal["compaction"]
     encrypted_content: Text
@@ -178,7 +178,7 @@ _ITEMS: TypeAdapter[list[InputItem]] = TypeAdapter(InputItems)
 
 @dataclass(slots=True)
 class _Turn:
-    """The assistant's output in one turn so far. A field is None until an item sets it."""
+    """The message of the assistant that is being joined. A field is None until an item sets it."""
 
     content: str | None = None
     reasoning: str | None = None
@@ -189,7 +189,7 @@ class _Turn:
         return self.content is None and self.reasoning is None and not self.calls
 
     def takes(self, item: MessageItem | CallItem | ReasoningItem) -> bool:
-        """Return whether an item can join this turn, whose calls follow at most one message."""
+        """Return whether an item can join this message, which has one text and then only calls."""
         return isinstance(item, CallItem) or self.content is None or bool(self.calls)
 
     def add(self, item: MessageItem | CallItem | ReasoningItem) -> None:
@@ -211,23 +211,23 @@ class _Turn:
 
 
 class ItemTurns:
-    """Joins items into turns, or raises BadRequestError if their order is not valid.
+    """Joins items into messages of a chat, or raises BadRequestError if their order is invalid.
 
     Attributes:
-        messages: The turns that are complete.
+        messages: The messages that are complete.
     """
 
     def __init__(self, param: str = "input") -> None:
-        """Begin without items. `param` is the body's field that contains the items."""
+        """Begin without items. `param` is the body's field that contains the items, for errors."""
         self._param = param
         self.messages: list[Message] = []
         self._turn = _Turn()
-        # Number of each item that is a call without a result, by call id.
+        # Index of the item of each call that has no result yet, by call id.
         self._open: dict[str, int] = {}
         self._with_output: set[str] = set()
 
     def copy(self) -> "ItemTurns":
-        """Return an independent copy, to which further items can be added."""
+        """Return an independent copy, to which other items can be added."""
         made = ItemTurns(self._param)
         made.messages = [*self.messages]
         made._turn = replace(self._turn, calls=[*self._turn.calls])
@@ -235,7 +235,7 @@ class ItemTurns:
         return made
 
     def take(self, items: Sequence[InputItem], start: int) -> None:
-        """Add items, numbered from `start` on. Items of earlier turns have numbers below 0."""
+        """Add items, with indices from `start` on. Items of earlier turns have negative indices."""
         ran = {
             it.approval_request_id: it
             for it in items
@@ -285,7 +285,7 @@ class ItemTurns:
         )
 
     def end_turn(self) -> None:
-        """End the turn, in which each call must have a result."""
+        """End the assistant's message, or raise BadRequestError if a call has no result."""
         if self._open:
             raise self._missing_output()
         self._close_turn()
@@ -318,13 +318,13 @@ def messages_of(
     param: str = "input",
     begun: ItemTurns | None = None,
 ) -> list[Message]:
-    """Return the turns of a chat that are equivalent to the items.
+    """Return the messages of a chat that are equivalent to the items.
 
     Args:
         items: Items in the order of the conversation.
         before: Items of earlier turns, which `items` continue.
         param: Name of the body's field for `items`.
-        begun: The turns that are equivalent to `before`, or None to compute them here.
+        begun: The joined items of `before`, or None to join them here.
 
     Raises:
         BadRequestError: A call has no output, an output has no call, or ids are not unique.
@@ -340,7 +340,7 @@ def messages_of(
 
 
 def _answers_earlier(items: Sequence[InputItem]) -> bool:
-    """Return whether items contain a call whose approval request is in an earlier turn."""
+    """Return whether an item is an executed call that was approved in an earlier turn."""
     answered = {it.approval_request_id for it in items if isinstance(it, ApprovalResponseItem)}
     return any(
         isinstance(it, ServerCallItem) and it.approval_request_id not in {None, *answered}
@@ -349,13 +349,14 @@ def _answers_earlier(items: Sequence[InputItem]) -> bool:
 
 
 def _plain(item: InputItem, ran: Mapping[str, ServerCallItem]) -> Iterator[PlainItem]:
-    """Yield the calls, results and messages of an item.
+    """Yield the items without approvals that an item stands for.
 
-    The result of an approved call is yielded for its approval, so that it follows the call.
+    The result of an approved call is yielded at the place of the approval, so that the result
+    follows the call.
 
     Args:
         item: The item.
-        ran: Executed calls, by id of their approval request.
+        ran: Executed calls, by the ids of their approval requests.
     """
     assert not isinstance(item, CompactionItem), "it was opened"
     match item:
@@ -387,7 +388,7 @@ def _server_call(item: ServerCallItem | ApprovalRequestItem) -> CallItem:
 
 
 def _result(call_id: str, item: ServerCallItem | None) -> ResultItem:
-    """Return the result of a server tool's call for the model, empty before the call."""
+    """Return a server tool's result for the model, which is empty if the call has not yet run."""
     if item is None:
         text = ""
     elif item.failure is not None:
@@ -400,7 +401,7 @@ def _result(call_id: str, item: ServerCallItem | None) -> ResultItem:
 def open_approvals(
     before: Sequence[InputItem], items: Sequence[InputItem], param: str = "input"
 ) -> list[tuple[ApprovalRequestItem, ApprovalResponseItem]]:
-    """Return the approval requests that this turn answers, and whose calls have not run.
+    """Return the calls to run: those that this turn approves and that have not run yet.
 
     Raises:
         BadRequestError: An answer has no approval request, or its request has been answered before.
@@ -428,7 +429,7 @@ def open_approvals(
 
 
 def read_items(kept: Any) -> list[InputItem]:
-    """Return items that `stored_items` has written."""
+    """Return the items from the form in which `stored_items` has returned them."""
     return _ITEMS.validate_python(kept)
 
 

@@ -1,6 +1,7 @@
-"""The body of a response, which refuses any field without effect by a 400. Pure.
+"""The body of the Responses API, and its translation into a chat completion. Pure.
 
-A response maps to a chat completion, whose fields `chat_fields` returns.
+A field that would have no effect here is refused with status 400. `chat_fields` returns all fields
+of the equivalent chat completion except the messages.
 """
 
 from collections.abc import Mapping, Sequence
@@ -64,7 +65,7 @@ _INCLUDES_ELSEWHERE = (
 
 
 class SchemaFormat(Strict):
-    """Format of an answer whose JSON must match a schema. See `JsonSchema`."""
+    """Format of an answer that is JSON and matches a schema. See `JsonSchema` for the fields."""
 
     type: Literal["json_schema"]
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
@@ -74,7 +75,7 @@ class SchemaFormat(Strict):
 
 
 class TextConfig(Strict):
-    """The form of the answer's text."""
+    """Format and verbosity of the answer's text."""
 
     format: Annotated[
         TextFormat | JsonObjectFormat | SchemaFormat | None, Field(discriminator="type")
@@ -83,7 +84,7 @@ class TextConfig(Strict):
 
 
 class ReasoningConfig(Strict):
-    """The effort of reasoning. The answer contains the whole reasoning as an item."""
+    """The effort of reasoning. The answer contains the reasoning in full, as a separate item."""
 
     effort: Effort | None = None
     summary: Annotated[
@@ -129,7 +130,7 @@ ResponseTool = Annotated[
 
 
 class ChosenFunction(Strict):
-    """A function that must be called once. As part of a list, the function may be called."""
+    """A function that must be called once. Within `AllowedFunctions`, it may be called."""
 
     type: Annotated[
         Literal["function"], Elsewhere(*_TOOLS_ELSEWHERE, "mcp", instead="name a function")
@@ -138,7 +139,7 @@ class ChosenFunction(Strict):
 
 
 class AllowedFunctions(Strict):
-    """A part of the tools. Only they may be called (auto), or one of them must be (required)."""
+    """The functions that may be called (mode auto), or of which one must be called (required)."""
 
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"] = "auto"
@@ -154,7 +155,7 @@ class ConversationName(Strict):
 
 
 def _choice_form(value: Any) -> str:
-    """Return the form of a choice, named so that no tag of the union equals a field's name."""
+    """Return a choice's form as a tag of the union, different from the names of all fields."""
     if not isinstance(value, dict):
         return "a word"
     kind: object = value.get("type")  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
@@ -177,13 +178,13 @@ ServiceTier = Literal["auto", "default", "flex", "scale", "priority", "fast"]
 
 
 class ResponsesStreamOptions(Strict):
-    """Parts of a stream besides events."""
+    """Options of a stream, which may only have their neutral values."""
 
     include_obfuscation: Annotated[Any, Only(False)] = None
 
 
 class ResponseRequest(Body):
-    """A response to be generated. A field of null counts as absent."""
+    """A response to be generated. A field whose value is null counts as absent."""
 
     model: ModelName
     input: Text | InputItems | None = None
@@ -223,7 +224,7 @@ class ResponseRequest(Body):
         Only({}, {"mode": "implicit"}, {"ttl": "30m"}, {"mode": "implicit", "ttl": "30m"}),
     ] = None
     prompt_cache_retention: Annotated[Any, Only("in_memory")] = None
-    # Extensions of the API, equal to those of chat completions.
+    # Extensions of OpenAI's API, with the same meaning as in chat completions.
     seed: Annotated[Integer, Field(ge=-(1 << 63), le=(1 << 64) - 1)] | None = None
     top_k: Annotated[Integer, Field(ge=-1, le=1 << 20)] | None = None
     min_p: Share | None = None
@@ -236,13 +237,13 @@ class ResponseRequest(Body):
 
     @property
     def conversation_id(self) -> str | None:
-        """The conversation that the response belongs to."""
+        """Id of the conversation that the response belongs to, or None."""
         name = self.conversation
         return name.id if isinstance(name, ConversationName) else name
 
     @property
     def items(self) -> Sequence[InputItem]:
-        """The input as items."""
+        """The input as a list of items, even if it is one text."""
         return _items_of(self.input)
 
     @property
@@ -258,7 +259,7 @@ class ResponseRequest(Body):
 
     @property
     def server_functions(self) -> Mapping[str, str]:
-        """The names of functions that run on the server, by the body's fields that name them."""
+        """The names of functions that run on the server, by the body's fields with the names."""
         return {
             f"tools[{index}]": it.name
             for index, it in enumerate(self.tools or ())
@@ -267,7 +268,7 @@ class ResponseRequest(Body):
 
     @property
     def servers(self) -> Mapping[str, McpServerTool]:
-        """The MCP servers, by the body's fields that name them."""
+        """The MCP servers, by the body's fields that describe them."""
         return {
             f"tools[{index}]": it
             for index, it in enumerate(self.tools or ())
@@ -329,7 +330,7 @@ class ResponseRequest(Body):
 
 
 class InputTokensRequest(ResponseRequest):
-    """A response whose input tokens are to be counted."""
+    """A response whose input tokens are counted instead of answered."""
 
 
 class CompactRequest(Body):
@@ -352,7 +353,7 @@ class CompactRequest(Body):
 
     @property
     def items(self) -> Sequence[InputItem]:
-        """The input as items."""
+        """The input as a list of items, even if it is one text."""
         return _items_of(self.input)
 
     def check(self) -> None:
@@ -413,7 +414,7 @@ def _response_format(text: TextConfig) -> ResponseFormat | None:
 
 
 def echo_of(request: ResponseRequest) -> Mapping[str, object]:
-    """Return the fields of the request that every answer repeats."""
+    """Return the request's fields in the form in which each answer repeats them."""
     text, reasoning = request.text or TextConfig(), request.reasoning or ReasoningConfig()
     form = {"type": "text"} if text.format is None else _format_fields(text.format)
     told_text: dict[str, object] = {"format": form}

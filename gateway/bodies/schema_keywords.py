@@ -1,6 +1,6 @@
-"""The parts of a JSON schema that no grammar can enforce, and a schema without them. Pure.
+"""Separates the keywords of a JSON schema that no grammar can enforce from the others. Pure.
 
-The list follows the engine's compiler, llguidance. A test compiles each keyword.
+The list of keywords matches the engine's compiler, llguidance. A test compiles each keyword.
 """
 
 from collections.abc import Iterable
@@ -25,7 +25,7 @@ _CONSTANTS = frozenset({"const", "enum", "default", "examples"})
 
 
 def enforceable(schema: Any) -> tuple[Any, frozenset[str]]:
-    """Return the part of a schema that a grammar can enforce, and the keywords left out.
+    """Return a schema without keywords that no grammar can enforce, and the removed keywords.
 
     Args:
         schema: A schema whose depth `guides.schema_text` has checked.
@@ -35,7 +35,7 @@ def enforceable(schema: Any) -> tuple[Any, frozenset[str]]:
 
 
 def left_out(schemas: Iterable[Any]) -> frozenset[str]:
-    """Return the keywords of several schemas that no grammar can enforce."""
+    """Return all keywords of these schemas that no grammar can enforce."""
     return frozenset[str]().union(*(enforceable(schema)[1] for schema in schemas))
 
 

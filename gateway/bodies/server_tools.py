@@ -1,4 +1,4 @@
-"""MCP servers of a request, with the tools that may be called and their approval. Pure."""
+"""The MCP servers of a request, with the calls that are allowed or need approval. Pure."""
 
 from typing import Annotated, Any, Literal
 
@@ -15,21 +15,21 @@ _HeaderText = Annotated[str, Field(pattern=r"^[\x20-\x7e]{0,8192}$")]
 
 
 class McpToolFilter(Strict):
-    """Tools of a server, by their names."""
+    """Some tools of a server, by their names."""
 
     tool_names: _ToolNames
     read_only: Annotated[Any, Only()] = None
 
 
 class McpApprovalFilter(Strict):
-    """Tools whose calls need approval, and tools whose calls need none."""
+    """Names of the tools whose calls always need approval, and of those whose calls never do."""
 
     always: McpToolFilter | None = None
     never: McpToolFilter | None = None
 
 
 class McpServerTool(Strict):
-    """An MCP server, named by its label at the tenant or by its address."""
+    """An MCP server, by the label under which the tenant registered it, or by its address."""
 
     type: Literal["mcp"]
     server_label: FunctionName
@@ -48,7 +48,7 @@ class McpServerTool(Strict):
         return names is None or name in names
 
     def needs_approval(self, name: str, *, default: bool) -> bool:
-        """Return whether a call of a tool needs approval. `default` applies to unnamed tools."""
+        """Return whether a tool's calls need approval, or `default` if the request sets nothing."""
         wanted = self.require_approval
         if not isinstance(wanted, McpApprovalFilter):
             return default if wanted is None else wanted == "always"
@@ -57,7 +57,7 @@ class McpServerTool(Strict):
         return wanted.always is None or name in wanted.always.tool_names or default
 
     def public_fields(self) -> dict[str, Any]:
-        """Return the fields that answers repeat, without any secret."""
+        """Return the fields that answers repeat, which exclude all secrets."""
         allowed = self.allowed_tools
         wanted = self.require_approval
         return {

@@ -1,4 +1,4 @@
-"""Messages of a WebSocket, each of which requests a response. Pure."""
+"""Messages that clients send on a WebSocket, each of which requests a response. Pure."""
 
 from typing import Annotated, Any, Literal
 
@@ -28,20 +28,20 @@ class CreateMessage(ResponseRequest):
 
     @classmethod
     def translated(cls, document: dict[str, Any]) -> dict[str, Any]:
-        """Refuse a message of another type for its type, rather than for its fields."""
+        """Refuse a message of another type because of its type, before its fields are validated."""
         if document.get("type") != CREATE:
             raise bad_value("type", _OTHERS)
         return document
 
 
 def read_message(message: bytes) -> CreateMessage:
-    """Return the request in a message, or raise BadRequestError."""
+    """Return the request in a message, or raise BadRequestError if it is not valid."""
     wanted = parse(CreateMessage, message)
     return wanted.model_copy(update={"stream": True, "stream_options": None})
 
 
 def stream_of(message: bytes) -> str | None:
-    """Return the stream named by a message that could not be parsed, or None without one."""
+    """Return the stream that an invalid message names, so that the error names it, or None."""
     try:
         document = orjson.loads(message)
     except orjson.JSONDecodeError:
@@ -51,5 +51,5 @@ def stream_of(message: bytes) -> str | None:
 
 
 def no_text() -> BadRequestError:
-    """Return the error for a binary message."""
+    """Return the error for a binary WebSocket message."""
     return BadRequestError(ErrorCode.INVALID_REQUEST, f"Send messages as text: {_OTHERS}.")

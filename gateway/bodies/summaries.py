@@ -1,4 +1,4 @@
-"""Summaries that replace earlier messages. Defines when they are written, and their text. Pure."""
+"""Summaries that replace earlier messages: the condition for writing them, and their text. Pure."""
 
 from typing import Annotated, Literal
 
@@ -7,7 +7,7 @@ from pydantic import Field
 from gateway.bodies.fields import Integer, ModelName
 from gateway.bodies.parsing import Strict
 
-# The prompt is fixed, so that all summaries have the same kinds of content.
+# The prompt for a summary is fixed, so that all summaries have the same kinds of content.
 SUMMARY_PROMPT = (
     "Summarise our conversation so far for a reader who goes on with it and sees nothing else."
     " Keep the goal, decisions, facts, names, numbers, open questions, and the results of calls."
@@ -18,7 +18,7 @@ _OPENING = "Summary of our conversation so far:\n"
 
 
 class CompactionPolicy(Strict):
-    """Condition for a summary, which is a number of prompt tokens, and the model that writes it."""
+    """The number of prompt tokens above which a summary is written, and the model for it."""
 
     type: Literal["compaction"]
     compact_threshold: Annotated[Integer, Field(ge=1, le=1 << 30)] | None = None
@@ -29,5 +29,5 @@ ContextManagement = Annotated[list[CompactionPolicy], Field(fail_fast=True, max_
 
 
 def behind_summary(summary: str, said: str = "") -> str:
-    """Return the text of a user message that begins with the summary of all earlier messages."""
+    """Return a user message's text, which begins with the summary of all earlier messages."""
     return f"{_OPENING}{summary}\n\n{said}" if said else f"{_OPENING}{summary}"

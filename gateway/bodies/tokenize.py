@@ -23,8 +23,8 @@ class TokenizeRequest(Body):
     """A text, or a chat that the model's template renders, to be turned into token ids.
 
     Attributes:
-        add_special_tokens: Whether the tokenizer adds to a text the same tokens as to a prompt. The
-            default is yes. A template writes its special tokens itself.
+        add_special_tokens: Whether the tokenizer adds special tokens to a text, as it does to a
+            prompt. The default is yes. A chat has only the special tokens of its template.
     """
 
     model: ModelName
@@ -72,15 +72,15 @@ class DetokenizeRequest(Body):
     tokens: Ids
 
     def check_vocabulary(self, size: int) -> None:
-        """Refuse token ids outside a vocabulary of `size` tokens, by a BadRequestError."""
+        """Raise BadRequestError if a token id is not below `size`, the number of tokens."""
         check_ids("tokens", self.tokens, size)
 
 
 def parse_tokenize_request(body: bytes) -> TokenizeRequest:
-    """Return the request in `body`, or raise a BadRequestError that names the mistake."""
+    """Return the request in `body`, or raise BadRequestError with the name of the wrong field."""
     return parse(TokenizeRequest, body)
 
 
 def parse_detokenize_request(body: bytes) -> DetokenizeRequest:
-    """Return the request in `body`, or raise a BadRequestError that names the mistake."""
+    """Return the request in `body`, or raise BadRequestError with the name of the wrong field."""
     return parse(DetokenizeRequest, body)

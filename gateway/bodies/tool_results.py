@@ -1,4 +1,4 @@
-"""Results of tools in the form for the model, bounded and marked as untrusted data. Pure."""
+"""Text of tool results for the model, bounded in size and marked as untrusted data. Pure."""
 
 import re
 
@@ -9,12 +9,12 @@ NAME_CHARACTERS_MAX = 64
 
 
 def function_name(name: str) -> str:
-    """Return a tool's name, reduced to the characters that functions may have."""
+    """Return a tool's name, reduced to the characters that a function's name may have."""
     return _FORBIDDEN.sub("_", name)[:NAME_CHARACTERS_MAX]
 
 
 def bounded(text: str, bytes_max: int) -> str:
-    """Return a text cut to this many bytes, with a note if it was cut."""
+    """Return a text of at most `bytes_max` bytes, with an appended note if it was cut."""
     data = text.encode(errors="replace")
     if len(data) <= bytes_max:
         return data.decode()
@@ -23,7 +23,7 @@ def bounded(text: str, bytes_max: int) -> str:
 
 
 def marked(name: str, text: str) -> str:
-    """Return a tool's output in the form for the model."""
+    """Return a tool's output behind a line that marks it as data."""
     return _MARK.format(name=name) + text
 
 

@@ -1,7 +1,7 @@
 """Chooses the turns of a chat to leave out if the context is too small for all of them. Pure.
 
 A turn begins with a user's message and includes all following answers, calls and results. So a call
-is never separated from its result. Instructions belong to no turn.
+is never separated from its result. Instructions belong to no turn and are never left out.
 """
 
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from gateway.bodies.messages import Message
 
 INSTRUCTIONS = frozenset({"system", "developer"})
-# Reciprocal of the context's share that is reserved for an answer if the request sets no bound.
+# If the request sets no bound, the context divided by this number is reserved for the answer.
 _ROOM_PARTS = 8
 
 
@@ -25,7 +25,7 @@ def last_turn_of(messages: Sequence[Message]) -> int:
 
 
 def without_oldest(messages: Sequence[Message], turns: int) -> list[Message]:
-    """Return messages without this many of the oldest turns. Instructions are never dropped."""
+    """Return messages without the given number of the oldest turns. All instructions stay."""
     starts = _starts(messages)
     kept_from = starts[turns] if turns < len(starts) else len(messages)
     dropped_from = starts[0] if starts else len(messages)
@@ -37,13 +37,13 @@ def without_oldest(messages: Sequence[Message], turns: int) -> list[Message]:
 
 
 def prompt_room(context_tokens_max: int, output_tokens_max: int | None) -> int:
-    """Return the maximum number of prompt tokens that leaves enough context for an answer."""
+    """Return the number of prompt tokens that still leaves enough context for an answer."""
     answer = output_tokens_max or context_tokens_max // _ROOM_PARTS
     return max(0, context_tokens_max - max(1, answer))
 
 
 def _starts(messages: Sequence[Message]) -> list[int]:
-    """Return the indices at which turns begin. Consecutive user messages begin one turn."""
+    """Return the index of each turn's first message. Consecutive user messages begin one turn."""
     starts, is_behind_user = list[int](), False
     for index, message in enumerate(messages):
         if message.role == "user" and not is_behind_user:

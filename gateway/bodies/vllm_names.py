@@ -1,6 +1,6 @@
 """Translates field names of vLLM's server into the names of this API. Pure.
 
-Clients that change their base URL send the same bodies as before. `GenerationFields` refuses names
+Clients that switch from vLLM need to change only their base URL. `GenerationFields` refuses names
 without an equivalent. docs/coming-from.md lists both kinds of names.
 """
 
@@ -21,10 +21,10 @@ _NAMES = _GUIDES.keys() | {"structured_outputs"}
 
 
 def translated(body: dict[str, Any]) -> dict[str, Any]:
-    """Return a body with the names of this API, or the same body if it needs no change.
+    """Return a body with the names of this API, or the same object if it needs no change.
 
     Raises:
-        BadRequestError: Two names set the same field, or the value of a name is not served.
+        BadRequestError: Two names set the same field, or a value is not supported here.
     """
     if _NAMES.isdisjoint(body):
         return body
@@ -53,7 +53,7 @@ def _structured_outputs(outputs: object) -> dict[str, tuple[str, object]]:
 
 
 def _guide(param: str, kind: str, value: object) -> tuple[str, object]:
-    """Return this API's name and value for a guide of vLLM."""
+    """Return this API's field name and value for vLLM's form of a guide."""
     match kind:
         case "regex" | "choice" | "grammar":
             return kind, value
