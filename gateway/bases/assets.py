@@ -52,19 +52,19 @@ from gateway.text.detokenizer import TokenTable, token_table
 from gateway.text.packed_prompt import PackedPrompt
 from sluice.hashing import chained_hashes, shared_blocks
 
-# Maximum number of characters that are encoded in the event loop. Rendering and encoding need about
-# 1 ms per 10 KB, so larger prompts would delay other streams.
+# Maximum number of characters of a prompt that is rendered and encoded in the event loop, at about
+# 1 ms per 10 KB. Larger prompts would delay other streams.
 _INLINE_CHARACTERS_MAX = 16 << 10
-_CHARACTERS_PER_MESSAGE = 256  # fixed cost of rendering a message, in characters
+_CHARACTERS_PER_MESSAGE = 256  # a message's fixed cost of rendering, expressed in characters
 # Maximum number of tokens hashed in the event loop, at 30 ms per million tokens.
 _INLINE_TOKENS_MAX = 8 << 10
 _INLINE_CPU_S = 0.003
-_FORM = 1  # version of stored prompts, which increases if rendering or tokenizing changes
+_FORM = 1  # version of stored prompts, which changes with rendering or tokenizing
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingDefaults:
-    """Sampling values that the base's authors recommend as defaults. `top_k` 0 sets no limit."""
+    """Sampling values that the base's authors recommend. A `top_k` of 0 sets no limit."""
 
     temperature: float
     top_p: float
@@ -76,11 +76,12 @@ class EncodedPrompt(NamedTuple):
 
     Attributes:
         ids: Token ids, in an array because a list would use nine times the memory.
-        is_reasoning: Whether the prompt ends in an open block of reasoning, which the answer
-            continues.
+        is_reasoning: Whether the prompt's text opens a block of reasoning, so that the answer
+            begins with reasoning.
         packed: Protobuf encoding of a long prompt's ids, computed in a thread.
-        dropped_turns: Number of oldest turns that were dropped to fit the context.
-        pinned_blocks: Number of leading full blocks that a warm prompt shares.
+        dropped_turns: Number of the chat's oldest turns that were dropped to fit the context.
+        pinned_blocks: Number of leading full blocks that the prompt shares with a warm prompt.
+            Replicas keep these blocks cached.
         record: Part of the prompt that the turn stores (see `PromptTrail`), or empty if none.
     """
 
@@ -93,16 +94,16 @@ class EncodedPrompt(NamedTuple):
     record: bytes = b""
 
     def pinned_as(self, start: "EncodedPrompt") -> "EncodedPrompt":
-        """Return the prompt with those leading blocks pinned that it shares with a warm prompt."""
+        """Return the prompt, with the leading blocks pinned that a warm prompt has too."""
         return self._replace(pinned_blocks=shared_blocks(self.block_hashes, start.block_hashes))
 
 
 class _ContextBound(NamedTuple):
-    """The bound on a prompt's characters.
+    """The bound on a prompt's number of characters.
 
     Attributes:
         characters_per_token: Maximum number of characters in one token, or 0 for no bound.
-        context_tokens: Context of the model, or 0 if not known.
+        context_tokens: Context of the model, in tokens, or 0 if it is not specified.
         param: Name of the body's field for the prompt.
     """
 
@@ -120,8 +121,8 @@ class BaseAssets:
     """Tokenizer, template and defaults of one base.
 
     Attributes:
-        template: Template for requests without tools.
-        calling_template: Template for requests with tools. In most bases it equals `template`.
+        template: Chat template for requests without tools.
+        calling_template: Chat template for requests with tools. Most bases use `template` for them.
         table: Text of each token, which is empty for special tokens.
         dialect: The base's syntax of tool calls and reasoning.
         characters_per_token_max: Maximum number of characters in one token, or 0 for no bound.
@@ -149,18 +150,18 @@ class BaseAssets:
         self._spans.forget_idle()
 
     def heeds_effort(self, effort: str) -> bool:
-        """Return whether the base's template supports a reasoning effort.
+        """Return whether a reasoning effort changes the prompt of the base's template.
 
-        A base without reasoning supports `none`.
+        The effort `none` is also supported by a base that never reasons.
         """
         never = self.dialect.reasoning is ReasoningForm.NONE
         return self.template.heeds_effort or (never and effort == "none")
 
     def table_for(self, *, tools: bool) -> TokenTable:
-        """Return the token table for parsed answers, in which the dialect's marks have a text.
+        """Return the token table for an answer that is parsed, with a text for the dialect's marks.
 
         Args:
-            tools: Whether tool calls are parsed, besides reasoning.
+            tools: Whether tool calls are parsed too, and not only reasoning.
         """
         return self._tools_table if tools else self._reasoning_table
 
@@ -183,13 +184,13 @@ class BaseAssets:
             messages: The conversation.
             tools: Tools in the prompt.
             cache_root: Root of the chain of block hashes.
-            owner: Owner of the prompt. The threads serve owners in turn.
-            session: The owner's session, in which each prompt extends the previous prompt, or empty
-                without a session.
+            owner: Tenant that the prompt belongs to. The threads alternate between owners.
+            session: The owner's session, or empty without a session. Each prompt of a session
+                extends the previous prompt.
             options: Options for the template, e.g. `enable_thinking`.
-            context_tokens_max: Context of the model, in tokens, or 0 for no check here.
+            context_tokens_max: Context of the model, in tokens, or 0 to check no bound here.
             param: Name of the body's field for the conversation.
-            trail: Prompt that earlier turns have stored, or None if this turn stores nothing.
+            trail: Prompt that earlier turns have stored, or None if this turn stores no prompt.
 
         Raises:
             BadRequestError: CONTEXT_LENGTH_EXCEEDED if a text has too many characters.
@@ -214,9 +215,8 @@ class BaseAssets:
         Args:
             text: The whole prompt, which may contain special tokens.
             cache_root: Root of the chain of block hashes.
-            owner: Owner of the prompt, see `encode_chat`.
-            add_special_tokens: Whether the tokenizer adds special tokens, e.g. one for a text's
-                begin.
+            owner: Owner of the prompt, as in `encode_chat`.
+            add_special_tokens: Whether the tokenizer adds special tokens, e.g. one before the text.
         """
         if len(text) <= _INLINE_CHARACTERS_MAX:
             return finished(self._encode_text(text, cache_root, add_special_tokens, None))
@@ -226,17 +226,17 @@ class BaseAssets:
     async def hash_ids(
         self, ids: Sequence[int], cache_root: bytes, *, owner: str = ""
     ) -> EncodedPrompt:
-        """Return a prompt of token ids with block hashes. For `owner` see `encode_chat`."""
+        """Return a prompt of token ids with its block hashes. `owner` is that of `encode_chat`."""
         if len(ids) <= _INLINE_TOKENS_MAX:
             return self._with_hashes(ids, cache_root)
         return await self._in_thread(owner, self._hashing(ids, cache_root))
 
     def require_fit(self, characters: int, context_tokens_max: int, param: str) -> None:
-        """Refuse a text that has more characters than the tokens of a whole context.
+        """Refuse a text with more characters than the tokens of the whole context can have.
 
         Args:
-            characters: Characters of the text.
-            context_tokens_max: Context of the model, in tokens, or 0 if not known.
+            characters: Number of characters of the text.
+            context_tokens_max: Context of the model, in tokens, or 0 if it is not specified.
             param: Name of the body's field for the text.
 
         Raises:
@@ -341,7 +341,7 @@ class BaseAssets:
         return EncodedPrompt(kept, hashes, is_reasoning, PackedPrompt(packed))
 
     def _hashing(self, ids: Sequence[int], cache_root: bytes) -> Steps[EncodedPrompt]:
-        """Hash a prompt of token ids, in one step."""
+        """Hash a prompt of token ids, in one step for `PromptThreads`."""
         yield from ()
         return self._with_hashes(ids, cache_root)
 
@@ -352,7 +352,7 @@ def _without_hashes(tokens: PromptTokens, *, is_reasoning: bool) -> EncodedPromp
 
 
 def _size(messages: Sequence[Message], tools: Sequence[Tool]) -> int:
-    """Return an estimate of the work of rendering and encoding a chat, in characters."""
+    """Return an estimate of the work to render and encode a chat, in characters of text."""
     size = _CHARACTERS_PER_MESSAGE * (len(messages) + len(tools))
     for message in messages:
         size += len(message.text())
@@ -415,7 +415,7 @@ def load_base(directory: Path, threads: PromptThreads | None = None) -> BaseAsse
 
 
 def _fingerprint(directory: Path, sources: Sequence[str], config: Mapping[str, object]) -> bytes:
-    """Return a digest of template, tokenizer and library, which together determine token ids."""
+    """Return a digest of template, tokenizer and library, because they determine token ids."""
     digest = hashlib.blake2b(digest_size=16)
     tokenizer = (directory / "tokenizer.json").read_bytes()
     written = orjson.dumps([_FORM, version("tokenizers"), *sources, config])

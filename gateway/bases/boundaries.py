@@ -1,7 +1,8 @@
 """Finds positions at which a text can be cut without changing its tokens.
 
-A pre-tokenizer without look-behind recognizes, from the beginning of a word on, the same words with
-or without the text before that word. Tokenizing a text yields its words.
+A pre-tokenizer splits a text into words. Unless it looks behind, it recognizes the same words after
+a word's beginning, with or without the text before. So a text can be cut before a word. The words
+are a result of tokenizing the text.
 """
 
 import json
@@ -16,12 +17,12 @@ from typing import Any
 
 from tokenizers import AddedToken, Encoding, Tokenizer
 
-# Number of characters after a cut that the tokenizer needs, because they may change where the last
-# words end.
+# Number of characters after a cut that the tokenizer must read, because they may change where the
+# words before the cut end.
 _MARGIN_CHARACTERS = 256
-# Maximum number of tokens in a usual word.
+# Number of tokens of a usual word, by which the search for a word's beginning steps back.
 _WORD_TOKENS = 64
-# Parts of a regular expression that depend on the text before a match.
+# Matches parts of a regular expression whose matches depend on the text before them.
 _LOOKS_BACK = re.compile(r"\(\?<[=!]|\\[bBAGzZ]|(?<![\[\\])[\^$]")
 # Normalizers that change only single characters, or a character together with its accents.
 _LOCAL = frozenset({"NFC", "NFD", "NFKC", "NFKD", "Lowercase", "StripAccents", "BertNormalizer"})
@@ -30,7 +31,7 @@ _JAMO = ((0x1160, 0x11FF), (0xD7B0, 0xD7FF))
 
 
 class _Cuts(Enum):
-    """The words before which a text may be cut."""
+    """The words of a tokenizer before which a text may be cut."""
 
     NOWHERE = 0
     BLANKS = 1
@@ -41,7 +42,7 @@ class Boundaries:
     """Finds boundaries for one tokenizer. Safe for concurrent threads."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        """Prepare for a tokenizer that must not change afterwards."""
+        """Analyse a tokenizer, which must not change afterwards."""
         described = json.loads(tokenizer.to_str())
         self._cuts = _cuts(described)
         self._bare = _bare(tokenizer) if self.exist else tokenizer
@@ -50,22 +51,23 @@ class Boundaries:
 
     @property
     def exist(self) -> bool:
-        """Whether texts of this tokenizer may be cut anywhere."""
+        """Whether texts of this tokenizer can be cut at all."""
         return self._cuts is not _Cuts.NOWHERE
 
     def first_words(self, part: str) -> "tuple[array[int], int]":
-        """Return the tokens of all words but the last words, and the index of their end.
+        """Return the tokens of a text's first words, and the index of the character after them.
 
-        The index is 0 if the text cannot be cut.
+        The last words are left out, because further text may change them. The index is 0 if the
+        text cannot be cut.
 
         Args:
-            part: A text that begins at a boundary and continues after its end.
+            part: A text that begins at a boundary and continues beyond its end.
         """
         (encoding,) = self._bare.encode_batch([part], add_special_tokens=False)
         for index in _word_starts(encoding, len(part) - _MARGIN_CHARACTERS):
             start, end = _start(encoding, index), _end(encoding, index - 1)
             if self._cuts is _Cuts.BLANKS and end < start:
-                # Blanks belong to no word, but the last blank is not cut from the following word.
+                # Blanks belong to no word. The last blank before a word stays with that word.
                 start -= 1
             if end <= start and self._is_cut(part, start):
                 return array("I", encoding.ids[:index]), start
@@ -80,11 +82,11 @@ class Boundaries:
 
 
 def _word_starts(encoding: Encoding, start_max: int) -> Iterator[int]:
-    """Yield the first token of each word but the first word, from the last word backwards.
+    """Yield the index of each word's first token, except the first word's, in reverse order.
 
     Args:
         encoding: Tokens of a text.
-        start_max: Highest index in the text at which a word may start.
+        start_max: Highest index of a character at which a word may start.
     """
     places, word_of = range(len(encoding)), partial(_word, encoding)
     index = bisect_right(places, start_max, key=lambda it: _start(encoding, it)) - 1
@@ -116,7 +118,7 @@ def _end(encoding: Encoding, index: int) -> int:
 
 
 def _begins_alone(character: str) -> bool:
-    """Return whether no normalizer joins a character with the character before it."""
+    """Return whether no normalizer combines a character with the preceding character."""
     code = ord(character)
     if any(first <= code <= last for first, last in _JAMO):
         return False
@@ -125,7 +127,7 @@ def _begins_alone(character: str) -> bool:
 
 
 def _bare(tokenizer: Tokenizer) -> Tokenizer:
-    """Return a tokenizer that reports exact offsets, since some post-processors trim offsets."""
+    """Return the tokenizer without its post-processor, which may report inexact offsets."""
     if tokenizer.post_processor is None:
         return tokenizer
     bare = Tokenizer(tokenizer.model)  # both tokenizers share the model
@@ -144,7 +146,7 @@ def _added_texts(added: Mapping[int, AddedToken]) -> dict[int, str]:
 
 
 def _cuts(described: Mapping[str, Any]) -> _Cuts:
-    """Return the words at which a tokenizer's texts may be cut."""
+    """Return the words before which this tokenizer's texts may be cut."""
     stages = _flat(described.get("pre_tokenizer"), "pretokenizers")
     normalizers = _flat(described.get("normalizer"), "normalizers")
     is_local = all(it["type"] in _LOCAL for it in normalizers)
@@ -152,7 +154,7 @@ def _cuts(described: Mapping[str, Any]) -> _Cuts:
     if described.get("truncation") or not is_local or not splitting:
         return _Cuts.NOWHERE
     found = min((_cuts_of(it) for it in stages), key=lambda it: it.value)
-    # A later stage may split a word of an earlier stage, so only one splitting stage is supported.
+    # A second stage could split the words of the first stage, so only one stage may split.
     is_one = len(splitting) == 1 and splitting[0] is stages[0]
     return found if is_one or found is _Cuts.NOWHERE else _Cuts.BLANKS
 
@@ -170,16 +172,16 @@ def _splits(stage: Mapping[str, Any]) -> bool:
 
 
 def _cuts_of(stage: Mapping[str, Any]) -> _Cuts:
-    """Return the words that one stage recognizes independently of the text before them."""
+    """Return the words that one stage recognizes regardless of the text before them."""
     kind = stage["type"]
     if stage.get("behavior", "Isolated") != "Isolated":
         return _Cuts.NOWHERE
     if kind == "Split":
         pattern = stage["pattern"].get("Regex", "")
         return _Cuts.NOWHERE if _LOOKS_BACK.search(pattern) else _Cuts.WORDS
-    if kind == "ByteLevel":  # this stage may add a space before a text that begins without a space
+    if kind == "ByteLevel":  # this stage may insert a space before the first word
         return _Cuts.BLANKS if stage.get("add_prefix_space") else _Cuts.WORDS
-    if kind == "Metaspace":  # this stage may add a space, too
+    if kind == "Metaspace":  # this stage may insert a space as well
         return _Cuts.BLANKS if stage.get("split", True) else _Cuts.NOWHERE
     if kind in {"Digits", "BertPreTokenizer", "Whitespace", "WhitespaceSplit"}:
         return _Cuts.WORDS

@@ -1,4 +1,4 @@
-"""The loaded bases of this process. Each base is loaded once, and dropped when it is deleted."""
+"""Loads each base once for this process, and drops it when the base has been deleted."""
 
 import asyncio
 import time
@@ -27,7 +27,7 @@ class BaseCache(Generic[_Loaded]):
         load: Callable[[Path], _Loaded],
         on_missing: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """Prepare an empty cache, without reading any file.
+        """Start with an empty cache, without reading any file.
 
         Args:
             find: Returns the directory of a base, or raises FileNotFoundError if this machine lacks
@@ -40,13 +40,13 @@ class BaseCache(Generic[_Loaded]):
         self._on_missing = on_missing
         self._loaded: dict[str, _Loaded] = {}
         self._lock = asyncio.Lock()
-        # Time of the next attempt, by digest of a failed base.
+        # Time before which a base is not loaded again after a failure, by digest.
         self._not_before_s: dict[str, float] = {}
         self._arrivals = 0  # number of calls of `refresh`
-        self._logged: dict[str, str] = {}  # logged messages, by digest
+        self._logged: dict[str, str] = {}  # last logged message of each failed base, by digest
 
     async def get(self, digest: str) -> _Loaded:
-        """Return a loaded base, or raise RejectedError if this gateway does not have its files."""
+        """Return a base, loading it first if needed. Raise RejectedError if the load fails."""
         found = self._loaded.get(digest)
         return found if found is not None else await self._load(digest)
 
@@ -60,12 +60,12 @@ class BaseCache(Generic[_Loaded]):
         return digest in self._loaded
 
     def refresh(self, digest: str) -> None:
-        """Retry a base's load at its next use, because its files may have arrived."""
+        """Allow a failed base to be loaded at its next use, because its files may have arrived."""
         self._not_before_s.pop(digest, None)
         self._arrivals += 1
 
     def keep_only(self, digests: set[str]) -> None:
-        """Drop all other bases, which no longer exist."""
+        """Drop all bases except the given ones, since the others have been deleted."""
         for digest in self._loaded.keys() - digests:
             del self._loaded[digest]
         for digest in self._not_before_s.keys() - digests:
@@ -101,7 +101,7 @@ class BaseCache(Generic[_Loaded]):
         return self._read(directory)
 
     def _finish_load(self, digest: str, arrivals: int, load: "asyncio.Future[_Loaded]") -> None:
-        """Record the result of a load, then release the lock for the next load."""
+        """Record the result of a load, and then release the lock for the next load."""
         try:
             if not load.cancelled():
                 self._note(digest, arrivals, load)
@@ -114,7 +114,7 @@ class BaseCache(Generic[_Loaded]):
             log.info("base_loaded", digest=digest)
             self._loaded[digest] = load.result()
             return
-        if arrivals == self._arrivals:  # otherwise the files may have arrived during the load
+        if arrivals == self._arrivals:  # else the files may have arrived during the load
             self._not_before_s[digest] = time.monotonic() + _RETRY_LOAD_S
         if isinstance(error, _MissingError):
             self._on_missing(digest)

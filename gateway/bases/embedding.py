@@ -1,4 +1,4 @@
-"""Tokenizer and sizes of a base that embeds or classifies, which has no chat template."""
+"""Tokenizer and sizes of a base that makes embeddings or classifies, without chat template."""
 
 import asyncio
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ from gateway.bases.text_bound import characters_per_token_max, require_fit
 from gateway.bases.threads import PromptThreads
 
 # Maximum number of characters that are encoded in the event loop. Encoding needs about 1 ms per 10
-# KB, plus some time per text. Larger texts would delay streams.
+# KB, and each text costs as much as `_CHARACTERS_PER_TEXT`. Larger inputs would delay streams.
 _INLINE_CHARACTERS_MAX = 16 << 10
 _CHARACTERS_PER_TEXT = 64
 
@@ -35,8 +35,8 @@ class EmbeddingBase:
     Attributes:
         tokenizer: Tokenizer of the base, set to neither truncate nor pad.
         dimensions: Length of an embedding, or the number of labels of a base that classifies.
-        vocabulary: Number of token ids that the model has.
-        slicing: The tokenizer in the form that processes long texts in slices.
+        vocabulary: Number of token ids of the model.
+        slicing: The same tokenizer, wrapped to process long texts in slices.
         characters_per_token_max: Maximum number of characters in one token, or 0 for no bound.
         threads: Threads for large texts, or None for the executor of the event loop.
         labels: Labels of a base that classifies, or None if the base makes embeddings.
@@ -51,7 +51,7 @@ class EmbeddingBase:
     labels: Labels | None = None
 
     def require_fit(self, characters: int, context_tokens_max: int, param: str) -> None:
-        """Refuse a text before it is tokenized. See `gateway.bases.text_bound.require_fit`."""
+        """Refuse a text that cannot fit, before it is tokenized. See `text_bound.require_fit`."""
         require_fit(characters, self.characters_per_token_max, context_tokens_max, param)
 
     async def encode_pairs(
@@ -65,8 +65,8 @@ class EmbeddingBase:
     ) -> list[list[int]]:
         """Return one row of ids for each pair of a text of `first` with a text of `second`.
 
-        The pairs with the first text of `first` precede all others. For the arguments see `encode`.
-        Here `total_max` bounds the tokens of all rows.
+        The pairs of the first text of `first` come before those of its second text, and so on. The
+        arguments are those of `encode`, except that `total_max` bounds the tokens of all rows.
 
         Raises:
             TooManyTokensError: The rows have more than `total_max` tokens.
@@ -86,7 +86,7 @@ class EmbeddingBase:
         return [form.joined(one, other) for one in ones for other in others]
 
     def truncated(self, ids: list[int], tokens_max: int) -> list[int]:
-        """Return a text's first tokens. Its trailing special tokens, if any, are included."""
+        """Return the first tokens of a text, with any special tokens at the end preserved."""
         if len(ids) <= tokens_max:
             return ids
         behind = list((self.slicing.around or ((), ()))[1])
@@ -107,10 +107,10 @@ class EmbeddingBase:
 
         Args:
             texts: Texts.
-            owner: Owner of the texts. The threads serve owners in turn.
+            owner: Tenant that the texts belong to. The threads alternate between owners.
             add_special_tokens: Whether the tokenizer adds special tokens.
-            tokens_max: Number of tokens per text that the caller needs, or 0 for all. More may be
-                returned.
+            tokens_max: Number of tokens per text that the caller needs, or 0 for all. A row may
+                have more tokens.
             total_max: Maximum number of tokens of all texts together, or 0 for no bound.
 
         Raises:
@@ -133,7 +133,7 @@ class EmbeddingBase:
         tokenizing: Executor | None,
     ) -> Steps[list[list[int]]]:
         around = self.slicing.around if add_special_tokens else ((), ())
-        if around is None:  # the positions of special tokens are not known
+        if around is None:  # the tokenizer's special tokens depend on the text
             made = encode_batch(self.tokenizer, texts, tokenizing, add_special_tokens=True)
             return [encoding.ids for encoding in made]
         before, behind = map(list, around)

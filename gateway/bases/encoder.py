@@ -2,8 +2,8 @@
 
 Special tokens cut a prompt into segments (a system prompt, a role, a turn) that the tokenizer
 processes independently. The ids of segments are cached, so that a turn costs only its new text.
-Each tenant and model has a separate cache, because the time to encode a prompt must not reveal the
-prompts of other tenants.
+Each tenant and model has a separate cache. Otherwise the time to encode a prompt would reveal
+whether another tenant has sent the same text.
 """
 
 import json
@@ -19,11 +19,11 @@ from tokenizers import AddedToken, Tokenizer
 
 from gateway.bases.slices import SlicingTokenizer, Steps
 
-# Maximum number of characters in the cache. A character needs two bytes, including its ids.
+# Maximum number of characters in the cache. One character needs two bytes with its token ids.
 _CHARACTERS_MAX = 8 << 20
 _SEGMENT_MAX = 1 << 20
 
-# Components of tokenizers with which the text before a segment does not change the segment's ids.
+# Components of a tokenizer that process a segment regardless of the text before the segment.
 _INDEPENDENT = frozenset(
     {
         *("Sequence", "ByteLevel", "Split", "Digits"),
@@ -36,11 +36,12 @@ class PromptEncoder:
     """Encodes prompts of one base. Safe for concurrent threads."""
 
     def __init__(self, tokenizer: Tokenizer, characters_max: int = _CHARACTERS_MAX) -> None:
-        """Prepare an empty cache.
+        """Start with an empty cache.
 
         Args:
-            tokenizer: Tokenizer of the base. Nothing is cached if its segments are not independent.
-            characters_max: Characters of all cached segments together.
+            tokenizer: Tokenizer of the base. If text changes the ids of later text, nothing is
+                cached.
+            characters_max: Bound on the characters of all cached segments together.
         """
         self._slicing = SlicingTokenizer(tokenizer)
         self._cuts = {text: array("I", (token,)) for text, token in cuts_of(tokenizer).items()}
@@ -54,11 +55,11 @@ class PromptEncoder:
     def encode(
         self, pieces: Sequence[str], owner: bytes, tokenizing: Executor | None = None
     ) -> "Steps[array[int]]":
-        """Return the ids of a prompt, in steps.
+        """Return the ids of a prompt, computed in steps.
 
         Args:
             pieces: Pieces of the prompt's text. No token spans two pieces.
-            owner: Owner of the prompt. Each owner has a separate cache.
+            owner: Tenant and model of the prompt. Each owner has a separate cache.
             tokenizing: Threads for segments that are not cached, or None for the caller's thread.
         """
         if self._cuts:
@@ -74,13 +75,13 @@ class PromptEncoder:
         return bool(self._cuts)
 
     def segments(self, pieces: Sequence[str]) -> list[str]:
-        """Return the segments of a prompt, special tokens among them."""
+        """Return the segments of a prompt. Each special token is a segment too."""
         return [segment for piece in pieces for segment in self._split(piece) if segment]
 
     def cut(self, text: str) -> tuple[list[str], str]:
-        """Return the segments before a text's last special token, and the text from that token on.
+        """Cut a text before its last special token, and return the segments before and the rest.
 
-        Text appended to `text` does not change the ids of the returned segments.
+        If text is appended to `text`, the ids of the returned segments stay the same.
         """
         segments = self.segments([text])
         last = max((at for at, it in enumerate(segments) if it in self._cuts), default=0)
@@ -89,7 +90,7 @@ class PromptEncoder:
     def encode_segments(
         self, segments: Sequence[str], owner: bytes, tokenizing: Executor | None
     ) -> "Steps[array[int]]":
-        """Return the ids of segments. For the arguments see `encode`."""
+        """Return the ids of segments. The arguments are those of `encode`."""
         joined = array("I")
         found = self._find(owner, segments)
         missing = [segment for segment, ids in zip(segments, found, strict=True) if ids is None]
@@ -102,7 +103,7 @@ class PromptEncoder:
         return joined
 
     def encode_whole(self, text: str, tokenizing: Executor | None = None) -> "Steps[array[int]]":
-        """Return the ids of a text with the tokens that the tokenizer adds. Nothing is cached."""
+        """Return a text's ids, including the tokens that the tokenizer adds. Nothing is cached."""
         return self._slicing.encode_whole(text, tokenizing)
 
     def _find(self, owner: bytes, segments: Sequence[str]) -> "list[array[int] | None]":
@@ -131,9 +132,9 @@ class PromptEncoder:
 
 
 def cuts_of(tokenizer: Tokenizer) -> dict[str, int]:
-    """Return the special tokens, with their ids, at which a text may be cut.
+    """Return the special tokens at which a text may be cut, with their ids.
 
-    The ids between two of these tokens do not depend on the text outside.
+    Text on one side of such a token does not change the ids on its other side.
     """
     if not is_independent(tokenizer):
         return {}
@@ -162,13 +163,13 @@ def _is_independent(stage: dict[str, Any] | None) -> bool:
 
 
 def _is_plain(token: AddedToken) -> bool:
-    """Return whether a token matches its exact text, without any neighbouring white space."""
+    """Return whether a token matches exactly its text, without neighbouring white space."""
     takes_more = token.lstrip or token.rstrip or token.single_word or token.normalized
     return token.special and len(token.content) > 1 and not takes_more
 
 
 def _is_alone(token: AddedToken, texts: Sequence[str]) -> bool:
-    """Return whether no other added token can overlap the beginning of `token`."""
+    """Return whether no other added token contains `token` or overlaps its beginning."""
     text = token.content
     for other in texts:
         if other != text and (text in other or _reaches_into(other, text)):

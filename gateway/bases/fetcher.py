@@ -1,4 +1,4 @@
-"""Fetches the small files of bases that this gateway lacks, one base at a time.
+"""Fetches the tokenizer and configuration files of bases that this gateway lacks, in turn.
 
 All workers of a machine share the shelf (`BaseShelf`). One worker fetches a base, and the other
 workers read the files from the shelf.
@@ -20,12 +20,12 @@ from sluice.lifecycle import backoff_s
 
 log = structlog.get_logger(__name__)
 
-# Maximum random delay in seconds, because all gateways need a new base at once.
+# Maximum random delay in seconds, because all gateways need a new base at the same time.
 _FIRST_SPREAD_S = 0.5
 _BACKOFF_FIRST_S, _BACKOFF_MAX_S = 0.5, 30.0
 _BUSY_PAUSE_S = 0.25  # seconds until the next check of a shelf that another worker has locked
 
-# Returns the files of a digest by name, or raises `BaseFetchError` if it cannot fetch them now.
+# Returns a base's files by name, given its digest, or raises `BaseFetchError` if a fetch fails.
 Fetch = Callable[[str], Awaitable[dict[str, bytes]]]
 
 
@@ -36,7 +36,7 @@ class _WantedBase:
 
 
 class BaseFetcher:
-    """Finds the directories of bases. The task that runs `run` fetches missing bases."""
+    """Finds the directories of bases. `run` fetches the missing bases."""
 
     def __init__(
         self,
@@ -47,14 +47,15 @@ class BaseFetcher:
         on_arrival: Callable[[str], None],
         count: Callable[[str], None],
     ) -> None:
-        """Prepare without wanted bases.
+        """Start without missing bases.
 
         Args:
-            artifacts: Directory of this machine's whole artifacts, or None without an agent.
-            shelf: Shelf for fetched bases.
+            artifacts: Directory in which this machine's agent stores artifacts, or None without an
+                agent.
+            shelf: Directory for fetched bases.
             fetch: Returns the files of a base from the network.
             on_arrival: Called with the digest of a base whose files have arrived.
-            count: Called with `fetched` or `failed` after each try.
+            count: Called with `fetched` or `failed` after each attempt.
         """
         self._artifacts = artifacts
         self._shelf = shelf
@@ -122,7 +123,7 @@ class BaseFetcher:
         wanted.not_before_s = time.monotonic() + pause_s * random.uniform(0.5, 1.0)  # noqa: S311 - spreads
 
     async def _bring(self, digest: str) -> bool:
-        """Return whether the base is available now, or False while another worker fetches it."""
+        """Fetch a base unless it is available. Returns False if another worker is fetching it."""
         try:
             await asyncio.to_thread(self.find, digest)
         except FileNotFoundError:

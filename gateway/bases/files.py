@@ -10,9 +10,9 @@ from sluice.base_files import CHAT_TEMPLATE, TOOLS_TEMPLATE
 
 
 def read_json(file: Path, *, is_optional: bool = False) -> dict[str, Any]:
-    """Return a file's JSON object, or an empty one if an optional file is missing.
+    """Return a file's JSON object, or an empty object if an optional file is missing.
 
-    Raises OSError if the file cannot be read, ValueError if it contains no object.
+    Raises OSError if the file cannot be read, or ValueError if it does not contain an object.
     """
     if is_optional and not file.exists():
         return {}
@@ -26,7 +26,7 @@ def read_json(file: Path, *, is_optional: bool = False) -> dict[str, Any]:
 
 
 def read_tokenizer(file: Path) -> Tokenizer:
-    """Return the tokenizer in a `tokenizer.json`, or raise ValueError if the file has none."""
+    """Return the tokenizer in a `tokenizer.json`, or raise ValueError if the file is invalid."""
     text = file.read_text()
     try:
         return Tokenizer.from_str(text)
@@ -37,8 +37,8 @@ def read_tokenizer(file: Path) -> Tokenizer:
 def template_sources(directory: Path, config: dict[str, Any]) -> tuple[str, str]:
     """Return the sources of the chat template and of the template for requests with tools.
 
-    Both sources are equal unless the files name several templates. Raises ValueError if the files
-    have no template.
+    The sources are equal unless the base has a separate template for tools. Raises ValueError if
+    the base has no template.
     """
     separate, for_tools = directory / CHAT_TEMPLATE, directory / TOOLS_TEMPLATE
     source = separate.read_text() if separate.exists() else config.get("chat_template")
@@ -56,7 +56,7 @@ def template_sources(directory: Path, config: dict[str, Any]) -> tuple[str, str]
 
 
 def special_tokens(config: dict[str, Any]) -> dict[str, str]:
-    """Return the tokens that templates refer to by name, e.g. `bos_token`."""
+    """Return the special tokens that templates may refer to, by their name, e.g. `bos_token`."""
     found: dict[str, str] = {}
     for name, value in config.items():
         text = value.get("content") if isinstance(value, dict) else value
@@ -66,13 +66,13 @@ def special_tokens(config: dict[str, Any]) -> dict[str, str]:
 
 
 def reserved_texts(tokenizer: Tokenizer) -> set[str]:
-    """Return the texts that the tokenizer reads as special tokens."""
+    """Return the texts that the tokenizer recognizes as special tokens."""
     added = tokenizer.get_added_tokens_decoder().values()
     return {token.content for token in added if token.special and len(token.content) > 1}
 
 
 def end_ids(tokenizer: Tokenizer, *configs: dict[str, Any]) -> frozenset[int]:
-    """Return the ids that end an answer according to any of these files."""
+    """Return all token ids that end an answer according to these files."""
     found: set[int] = set()
     for config in configs:
         value = config.get("eos_token_id")

@@ -1,12 +1,13 @@
 """Analyses whether a chat template can render only the new messages of a conversation. Pure.
 
-Templates of this kind have one loop over all messages. The text of a message depends only on the
+A suitable template has one loop over all messages. The text of a message depends only on the
 message, its neighbours and the first messages. So the text of a longer conversation is the known
 text plus the newly rendered text of the last messages. `going_on` returns a template that renders
 only these messages.
 
-The analysis accepts only constructs that are known to be harmless. A template that counts messages,
-searches for the last message, or carries a value from one message to the next is rendered whole.
+The analysis accepts only constructs that are known to preserve this property. A template that
+counts messages, searches for the last message, or passes a value from one message to the next is
+rendered as a whole.
 """
 
 from enum import Enum, auto
@@ -16,8 +17,8 @@ from jinja2 import nodes
 from jinja2.visitor import NodeTransformer
 
 MESSAGES, NEW, KEPT = "messages", "_new", "_kept"
-# Marker in the output before each message and after the last message. Code recognizes it by object
-# identity, because a message may contain the same text.
+# Marker in the output before each message and after the last message. It is compared by identity,
+# because a message may contain the same text.
 SEAM = "".join(("\ufdd0", "seam"))  # noqa: FLY002 - an object of its own
 _LOOP = "loop"
 _STATEFUL = frozenset({"joiner", "cycler", "strftime_now", "self", "caller", NEW, KEPT})
@@ -34,21 +35,21 @@ _PURE = (
 
 
 class _Place(Enum):
-    """The position of a node in the template."""
+    """The position of a node in the template, which determines the constructs that are allowed."""
 
     BEFORE = auto()  # before the loop over messages
     MACRO = auto()
-    LOOP = auto()  # in the loop over messages, so that `loop` is that loop's variable
+    LOOP = auto()  # in the loop over messages, where `loop` is this loop's variable
     INNER = auto()  # in a loop inside the loop over messages
-    NOWHERE = auto()  # in the loop over messages, where `loop` may be another loop's variable
+    NOWHERE = auto()  # in the loop over messages, where `loop` may be an inner loop's variable
 
 
 class _NotGrowingError(Exception):
-    """The template has a construct that is not known to be harmless."""
+    """The template must render all messages, because it has a construct that is not allowed."""
 
 
 def head_messages(tree: nodes.Template) -> int | None:
-    """Return how many first messages other texts depend on, or None to render all messages."""
+    """Return the number of first messages that any text may depend on, or None if not suitable."""
     loop = _main_loop(tree)
     if loop is None:
         return None
@@ -63,14 +64,14 @@ def head_messages(tree: nodes.Template) -> int | None:
 
 
 def with_seams(tree: nodes.Template) -> nodes.Template:
-    """Return the template with `SEAM` before messages, after `head_messages` accepted it."""
+    """Return the template with a `SEAM` before each message. `head_messages` must accept it."""
     loop = _main_loop(tree)
     assert loop is not None, "it was looked for"
     return _with_seams(tree, loop)
 
 
 def going_on(tree: nodes.Template) -> nodes.Template:
-    """Return a template with seams that renders only `_new`, the messages after `_kept`."""
+    """Return a template that renders only the messages in `_new`, which follow `_kept` others."""
     loop = _main_loop(tree)
     assert loop is not None, "it was looked for"
     shifted = _ShiftedLoop()
@@ -102,7 +103,7 @@ def _main_loop(tree: nodes.Template) -> nodes.For | None:
 
 
 class _Check:
-    """Checks all nodes up to the end of the loop over messages.
+    """Checks all nodes of a template, up to the end of the loop over messages.
 
     Attributes:
         head: Number of first messages that the template accesses by index.
@@ -117,7 +118,7 @@ class _Check:
             self.visit(node, place)
 
     def visit(self, node: nodes.Node, place: _Place, *, is_behind_first: bool = False) -> None:
-        """Check a node. `is_behind_first` means that no branch reaches the node for message 0."""
+        """Check a node. With `is_behind_first`, the node is not reached for the first message."""
         if not isinstance(node, _PURE) or _is_refused(node, place):
             raise _NotGrowingError
         match node:
@@ -153,14 +154,14 @@ class _Check:
         self.all(node.body, _Place.INNER if is_within else place)
 
     def _message(self, at: nodes.Expr, place: _Place, *, is_behind_first: bool) -> None:
-        """Check an index into the messages: a small constant, or one next to `loop.index0`."""
+        """Check an index into the messages, which must be a constant or next to `loop.index0`."""
         match at:
             case nodes.Const(value=int(index)) if index >= 0:
                 self.head = max(self.head, index + 1)
             case nodes.Sub(left=left, right=nodes.Const(value=1)) if (
                 place is _Place.LOOP and is_behind_first and _of_loop(left) == "index0"
             ):
-                return  # the index is never -1, which would be the last message
+                return  # the index is never -1, which would mean the last message
             case nodes.Add(left=left, right=nodes.Const(value=1)) if (
                 place is _Place.LOOP and _of_loop(left) == "index0"
             ):
@@ -170,7 +171,7 @@ class _Check:
 
     def _either(self, node: nodes.And | nodes.Or, place: _Place, *, is_behind_first: bool) -> None:
         left = node.left
-        # The list of messages is never empty, so the test is always true.
+        # `messages` as a condition is always true, because the list is never empty.
         if not _is_name(left, MESSAGES):
             self.visit(left, place, is_behind_first=is_behind_first)
         if place is _Place.LOOP:
@@ -196,9 +197,9 @@ def _is_refused(node: nodes.Node, place: _Place) -> bool:
 
 
 class _ShiftedLoop(NodeTransformer):
-    """Numbers messages from the start of the conversation, although the loop begins later.
+    """Corrects the variable `loop` of a loop that begins after the conversation's first messages.
 
-    The loop never renders the first message, so `loop.first` becomes false.
+    Indices count from the first message of the conversation. `loop.first` is always false.
     """
 
     def visit_For(self, node: nodes.For) -> nodes.Node:  # noqa: N802 - the library's name
@@ -233,7 +234,7 @@ def _is_name(node: nodes.Node | None, name: str) -> bool:
 
 
 def _of_loop(node: nodes.Node) -> str:
-    """Return the attribute of `loop` that a node reads, or empty if it reads none."""
+    """Return the attribute of `loop` that a node reads, or empty if it reads no attribute."""
     match node:
         case nodes.Getattr(node=nodes.Name(name="loop"), attr=name):
             return name
@@ -253,7 +254,7 @@ def _is_later_flag(node: nodes.Node) -> bool:
 
 
 def _compares(node: nodes.Node, how: str) -> bool:
-    """Return whether a node compares the message's index with 0, by the operator `how`."""
+    """Return whether a node compares the message's index with 0 by the operator `how`."""
     match node:
         case nodes.Compare(expr=expr, ops=[nodes.Operand(op=op, expr=nodes.Const(value=0))]):
             return op == how and _of_loop(expr) == "index0"

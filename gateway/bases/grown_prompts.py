@@ -1,4 +1,4 @@
-"""Caches the rendered, tokenized, hashed and packed prompts of conversations that continue.
+"""Caches the prompts of conversations as text, token ids, block hashes and wire form.
 
 A session's next prompt begins with the whole previous prompt. If the template renders each message
 independently, only the new messages are processed. Otherwise the whole prompt is processed. A
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from array import array
 
 _BYTES_MAX = 64 << 20  # bytes of all cached prompts, about two hundred prompts of 50,000 tokens
-_SHARE_MAX = 4  # a prompt larger than the cache divided by this number is not cached
+_SHARE_MAX = 4  # a prompt may use at most the cache's size divided by this number
 IDLE_S = 3600.0  # seconds after which a prompt that no turn has continued is dropped
-_MESSAGE_BYTES = 1024  # estimated bytes of a message besides its text
+_MESSAGE_BYTES = 1024  # estimated memory of a message in bytes, in addition to its text
 ENDING_CHARACTERS = 64
 
 
@@ -41,17 +41,17 @@ class PromptPlace(NamedTuple):
 
 
 class GrownPrompt(NamedTuple):
-    """A cached prompt without its last message.
+    """A cached prompt without its last message, whose text may depend on the next message.
 
     Attributes:
         chat: The rendered conversation without the texts of its messages.
         ids: Token ids of the text before `tail`.
         tail: Text from the last special token on, whose tokens may change if text follows.
-        ending: The last characters of the text.
-        characters: Characters of the text.
+        ending: The last `ENDING_CHARACTERS` characters of the text.
+        characters: Number of characters of the text.
         hashes: Hashes of the full blocks of `ids`.
         packed: The ids of these blocks in wire form.
-        said: Digest of the rendered messages, or empty without a digest.
+        said: Digest of the rendered messages (see `SaidDigest`), or empty without a digest.
     """
 
     chat: WrittenChat
@@ -80,9 +80,9 @@ class PromptTokens(NamedTuple):
 
     Attributes:
         ids: All token ids.
-        hashes: Hashes of the full blocks.
+        hashes: Hashes of the full blocks of `ids`.
         packed: All token ids in wire form.
-        record: Part of the prompt that the turn stores, or empty if none.
+        record: Part of the prompt that the turn stores (see `PromptTrail`), or empty if none.
     """
 
     ids: "array[int]"
@@ -92,7 +92,7 @@ class PromptTokens(NamedTuple):
 
 
 class GrownPrompts:
-    """The cached prompts of one base. Several threads call its methods."""
+    """The cached prompts of one base. Its methods may be called from several threads."""
 
     def __init__(
         self,
@@ -102,10 +102,10 @@ class GrownPrompts:
         clock: Callable[[], float] = time.monotonic,
         fingerprint: bytes = b"",
     ) -> None:
-        """Prepare an empty cache. `fingerprint` identifies template and tokenizer."""
+        """Start with an empty cache. `fingerprint` identifies template and tokenizer."""
         self._encoder, self._spans, self._bytes_max = encoder, spans, bytes_max
         self._clock, self._digest = clock, SaidDigest(fingerprint)
-        # Cached prompts with the times of their last uses, least recently used first.
+        # Cached prompts with the times of their last use, the least recently used prompt first.
         self._prompts: OrderedDict[PromptPlace, tuple[GrownPrompt, float]] = OrderedDict()
         self._lock = Lock()
         self.held_bytes = 0
@@ -127,12 +127,12 @@ class GrownPrompts:
     def restored(
         self, place: PromptPlace, trail: PromptTrail, chat: WrittenChat
     ) -> GrownPrompt | None:
-        """Return a prompt that earlier turns have stored, or None if it has other messages.
+        """Return the prompt that earlier turns have stored, or None if its messages differ.
 
         Args:
             place: Key of the prompt.
             trail: The stored prompt.
-            chat: The messages that the stored prompt should contain, without texts.
+            chat: The request's first messages, which the stored prompt should contain.
         """
         latest = trail.latest
         assert latest is not None, "there is a record"
@@ -158,7 +158,7 @@ class GrownPrompts:
                 self._drop_oldest()
 
     def can_keep(self, place: PromptPlace, chat: WrittenChat | None) -> bool:
-        """Return whether a cached prompt can save work in the conversation's next turn."""
+        """Return whether caching the prompt would save work in the conversation's next turn."""
         has_turns = chat is not None and len(chat.messages) > 1
         return has_turns and bool(place.session) and self._encoder.can_cut
 
@@ -172,8 +172,8 @@ class GrownPrompts:
     ) -> Steps[PromptTokens]:
         """Return the tokens of a conversation that extends a known prompt, and cache them.
 
-        With a `trail`, the prompt stored by earlier turns, the result includes the record that
-        extends the trail.
+        `known` is None for a new conversation. With a `trail`, which earlier turns have stored, the
+        result includes the record by which this turn extends the trail.
         """
         encoder, root = self._encoder, place.root
         before = chat.before if known is None else known.tail
@@ -204,7 +204,7 @@ class GrownPrompts:
         return PromptTokens(whole, hashes, packed + packed_ids(behind), record)
 
     def _said(self, place: PromptPlace, known: GrownPrompt | None, chat: WrittenChat) -> bytes:
-        """Return the digest of all messages, which extends the digest of a known prompt."""
+        """Return the digest of all messages, computed from a known prompt's digest if possible."""
         if known is None:
             begun = self._digest.begin(place.root, chat.tools, chat.options)
             return self._digest.go_on(begun, chat.rows)
@@ -213,7 +213,7 @@ class GrownPrompts:
     def _of_blocks(
         self, known: GrownPrompt | None, ids: "array[int]", root: bytes
     ) -> tuple[bytes, bytes]:
-        """Return hashes and packed form of full blocks, reusing those of a known prompt."""
+        """Return hashes and wire form of full blocks, of which a known prompt has the first."""
         if known is None or not known.hashes:
             return self._spans.hashed(ids, root)
         start = len(known.hashes) // HASH_BYTES * BLOCK_TOKENS

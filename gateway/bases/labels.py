@@ -15,10 +15,10 @@ _MULTI_LABEL = "multi_label_classification"
 
 @dataclass(frozen=True, slots=True)
 class Labels:
-    """The labels of a base.
+    """The labels of a base that classifies.
 
     Attributes:
-        names: Name of each score, in the order of the scores.
+        names: Name of each label, in the order of the model's scores.
         are_independent: Whether several labels may fit a text at once.
     """
 
@@ -26,7 +26,7 @@ class Labels:
     are_independent: bool = False
 
     def probabilities(self, scores: Sequence[float]) -> list[float]:
-        """Return the probability of each label, from its own score if labels are independent."""
+        """Return each label's probability. Without independence, the probabilities add up to 1."""
         if self.are_independent or len(self.names) == 1:
             return [sigmoid(it) for it in scores]
         return softmax(scores)
@@ -40,7 +40,7 @@ class PairForm:
         before: Tokens before the first text.
         between: Tokens between the two texts.
         behind: Tokens after the second text.
-        has_types: Whether the base distinguishes tokens of the second text from tokens before it.
+        has_types: Whether the base receives a token's type, which marks tokens of the second text.
     """
 
     before: tuple[int, ...]
@@ -49,7 +49,7 @@ class PairForm:
     has_types: bool
 
     def joined(self, first: Sequence[int], second: Sequence[int]) -> PairedTokens:
-        """Return the ids of both texts as one row."""
+        """Return the ids of both texts and the special tokens around them as one row."""
         head = [*self.before, *first, *self.between]
         return PairedTokens([*head, *second, *self.behind], len(head) if self.has_types else 0)
 
@@ -65,7 +65,7 @@ def read_labels(config: Mapping[str, Any]) -> Labels | None:
 
 
 def pair_form(tokenizer: Tokenizer) -> PairForm:
-    """Return the form of pairs, derived from the encoding of an example."""
+    """Return the form of pairs, which is read from the encoding of an example."""
     both = tokenizer.encode("a", "b")
     sides, ids = both.sequence_ids, both.ids
     first = [at for at, side in enumerate(sides) if side == 0]
@@ -79,8 +79,8 @@ def pair_form(tokenizer: Tokenizer) -> PairForm:
 
 
 def sigmoid(score: float) -> float:
-    """Map an unbounded score to a probability."""
-    power = math.exp(-abs(score))  # never above 1
+    """Map an unbounded score to a probability between 0 and 1."""
+    power = math.exp(-abs(score))  # at most 1, so that it cannot overflow
     return 1 / (1 + power) if score >= 0 else power / (1 + power)
 
 

@@ -1,9 +1,9 @@
 """Prompts stored turn by turn, so that any gateway can extend a conversation's prompt. Pure.
 
-Each turn stores the token ids and block hashes that it has added after the last block of the
-earlier turns. Hashes are chained, so that equal hashes imply equal ids before them. A digest of
-template, tokenizer, model, tools, options and messages identifies the prompt. If the digest
-differs, the prompt is rendered anew.
+Each turn stores only the token ids and block hashes that it has added to the earlier turns. Hashes
+are chained, so that an equal hash implies equal ids before it. A digest of template, tokenizer,
+model, tools, options and messages identifies the prompt. If the digest differs, the prompt is
+rendered anew.
 """
 
 import hashlib
@@ -21,9 +21,9 @@ from sluice.wire.router.v1 import router_pb2 as router
 from sluice.wire.state.v1 import state_pb2 as wire
 
 _DIGEST_BYTES = 16
-# Maximum number of bytes stored per turn. Elsewhere a larger turn is rendered anew.
+# Maximum number of bytes stored per turn. A larger turn stores nothing and is rendered anew.
 _RECORD_BYTES_MAX = 1 << 20
-_TAIL_MAX = 4096  # characters of a stored tail
+_TAIL_MAX = 4096  # maximum number of characters of `tail` in a record
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class PromptTrail:
     """The prompt that the turns of a conversation have stored.
 
     Attributes:
-        latest: Record of the latest turn with a record, or None if no turn has one.
+        latest: Record of the last turn that has stored one, or None if no turn has.
         opening: Text before the first message.
         hashes: Hashes of all full blocks.
         packed: Ids of these blocks in wire form.
@@ -48,10 +48,10 @@ class PromptTrail:
         return len(self.hashes) + len(self.packed) + len(self.opening)
 
     def extended(self, records: Iterable[bytes]) -> "PromptTrail":
-        """Return the trail extended by the records of further turns, the oldest first.
+        """Return the trail extended by the records of further turns, the oldest record first.
 
-        Empty records (of turns without a record) and records that do not continue the trail are
-        ignored.
+        A record is ignored if it is empty, because its turn stored nothing, or if it does not
+        continue the trail.
         """
         latest, opening, last = self.latest, self.opening, self.hashes[-HASH_BYTES:]
         hashes, packed = [self.hashes], [self.packed]
@@ -81,21 +81,21 @@ NO_TRAIL = PromptTrail()
 
 
 class SaidDigest:
-    """Computes a digest of the rendered messages, one by one. Empty bytes mean no digest."""
+    """Computes a digest of rendered messages, one message at a time. Empty means no digest."""
 
     def __init__(self, fingerprint: bytes) -> None:
-        """Prepare. `fingerprint` identifies template and tokenizer."""
+        """Start every digest from `fingerprint`, which identifies template and tokenizer."""
         self._fingerprint = fingerprint
 
     def begin(
         self, root: bytes, tools: Sequence[Mapping[str, Any]], options: Mapping[str, object]
     ) -> bytes:
-        """Return the digest before any message. `root` identifies the model and the tenant."""
+        """Return the digest before any message. `root` identifies model and tenant."""
         return _chained(self._fingerprint + root, [{"tools": tools, "options": dict(options)}])
 
     @staticmethod
     def go_on(digest: bytes, rows: Iterable[Mapping[str, Any]]) -> bytes:
-        """Return the digest extended by further messages, which have the form for templates."""
+        """Return the digest extended by further messages, given in the form for templates."""
         return _chained(digest, rows) if digest else b""
 
 
@@ -122,9 +122,9 @@ def record_of(
         ids: Ids of the text before `tail`.
         hashes: Hashes of the full blocks of `ids`.
         tail: Text after `ids`, whose tokens may change if text follows.
-        ending: Last characters of the text.
-        characters: Characters of the text.
-        given: Characters of all texts that the template received.
+        ending: Last characters of the whole text.
+        characters: Number of characters of the whole text.
+        given: Number of characters of all texts that the template received.
     """
     if not said or len(tail) > _TAIL_MAX:
         return b""
@@ -154,12 +154,12 @@ def _read(data: bytes) -> wire.StoredPrompt | None:
         return None
     try:
         return wire.StoredPrompt.FromString(data)
-    except DecodeError:  # another release of the gateway has stored the record
+    except DecodeError:  # a gateway of another version has stored the record
         return None
 
 
 def _chained(digest: bytes, parts: Iterable[Mapping[str, Any]]) -> bytes:
-    """Return a digest of a digest and further parts, or empty if a part cannot be JSON."""
+    """Return a digest extended by further parts, or empty if a part is not valid as JSON."""
     for part in parts:
         try:
             text = orjson.dumps(part, option=orjson.OPT_SORT_KEYS)

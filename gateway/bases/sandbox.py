@@ -2,8 +2,8 @@
 
 Jinja's sandbox denies a template access to Python's internals. But a template could still run for
 minutes, or fill the memory with one multiplication. So every loop iteration, call, filter and
-output is charged to the rendering's budget. Operations whose result can be much larger than their
-operands are checked before they run.
+output is charged to the rendering's budget. If the result of an operation can be much larger than
+its operands, the result's size is checked before the operation runs.
 """
 
 import re
@@ -29,21 +29,22 @@ TreeChange = Callable[[nodes.Template], nodes.Template]
 # Maximum ratio of output to input, since a template adds only some marks per message.
 _OUTPUT_FACTOR = 4
 _OUTPUT_ALLOWANCE = 64 << 10
-# Characters and items that a rendering may allocate, since templates concatenate text in loops.
+# Characters and items that a rendering may allocate in total. Intermediate values count, since
+# templates concatenate text in loops.
 _ALLOCATION_ALLOWANCE = 128 << 20
 _VALUE_ALLOWANCE = 1 << 20  # characters and items of one value
-_ALLOCATION_FACTOR = 64  # further allocation per character of the template's input
-_COMPILE_CPU_S = 5.0  # seconds for filters on constants, which run at compile time
+_ALLOCATION_FACTOR = 64  # additional allocation per character of the template's input
+_COMPILE_CPU_S = 5.0  # processor seconds for filters on constants, which run at compile time
 _SOURCE_CHARACTERS_MAX = 512 << 10
-# Number of small steps between readings of the thread's clock, each of which costs as much as a
-# step.
+# The clock is read after this many steps, or after a step with a result above `_SMALL`. Reading the
+# clock costs as much as one step.
 _STEPS_PER_LOOK, _SMALL = 16, 4096
 _INTEGER_BITS_MAX = 4096
 _INDENT_MAX = 64
 _DIGITS_MAX = 20  # maximum number of digits for the filter `round`
 _PADDING_MAX = 100_000  # maximum width of a padded value, in characters
 
-# Jinja's filters that chat templates use. All others are removed, since some can enlarge text.
+# Jinja's filters that chat templates use. The others are removed, since some can enlarge text.
 _FILTERS = frozenset(
     re.findall(
         "[a-z]+",
@@ -57,12 +58,12 @@ _GLOBALS = frozenset(("range", "dict", "cycler", "joiner", "namespace"))
 _PADDING_METHODS = frozenset(("center", "ljust", "rjust", "zfill"))
 _REFUSED_METHODS = frozenset(("expandtabs", "translate", "maketrans", "to_bytes"))
 _TOO_LARGE = "it makes far more text than it was given"
-# A format width of at least five digits, or a width that is computed from a value.
+# Matches a format width of at least five digits, or a width that is computed from a value.
 _WIDE = re.compile(r"[0-9]{5}|\{[^}]*\{|%[^a-zA-Z%]*\*")
 
 
 class ExhaustedError(Exception):
-    """The template uses more time or memory than a chat template needs."""
+    """The template has used more time or memory than any chat template needs."""
 
 
 class OutOfTimeError(ExhaustedError):
@@ -70,7 +71,7 @@ class OutOfTimeError(ExhaustedError):
 
 
 class RenderBudget:
-    """Limits of one rendering, which are processor time of its thread and allocated memory."""
+    """Limits of one rendering: the processor time of its thread, and allocated memory."""
 
     __slots__ = (
         *("_allocated_max", "_cpu_s", "_ends_at_s", "_steps", "_value_max", "_weighed"),
@@ -78,19 +79,19 @@ class RenderBudget:
     )
 
     def __init__(self, cpu_s: float, given: int) -> None:
-        """Begin with the first step. `given` counts the characters of the template's input."""
+        """Start the limits. `given` is the number of characters of the template's input."""
         self._cpu_s = cpu_s
         self._ends_at_s: float | None = None  # None until the first reading of the clock
         self._steps = 0  # steps since the last reading
         self._allocated_max = _ALLOCATION_ALLOWANCE + _ALLOCATION_FACTOR * given
         self.output_max = _OUTPUT_ALLOWANCE + _OUTPUT_FACTOR * given
         self._value_max = _VALUE_ALLOWANCE + _ALLOCATION_FACTOR * given
-        # Written length of each container, by its identity. The entry includes the container, so
-        # that no other object can have its identity.
+        # Length of each container as text, by the container's `id()`. The entry also refers to the
+        # container, so that it stays alive and no other object can have the same `id()`.
         self._weighed: dict[int, tuple[int, object]] = {}
 
     def spend(self, value: object = None) -> None:
-        """Charge one step and the size of its result."""
+        """Charge one step and the size of its result `value`."""
         self._steps += 1
         if isinstance(value, str):
             made = len(value)
@@ -108,7 +109,7 @@ class RenderBudget:
     def _look(self) -> None:
         """Read the clock and check the time limit.
 
-        The time counts from the first reading, so that short templates never read the clock.
+        The limit counts from the first reading, so that short templates never read the clock.
         """
         self._steps = 0
         now_s = time.thread_time()
@@ -118,10 +119,10 @@ class RenderBudget:
             raise OutOfTimeError("it runs for too long")
 
     def _weight(self, value: object) -> int:
-        """Return the length of a value's text.
+        """Return the length that a value would have as text, without writing the text.
 
-        A list can contain another list twice, on many levels. A list of this kind uses little
-        memory, but printing or comparing it would take forever.
+        A list can contain another list twice, on many levels. This value needs little memory, but
+        its text would have an exponential length.
         """
         if isinstance(value, str):
             return 1 + len(value)
@@ -139,7 +140,7 @@ class RenderBudget:
         return weight
 
     def check_size(self, size: int) -> None:
-        """Refuse to create a value of this many characters or items."""
+        """Raise ExhaustedError if a value of `size` characters or items would be too large."""
         if size > self._value_max or size > self._allocated_max:
             raise ExhaustedError(_TOO_LARGE)
 
@@ -151,7 +152,7 @@ _budget: ContextVar[RenderBudget] = ContextVar("budget")
 
 
 class _Generation(Extension):
-    """The block `{% generation %}`, which marks text for training. Only its body is rendered."""
+    """The block `{% generation %}`, which marks text for training and here renders its body."""
 
     tags = {"generation"}  # noqa: RUF012 - the library's own type
 
@@ -172,7 +173,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         functions: Mapping[str, Callable[..., Any]],
         filters: Mapping[str, Callable[..., Any]],
     ) -> None:
-        """Prepare. Templates have these functions and filters in addition to Jinja's."""
+        """Add these functions and filters to Jinja's own."""
         super().__init__(
             trim_blocks=True,
             lstrip_blocks=True,
@@ -191,7 +192,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             self.filters[name] = _bounded_filter(name, function)
 
     def compiled(self, source: str, change: TreeChange | None = None) -> Template:
-        """Compile a template after `change`, or raise ValueError if `source` is not a template."""
+        """Compile a template after applying `change`, or raise ValueError if it is invalid."""
         if len(source) > _SOURCE_CHARACTERS_MAX:
             raise ValueError(f"it has more than {_SOURCE_CHARACTERS_MAX} characters")
         token = _budget.set(RenderBudget(_COMPILE_CPU_S, len(source)))
@@ -208,23 +209,23 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
     @property
     def turn(self) -> None:
-        """Charge one iteration of a loop."""
+        """Charge one iteration of a loop. Compiled templates call this method."""
         _budget.get().spend()
 
     def listed(self, *items: object) -> list[object]:
-        """Replace `list` in templates, so that its calls are charged."""
+        """Return a list, in place of a list literal of the template, so that it is charged."""
         return list(items)
 
     def tupled(self, *items: object) -> tuple[object, ...]:
-        """Replace `tuple` in templates, so that its calls are charged."""
+        """Return a tuple, in place of a tuple literal of the template, so that it is charged."""
         return items
 
     def mapped(self, pairs: list[tuple[object, object]]) -> dict[object, object]:
-        """Replace `dict` in templates, so that its calls are charged."""
+        """Return a dict, in place of a dict literal of the template, so that it is charged."""
         return dict(pairs)
 
     def concatenated(self, *parts: object) -> str:
-        """Replace Jinja's operator `~`, so that each use is charged."""
+        """Return joined texts, in place of Jinja's operator `~`, so that each use is charged."""
         check_printable(parts)
         texts = list(map(str, parts))
         _budget.get().check_size(sum(map(len, texts)))
@@ -233,7 +234,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
     def render(
         self, template: Template, values: Mapping[str, Any], budget: RenderBudget
     ) -> list[str]:
-        """Return the template's output, cut at its seams.
+        """Return the template's output, cut at each `SEAM`.
 
         Raises ExhaustedError, or any error of the template itself.
         """
@@ -241,7 +242,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         try:
             texts, parts = list[str](), list[str]()
             size = 0
-            # The context is built here, because the library's own way needs two more calls and two
+            # The context is built here, because the library's method needs two more calls and two
             # copies.
             known = template.globals
             context = self.context_class(
@@ -265,7 +266,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         """Call a function for the template, and charge the call and its result."""
         budget = _budget.get()
         budget.spend()
-        # The template's own macro needs no check, because its operations are charged.
+        # A macro of the template needs no check, because the operations in it are charged.
         if type(__obj) is Macro:
             kwargs.pop("_loop_vars", None)
             kwargs.pop("_block_vars", None)
@@ -277,7 +278,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return found
 
     def getattr(self, obj: Any, attribute: str) -> Any:
-        """Return a key of a message first, while Jinja would try an attribute first."""
+        """Return a key of a message, even if dicts have an attribute of this name for Jinja."""
         if type(obj) is dict and attribute in obj and attribute not in _DICT_ATTRIBUTES:
             return obj[attribute]  # pyright: ignore[reportUnknownVariableType] - a template's
         return super().getattr(obj, attribute)
@@ -295,19 +296,19 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return found
 
     def getitem(self, obj: Any, argument: Any) -> Any:
-        """Return an item or slice of a value for the template. The size of a slice is charged."""
+        """Return an item or a slice of a value for the template. Only slices are charged."""
         found = super().getitem(obj, argument)
         return _charged(found) if isinstance(argument, slice) else found
 
 
 def check_printable(values: Iterable[object]) -> None:
-    """Refuse namespaces as values, because their size may change after it was checked."""
+    """Refuse a namespace as a value, because its size may change after the check."""
     if any(isinstance(value, Namespace) for value in values):
         raise ExhaustedError("it uses a namespace as a value")
 
 
 class _Charging(NodeTransformer):
-    """Wraps operations that Jinja compiles without a hook of the environment."""
+    """Wraps the operations for which Jinja calls no method of the environment."""
 
     def visit_For(self, node: nodes.For) -> nodes.Node:  # noqa: N802 - the library's name
         self.generic_visit(node)
@@ -354,7 +355,7 @@ def _shown(value: Any) -> Any:
 
 
 def _bounded_filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    # The function's first argument is Jinja's context.
+    # If a filter has a `jinja_pass_arg`, its first argument is Jinja's context, not a value.
     skipped = 1 if hasattr(function, "jinja_pass_arg") else 0
 
     @wraps(function)
@@ -380,7 +381,7 @@ def _bounded_filter(name: str, function: Callable[..., Any]) -> Callable[..., An
 
 
 def _check_method(budget: RenderBudget, function: Any, args: tuple[Any, ...]) -> None:
-    """Check the size of the result of a built-in type's method before the call."""
+    """Check the size of a result before a method of a built-in type is called."""
     function = getattr(function, "__wrapped__", function)
     owner, name = getattr(function, "__self__", None), getattr(function, "__name__", "")
     if not isinstance(owner, str | bytes | int):
@@ -399,7 +400,7 @@ def _check_method(budget: RenderBudget, function: Any, args: tuple[Any, ...]) ->
 
 
 def _check_operation(budget: RenderBudget, operator: str, left: Any, right: Any) -> None:
-    """Check the size of the result of an operation before it is computed."""
+    """Check the size of an operation's result before the operation is computed."""
     if operator == "+":
         if hasattr(left, "__len__") and hasattr(right, "__len__"):
             budget.check_size(len(left) + len(right))
@@ -440,7 +441,7 @@ def _check_joint(budget: RenderBudget, separator: str, items: list[Any]) -> None
 
 
 def _check_indent(budget: RenderBudget, values: list[Any]) -> None:
-    """Check the size of an indentation (a width or a text) that every line receives."""
+    """Check the size of an indentation (a width or a text) that is added to every line."""
     for width in values[1:]:
         if isinstance(width, str):
             budget.check_size(str(values[0]).count("\n") * len(width))

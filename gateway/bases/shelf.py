@@ -1,8 +1,8 @@
 """Stores small files of bases on this machine's disk, for all workers. All functions block.
 
 A base is stored completely or not at all. Its files are written to a temporary directory, which one
-rename moves to the final place. Writers hold a lock that ends with the holding process. Files are
-compared with their hashes before they are read.
+rename moves to the final place. Writers hold a file lock, which the system releases if they are
+killed. Files are compared with their hashes before they are read.
 """
 
 import errno
@@ -18,16 +18,16 @@ from sluice.ids import new_id
 
 _LOCK, _STAGING, _GONE = ".lock", ".staging", ".gone"
 _SUMS = "SHA256SUMS"  # a file with one line `sha256 name` for each file of the base
-# Errors that prove damage, because a file is missing or its name in the sums is damaged. Other
-# errors may be temporary, and a removal would affect all workers.
+# Errors that prove that a base is damaged, because a file or its listed name is invalid. Other
+# errors may be temporary, and removing the base would affect all workers.
 _DAMAGE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG}
 
 
 class BaseShelf:
-    """The directory of bases. A new base replaces the least recently used bases."""
+    """The directory of bases. If it is full, a new base replaces the least recently used ones."""
 
     def __init__(self, directory: Path, bytes_max: int) -> None:
-        """Prepare. The directory is created at its first use, and `bytes_max` bounds its size."""
+        """Set the directory, which is created at its first use, and the bound on its size."""
         self._directory = directory
         self._bytes_max = bytes_max
 
@@ -53,7 +53,7 @@ class BaseShelf:
 
     @contextmanager
     def locked(self) -> Generator[bool]:
-        """Hold the lock while the block runs. Yields False if another process has the lock."""
+        """Hold the lock while the block runs. Yields False if another process holds the lock."""
         self._directory.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(self._directory / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
         try:
@@ -70,7 +70,7 @@ class BaseShelf:
         """Add a base. The caller must hold the lock and have verified the files.
 
         Raises:
-            OSError: The disk refuses the base, or the base is larger than the shelf.
+            OSError: The base cannot be written, or is larger than the shelf.
         """
         sums = "".join(f"{_sha256(content)}  {name}\n" for name, content in files.items())
         written = {**files, _SUMS: sums.encode()}
@@ -89,7 +89,7 @@ class BaseShelf:
         _sync(self._directory)
 
     def _tidy(self) -> None:
-        """Remove the unfinished files of killed processes."""
+        """Remove the unfinished files that killed processes have left."""
         for left in (self._directory / _STAGING, *self._directory.glob(f"{_GONE}*")):
             shutil.rmtree(left, ignore_errors=True)
 
@@ -103,7 +103,7 @@ class BaseShelf:
             total -= size_bytes
 
     def _remove(self, path: Path) -> None:
-        """Remove a base atomically, so that concurrent readers read all of its files or no file."""
+        """Remove a base atomically, so that a concurrent reader reads either all files or none."""
         gone = self._directory / new_id(_GONE)
         with suppress(FileNotFoundError):  # another process has removed the base first
             path.rename(gone)
@@ -111,14 +111,14 @@ class BaseShelf:
 
 
 def _is_whole(path: Path) -> bool:
-    """Return whether all files are undamaged, or raise OSError if they cannot be checked now."""
+    """Return whether all files are undamaged, or raise OSError if this cannot be checked now."""
     try:
         lines = (path / _SUMS).read_text().splitlines()
         for line in lines:
             sha256, _, name = line.partition("  ")
             if _sha256((path / name).read_bytes()) != sha256:
                 return False
-    except ValueError:  # the content is no text, or a line has no valid file name
+    except ValueError:  # the file is not text, or a line has no valid file name
         return False
     except OSError as error:
         if error.errno in _DAMAGE:
@@ -128,7 +128,7 @@ def _is_whole(path: Path) -> bool:
 
 
 def _used(path: Path) -> tuple[float, int]:
-    """Return the time of a base's last use and its bytes, or zeros if it is being removed."""
+    """Return the time of a base's last use and its size in bytes, or zeros if it was removed."""
     try:
         files = (file for file in path.rglob("*") if file.is_file())
         return path.stat().st_mtime, sum(file.stat().st_size for file in files)

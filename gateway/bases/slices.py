@@ -1,7 +1,7 @@
 """Tokenizes texts in slices of bounded work, so that other requests are served in between.
 
-A text may be cut where a word begins. A pre-tokenizer matches from left to right, so that after the
-cut it matches the same words with or without the text before. See `gateway.bases.boundaries`.
+A text may be cut before a word, because a pre-tokenizer matches words from left to right. After the
+cut, it matches the same words with or without the text before. See `gateway.bases.boundaries`.
 """
 
 from array import array
@@ -14,23 +14,23 @@ from tokenizers import Encoding, Tokenizer
 
 from gateway.bases.boundaries import Boundaries
 
-# Maximum number of UTF-8 bytes that are tokenized in one call. They have at most as many tokens,
-# and need about 60 ms.
+# Maximum number of UTF-8 bytes that are tokenized in one call. They need about 60 ms, and have at
+# most one token per byte.
 SLICE_BYTES = 64 << 10
 
 _Made = TypeVar("_Made")
-# Work in steps. The generator yields after each step, and returns the result of the work. A step
-# may yield a function, which is long work without pauses. The next step receives the function's
-# result.
+# Work in steps, as a generator. After each step, it yields None, or a function with long work that
+# has no pauses. The function's result is sent to the next step. The generator returns the result of
+# all work.
 Steps = Generator[Callable[[], Any] | None, Any, _Made]
 
 
 class TooManyTokensError(ValueError):
-    """The texts have more tokens than the caller accepts. The remaining text was not tokenized."""
+    """The texts have more tokens than the caller accepts, so tokenizing was stopped."""
 
 
 def finished(steps: "Steps[_Made]") -> _Made:
-    """Run all steps without pauses and return the result."""
+    """Run all steps without pauses, and return the result of the work."""
     made: object = None
     try:
         while True:
@@ -47,9 +47,9 @@ def encode_batch(
     *,
     add_special_tokens: bool,
 ) -> list[Encoding]:
-    """Return the tokens of texts, computed in a thread of `tokenizing` if there is one."""
-    # The batch call releases the interpreter lock. Its fast variant computes no offsets, which are
-    # not needed.
+    """Return the tokens of texts, computed in a thread of `tokenizing` unless it is None."""
+    # The batch call releases the interpreter lock. Its fast variant omits offsets, which are not
+    # needed.
     work = partial(tokenizer.encode_batch_fast, list(texts), add_special_tokens=add_special_tokens)
     return work() if tokenizing is None else tokenizing.submit(work).result()
 
@@ -57,18 +57,18 @@ def encode_batch(
 class SlicingTokenizer:
     """Tokenizes texts of one base in slices.
 
-    A text is not cut if the tokenizer's words depend on the text before them.
+    A text stays whole if the tokenizer's words depend on the text before them.
 
     Attributes:
         around: Tokens that the tokenizer adds before and after a text, or None if they vary.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, slice_bytes: int = SLICE_BYTES) -> None:
-        """Prepare.
+        """Analyse the tokenizer.
 
         Args:
             tokenizer: Tokenizer of the base.
-            slice_bytes: UTF-8 bytes of a slice.
+            slice_bytes: Maximum number of UTF-8 bytes of a slice.
         """
         self._tokenizer = tokenizer
         self._boundaries = Boundaries(tokenizer)
@@ -83,13 +83,13 @@ class SlicingTokenizer:
         tokens_max: int = 0,
         total_max: int = 0,
     ) -> "Steps[list[array[int]]]":
-        """Return the ids of texts, each without the tokens that the tokenizer adds to a text.
+        """Return the ids of texts, without the special tokens that the tokenizer would add.
 
         Args:
             texts: Texts, each of which is encoded independently.
             tokenizing: Threads that do the work, or None for the caller's thread.
-            tokens_max: Number of tokens per text that the caller needs, or 0 for all. Some more may
-                be returned.
+            tokens_max: Number of tokens per text that the caller needs, or 0 for all. A text may
+                have more ids in the result.
             total_max: Maximum number of tokens of all texts, or 0 for no bound. Of each text, at
                 most `tokens_max` tokens are counted.
 
@@ -112,7 +112,7 @@ class SlicingTokenizer:
         return made
 
     def encode_whole(self, text: str, tokenizing: Executor | None) -> "Steps[array[int]]":
-        """Return the ids of a text with the tokens that the tokenizer adds to a text."""
+        """Return the ids of a text, including the special tokens that the tokenizer adds."""
         if self.around is None or len(text) * 4 <= self._slice_bytes:
             made = encode_batch(self._tokenizer, [text], tokenizing, add_special_tokens=True)
             return array("I", made[0].ids)
@@ -135,7 +135,7 @@ class SlicingTokenizer:
         while not tokens_max or len(ids) <= tokens_max:
             part, is_rest = _beginning(text, start, size)
             work = partial(self._encoded_part, part, is_rest=is_rest)
-            if size > self._slice_bytes:  # the part is one word, which cannot be cut
+            if size > self._slice_bytes:  # the part is a single word, which cannot be cut
                 tokens, end = yield work
             else:
                 tokens, end = work() if tokenizing is None else tokenizing.submit(work).result()
@@ -157,7 +157,7 @@ class SlicingTokenizer:
 
 
 def _beginning(text: str, start: int, size_bytes: int) -> tuple[str, bool]:
-    """Return at most `size_bytes` of a text from `start`, and whether they reach its end."""
+    """Return at most `size_bytes` of a text from `start` on, and whether this reaches its end."""
     part = text[start : start + size_bytes]
     encoded = part.encode()
     if len(encoded) > size_bytes:
@@ -166,7 +166,7 @@ def _beginning(text: str, start: int, size_bytes: int) -> tuple[str, bool]:
 
 
 def _batches(texts: Sequence[str], size_bytes: int) -> Iterator[list[str]]:
-    """Yield texts in order, in groups of at most `size_bytes`."""
+    """Yield the texts in order, in groups of at most `size_bytes` UTF-8 bytes."""
     batch: list[str] = []
     size = 0
     for text in texts:
@@ -181,7 +181,7 @@ def _batches(texts: Sequence[str], size_bytes: int) -> Iterator[list[str]]:
 
 
 def special_tokens_around(tokenizer: Tokenizer) -> "tuple[array[int], array[int]] | None":
-    """Return the tokens that the tokenizer adds before and after any text, or None if they vary."""
+    """Return the tokens that are added before and after any text, or None if they vary."""
     bare = tokenizer.encode("a", add_special_tokens=False).ids
     full = tokenizer.encode("a", add_special_tokens=True).ids
     for start in range(len(full) - len(bare) + 1):

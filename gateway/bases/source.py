@@ -1,4 +1,4 @@
-"""Fetches the small files of bases from the control plane, which reads the artifact store."""
+"""Fetches tokenizer and configuration files of bases from the control plane's artifact store."""
 
 import asyncio
 import hashlib
@@ -24,7 +24,7 @@ _OPTIONS = (
 
 
 class BaseFetchError(Exception):
-    """The files cannot be fetched now, for the reason in the message."""
+    """The files cannot be fetched now. The message names the reason."""
 
 
 async def fetch_base(address: str, digest: str) -> dict[str, bytes]:
@@ -35,7 +35,7 @@ async def fetch_base(address: str, digest: str) -> dict[str, bytes]:
         digest: Digest of the artifact, which covers the hash of each file.
 
     Raises:
-        BaseFetchError: No peer answers with the files, or the files do not match the digest.
+        BaseFetchError: The control plane does not send the files, or they do not match the digest.
     """
     try:
         async with channel_to(address, CertificateRole.CONTROL_PLANE, options=_OPTIONS) as channel:

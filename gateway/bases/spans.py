@@ -1,8 +1,9 @@
-"""Computes block hashes and wire form of prompts, once for each common prefix.
+"""Computes block hashes and wire form of prompts, only once for prefixes that prompts share.
 
-A conversation sends its whole history in every turn. Per token, hashing costs 50 ns, packing 60 ns,
-and the search for a cached span (4,096 tokens) 4 ns. The key of a span is a digest of all ids up to
-the span's end and of the root of the hash chain. So no tenant or model can read a span of another.
+A conversation sends its whole history in every turn. Per token, hashing costs 50 ns and packing 60
+ns, but finding the token in a cached span of 4,096 tokens costs 4 ns. A span's key is a digest of
+the hash chain's root and all ids up to the span's end. So no tenant or model can read a span of
+another.
 """
 
 import hashlib
@@ -19,7 +20,7 @@ SPAN_TOKENS = PACKED_AT_ONCE
 _BYTES_MAX = 64 << 20  # bytes of all cached spans, about two thousand spans of 4,096 tokens
 IDLE_S = 3600.0  # seconds after which a span that no prompt has used is dropped
 _DIGEST_BYTES = 16
-_OVERHEAD_BYTES = 256  # estimated bytes of a cached span besides its content
+_OVERHEAD_BYTES = 256  # estimated memory of a span in bytes, in addition to its content
 
 
 if TYPE_CHECKING:
@@ -39,19 +40,19 @@ class PromptSpans:
     def __init__(
         self, bytes_max: int = _BYTES_MAX, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """Prepare an empty cache."""
+        """Start with an empty cache."""
         self._bytes_max, self._clock = bytes_max, clock
-        # Cached spans with the times of their last uses, least recently used first.
+        # Cached spans with the times of their last use, the least recently used span first.
         self._spans: OrderedDict[bytes, tuple[_Span, float]] = OrderedDict()
         self._lock = Lock()
         self.held_bytes = 0
 
     def hashed(self, ids: "array[int]", root: bytes) -> tuple[bytes, bytes]:
-        """Return the hashes of all full blocks of a prompt, and all its ids packed.
+        """Return the hashes of a prompt's full blocks, and all its ids in wire form.
 
         Args:
             ids: Token ids.
-            root: Root of the hash chain.
+            root: Root of the hash chain, which identifies tenant and model.
         """
         hashes, packed = list[bytes](), list[bytes]()
         last, data = b"", memoryview(ids)

@@ -4,8 +4,8 @@ Templates are part of downloaded weights and untrusted code, so they run in a sa
 budget. The environment is that of Hugging Face's `apply_chat_template`.
 
 Only the template may write special tokens. If a caller's text contains the text of a special token,
-the prompt is cut inside that text. The tokenizer encodes each piece separately, so it recognizes no
-special token there.
+the prompt is cut inside that text. The tokenizer encodes the two pieces separately, so it does not
+recognize a special token there.
 """
 
 import hashlib
@@ -27,28 +27,28 @@ from sluice.errors import BadRequestError, ErrorCode
 # Processor seconds of one rendering. A usual template needs 3 ms per 100 messages.
 CPU_S = 1.0
 
-# Maximum number of nesting levels of tools, and of arguments in the history, because `tojson` and
-# this module recurse. Schemas of `gateway.bodies` may have 120 levels, and a tool adds some levels.
+# Maximum number of nested objects and arrays in tools and in arguments of earlier calls, because
+# `tojson` and this module recurse. Schemas may have 120 levels, and a tool adds some levels.
 _LEVELS_MAX = 128
 
-_PATTERN_CHARACTERS_MAX = 256  # characters of a date's pattern
-_SEPARATOR_CHARACTERS_MAX = 8  # characters of a separator in JSON
+_PATTERN_CHARACTERS_MAX = 256  # maximum length of a pattern for dates
+_SEPARATOR_CHARACTERS_MAX = 8  # maximum length of a separator in JSON
 
-# A template with this text is Mistral's, and raises an error for call ids of any other form.
+# Templates with this text are Mistral's. They raise an error unless call ids match the next regex.
 _SHORT_CALL_IDS = "length != 9"
 _SHORT_CALL_ID = re.compile("[a-zA-Z0-9]{9}")
 
-# Noncharacters of Unicode. A noncharacter that the caller does not use marks a prompt's cuts.
+# Noncharacters of Unicode. One that the caller's texts do not contain marks where to cut a prompt.
 _MARKS = tuple(map(chr, range(0xFDD0, 0xFDF0)))
-_BETWEEN = " " * 8  # text between two values, about as long as JSON's characters around a value
+_BETWEEN = " " * 8  # filler between two values, about as long as JSON's punctuation
 
 
-# Variables by which templates receive whether, and with which effort, the model shall reason.
+# Variables by which a template receives whether the model shall reason, and with which effort.
 _EFFORT = re.compile(r"\b(reasoning_effort|enable_thinking)\b")
 
 
 class TemplateError(Exception):
-    """The template itself called `raise_exception` with this message."""
+    """The template has called `raise_exception` with this message."""
 
 
 def _raise_exception(message: str) -> NoReturn:
@@ -62,7 +62,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    # Jinja's own filter escapes <, > and &, but models are not trained on escaped text.
+    # Jinja's own filter would escape <, > and &, but models are not trained on escaped text.
     for text in (indent, *(separators or ())):
         if isinstance(text, str) and len(text) > _SEPARATOR_CHARACTERS_MAX:
             raise TemplateError("it asks for JSON with long separators")
@@ -82,17 +82,17 @@ def _strftime_now(pattern: str) -> str:
 
 
 class WrittenChat(NamedTuple):
-    """A rendered conversation, by messages.
+    """A rendered conversation, split into the texts of its messages.
 
     Attributes:
         messages: All messages.
         rows: The messages in the form for templates.
         tools: The tools in the form for templates.
         options: Options for the template.
-        given: Characters of all texts that the template received.
-        kept: Number of first messages whose text is not in `texts`.
+        given: Number of characters of all texts that the template received.
+        kept: Number of first messages that were not rendered and have no text in `texts`.
         before: Text before the first message.
-        texts: Texts of the remaining messages, one text per message.
+        texts: Texts of the other messages, one per message.
         behind: Text after the last message.
     """
 
@@ -108,10 +108,10 @@ class WrittenChat(NamedTuple):
 
 
 class ChatTemplate:
-    """A compiled template with the special tokens that it may name.
+    """A compiled template with the special tokens to which it may refer.
 
     Attributes:
-        heeds_effort: Whether the template reads the requested effort of reasoning.
+        heeds_effort: Whether the template uses the requested effort of reasoning.
     """
 
     def __init__(
@@ -121,8 +121,8 @@ class ChatTemplate:
 
         Args:
             source: Text of the template, in Jinja.
-            special_tokens: Special tokens that the template may name.
-            reserved: Texts that the tokenizer reads as special tokens.
+            special_tokens: Texts of the special tokens, by the names that the template uses.
+            reserved: Texts that the tokenizer recognizes as special tokens.
         """
         self._environment = BoundedEnvironment(
             filters={"tojson": _tojson},
@@ -146,7 +146,7 @@ class ChatTemplate:
         return tree if self._head is None else with_seams(tree)
 
     def render(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> str:
-        """Return the prompt text, or raise BadRequestError if messages do not suit the template."""
+        """Return the prompt text, or raise BadRequestError if the template refuses the messages."""
         return "".join(self.pieces(messages, tools))
 
     def pieces(
@@ -158,7 +158,7 @@ class ChatTemplate:
         cpu_s: float = CPU_S,
         param: str = "messages",
     ) -> list[str]:
-        """Return the prompt text cut for the tokenizer, which is nearly always one piece."""
+        """Return the prompt text in pieces for the tokenizer, which is nearly always one piece."""
         return self.written(messages, tools, options, cpu_s=cpu_s, param=param)[0]
 
     def written(
@@ -170,20 +170,20 @@ class ChatTemplate:
         cpu_s: float = CPU_S,
         param: str = "messages",
     ) -> tuple[list[str], WrittenChat | None]:
-        """Return the prompt text in pieces for the tokenizer (usually one), and by messages.
+        """Return the prompt text in pieces for the tokenizer (usually one), and split by messages.
 
         The second result is None if a longer conversation may change the text of these messages.
 
         Args:
             messages: The conversation.
             tools: Tools that the model may call.
-            options: Further names for the template, e.g. `enable_thinking`.
+            options: Additional variables for the template, e.g. `enable_thinking`.
             cpu_s: Processor seconds that rendering may use. If a value below `CPU_S` is not enough,
                 the call raises OutOfTimeError.
-            param: Field of the body that the conversation came in.
+            param: Name of the body's field for the conversation.
 
         Raises:
-            BadRequestError: The messages do not fit the template.
+            BadRequestError: The template refuses the messages.
         """
         listed = _template_tools(tools) if tools else []
         rows = [self._row(message) for message in messages]
@@ -219,16 +219,16 @@ class ChatTemplate:
         opening: str,
         given: int,
     ) -> WrittenChat | None:
-        """Return messages that another gateway has rendered, as input of `continued`.
+        """Return messages that another gateway has rendered, in the form for `continued`.
 
-        The result is None if the template cannot be continued.
+        The result is None if the template cannot render only new messages.
 
         Args:
             messages: The messages.
             tools: Tools that the model may call.
-            options: Further names for the template.
+            options: Additional variables for the template.
             opening: Text before the first message.
-            given: Characters of all texts that the template received.
+            given: Number of characters of all texts that the template received.
         """
         if self._going_on is None:
             return None
@@ -246,7 +246,7 @@ class ChatTemplate:
         *,
         cpu_s: float = CPU_S,
     ) -> WrittenChat | None:
-        """Render only the new part of a conversation that extends a known conversation.
+        """Render only the new messages of a conversation that extends a known conversation.
 
         The last known message is rendered again, since its text may depend on the next message.
 
@@ -275,7 +275,7 @@ class ChatTemplate:
         return WrittenChat(messages, rows, listed, options, given, kept, before, own, behind)
 
     def _with_marks(self, value: Any, mark: str) -> Any:
-        """Return `value` with `mark` after the first character of each special token's text."""
+        """Return `value` with `mark` inserted after the first character of each reserved text."""
         if isinstance(value, str):
             return self._first_character.sub(rf"\1{mark}", value)
         if isinstance(value, dict):
@@ -337,7 +337,7 @@ class ChatTemplate:
 
 
 def _template_tools(tools: Sequence[Tool]) -> list[dict[str, Any]]:
-    """Return tools in the form for templates, or raise BadRequestError for too many levels."""
+    """Return tools in the form for templates, or raise BadRequestError if nested too deeply."""
     listed = [tool.model_dump(exclude_none=True) for tool in tools]
     if _levels(listed) > _LEVELS_MAX:
         raise BadRequestError(
@@ -349,7 +349,7 @@ def _template_tools(tools: Sequence[Tool]) -> list[dict[str, Any]]:
 
 
 def _levels(value: object) -> int:
-    """Return how deep objects and lists are nested. Counting stops above `_LEVELS_MAX`."""
+    """Return the depth of nested objects and lists. Counting stops above `_LEVELS_MAX`."""
     level, levels = [value], 0
     while level and levels <= _LEVELS_MAX:
         level = list(chain.from_iterable(map(_below, level)))
@@ -364,9 +364,9 @@ def _below(value: object) -> Collection[object]:
 
 
 def _arguments(text: str) -> object:
-    """Return the arguments as the object that templates expect.
+    """Return a call's arguments as an object, which templates expect instead of JSON text.
 
-    Text that is not JSON, or is nested too deep, is returned unchanged.
+    Text that is not JSON, or is nested too deeply, is returned unchanged.
     """
     try:
         value = json.loads(text)
@@ -379,7 +379,8 @@ def _arguments(text: str) -> object:
 def _texts(rows: list[dict[str, Any]], listed: list[dict[str, Any]]) -> str:
     """Return all strings in messages and tools joined, with a filler for all other values.
 
-    If a special token spans two of the joined strings, no string contains it, and nothing is cut.
+    The result is searched for special tokens. If it contains one only across two strings, a cut is
+    searched for, but no single string contains the token and nothing is cut.
     """
     found: list[str] = []
     for row in rows:
@@ -396,7 +397,7 @@ def _collect(value: object, found: list[str]) -> None:
         items = cast("dict[str, object]", value)
         found += items  # keys are always strings, because the value was read from JSON
         for item in items.values():
-            # Nearly all items are strings, so this branch saves a call each.
+            # Nearly all items are strings, so this branch avoids a call for each of them.
             if isinstance(item, str):
                 found.append(item)
             else:

@@ -1,8 +1,7 @@
 """Bounds the number of characters in one token, so that too long texts are refused early.
 
-Tokenizing needs 0.5 ms per KB, while counting characters is free. The bound exists only for
-tokenizers that drop no character. With other tokenizers, a token may cover any number of
-characters.
+Tokenizing needs 0.5 ms per KB, while counting characters is free. There is no bound for a tokenizer
+that drops characters, because its tokens may cover any number of characters.
 """
 
 import json
@@ -13,20 +12,20 @@ from tokenizers import Tokenizer
 
 from gateway.bodies.mistakes import too_long
 
-# Maximum number of original characters per character of the normalized text, because Hangul and
-# stacked accents are composed of at most four characters.
+# Maximum number of characters that a normalizer composes into one. Hangul and stacked accents
+# consist of at most four characters.
 _COMPOSED = 4
 _KEEPING = frozenset({"ByteLevel", "Digits", "Metaspace", "Sequence", "Split"})
 
 
 def require_fit(characters: int, per_token_max: int, context_tokens_max: int, param: str) -> None:
-    """Refuse a text that has more characters than a whole context of tokens can contain.
+    """Refuse a text with more characters than the tokens of the whole context can have.
 
     Args:
-        characters: Characters of the text.
+        characters: Number of characters of the text.
         per_token_max: Maximum number of characters in one token, or 0 for no bound.
-        context_tokens_max: Context of the model, in tokens, or 0 if not known.
-        param: Field of the body that the text came in.
+        context_tokens_max: Context of the model, in tokens, or 0 if it is not specified.
+        param: Name of the body's field for the text.
 
     Raises:
         BadRequestError: CONTEXT_LENGTH_EXCEEDED.
@@ -80,7 +79,7 @@ def _keeps(stage: Mapping[str, Any] | None) -> bool:
 
 
 def _knows_all(model: Mapping[str, Any], stage: Mapping[str, Any] | None) -> bool:
-    """Return whether no run of unknown characters is merged into one token."""
+    """Return whether each unknown character has its own token, so that tokens stay short."""
     if model["type"] not in {"BPE", "Unigram"}:
         return False
     return bool(model.get("byte_fallback")) or _has_bytes(stage)

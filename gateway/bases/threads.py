@@ -1,13 +1,13 @@
 """Threads that tokenize large prompts, so that neither the event loop nor other owners wait long.
 
-Tokenizing takes 0.5 ms per KB without the interpreter lock, so it runs in separate threads of low
-priority. All other work on a prompt needs the lock and runs at the event loop's own priority. A
-low-priority thread that holds the lock would delay the event loop.
+Tokenizing takes 0.5 ms per KB and does not need the interpreter lock. So it runs in separate
+threads of low priority. All other work on a prompt needs the lock and runs at the event loop's own
+priority. A low-priority thread that holds the lock would delay the event loop.
 
-Token limits are checked only after tokenizing, so they cannot prevent that a tenant sends too many
-prompts. Therefore the threads serve owners of prompts in turn, and an owner with many prompts
-delays only its own prompts. A turn is a slice of a long prompt, about 60 ms. A word that is longer
-than a slice has a separate thread and queue, so that it delays only other words of this length.
+Token limits are checked only after tokenizing, so a tenant can send too many prompts. Therefore the
+threads alternate between the owners of prompts, and an owner with many prompts delays only its own
+prompts. A turn is a slice of a long prompt, about 60 ms. A word that is longer than a slice has a
+separate thread and queue, so that it delays only other words of this length.
 """
 
 import asyncio
@@ -27,22 +27,22 @@ log = structlog.get_logger(__name__)
 
 _THREADS = 2
 _Made = TypeVar("_Made")
-# Added niceness, so that a busy event loop has ten times as much processor time.
+# Niceness added to tokenizing threads, so that a busy event loop has ten times their share of time.
 _NICENESS = 10
 
 
 def tokenizing_threads(processors: int) -> int:
-    """Return the number of threads that tokenize at once, which leaves one processor free."""
+    """Return the number of threads that tokenize, which leaves one processor free if possible."""
     return max(1, min(_THREADS, processors - 1))
 
 
 class Turns:
-    """A semaphore that serves waiting owners in turn. Only one event loop uses it."""
+    """A semaphore that alternates between waiting owners. Only one event loop uses it."""
 
     def __init__(self, places: int) -> None:
-        """Start without waiting owners."""
+        """Start with `places` free places and no waiting owner."""
         self._free = places
-        # Owners in the order of their turns, each with its waiting prompts in order of arrival.
+        # Waiting prompts by owner, in the order of the owners' turns and of the prompts' arrival.
         self._waiting: dict[str, dict[asyncio.Future[None], None]] = {}
         self._is_stopping = False
 
@@ -52,7 +52,7 @@ class Turns:
         return sum(map(len, self._waiting.values()))
 
     async def take(self, owner: str) -> None:
-        """Acquire a place, which `give_back` must release unless this call is cancelled.
+        """Acquire a place. Unless this call raises, `give_back` must be called for the place.
 
         Raises:
             RejectedError: DRAINING, after `stop_all`.
@@ -74,7 +74,7 @@ class Turns:
             raise
 
     def give_back(self) -> None:
-        """Release a place to the next waiting owner."""
+        """Release a place to the owner with the next turn."""
         while self._waiting:
             owner, places = next(iter(self._waiting.items()))
             place = next(iter(places))
@@ -88,7 +88,7 @@ class Turns:
         self._free += 1
 
     def stop_all(self) -> None:
-        """Refuse all waiting and later owners."""
+        """Refuse all waiting owners, and all owners from now on."""
         self._is_stopping = True
         for places in self._waiting.values():
             for place in places:
@@ -107,8 +107,8 @@ class PromptThreads:
     """Threads that process the prompts of one process, which has one event loop.
 
     Attributes:
-        usual: Threads for work under the interpreter lock. These threads may wait for `tokenizing`,
-            which never waits for them.
+        usual: Threads for work under the interpreter lock. They may wait for a thread of
+            `tokenizing`, which never waits for them.
         tokenizing: Threads for work without the interpreter lock.
     """
 
@@ -122,7 +122,7 @@ class PromptThreads:
         self._aside: Executor = ThreadPoolExecutor(1, "long words", initializer=_step_back)
 
     async def run(self, owner: str, make: Callable[[], _Made]) -> _Made:
-        """Return the result of a function that runs in a thread of `usual`, at the owner's turn.
+        """Run a function in a thread of `usual` at the owner's turn, and return its result.
 
         Raises:
             RejectedError: DRAINING, after `stop_all`.
@@ -130,7 +130,7 @@ class PromptThreads:
         return await _run(self._turns, self.usual, owner, make)
 
     async def run_steps(self, owner: str, steps: Steps[_Made]) -> _Made:
-        """Return the result of a series of steps, each of which waits for the owner's turn.
+        """Run a series of steps, each at a turn of the owner, and return their result.
 
         Raises:
             RejectedError: DRAINING, after `stop_all`.
@@ -146,12 +146,12 @@ class PromptThreads:
         return await _run(self._turns_aside, self._aside, owner, work)
 
     def stop_all(self) -> None:
-        """Refuse waiting and later prompts."""
+        """Refuse all waiting prompts, and all prompts from now on."""
         self._turns.stop_all()
         self._turns_aside.stop_all()
 
     def close(self) -> None:
-        """End the threads after their current prompts. The call blocks and must be the last one."""
+        """End the threads after their current prompts. The call blocks and must be the last."""
         self.usual.shutdown(cancel_futures=True)
         self.tokenizing.shutdown()
         self._aside.shutdown()
@@ -165,7 +165,7 @@ async def _run(turns: Turns, threads: Executor, owner: str, make: Callable[[], _
     except RuntimeError:
         turns.give_back()
         raise
-    # The thread continues if the caller is cancelled, so the place is released when the work ends.
+    # If the caller is cancelled, the thread continues. So the place is released when the work ends.
     work.add_done_callback(lambda _: loop.call_soon_threadsafe(turns.give_back))
     return await asyncio.wrap_future(work)
 
@@ -174,8 +174,8 @@ def _work_after_step(steps: Steps[Any], made: object) -> StopIteration | Callabl
     """Run one step of a generator.
 
     Returns:
-        The generator's result once it has ended. Before its end, the work that the next step waits
-            for, or None if the next step waits for no work.
+        StopIteration with the generator's result if this was the last step. Otherwise the work
+            that the next step needs, or None if it needs no work.
     """
     try:
         return steps.send(made)
@@ -184,11 +184,11 @@ def _work_after_step(steps: Steps[Any], made: object) -> StopIteration | Callabl
 
 
 def _step_back() -> None:
-    """Lower the priority of the current thread only. Linux has one priority per thread."""
+    """Lower the priority of the current thread only, since Linux has a priority per thread."""
     thread = threading.get_native_id()
     try:
         usual = os.getpriority(os.PRIO_PROCESS, thread)
         os.setpriority(os.PRIO_PROCESS, thread, usual + _NICENESS)
-    # A sandbox may forbid the change, and then the thread keeps its full priority.
+    # Some container sandboxes forbid the change, and then the thread keeps its full priority.
     except OSError as error:
         log.warning("priority_not_lowered", error=str(error))
