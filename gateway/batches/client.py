@@ -31,7 +31,7 @@ class BatchClient:
     """
 
     def __init__(self, control_address: str, secret: SharedSecret) -> None:
-        """Prepare. `secret` verifies that an id belongs to a tenant."""
+        """Connect at the first call. `secret` verifies that a batch's id belongs to a tenant."""
         self._link = RenewedChannel(
             control_address, CertificateRole.CONTROL_PLANE, options=_CHANNEL_OPTIONS
         )
@@ -53,7 +53,7 @@ class BatchClient:
             raise _error_of(error, batch.id) from None
 
     async def show(self, tenant_id: str, batch_id: str) -> wire.Batch:
-        """Return a batch, or raise PlatformError NOT_FOUND if it does not exist."""
+        """Return a batch, or raise PlatformError NOT_FOUND if the tenant has no such batch."""
         request = self._request(tenant_id, batch_id)
         try:
             return await (await self._stub()).Show(request, timeout=_DEADLINE_S)
@@ -61,7 +61,7 @@ class BatchClient:
             raise _error_of(error, batch_id) from None
 
     async def cancel(self, tenant_id: str, batch_id: str) -> wire.Batch:
-        """Begin to cancel a batch.
+        """Start to cancel a batch, whose running lines still end.
 
         Raises:
             PlatformError: NOT_FOUND if the batch does not exist, CONFLICT if it has ended.
@@ -73,7 +73,7 @@ class BatchClient:
             raise _error_of(error, batch_id) from None
 
     async def listed(self, tenant_id: str, limit: int, after: str) -> Sequence[wire.Batch]:
-        """Return batches, newest first, or raise NOT_FOUND if `after` is not the id of a batch."""
+        """Return batches, the newest first, or raise NOT_FOUND if `after` is no id of a batch."""
         if after:
             self._request(tenant_id, after)
         wanted = wire.ListRecordsRequest(tenant_id=tenant_id, limit=limit, after=after)
@@ -84,7 +84,7 @@ class BatchClient:
             raise _error_of(error, after) from None
 
     async def sync(self, request: wire.SyncLinesRequest) -> wire.SyncLinesResponse:
-        """Report the results of lines, and lease further lines."""
+        """Report the results of lines, and lease further lines from the control plane."""
         try:
             return await (await self._stub()).Sync(request, timeout=_DEADLINE_S)
         except grpc.aio.AioRpcError as error:

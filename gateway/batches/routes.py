@@ -1,4 +1,4 @@
-"""The routes of `/v1/batches`."""
+"""The routes of `/v1/batches`, which run files of requests in the background."""
 
 import time
 from collections.abc import Callable
@@ -29,7 +29,7 @@ _JSON = "application/json"
 _KNOWN = (PATH, f"{PATH}/{{id}}", f"{PATH}/{{id}}{_CANCEL}")
 _WINDOW_MS = 86_400_000
 _ENDED = frozenset({"completed", "cancelled", "expired"})
-# OpenAI's names of statuses that differ from this service's names.
+# OpenAI's names of those statuses that have another name in the control plane.
 _STATUSES = {"expiring": "finalizing"}
 _TIMES = ("in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")
 
@@ -44,7 +44,7 @@ class Batches:
         files: FileStore,
         on_begun: Callable[[], None],
     ) -> None:
-        """Prepare. `on_begun` is called after each new batch was stored."""
+        """Store the parts. `on_begun` is called after each new batch has been stored."""
         self._directory, self._client, self._files = directory, client, files
         self._on_begun = on_begun
 
@@ -82,7 +82,7 @@ class Batches:
         return _answer(begun)
 
     async def list_all(self, request: web.Request) -> web.Response:
-        """GET /v1/batches, newest first."""
+        """GET /v1/batches. The newest batch is first."""
         tenant_id = self._authorise(request).tenant.id
         limit, is_ascending, after = page_of(request)
         if is_ascending:
@@ -111,7 +111,7 @@ class Batches:
 
 
 def _batch_id(request: web.Request, batch_id: str) -> str:
-    """Return the batch id of a path, or raise PlatformError NOT_FOUND for any other path."""
+    """Return the id if a path names a batch, or raise PlatformError NOT_FOUND."""
     if "/" in batch_id or not batch_id:
         raise PlatformError(ErrorCode.NOT_FOUND, unknown_url(request.path, _KNOWN))
     return batch_id

@@ -1,9 +1,9 @@
-"""Answers the lines of batches with the worker's own handlers, behind all other work.
+"""Answers the lines of batches with the worker's own handlers, at the lowest priority.
 
-The control plane leases lines to a gateway for half a minute, and the gateway renews a lease while
-it works on the line. The lines of a dead gateway are leased to another gateway. A line that is
-refused for lack of capacity is returned. Then the worker leases fewer lines, so that batches use
-only the spare capacity of pools.
+The control plane leases lines to a gateway for half a minute. The gateway renews the lease while it
+works on the line. The lines of a dead gateway are leased to another gateway. A line that is refused
+for lack of capacity is returned. Then the worker leases fewer lines, so that batches use only the
+spare capacity of pools.
 """
 
 import asyncio
@@ -29,14 +29,14 @@ from sluice.wire.state.v1 import state_pb2 as wire
 
 log = structlog.get_logger(__name__)
 
-LINES_MAX = 32  # maximum number of lines under way in one worker
-# Seconds between calls with lines under way, without lines, and after many empty calls.
+LINES_MAX = 32  # maximum number of lines that one worker answers at the same time
+# Seconds between calls while lines are under way, without lines, and after many empty calls.
 _BUSY_S, _IDLE_S, _IDLE_MAX_S = 0.25, 2.0, 15.0
 _CALL_BYTES_MAX = 2 << 20  # bytes of results per call, below gRPC's 4 MiB per message
 _RESULT_BYTES_MAX = 3 << 20
 _STOP_S = 5.0
 _LINE_S = 3600.0
-# Statuses of temporary refusals, when the platform has no capacity or is unavailable.
+# HTTP statuses of temporary refusals, when the platform has no capacity or is unavailable.
 _PASSING = frozenset({429, 503})
 
 Serve = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -49,12 +49,12 @@ class BatchWorker:
     def __init__(
         self, client: BatchClient, directory: Directory, routes: Routes, gateway_id: str
     ) -> None:
-        """Prepare without lines.
+        """Start without lines.
 
         Args:
             client: Client that leases lines.
-            directory: Keys and tenants, for the callers of lines.
-            routes: Routes that answer lines.
+            directory: Keys and tenants, to find the caller of each line.
+            routes: Routes that answer the lines.
             gateway_id: Id of this worker.
         """
         self._client, self._directory, self._routes = client, directory, routes
@@ -70,11 +70,11 @@ class BatchWorker:
 
     @property
     def open(self) -> int:
-        """Number of lines under way."""
+        """Number of lines that are being answered."""
         return len(self._running)
 
     def look_soon(self) -> None:
-        """Request lines at short intervals again, because a new batch was created."""
+        """Lease lines soon and at short intervals again, because a new batch was created."""
         self._calls_in_vain = 0
         self._is_awaited.set()
 
@@ -94,7 +94,7 @@ class BatchWorker:
                     await self._pause()
 
     async def _pause(self) -> None:
-        """Wait until the next call is due."""
+        """Wait until the next call of the control plane is due."""
         if self._running or self._results:
             self._calls_in_vain = 0
             await asyncio.sleep(_BUSY_S)
@@ -107,7 +107,7 @@ class BatchWorker:
                 await self._is_awaited.wait()
 
     async def stop(self) -> None:
-        """Lease no more lines, report finished lines, and return all unfinished lines."""
+        """Lease no more lines, report the finished lines, and return the unfinished lines."""
         self._is_stopping = True
         running = list(self._running.values())
         for task in running:
@@ -132,7 +132,7 @@ class BatchWorker:
             task.add_done_callback(lambda _, place=place: self._running.pop(place, None))
 
     async def _sync(self, wanted: int) -> wire.SyncLinesResponse:
-        """Report results and lease lines. Results above the size limit remain for the next call."""
+        """Report results and lease lines. Results above the size limit wait for the next call."""
         results, size = list[wire.LineResult](), 0
         for result in self._results:
             size += result.ByteSize()
@@ -189,7 +189,7 @@ class BatchWorker:
             return error.status, body_of(error)
         except ConnectionError:
             raise
-        except Exception:  # the outermost edge, where one failed line must not stop the worker
+        except Exception:  # outermost edge: the worker survives a line that fails
             log.exception("batch_line_failed", request_id=identity.request_id)
             error = PlatformError(ErrorCode.INTERNAL, "The server had an error; try again.")
             return error.status, body_of(error)
@@ -219,7 +219,7 @@ def idle_s(calls_in_vain: int) -> float:
 def is_passing(status: int, body: bytes) -> bool:
     """Return whether a refusal is temporary, so that the line can be tried again.
 
-    A line whose replica was lost is not tried again, because it might kill further engines.
+    A line whose replica was lost is not tried again, because its prompt might crash more engines.
 
     Args:
         status: HTTP status of the refusal.
@@ -231,7 +231,7 @@ def is_passing(status: int, body: bytes) -> bool:
 
 
 def _identity(line: wire.BatchLine) -> CallerIdentity:
-    """Return the ids of a line, which are equal at every gateway, so that a line is billed once."""
+    """Return a line's ids. They are equal at every gateway, so that the line is billed once."""
     name = f"{line.name.batch_id}/{line.name.number}".encode()
     uid = hashlib.blake2b(name, digest_size=16).hexdigest()
     request_id = f"{line.name.batch_id}-{line.name.number}"

@@ -1,4 +1,4 @@
-"""Shortens chats by a model's summary of earlier messages, which the answer contains."""
+"""Shortens long chats: a model summarizes the earlier messages, and the client stores this."""
 
 from aiohttp import web
 
@@ -12,14 +12,14 @@ from gateway.server.identity import identity_of
 
 
 class ChatCompactor:
-    """Shortens chats for one worker."""
+    """Shortens the chats of one worker."""
 
     def __init__(self, compactor: Compactor, seals: CompactionSeals) -> None:
         """Store the parts that write and encrypt summaries."""
         self._compactor, self._seals = compactor, seals
 
     def expanded(self, tenant_id: str, task: ChatTask) -> ChatTask:
-        """Return a task whose compaction items are replaced by the messages that the model reads.
+        """Return a task whose compaction items are replaced by the summaries that they contain.
 
         Raises BadRequestError if a compaction item belongs to another tenant, or if its key has
         expired.
@@ -37,7 +37,7 @@ class ChatCompactor:
     async def shortened(
         self, request: web.Request, principal: Principal, task: ChatTask
     ) -> tuple[ChatTask, CompactedHistory | None]:
-        """Return a task whose earlier messages are summarized if compaction is due.
+        """Return a task whose earlier messages are summarized, if the client's condition is met.
 
         Returns:
             The task, and the compaction item for the client, or None if nothing was summarized.

@@ -24,7 +24,7 @@ class CompletionKeeper:
     """One worker's queue of completions to store. `run` must run in a TaskGroup."""
 
     def __init__(self, records: SealedRecords) -> None:
-        """Prepare an empty queue."""
+        """Start with an empty queue."""
         self._records = records
         self._waiting: deque[wire.CreateRecordRequest] = deque()
         self._bytes = 0
@@ -32,7 +32,7 @@ class CompletionKeeper:
         self._is_empty.set()
 
     def offer(self, created: wire.CreateRecordRequest) -> None:
-        """Queue a completion. If the queue is full, drop the completion and log it."""
+        """Queue a completion. If it is too large or the queue is full, log it and drop it."""
         size = created.ByteSize()
         has_room = len(self._waiting) < _WAITING_MAX and self._bytes + size <= _WAITING_BYTES_MAX
         if size > RECORD_BYTES_MAX or not has_room:

@@ -14,7 +14,7 @@ from sluice.wire.state.v1 import state_pb2 as wire
 def completion_head(
     task: ChatTask, uid: str, *, model: str, created_unix_s: int, fingerprint: str
 ) -> dict[str, object]:
-    """Return the fields that identify a completion."""
+    """Return the fields that identify a completion, as in OpenAI's objects."""
     return {
         "id": f"{task.id_prefix}-{uid}",
         "object": task.kind,
@@ -40,7 +40,7 @@ def record_of(
         sent: Messages of the request.
         metadata: Metadata of the request.
         tenant_id: Tenant that owns the completion.
-        head: Identifying fields of the completion, from `completion_head`.
+        head: Fields that identify the completion, from `completion_head`.
         choices: Choices of the completion.
         usage: Usage of the completion.
         created_at_unix_ms: Time at which the completion is stored.

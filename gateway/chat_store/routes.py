@@ -1,4 +1,4 @@
-"""Routes that create chat completions, and that serve those stored with `"store": true`."""
+"""Routes that create chat completions, and that read those stored with `"store": true`."""
 
 from functools import partial
 from typing import Any
@@ -33,7 +33,7 @@ _PREFIX, _MESSAGES = f"{PATH}/", "/messages"
 _JSON = "application/json"
 _KNOWN = (PATH, f"{PATH}/{{id}}", f"{PATH}/{{id}}{_MESSAGES}")
 _FILTERS_MAX = 16
-# Seconds to wait for queued completions, because a client may read its new completion at once.
+# Seconds to wait until the queue is written, since a client may read its new completion at once.
 _SETTLE_S = 1.0
 
 
@@ -48,7 +48,7 @@ class KeptCompletions:
         chats: ChatCompactor,
         records: SealedRecords,
     ) -> None:
-        """Prepare an empty queue of completions.
+        """Create the queue of completions to store.
 
         Args:
             directory: Keys and tenants.
@@ -72,7 +72,7 @@ class KeptCompletions:
     async def create(self, request: web.Request) -> web.StreamResponse:
         """POST /v1/chat/completions."""
         principal = self._authorise(request)
-        # No variable refers to the parsed body, so that the stream does not retain it in memory.
+        # The parsed body has no variable, so that its memory is freed while the answer streams.
         return await self._answering.answer(
             request,
             principal,
@@ -82,7 +82,7 @@ class KeptCompletions:
         )
 
     async def _task(self, request: web.Request, principal: Principal, wanted: ChatTask) -> ChatTask:
-        """Return the task of a request, with server tools, compaction and storage as requested."""
+        """Return a request's task, with server tools, compaction and storage as requested."""
         tenant_id = principal.tenant.id
         task = self._chats.expanded(tenant_id, wanted)
         if task.has_server_tools:
@@ -103,7 +103,7 @@ class KeptCompletions:
         return KeptChatTask.model_construct(**fields, **more)
 
     async def list_all(self, request: web.Request) -> web.Response:
-        """GET /v1/chat/completions. Returns stored completions, oldest first."""
+        """GET /v1/chat/completions. Returns stored completions, the oldest first."""
         tenant_id = self._authorise(request).tenant.id
         filters = {key: value for key, value in request.query.items() if key.startswith("metadata")}
         limit, is_ascending, after = page_of(request, "model", *filters, default_order="asc")
@@ -173,7 +173,7 @@ class KeptCompletions:
 
 
 def _metadata(filters: dict[str, str]) -> dict[str, str]:
-    """Return the metadata that records must have, from parameters `metadata[key]=value`."""
+    """Return the metadata of the wanted records, from parameters `metadata[key]=value`."""
     if len(filters) > _FILTERS_MAX:
         raise bad_value("metadata", f"send at most {_FILTERS_MAX} filters")
     wanted = dict[str, str]()
@@ -186,7 +186,7 @@ def _metadata(filters: dict[str, str]) -> dict[str, str]:
 
 
 def _completion_id(request: web.Request, completion_id: str) -> str:
-    """Return the completion id of a path, or raise PlatformError NOT_FOUND for any other path."""
+    """Return the id if a path names a completion, or raise PlatformError NOT_FOUND."""
     if "/" in completion_id or not completion_id:
         raise PlatformError(ErrorCode.NOT_FOUND, unknown_url(request.path, _KNOWN))
     return completion_id

@@ -1,4 +1,4 @@
-"""The task of a chat completion that is stored or was shortened by a summary."""
+"""The task of a chat completion that is stored, or whose chat a summary has shortened."""
 
 import time
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ class KeptChatChunks(ChatChunks):
     def __init__(
         self, head: StreamHead, index: int, compaction: CompactedHistory | None = None
     ) -> None:
-        """Prepare. `compaction` is the item that replaces earlier messages."""
+        """Start a choice. `compaction` is the item that replaces earlier messages, or None."""
         super().__init__(head, index)
         self._compaction = compaction
         self.call_ids: list[str] = []
@@ -58,7 +58,7 @@ class KeptStreamedGeneration(StreamedGeneration):
     def __init__(
         self, spec: GenerationSpec, chunks: ChunkWriter, itl: FastHistogram, pace: AttemptPace
     ) -> None:
-        """Prepare. `chunks` collects the whole choice."""
+        """Start a choice. `chunks` writes its chunks and collects the whole choice."""
         assert isinstance(chunks, KeptChatChunks), "only these take it"
         super().__init__(spec, chunks, itl, pace)
         self._kept = chunks
@@ -91,10 +91,10 @@ class _KeptEnd:
 
 
 class KeptChatTask(ChatTask):
-    """A chat completion that is stored or summarized. Its stream needs the whole body.
+    """A chat completion that is stored, or whose chat a summary has shortened.
 
     Attributes:
-        keeper: Queue for PostgreSQL, or None if the completion is not stored.
+        keeper: Queue of completions to store, or None if this completion is not stored.
         tenant_id: Tenant that owns the completion.
         sent: Messages of the request.
         compaction: Item that replaces earlier messages, or None if nothing was summarized.
@@ -130,7 +130,7 @@ class KeptChatTask(ChatTask):
         fingerprint: str,
         specs: Sequence[GenerationSpec],
     ) -> StreamWriters:
-        """Return the writers of all choices, and of a stream end that stores the completion."""
+        """Return the writers of all choices and of the stream's end, which queues the completion."""
         writers = super().stream_writers(
             uid, model=model, created_unix_s=created_unix_s, fingerprint=fingerprint, specs=specs
         )
@@ -185,7 +185,7 @@ class KeptChatTask(ChatTask):
 
 
 def _choice(task: KeptChatTask, chunks: KeptChatChunks) -> dict[str, object]:
-    """Return a choice of a stream, whose calls have the ids that the client received."""
+    """Return a choice of a stream, with the ids of calls that the client has received."""
     assert chunks.ended is not None, "it has ended"
     choice = task.choice_of(*chunks.ended)
     message: Any = choice["message"]

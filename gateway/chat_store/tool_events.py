@@ -1,8 +1,8 @@
 """The chunks of a chat completion with server tools, in one stream over several rounds. Pure.
 
-A round is one run of the model. All rounds are one choice with one id. Calls of server tools are
-not sent as `tool_calls`, because the client would have to answer them. Each call is sent with its
-result in `executed_tools` when the call has ended.
+A round is one run of the model. Together, the rounds of a completion are one choice with one id.
+Calls of server tools are not sent as `tool_calls`, because the client would have to answer them.
+When a call has ended, it is sent with its result in `executed_tools`.
 """
 
 import copy
@@ -25,12 +25,12 @@ _BUDGETS = frozenset(LoopEnd)
 
 
 class _MadeCall:
-    """A tool call in the model's answer of one round."""
+    """A tool call that the model has written in a round."""
 
     __slots__ = ("arguments", "call_id", "name", "shown_index", "tool")
 
     def __init__(self, first: CallDelta, tool: PlannedTool | None, shown_index: int) -> None:
-        """Begin with the first piece. `shown_index` is the index in the client's `tool_calls`."""
+        """Start from the first piece. `shown_index` is the index in the client's `tool_calls`."""
         self.call_id, self.name, self.arguments = first.call_id, first.name, ""
         self.tool, self.shown_index = tool, shown_index
 
@@ -44,12 +44,12 @@ class ToolChatChunks(ChatChunks):
     """Writes all chunks of one answer, over all its rounds.
 
     Attributes:
-        round_calls: Calls of the current round, in order.
-        round_reason: Finish reason of the current round.
-        found: Matches of the tenant's rules in the latest answer, or None without a match.
-        prompt_found: Matches in the prompt, or empty without a match.
-        completion: Identifying fields at the begin of each chunk.
-        named: Identifying fields of the stored completion.
+        round_calls: Calls of the current round, in order, once the round has ended.
+        round_reason: Finish reason of the current round, once the round has ended.
+        found: Matches of the tenant's rules in the latest round's answer, or None without a match.
+        prompt_found: Matches of the rules in the prompt, or empty without a match.
+        completion: Fields that identify the completion at the start of each chunk.
+        named: Fields that identify the stored completion.
     """
 
     __slots__ = (
@@ -65,10 +65,10 @@ class ToolChatChunks(ChatChunks):
         servers: Sequence[ListedServer] = (),
         compaction: CompactedHistory | None = None,
     ) -> None:
-        """Begin without rounds.
+        """Start before the first round.
 
         Args:
-            head: Head of the completion, until a model answers.
+            head: Start of each chunk until the first round has begun.
             tools: The server's tools, by the function names that the model uses.
             servers: MCP servers whose tools were listed.
             compaction: Item that replaces earlier messages, or None if nothing was summarized.
@@ -99,13 +99,13 @@ class ToolChatChunks(ChatChunks):
 
     @property
     def messages(self) -> Sequence[Message]:
-        """The messages of all ended rounds: the model's answers and its calls' outputs."""
+        """The messages of all ended rounds: the model's answers and the results of calls."""
         return self._messages
 
     def next_round(self, head: StreamHead, named: dict[str, object]) -> "ToolChatChunks":
-        """Return a writer for the next round. If that round is abandoned, its chunks are dropped.
+        """Return a writer for the next round. If that round fails, its writer is dropped.
 
-        The first round that is not abandoned determines the completion's head.
+        The head of the completion is that of the first round that sends a chunk.
         """
         made = copy.copy(self)
         if not self._begun:
@@ -135,7 +135,7 @@ class ToolChatChunks(ChatChunks):
     # --- a round ----------------------------------------------------------------------------
 
     def parted(self) -> bytes:
-        """Return the separator chunk between the texts of two rounds, or empty if none is due."""
+        """Return the chunk that separates the texts of two rounds, or empty if none is needed."""
         if not self._is_parting:
             return b""
         self._is_parting = False
@@ -144,7 +144,7 @@ class ToolChatChunks(ChatChunks):
         return self.head + part + self.tail
 
     def add(self, fragment: bytes) -> None:
-        """Record text that is sent without `delta`, already escaped for a JSON string."""
+        """Record text that the stream sends without `delta`. It is escaped for a JSON string."""
         self._content += fragment
 
     def delta(self, delta: AnswerDelta, logprobs: dict[str, object] | None = None) -> bytes:
@@ -166,7 +166,7 @@ class ToolChatChunks(ChatChunks):
         return before + super().delta(shown, logprobs)
 
     def finish(self, reason: str) -> bytes:
-        """End the round without a chunk, since another round or `last` follows."""
+        """End the round without a chunk, since `last` or another round follows."""
         self.round_reason = reason
         made = list(self._calls.values())
         self.round_calls = [RoundCall(it.call_id, it.arguments, it.tool) for it in made]
@@ -191,7 +191,7 @@ class ToolChatChunks(ChatChunks):
         return b""
 
     def _taken(self, call: CallDelta) -> Sequence[CallDelta]:
-        """Record a piece of a call. Returns the piece unless the server runs the call."""
+        """Record a piece of a call, and return the piece unless the server runs the call."""
         made = self._calls.get(call.index)
         if made is None:
             shown = sum(it.tool is None for it in self._calls.values())
@@ -203,7 +203,7 @@ class ToolChatChunks(ChatChunks):
     # --- calls ------------------------------------------------------------------------------
 
     def begin_approved(self, request_id: str, tool: PlannedTool, arguments: str) -> str:
-        """Raise AssertionError, because a chat has no approvals."""
+        """Raise AssertionError, because only the Responses API has approvals."""
         del request_id, tool, arguments
         raise AssertionError("a chat has no approvals")
 
@@ -232,11 +232,11 @@ class ToolChatChunks(ChatChunks):
     # --- the end ----------------------------------------------------------------------------
 
     def end_as(self, reason: str) -> None:
-        """Set the reason of the end, which is a finish reason or a used-up budget."""
+        """Set the reason of the end, which is a finish reason or an exhausted budget's name."""
         self._reason = reason
 
     def last(self, usage: Mapping[str, Any] | None) -> bytes:
-        """Return the end of the stream, with a usage chunk only if `usage` is set."""
+        """Return the end of the stream, with a usage chunk unless `usage` is None."""
         details = self._details
         more = b"" if details is None else b'"incomplete_details":%b,' % orjson.dumps(details)
         reason = b'"%b"' % self._finish_reason.encode()
@@ -272,7 +272,7 @@ class ToolChatChunks(ChatChunks):
 
     @property
     def _finish_reason(self) -> str:
-        """The finish reason of OpenAI's API, where a used-up budget is reported as `length`."""
+        """The finish reason in OpenAI's terms, in which an exhausted budget is `length`."""
         return "length" if self._reason in _BUDGETS else self._reason
 
     @property

@@ -1,4 +1,4 @@
-"""Plans the server tools of a chat completion."""
+"""Finds the tools that run on the server for a chat completion, and checks their use."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from gateway.tools.plan import ToolPlan
 
 
 class ChatToolPlanning:
-    """Plans the server tools of chat completions, for one worker."""
+    """Creates the tasks of chat completions with server tools, for one worker."""
 
     def __init__(self, directory: Directory, catalog: ToolCatalog) -> None:
         """Store the directory and the catalog of tools."""
@@ -38,7 +38,7 @@ class ChatToolPlanning:
 
 
 def _require_no_approval(plan: ToolPlan, wanted: ChatTask) -> None:
-    """Raise BadRequestError, with a remedy in its text, if a tool's calls need approval."""
+    """Raise BadRequestError, with a remedy in its text, if any tool's calls need approval."""
     for it in plan.tools.values():
         if not it.needs_approval:
             continue

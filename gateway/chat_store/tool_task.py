@@ -1,4 +1,4 @@
-"""A chat completion with server tools, in which several rounds of the model write one answer."""
+"""A chat completion with server tools, whose answer several rounds of the model write."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -25,14 +25,14 @@ from sluice.errors import PlatformError
 
 
 class RoundGeneration(StreamedGeneration):
-    """A streamed round of the model that also collects the text."""
+    """The stream of one round, which also collects the text in the writer `chunks`."""
 
     __slots__ = ("_events",)
 
     def __init__(
         self, spec: GenerationSpec, chunks: ChunkWriter, itl: FastHistogram, pace: AttemptPace
     ) -> None:
-        """Prepare. `chunks` collects the answer."""
+        """Start a round. `chunks` writes the chunks and collects the whole answer."""
         assert isinstance(chunks, ToolChatChunks), "only these take it"
         super().__init__(spec, chunks, itl, pace)
         self._events = chunks
@@ -54,15 +54,15 @@ class RoundGeneration(StreamedGeneration):
 
 
 class ChatRounds:
-    """The rounds of one completion, with the writers of their chunks and the last round's result.
+    """The rounds of one completion, with the writer of their chunks and the last round's result.
 
     Attributes:
         plan: Server tools of the request.
-        approved: Always empty, since chats have no approvals.
-        events: Writer of the chunks.
+        approved: Always empty, since only the Responses API has approvals.
+        events: Writer of the chunks, as of the last successful round.
         uid: Id of the first round, which is part of the completion's id.
         usage: Usage of the last round, or None if that round failed.
-        error: Error of the last round if it failed after it began.
+        error: Error of the last round if the round failed after its start, or None.
     """
 
     approved: Sequence[ApprovedCall] = ()
@@ -85,7 +85,7 @@ class ChatRounds:
         return StreamWriters([made], self, head=None if made.has_begun else made.completion)
 
     def commit(self) -> None:
-        """End the round successfully, so that the next round continues after its chunks."""
+        """Accept the round, so that the next round continues after its chunks."""
         if self._now is not None:
             self.events, self._now = self._now, None
 
@@ -96,17 +96,17 @@ class ChatRounds:
         return b""
 
     def failure(self, error: PlatformError) -> bytes:
-        """Record the round's error. Nothing is written, since the whole answer reports it."""
+        """Record the round's error. Nothing is written, since `ToolChatTask.failed` writes it."""
         self.error = error
         return b""
 
 
 class ToolChatTask(ChatTask):
-    """A chat completion with server tools, or one round of it.
+    """A chat completion with server tools, or one of its rounds.
 
     Attributes:
         rounds: Rounds of the completion.
-        keeper: Queue for PostgreSQL, or None if the completion is not stored.
+        keeper: Queue of completions to store, or None if this completion is not stored.
         tenant_id: Tenant that owns the completion.
         sent: Messages of the request.
         compaction: Item that replaces earlier messages, or None if nothing was summarized.
@@ -129,7 +129,7 @@ class ToolChatTask(ChatTask):
         return f"{self.id_prefix}-{self.rounds.uid}"
 
     def begin_rounds(self, uid: str) -> None:
-        """Begin a completion, whose id contains `uid`."""
+        """Start the completion, whose id contains `uid`."""
         self.rounds.uid = uid
         plan, head = self.rounds.plan, StreamHead(self.chunk_kind, self.answer_id, self.model, 0)
         self.rounds.events = ToolChatChunks(head, plan.tools, plan.servers, self.compaction)
@@ -137,13 +137,13 @@ class ToolChatTask(ChatTask):
     def next_round(
         self, messages: Sequence[Message], tokens_left: int | None, *, is_first: bool
     ) -> "ToolChatTask":
-        """Return the next round's task. Only the first round has forced calls and `min_tokens`."""
+        """Return the next round's task. Only the first has forced calls and `min_tokens`."""
         changes: dict[str, Any] = {
             "messages": [*self.messages, *messages],
             "stream": True,
             "max_tokens": None,
             "max_completion_tokens": tokens_left,
-            # All rounds have a common prefix and therefore one session.
+            # All rounds have a common prefix, so they share one session.
             "session_id": self.session or self.answer_id,
         }
         if not is_first:
@@ -161,7 +161,7 @@ class ToolChatTask(ChatTask):
         fingerprint: str,
         specs: Sequence[GenerationSpec],
     ) -> StreamWriters:
-        """Return the writers of one round. All rounds are one completion."""
+        """Return the writers of one round, whose chunks have the id of the whole completion."""
         del uid, specs
         head = StreamHead(
             self.chunk_kind,

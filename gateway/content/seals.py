@@ -1,9 +1,9 @@
 """Encryption of stored content with keys of the tenants, and the maximum age of that content.
 
-The cipher is AES-256-GCM. Encrypted content begins with a mark and with the number of its key. The
-mark is a byte with which neither JSON nor an event begins. So content from before a tenant's first
-key is recognized as unencrypted. Content is bound to the place of its storage, and can never be
-decrypted after its key was deleted.
+The cipher is AES-256-GCM. Encrypted content begins with a mark byte and the number of its key.
+Neither JSON nor an event begins with this byte. So content that was stored before the tenant had a
+key is recognized as unencrypted. Content is bound to the place where it is stored. It cannot be
+decrypted at another place, or after its key was deleted.
 """
 
 import os
@@ -29,11 +29,11 @@ _HOUR_MS = 3_600_000
 
 
 class ContentGoneError(Exception):
-    """A content can no longer be decrypted, because its key was deleted."""
+    """Stored content cannot be decrypted any more, because its key was deleted."""
 
 
 class _KeyRing(NamedTuple):
-    """The keys of a tenant as the control plane sent them, and their ciphers by key number."""
+    """A tenant's keys as the control plane sent them, and their ciphers by number of the key."""
 
     told: wire.ContentKeys
     ciphers: dict[int, AESGCM]
@@ -43,7 +43,7 @@ class ContentSeals:
     """Encrypts and decrypts the stored contents of all tenants, for one worker."""
 
     def __init__(self, state: ControlState, secret: SharedSecret) -> None:
-        """Prepare. `state` has the tenants' encrypted keys, which `secret` decrypts."""
+        """Read keys from `state`, in which they are encrypted with the secret `secret`."""
         self._state = state
         self._sealer = Sealer(secret, SEALED_FOR)
         self._rings: OrderedDict[str, _KeyRing] = OrderedDict()
@@ -54,7 +54,7 @@ class ContentSeals:
         return told is not None and bool(told.keys)
 
     def horizon_unix_ms(self, tenant_id: str, now_unix_ms: int) -> int:
-        """Return the Unix time in ms before which a tenant's content has expired. 0 is never."""
+        """Return the Unix time in ms before which a tenant's content has expired, or 0 if none."""
         tenant, told = self._state.tenants.get(tenant_id), self._state.content_keys.get(tenant_id)
         erased_ms = 0 if told is None else told.erased_at_unix_ms
         if tenant is None or not tenant.retention_hours:
@@ -62,7 +62,7 @@ class ContentSeals:
         return max(erased_ms, now_unix_ms - tenant.retention_hours * _HOUR_MS)
 
     def sealed(self, tenant_id: str, place: str, content: bytes) -> bytes:
-        """Return a content for storage at a place, encrypted if the tenant has a key.
+        """Return content in the form to store at a place, encrypted if the tenant has a key.
 
         Raises RejectedError UNAVAILABLE if the tenant's key cannot be decrypted here.
         """
@@ -78,7 +78,7 @@ class ContentSeals:
         return _HEAD.pack(_MARK, newest) + nonce + body
 
     def opened(self, tenant_id: str, place: str, content: bytes) -> bytes:
-        """Return a content, decrypted if it is encrypted.
+        """Return stored content, decrypted if it is encrypted.
 
         Raises ContentGoneError if the content cannot be decrypted.
         """
@@ -87,7 +87,7 @@ class ContentSeals:
         return self.opened_sealed(tenant_id, place, content)
 
     def opened_sealed(self, tenant_id: str, place: str, content: bytes) -> bytes:
-        """Decrypt a content that must be encrypted, or raise ContentGoneError."""
+        """Decrypt content that must be encrypted, or raise ContentGoneError."""
         behind = _HEAD.size + _NONCE_BYTES
         if len(content) < behind or not is_sealed(content):
             raise ContentGoneError
@@ -102,7 +102,7 @@ class ContentSeals:
             raise ContentGoneError from None
 
     def _ciphers(self, tenant_id: str) -> dict[int, AESGCM]:
-        """Return the ciphers of a tenant's keys, except keys that cannot be decrypted here."""
+        """Return the ciphers of a tenant's keys, without keys that cannot be decrypted here."""
         told, ring = self._state.content_keys.get(tenant_id), self._rings.get(tenant_id)
         if ring is not None and ring.told is told:
             self._rings.move_to_end(tenant_id)

@@ -1,4 +1,4 @@
-"""The routes of `/v1/conversations` and of the items of each conversation."""
+"""The routes of `/v1/conversations`, and of the items in each conversation."""
 
 from functools import partial
 from typing import Any
@@ -101,7 +101,7 @@ class Conversations:
 
 
 def _place(request: web.Request) -> list[str]:
-    """Return the id of a path, followed by `items` and an item's id if the path has them."""
+    """Return the parts of a path: a conversation's id, then `items` and an item's id if given."""
     parts = path_rest(request, _PREFIX).split("/")
     if not all(parts) or len(parts) > 3 or (len(parts) > 1 and parts[1] != _ITEMS):
         raise PlatformError(ErrorCode.NOT_FOUND, unknown_url(request.path, _KNOWN))

@@ -24,16 +24,16 @@ _ITEM: TypeAdapter[InputItem] = TypeAdapter(InputItem)
 
 
 class ConversationStore:
-    """The conversations of one worker's tenants.
+    """The conversations of all tenants, as one worker reads and writes them.
 
-    All methods raise NOT_FOUND for an unknown id, and otherwise the errors of `RecordClient`.
+    All methods raise NOT_FOUND for an unknown id. Other errors are those of `RecordClient`.
     """
 
     def __init__(self, records: SealedRecords) -> None:
         self._records = records
 
     def require(self, tenant_id: str, conversation_id: str, param: str | None = None) -> None:
-        """Raise NOT_FOUND unless this tenant owns the id."""
+        """Raise NOT_FOUND unless the tenant owns the id."""
         self._records.require(conversation_id, _PREFIX, tenant_id, param)
 
     async def begin(
@@ -71,7 +71,7 @@ class ConversationStore:
     async def append(
         self, tenant_id: str, conversation_id: str, items: Sequence[dict[str, Any]], param: str
     ) -> None:
-        """Add all items or none. BadRequestError if the conversation would be too large."""
+        """Add all items, or raise BadRequestError if the conversation would be too large."""
         self.require(tenant_id, conversation_id)
         rows = _record_items(items, param)
         await self._records.append(tenant_id, conversation_id, rows, MESSAGES_MAX)
@@ -106,7 +106,7 @@ class ConversationStore:
         await self._records.remove_item(tenant_id, conversation_id, item_id)
 
     async def context(self, tenant_id: str, conversation_id: str, param: str) -> list[InputItem]:
-        """Return all items, oldest first, or raise BadRequestError if they have too many bytes."""
+        """Return all items, the oldest first, or raise BadRequestError if they are too large."""
         self.require(tenant_id, conversation_id, param)
         wanted = wire.ListItemsRequest(tenant_id=tenant_id, id=conversation_id, is_ascending=True)
         items, size = list[InputItem](), 0
@@ -123,7 +123,7 @@ class ConversationStore:
 
 
 def new_items(items: Sequence[InputItem]) -> list[dict[str, Any]]:
-    """Return items in the stored form. New ids replace the ids that clients sent."""
+    """Return items in the stored form, with new ids instead of the clients' ids."""
     stem = new_id("item").partition("_")[2]
     return stored_items([it.model_copy(update={"id": None}) for it in items], stem)
 

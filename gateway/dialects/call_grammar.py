@@ -1,7 +1,8 @@
 """Grammars of tool calls, in llguidance's Lark. Pure.
 
-A mark that is one token of the base's vocabulary is written as that token. The model does not
-recognise the mark's spelling in other tokens, and the engine would refuse the spelling.
+A mark is a text that begins or ends a call or reasoning. If a mark is one token of the base's
+vocabulary, the grammar contains this token. The model does not recognise the mark if other tokens
+spell it, and the engine would refuse the spelling.
 """
 
 import json
@@ -21,18 +22,18 @@ from gateway.dialects.marks import (
 from gateway.dialects.tools import ToolSpec
 from sluice.errors import BadRequestError, ErrorCode
 
-# Bytes that an engine accepts, which are 16 KiB and 64 KiB of schemas
+# Bytes of a grammar that an engine accepts: 16 KiB of rules and 64 KiB of schemas
 # (replica/engine/grammar_source.py).
 _GRAMMAR_BYTES_MAX = 16_384 + 65_536
-# Characters of an answer's rule, which leaves space for the rules of the reasoning.
+# Maximum number of characters of an answer's rule, which leaves space for the rules of reasoning.
 _ANSWER_CHARACTERS_MAX = 16_000
-# Maximum number of calls per forced answer, because a weak model might never end the answer.
+# Maximum number of calls per forced answer. Without it, a weak model might never end the answer.
 CALLS_MAX = 16
 
-# White space of JSON as in models' training. With free white space, a weak model may never stop.
+# White space of JSON as in training data. With free white space, a weak model may never stop.
 JSON_OPTIONS = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
 _NO_PARAMETERS: Mapping[str, Any] = {"properties": {}, "additionalProperties": False}
-# Keywords of a schema whose properties can be written as Python's keyword arguments.
+# Keywords of schemas whose properties can be written as Python's keyword arguments.
 _PLAIN_KEYS = {
     "$defs",
     "$schema",
@@ -44,12 +45,12 @@ _PLAIN_KEYS = {
     "title",
     "type",
 }
-_DEFINITIONS = ("$defs", "definitions")  # keys whose content each property's schema receives
+_DEFINITIONS = ("$defs", "definitions")  # keys that the schema of each property receives too
 _TO_DEFINITIONS = tuple(f"#/{key}/" for key in _DEFINITIONS)
-# Maxima per tool, and for all tools, because the engine bounds the number of rules.
+# Maximum number of arguments per tool, and of all tools, because the engine bounds the rules.
 _KEYWORDS_MAX, _ALL_KEYWORDS_MAX = 16, 128
 _TEXT = r"/(.|\n)+/"
-# Marks that begin calls. Calls in Llama's forms begin without a mark.
+# Marks that begin calls. Llama's calls may begin without a mark.
 _OPENINGS = {
     CallForm.HERMES: TOOL_CALL,
     CallForm.MISTRAL: TOOL_CALLS,
@@ -63,8 +64,8 @@ class CallGrammar:
 
     Attributes:
         form: Form of the calls.
-        marks: Token ids of the marks that are one token.
-        reasoning: Marks of the reasoning that precedes the calls.
+        marks: Token ids of those marks that are one token.
+        reasoning: Marks around the reasoning before the calls, or None if the base never reasons.
     """
 
     form: CallForm
@@ -82,7 +83,7 @@ class CallGrammar:
         return _lark(thought + calls, (*more, *rules))
 
     def behind_reasoning(self, answer: str, *, is_reasoning: bool) -> str:
-        """Return a grammar of reasoning, followed by `answer`, which is in Lark.
+        """Return a grammar of reasoning that is followed by `answer`, which is in Lark.
 
         Raises BadRequestError if an expression or a list of choices is too long.
         """
@@ -93,7 +94,7 @@ class CallGrammar:
     def calls_or_answer(
         self, tools: Sequence[ToolSpec], answer: str, *, is_parallel: bool, is_reasoning: bool
     ) -> str:
-        """Return a grammar of calls, or of an answer in Lark, after optional reasoning.
+        """Return a grammar of optional reasoning, followed by either calls or an answer in Lark.
 
         Raises BadRequestError if the schemas together are too large, or the answer is too long.
         """
@@ -103,7 +104,7 @@ class CallGrammar:
         return _lark(f"{thought}(call_list | {name})", (*more, f"call_list: {calls}", rule, *rules))
 
     def _thought(self, *, is_reasoning: bool) -> tuple[str, Sequence[str]]:
-        """Return the reasoning as Lark, or empty without reasoning, and the rules that it needs."""
+        """Return the reasoning as Lark, which may be empty, and the rules to which it refers."""
         if self.reasoning is None:
             return "", ()
         opening, closing = map(self._mark, self.reasoning)
@@ -117,9 +118,9 @@ class CallGrammar:
         return thought if is_reasoning else f"({opening} {thought})? ", rules
 
     def guided(self, tools: Sequence[ToolSpec], *, is_parallel: bool) -> str | None:
-        """Return a grammar of any text whose calls follow their schemas.
+        """Return a grammar of any text whose calls match their schemas.
 
-        The result is None if calls have no mark that is one token, because any other mark may occur
+        The result is None if calls begin without a mark that is one token. Any other mark may occur
         in text. Raises BadRequestError if the schemas together are too large.
         """
         opening = _OPENINGS.get(self.form)
@@ -133,7 +134,7 @@ class CallGrammar:
         return _lark(start, (f"call_list: {calls}", text, f"TEXT: {_TEXT}", *rules))
 
     def _calls(self, tools: Sequence[ToolSpec], *, is_parallel: bool) -> tuple[str, Sequence[str]]:
-        """Return a list of calls as Lark, and the rules that it needs.
+        """Return a list of calls as Lark, and the rules to which it refers.
 
         Rules that all tools share are written once, because the engine bounds the grammar's size.
         """
@@ -162,13 +163,13 @@ class CallGrammar:
         return "", {CallForm.HERMES: r'"\n"', CallForm.LLAMA_JSON: '"; "'}.get(form, ""), ""
 
     def _parts(self, form: CallForm) -> tuple[str, str, str]:
-        """Return the text before a call's name, between name and arguments, and at the end."""
+        """Return the Lark before a call's name, between name and arguments, and after the call."""
         if form is CallForm.LLAMA_PYTHONIC:
             return "", '"("', '")"'
         if form is CallForm.MISTRAL_NAMED:
             return self._mark(TOOL_CALLS), self._mark(ARGUMENTS), ""
         if form is CallForm.LLAMA_JSON:
-            # Split into the same tokens as the engine's JSON, because one lexer must read both
+            # The text has the tokens of the engine's JSON, because one lexer must recognize both
             # calls and answers.
             name, parameters = _quoted('"name"'), _quoted('"parameters"')
             return f'"{{" {name} /: ?/', f"/, ?/ {parameters} /: ?/", '"}"'
@@ -184,7 +185,7 @@ class CallGrammar:
 
 
 def _answer(answer: str) -> tuple[str, str]:
-    """Return the name of an answer's rule, and the rule.
+    """Return the name of an answer's rule, and the rule itself.
 
     Raises BadRequestError if the rule is too long.
     """
@@ -196,7 +197,7 @@ def _answer(answer: str) -> tuple[str, str]:
         raise _too_long("grammar" if is_grammar else own)
     if is_grammar:
         return "answer", answer
-    # A terminal if possible, because the parser cannot handle thousands of choices as rules.
+    # A terminal is used, because the parser cannot handle thousands of choices as rules.
     return "ANSWER", f"ANSWER: {answer}"
 
 
@@ -234,9 +235,9 @@ def _quoted(text: str) -> str:
 
 
 def _schema(tool: ToolSpec) -> str:
-    """Return the schema of a tool's arguments, which is always the schema of an object.
+    """Return the schema of a tool's arguments, which are always an object.
 
-    The schema of a strict tool is complete. For other tools, the engine ignores unknown keywords.
+    The engine enforces all keywords of a strict tool. For other tools, it ignores unknown keywords.
     """
     parameters = _NO_PARAMETERS if tool.parameters is None else tool.parameters
     options = {**JSON_OPTIONS, "lenient": not tool.is_strict}
@@ -244,7 +245,7 @@ def _schema(tool: ToolSpec) -> str:
 
 
 def _have_keywords(tools: Sequence[ToolSpec]) -> bool:
-    """Return whether calls of all these tools can be written in Python's syntax."""
+    """Return whether calls of these tools can be written with Python's keyword arguments."""
     if not all(map(_has_keywords, tools)):
         return False
     count = sum(len((tool.parameters or {}).get("properties", ())) for tool in tools)
@@ -252,7 +253,7 @@ def _have_keywords(tools: Sequence[ToolSpec]) -> bool:
 
 
 def _has_keywords(tool: ToolSpec) -> bool:
-    """Return whether a tool's parameters can be written as separate keyword arguments."""
+    """Return whether each parameter of a tool can be written as a keyword argument."""
     parameters = _NO_PARAMETERS if tool.parameters is None else tool.parameters
     found = parameters.get("properties", {})
     if not isinstance(found, dict):
@@ -277,7 +278,7 @@ def _is_keyword(name: str) -> bool:
 
 
 def _references(schema: Any) -> Iterator[object]:
-    """Yield the references (`$ref`) of a schema, at any depth."""
+    """Yield all references (`$ref`) in a schema, at any depth."""
     if isinstance(schema, dict):
         items = cast("dict[str, Any]", schema)
         if "$ref" in items:
@@ -289,7 +290,7 @@ def _references(schema: Any) -> Iterator[object]:
 
 
 def _is_to_definition(reference: object) -> bool:
-    """Return whether a reference is also valid inside the schema of one property."""
+    """Return whether a reference is still valid if only a property's schema is written."""
     return not isinstance(reference, str) or reference.startswith(_TO_DEFINITIONS)
 
 
@@ -314,13 +315,13 @@ def _python_rules(number: int, tool: ToolSpec) -> Iterator[str]:
 
 
 def _tail(chain: list[str], rules: Mapping[str, str], required: list[str]) -> Iterator[str]:
-    """Yield the optional arguments that may follow, in the order of the schema."""
+    """Yield the optional arguments after the first argument, in the order of the schema."""
     for name in chain if required else chain[1:]:
         yield f'(", " {rules[name]})?'
 
 
 def _property_schema(tool: ToolSpec, schema: Any) -> str:
-    """Return the schema of one property, with the definitions that it may refer to."""
+    """Return the schema of one property, with the definitions to which it may refer."""
     parameters = tool.parameters or {}
     shared = {key: parameters[key] for key in _DEFINITIONS if key in parameters}
     own: dict[str, Any] = schema if isinstance(schema, dict) else {}

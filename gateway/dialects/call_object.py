@@ -1,7 +1,7 @@
 """Parses a call as one JSON object, `{"name": ..., "arguments": {...}}`, incrementally. Pure.
 
-The keys may have any order, and `parameters` is a synonym of `arguments`. The name is emitted when
-it is complete, and the arguments piece by piece.
+The keys may have any order, and `parameters` is a synonym of `arguments`. The name is sent to the
+client when it is complete, and the arguments are sent piece by piece.
 """
 
 from collections.abc import Collection
@@ -13,21 +13,21 @@ from gateway.dialects.call_writer import CallWriter
 from gateway.dialects.json_text import JsonText
 from gateway.dialects.marks import behind_space
 
-# Maximum number of characters of a call before its name. Longer text is not treated as a call.
+# Maximum number of characters of a call before its name ends. Longer text is not a call.
 HELD_CHARACTERS_MAX = 64 << 10
 _NAME_CHARACTERS_MAX = 512  # maximum number of characters of a name or key as JSON text
 _ARGUMENTS_KEYS = ("arguments", "parameters")
-# Further keys that the object of a call without a mark may have.
+# Other keys that are allowed in the object of a call without a mark.
 _OTHER_KEYS = ("type", "id")
 
 
 class CallObject:
-    """A call that is read from its JSON object.
+    """The parser's state for one call that is written as a JSON object.
 
     Attributes:
-        is_begun: Whether the text is certainly a call, whose name was emitted.
+        is_begun: Whether the text is certainly a call, so that its name was passed on.
         is_complete: Whether the object has ended and is a call.
-        is_broken: Whether the text is no call, or is not continued as a call.
+        is_broken: Whether the text cannot be a call, or has stopped to be one.
     """
 
     __slots__ = (
@@ -48,21 +48,21 @@ class CallObject:
     )
 
     def __init__(self, calls: CallWriter, names: Collection[str] | None = None) -> None:
-        """Wait for the opening brace.
+        """Expect the opening brace of the object.
 
         Args:
             calls: Receives the call.
-            names: Names of the tools, or None after a mark. Without a mark, only an object with one
-                of these names is a call.
+            names: Names of the tools, or None after a mark. Without a mark, an object is a call
+                only if it has one of these names.
         """
         self._calls = calls
         self._names = names
         self._step = self._opening
         self._value = JsonText()
         self._key = ""
-        self._captured: list[str] = []  # pieces of a key or a value that is needed as a whole
+        self._captured: list[str] = []  # pieces of a key or value, joined at its end
         self._captured_characters = 0
-        self._arguments: list[str] = []  # pieces of arguments that precede the name
+        self._arguments: list[str] = []  # pieces of arguments that have arrived before the name
         self._has_arguments = False
         self._held: list[str] = []
         self._held_characters = 0
@@ -70,7 +70,7 @@ class CallObject:
 
     @property
     def text(self) -> str:
-        """The consumed text, unchanged, as long as the object may still be no call."""
+        """The consumed text, unchanged, or empty once the text is certainly a call."""
         return "".join(self._held)
 
     def take(self, text: str, start: int) -> int:
@@ -105,7 +105,7 @@ class CallObject:
         return self._punctuation(text, at, {",": self._next_key, "}": None})
 
     def _punctuation(self, text: str, at: int, steps: dict[str, Any]) -> int:
-        """Consume one of the characters in `steps`, and set the next step. None ends the object."""
+        """Consume a character that is a key of `steps`, and set its step. None ends the object."""
         at = behind_space(text, at)
         if at == len(text):
             return at
@@ -181,7 +181,7 @@ class CallObject:
         return self._after_value(at)
 
     def _in_other_arguments(self, text: str, at: int) -> int:
-        """Consume arguments in the form of a string with JSON text, which some models write."""
+        """Consume arguments that are a string with JSON text in it, as some models write them."""
         at = self._capture(text, at, HELD_CHARACTERS_MAX)
         if self._value.is_complete and not self.is_broken:
             value = self._taken()

@@ -1,4 +1,4 @@
-"""The deltas of an answer's tool calls. Pure."""
+"""Collects the pieces of an answer's tool calls, in the form for clients. Pure."""
 
 from collections.abc import Callable
 
@@ -6,23 +6,23 @@ from gateway.dialects.delta import CallDelta
 
 
 class CallWriter:
-    """Numbers calls and collects their deltas until `take` returns them.
+    """Numbers calls, and collects their pieces (deltas) until `take` returns them.
 
     Attributes:
-        count: Calls begun so far.
+        count: Number of calls begun so far.
     """
 
     __slots__ = ("_deltas", "_new_call_id", "count")
 
     def __init__(self, new_call_id: Callable[[], str]) -> None:
-        """Prepare. `new_call_id` returns an id for each call."""
+        """Start before the first call. `new_call_id` returns a new id for each call."""
         self._new_call_id = new_call_id
         self._deltas: list[CallDelta] = []
         self.count = 0
 
     @property
     def is_waiting(self) -> bool:
-        """Whether there are deltas that `take` has not returned."""
+        """Whether there are deltas that `take` has not returned yet."""
         return bool(self._deltas)
 
     def begin(self, name: str) -> None:
@@ -31,14 +31,14 @@ class CallWriter:
         self.count += 1
 
     def extend(self, arguments: str) -> None:
-        """Add to the arguments of the latest call."""
+        """Append to the arguments of the latest call."""
         if not arguments:
             return
         last = self._deltas[-1] if self._deltas else CallDelta(self.count - 1)
         self._deltas[-1:] = [last._replace(arguments=last.arguments + arguments)]
 
     def take(self) -> tuple[CallDelta, ...]:
-        """Return the deltas since the last call of this method."""
+        """Return the deltas since the previous call of `take`."""
         deltas = tuple(self._deltas)
         self._deltas.clear()
         return deltas

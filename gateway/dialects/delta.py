@@ -20,7 +20,7 @@ class CallDelta(NamedTuple):
 
 
 class AnswerDelta(NamedTuple):
-    """The content, reasoning and calls that a piece of text adds to the answer."""
+    """The content, reasoning and tool calls that a piece of the model's text contains."""
 
     content: str = ""
     reasoning: str = ""
@@ -31,7 +31,7 @@ NOTHING = AnswerDelta()
 
 
 def joined(first: AnswerDelta, second: AnswerDelta) -> AnswerDelta:
-    """Return the sum of two consecutive deltas."""
+    """Return two consecutive deltas as one delta."""
     return AnswerDelta(
         first.content + second.content,
         first.reasoning + second.reasoning,
@@ -40,9 +40,9 @@ def joined(first: AnswerDelta, second: AnswerDelta) -> AnswerDelta:
 
 
 class OutputParser(Protocol):
-    """Splits the text of one answer, which arrives in pieces cut anywhere.
+    """Splits the text of one answer into content, reasoning and calls.
 
-    The concatenated output does not depend on the cuts.
+    The text arrives in pieces, and its output does not depend on where the pieces are cut.
     """
 
     @property
@@ -52,7 +52,7 @@ class OutputParser(Protocol):
 
     @property
     def is_complete(self) -> bool:
-        """Whether no text may follow, e.g. after the one call that the client allows."""
+        """Whether no text may follow, e.g. after the only call that the client allows."""
         ...
 
     @property
@@ -66,9 +66,9 @@ class OutputParser(Protocol):
         ...
 
     def push(self, text: str) -> AnswerDelta:
-        """Parse the next piece, and return its contribution to the answer."""
+        """Parse the next piece of text, and return the delta that it adds to the answer."""
         ...
 
     def flush(self) -> AnswerDelta:
-        """Return the text that waited for more text, because the answer has ended."""
+        """Return the text that was held back to wait for more, because the answer has ended."""
         ...

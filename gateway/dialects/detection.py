@@ -1,7 +1,7 @@
-"""Detection of a base's dialect from its files, or else from its template and vocabulary.
+"""Detects a base's dialect, from its configuration or else from its template and vocabulary. Pure.
 
-Pure. Marks in the template or the vocabulary distinguish the forms. Without these marks, the form
-is that of Hermes, which most templates use.
+Marks in the template or the vocabulary distinguish the forms. Without any mark, the form is that of
+Hermes, which most templates use.
 """
 
 import re
@@ -25,8 +25,8 @@ def dialect_of(template: str, tokens: Mapping[str, int], config: Mapping[str, An
     Args:
         template: Source of the base's chat template.
         tokens: Added tokens of the base's tokenizer, by text.
-        config: Content of tokenizer_config.json, whose entry `{"sluice": {"tool_calls": ...,
-            "reasoning": ...}}` overrides any detection.
+        config: Content of tokenizer_config.json. Its entry `{"sluice": {"tool_calls": ...,
+            "reasoning": ...}}` replaces the detection.
 
     Raises:
         ValueError: The config names a form that does not exist.
@@ -57,8 +57,8 @@ def _call_form(template: str, tokens: Mapping[str, int]) -> CallForm:
     if TOOL_CALL in template:
         return CallForm.HERMES
     if TOOL_CALLS in template or TOOL_CALLS in tokens:
-        # The template counts more than the vocabulary, which may have marks that the model never
-        # learned.
+        # The template decides first, because the vocabulary may have marks for which the model was
+        # not trained.
         is_named = ARGUMENTS in (template if TOOL_CALLS in template else tokens)
         return CallForm.MISTRAL_NAMED if is_named else CallForm.MISTRAL
     if any(mark in template or mark in tokens for mark in (PYTHON_TAG, PYTHON_START)):

@@ -15,12 +15,12 @@ from gateway.dialects.tools import ToolSpec
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """The dialect of a base, made of its forms of tool calls and reasoning.
+    """The dialect of a base, which consists of its forms of tool calls and of reasoning.
 
     Attributes:
         calls: Form of the tool calls.
         reasoning: Form that separates reasoning from the answer.
-        mark_ids: Token ids of the marks that are one token of the vocabulary.
+        mark_ids: Token ids of those marks that are one token of the vocabulary.
     """
 
     calls: CallForm = CallForm.HERMES
@@ -29,7 +29,7 @@ class Dialect:
 
     @property
     def name(self) -> str:
-        """Name for logs and metrics."""
+        """Name of the dialect in logs and metrics."""
         return f"{self.calls}/{self.reasoning}"
 
     @property
@@ -38,7 +38,7 @@ class Dialect:
         return self.calls is not CallForm.NONE
 
     def marks(self, *, tools: bool) -> frozenset[str]:
-        """Return the marks that a parser needs in the text, even if they are special tokens."""
+        """Return the marks that must be in a parser's text, even if they are special tokens."""
         calls = CALL_MARKS[self.calls] if tools else ()
         return frozenset((*calls, *REASONING_MARKS.get(self.reasoning, ())))
 
@@ -51,12 +51,12 @@ class Dialect:
         is_reasoning: bool = False,
         is_forced: bool = False,
     ) -> OutputParser | None:
-        """Return a parser for one answer, or None if there is nothing to parse.
+        """Return a parser for one answer, or None if all of the answer is content.
 
         Args:
             tools: Names of the functions that may be called. If empty, calls are text.
-            is_parallel: Whether there may be more than one call.
-            new_call_id: Returns the id of each call.
+            is_parallel: Whether the answer may have more than one call.
+            new_call_id: Returns a new id for each call.
             is_reasoning: Whether the answer begins inside the reasoning. See `opens_reasoning`.
             is_forced: Whether a grammar allows only calls after reasoning. See `call_grammar`.
         """
@@ -71,7 +71,7 @@ class Dialect:
         return ReasoningParser(marks, calls, is_open=is_reasoning, is_forced=is_forced)
 
     def opens_reasoning(self, prompt: str) -> bool:
-        """Return whether a prompt ends in an open block of reasoning, as some templates do."""
+        """Return whether a prompt ends with the mark that opens reasoning, as in some templates."""
         marks = REASONING_MARKS.get(self.reasoning)
         return marks is not None and prompt.rstrip().endswith(marks.opening)
 
@@ -82,14 +82,14 @@ class Dialect:
 
         Args:
             tools: Tools that may be called, at least one.
-            is_parallel: Whether there may be more than one call.
+            is_parallel: Whether the answer may have more than one call.
             is_reasoning: Whether the answer begins inside the reasoning. See `opens_reasoning`.
         """
         assert self.has_tools, "this dialect has no calls"
         return self._grammar.forced(tools, is_parallel=is_parallel, is_reasoning=is_reasoning)
 
     def strict_grammar(self, tools: Sequence[ToolSpec], *, is_parallel: bool) -> str | None:
-        """Return a grammar of any text in which calls of `tools` follow their schemas.
+        """Return a grammar of any text in which calls of `tools` match their schemas.
 
         The result is None if the dialect's calls begin without a mark, or with a mark that is not a
         single token.
@@ -100,7 +100,7 @@ class Dialect:
     def behind_reasoning(self, answer: str, *, is_reasoning: bool) -> str | None:
         """Return a grammar of reasoning that is followed by `answer`, a grammar in Lark.
 
-        The result is None if this dialect has no reasoning, so that the answer is the whole output.
+        The result is None if the dialect has no reasoning, so that the output is only the answer.
         """
         if self.reasoning is ReasoningForm.NONE:
             return None
@@ -109,12 +109,12 @@ class Dialect:
     def calls_or_answer(
         self, tools: Sequence[ToolSpec], answer: str, *, is_parallel: bool, is_reasoning: bool
     ) -> str:
-        """Return a grammar of either calls of `tools` or `answer`, a grammar in Lark.
+        """Return a grammar that allows either calls of `tools` or `answer`, a grammar in Lark.
 
         Args:
             tools: Tools that may be called, at least one. Their schemas are enforced.
             answer: Grammar of an output without calls.
-            is_parallel: Whether there may be more than one call.
+            is_parallel: Whether the answer may have more than one call.
             is_reasoning: Whether the answer begins inside the reasoning. See `opens_reasoning`.
         """
         assert self.has_tools, "this dialect has no calls"

@@ -1,4 +1,4 @@
-"""The known forms of calls and reasoning, with the names for a base's configuration."""
+"""The known forms of tool calls and reasoning, by their names in a base's configuration."""
 
 from collections.abc import Mapping
 from enum import StrEnum
@@ -22,8 +22,8 @@ class CallForm(StrEnum):
     HERMES = "hermes"
     LLAMA_JSON = "llama_json"
     LLAMA_PYTHONIC = "llama_pythonic"
-    MISTRAL = "mistral"  # one mark, then a list of objects
-    MISTRAL_NAMED = "mistral_named"  # one mark per call, then name and arguments
+    MISTRAL = "mistral"  # one mark, and then a list of objects
+    MISTRAL_NAMED = "mistral_named"  # for each call a mark, the name and the arguments
     NONE = "none"
 
 

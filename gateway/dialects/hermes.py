@@ -1,7 +1,7 @@
-"""Tool calls in the form of Hermes, Qwen 2.5 and 3, and our own model.
+"""Parses tool calls in the form of Hermes, of Qwen 2.5 and 3, and of Sluice's own model. Pure.
 
-Pure. A call is `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, with one pair of marks
-for each call.
+A call is `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`. Each call has its own pair of
+marks.
 """
 
 from gateway.dialects.marks import TOOL_CALL, TOOL_CALL_END, Marks, behind_space
@@ -18,7 +18,7 @@ class HermesParser(CallScanner):
     openings = Marks(TOOL_CALL)
 
     def after_opening(self, text: str, at: int) -> int:
-        """Expect the object of a call."""
+        """Expect the JSON object of a call."""
         self.open_object()
         return self.in_object(text, at)
 

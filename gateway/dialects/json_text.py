@@ -1,7 +1,7 @@
 """Parses one JSON value in a text that arrives in pieces. Pure.
 
-The parser reports the end of the value, and whether the text is valid JSON so far. It takes linear
-time, and bounds the nesting and the length of numbers.
+The parser reports the end of the value, and whether the text is valid JSON so far. It needs linear
+time, and bounds the depth of nesting and the length of numbers.
 """
 
 import json
@@ -27,7 +27,7 @@ class _Inside(Enum):
     STRING = auto()
     ESCAPE = auto()  # after a backslash in a string
     HEXADECIMAL = auto()  # in the four digits after \u
-    SCALAR = auto()  # a number, or one of JSON's three words
+    SCALAR = auto()  # a number, or one of the words true, false and null
 
 
 class _Expectation(Enum):
@@ -40,11 +40,11 @@ class _Expectation(Enum):
 
 
 class JsonText:
-    """The state of the parser of one value.
+    """The parser's state for one value.
 
     Attributes:
-        is_complete: Whether the value has ended. A number or a word ends at the next character.
-        is_broken: Whether the text cannot be JSON or exceeds the limits.
+        is_complete: Whether the value has ended. A number or word ends at the character after it.
+        is_broken: Whether the text cannot be JSON, or exceeds the limits.
     """
 
     __slots__ = (
@@ -59,12 +59,12 @@ class JsonText:
     )
 
     def __init__(self) -> None:
-        """Wait for the value."""
-        self._open: list[str] = []  # containers, innermost last
+        """Expect the first character of the value."""
+        self._open: list[str] = []  # open brackets and braces, the innermost last
         self._inside = _Inside.STRUCTURE
         self._expected = _Expectation.VALUE
         self._is_key = False
-        self._digits = 0  # hexadecimal digits still expected
+        self._digits = 0  # number of hexadecimal digits still expected
         self._scalar = ""
         self.is_complete = self.is_broken = False
 
@@ -72,8 +72,8 @@ class JsonText:
         """Consume the value's characters from `start` on, to the end of the value or of `text`.
 
         Returns:
-            The index after the consumed part, and that part as valid JSON. Models forget to escape
-                control characters inside strings, so the result escapes them.
+            The index after the consumed part, and this part as valid JSON. In the result, control
+                characters inside strings are escaped, because models forget to escape them.
         """
         parts: list[str] = []
         at = start
@@ -143,7 +143,7 @@ class JsonText:
         return at if self._inside is _Inside.SCALAR else at + 1
 
     def _is_fitting(self, character: str) -> bool:
-        """Consume the next character outside strings, or return False if it is not valid JSON."""
+        """Process the next character outside strings, and return whether it is valid JSON there."""
         expected = self._expected
         if expected is _Expectation.COLON:
             self._expected = _Expectation.VALUE

@@ -1,7 +1,7 @@
-"""Tool calls in the forms of Llama 3 and 4. Pure.
+"""Parses tool calls in the forms of Llama 3 and 4. Pure.
 
-Calls are objects, `{"name": ..., "parameters": {...}}`, separated by semicolons, or a list in
-Python's syntax, `[f(a=1), g()]`. Calls begin the answer or follow a mark.
+Calls are either objects, `{"name": ..., "parameters": {...}}`, separated by semicolons, or a list
+in Python's syntax, `[f(a=1), g()]`. They begin the answer or follow a mark.
 """
 
 from collections.abc import Callable, Collection
@@ -16,8 +16,8 @@ _BETWEEN = Marks(PYTHON_END, ";")
 class LlamaParser(CallScanner):
     """Splits an answer into plain text and calls.
 
-    Without a mark, only an object that names a known tool is a call. Other answers may be JSON, or
-    begin with a bracket, too.
+    Without a mark, only an object that names a known tool is a call. Otherwise an answer that is
+    JSON, or begins with a bracket, would be mistaken for a call.
     """
 
     __slots__ = ("_call", "_names")
@@ -32,7 +32,7 @@ class LlamaParser(CallScanner):
         names: Collection[str],
         is_forced: bool = False,
     ) -> None:
-        """Prepare. `names` are the request's tools. For the other arguments see `CallScanner`."""
+        """Start an answer. `names` are the request's tools. See also `CallScanner`."""
         super().__init__(new_call_id, is_parallel=is_parallel, is_forced=is_forced)
         self._names: Collection[str] | None = names  # None after a mark
         self._call = PythonCall(names)
@@ -48,7 +48,7 @@ class LlamaParser(CallScanner):
         return self._expect_call(text, at)
 
     def after_object(self, text: str, at: int) -> int:
-        """Consume the end of a call, or the separator of two calls."""
+        """Consume the text after a call, which ends it or separates it from the next call."""
         at = behind_space(text, at)
         mark = _BETWEEN.at(text, at)
         if mark is None:

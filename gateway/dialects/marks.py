@@ -1,4 +1,4 @@
-"""The marks of all families, and their recognition in a text that arrives in pieces. Pure."""
+"""The marks of all model families, and their search in text that arrives in pieces. Pure."""
 
 import re
 from typing import NamedTuple
@@ -23,7 +23,7 @@ class ReasoningMarks(NamedTuple):
 def begun_mark(text: str, mark: str, start: int = 0) -> int:
     """Return how many characters at the end of `text[start:]` may be the beginning of `mark`.
 
-    The caller has searched for the whole mark before, so the number is below the mark's length.
+    The caller must have excluded that the text contains the whole mark.
     """
     for length in range(min(len(text) - start, len(mark) - 1), 0, -1):
         if text.endswith(mark[:length]):
@@ -32,7 +32,7 @@ def begun_mark(text: str, mark: str, start: int = 0) -> int:
 
 
 def behind_space(text: str, start: int) -> int:
-    """Return the index of the first character from `start` on that is no JSON white space."""
+    """Return the index of the first character from `start` on that is not white space of JSON."""
     return start + len(matched(_SPACE, text, start))
 
 
@@ -44,20 +44,20 @@ def matched(pattern: re.Pattern[str], text: str, start: int) -> str:
 
 
 class Marks:
-    """Several marks, of which the first in a text is searched."""
+    """Several marks that are searched for together."""
 
     __slots__ = ("_pattern", "_texts")
 
     def __init__(self, *texts: str) -> None:
-        """Prepare. No mark may be a prefix of another mark."""
+        """Compile the search. No mark may be a prefix of another mark."""
         self._texts = texts
         self._pattern = re.compile("|".join(map(re.escape, texts)))
 
     def first(self, text: str, start: int) -> tuple[int, str]:
         """Return the index of the first mark from `start` on, and the mark.
 
-        If there is no mark, the index is the end of the text, before a possible beginning of a
-        mark, and the mark is empty.
+        Without a whole mark, the returned mark is empty. The index is then the place at the text's
+        end where a mark may have begun, or else the text's length.
         """
         found = self._pattern.search(text, start)
         if found is not None:
@@ -66,7 +66,7 @@ class Marks:
         return len(text) - begun, ""
 
     def at(self, text: str, start: int) -> str | None:
-        """Return the mark at `start`, empty without a mark, or None if more text must decide."""
+        """Return the mark at `start`, or empty without a mark, or None if more text must decide."""
         found = self._pattern.match(text, start)
         if found is not None:
             return found.group()

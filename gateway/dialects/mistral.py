@@ -1,8 +1,8 @@
-"""Tool calls in the forms of Mistral. Pure.
+"""Parses tool calls in the forms of Mistral. Pure.
 
-Models up to Mistral's third tokenizer write `[TOOL_CALLS][{"name": ..., "arguments": {...}}, ...]`.
-Models since the eleventh tokenizer write `[TOOL_CALLS]name[ARGS]{...}` for each call. Some of these
-models omit `[ARGS]`, and some insert `[CALL_ID]`.
+Models with one of Mistral's first three tokenizers write `[TOOL_CALLS][{"name": ..., "arguments":
+{...}}, ...]`. Models since the eleventh tokenizer write `[TOOL_CALLS]name[ARGS]{...}` for each
+call. Some of these models omit `[ARGS]`, and some insert `[CALL_ID]`.
 """
 
 import re
@@ -32,11 +32,11 @@ class MistralParser(CallScanner):
         super().__init__(new_call_id, is_parallel=is_parallel, is_forced=is_forced)
         self._is_list = False
         self._name = ""
-        self._seen = 0  # consumed characters of a call's identifier
+        self._seen = 0  # number of consumed characters of a call's id
         self._arguments = JsonText()
 
     def after_opening(self, text: str, at: int) -> int:
-        """Expect a list of calls, or the name of a call."""
+        """Expect either a list of calls or the name of one call."""
         at, character = self.next_character(text, at)
         if not character:
             return at
@@ -50,7 +50,7 @@ class MistralParser(CallScanner):
         return at
 
     def after_object(self, text: str, at: int) -> int:
-        """Consume the end of a list or the separator of its calls."""
+        """Consume the end of a list of calls, or the separator before its next call."""
         at = behind_space(text, at)
         if at == len(text):
             return at
@@ -93,7 +93,7 @@ class MistralParser(CallScanner):
         return at + len(mark)
 
     def _in_id(self, text: str, at: int) -> int:
-        """Skip the call's identifier, because the gateway assigns its own ids."""
+        """Skip the id that the model has written, because the gateway assigns its own ids."""
         identifier = matched(_IDENTIFIER, text, at)
         self.suspect(identifier)
         self._seen += len(identifier)

@@ -1,7 +1,7 @@
 """Converts a call in Python's syntax, `f(a=1, b="x")`, to JSON. Pure.
 
-No code is evaluated. Quotes and brackets determine the end of the call, `ast` parses the text, and
-only literals in the syntax tree are accepted.
+No code is evaluated. The end of the call is found by its quotes and brackets. Then `ast` parses the
+text, and only literals in the syntax tree are accepted.
 """
 
 import ast
@@ -15,8 +15,9 @@ from gateway.dialects.json_text import DEPTH_MAX
 from gateway.dialects.marks import behind_space, matched
 
 CHARACTERS_MAX = 64 << 10
-# Bound on the work of `ast`, which parses the whole call at once, at about 1 us per part.
-_PARTS_MAX = 4096  # maximum number of brackets, commas and colons
+# Maximum number of brackets, commas and colons. It bounds the work of `ast`, which parses the whole
+# call at once, at about 1 us for each of them.
+_PARTS_MAX = 4096
 _NAME_CHARACTERS_MAX = 128
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]*")
@@ -24,22 +25,22 @@ _RUN = re.compile(r"""[^"'()\[\]{},:\\#]*""")
 _STRING_RUN = {'"': re.compile(r'[^"\\\n]*'), "'": re.compile(r"[^'\\\n]*")}
 _CLOSING = {"(": ")", "[": "]", "{": "}"}
 _WORDS = ("true", "false", "null")
-# JSON text for numbers beyond the range of a float, since JSON has no infinity.
+# JSON text for an infinite float. JSON has no infinity, but parsers read this number as infinite.
 _BEYOND = "1e999"
 
 
 class NotACallError(ValueError):
-    """The text is no call with literal keyword arguments."""
+    """The text is not a call whose arguments are keywords with literals."""
 
 
 class PythonCall:
-    """A call, followed until its closing parenthesis.
+    """The parser's state for one call, whose end is its closing parenthesis.
 
     Attributes:
         name: Name of the function, as far as it has arrived.
         arguments: Arguments as JSON, once the call is complete.
         is_complete: Whether the text has ended and is a call.
-        is_broken: Whether the text is no call or exceeds the limits.
+        is_broken: Whether the text is not a call, or exceeds the limits.
     """
 
     __slots__ = (
@@ -57,7 +58,7 @@ class PythonCall:
     )
 
     def __init__(self, names: Collection[str] | None) -> None:
-        """Wait for the name. Only a call of these names is valid, or of any name if None."""
+        """Expect the name, which must be one of `names` unless they are None."""
         self._names = names
         self._text: list[str] = []  # pieces of the text after the name
         self._size = self._parts = 0
@@ -79,7 +80,7 @@ class PythonCall:
             else:
                 at = self._take_structure(text, at)
             if at == begin:
-                break  # later characters decide whether one or three quotes open the string
+                break  # more text decides whether one or three quotes open the string
             self._size += at - begin
             self.is_broken |= self._size > CHARACTERS_MAX or self._parts > _PARTS_MAX
         return at
@@ -135,7 +136,7 @@ class PythonCall:
     def _take_string(self, text: str, at: int) -> int:
         if self._is_escaped:
             self._is_escaped = False
-            # JSON's escape \\/, which models mix in, is no escape of Python.
+            # Models also write JSON's escape \\/, which is not an escape of Python.
             self._text.append("/" if text[at] == "/" else "\\" + text[at])
             return at + 1
         if run := matched(_STRING_RUN[self._quote[0]], text, at):
@@ -165,20 +166,20 @@ class PythonCall:
         try:
             self.arguments = _as_json("".join(self._text))
             self.is_complete = True
-        # Errors that `ast` documents.
+        # These are the errors that `ast` documents.
         except (ValueError, SyntaxError, RecursionError, MemoryError):
             self.is_broken = True
 
 
 def _as_json(arguments: str) -> str:
-    """Return the keyword arguments of a call, up to the parenthesis that closes it, as JSON."""
+    """Return a call's keyword arguments as JSON, from their text with the closing parenthesis."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # warnings about escapes that Python does not define
         call = ast.parse("_(" + arguments, mode="eval").body
     if not isinstance(call, ast.Call) or call.args or not isinstance(call.func, ast.Name):
         raise NotACallError
     text = _object({_keyword(keyword): keyword.value for keyword in call.keywords})
-    # Pairs of surrogates, which JSON escapes may contain, become characters. Half a pair fails.
+    # JSON escapes may form pairs of surrogates, which become characters. Half a pair is an error.
     return text.encode("utf-16", "surrogatepass").decode("utf-16")
 
 

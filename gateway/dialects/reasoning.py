@@ -5,14 +5,14 @@ import re
 from gateway.dialects.delta import AnswerDelta, OutputParser, joined
 from gateway.dialects.marks import Marks, ReasoningMarks, behind_space, matched
 
-# Maximum amount of ignored white space before an answer, or in an empty line there. Longer white
-# space is part of the answer.
+# Maximum number of white space characters before an answer, or in an empty line there, that are
+# dropped. Longer white space is part of the answer.
 _SPACE_CHARACTERS_MAX = 64
 _EMPTY_LINES = re.compile(rf"(?:[ \t]{{0,{_SPACE_CHARACTERS_MAX}}}[\r\n])*")
 
 
 class ReasoningParser:
-    """Separates reasoning from an answer. Another parser parses the text after the reasoning.
+    """Separates reasoning from an answer. The parser `after` parses the text after the reasoning.
 
     Marks after the beginning of the answer are text, because an answer may mention marks.
     """
@@ -27,15 +27,15 @@ class ReasoningParser:
         is_open: bool,
         is_forced: bool = False,
     ) -> None:
-        """Prepare.
+        """Start before the first text.
 
         Args:
             marks: Marks of the model family.
             after: Parser of the text after the reasoning, or None if that text is content.
-            is_open: Whether the prompt ends in the opening mark, so that the answer begins as
-                reasoning.
-            is_forced: Whether only calls follow, so that an incomplete opening mark is not shown as
-                text.
+            is_open: Whether the prompt ends with the opening mark, so that the answer begins inside
+                the reasoning.
+            is_forced: Whether only calls may follow. Then an incomplete opening mark is not shown
+                as text.
         """
         self._is_forced = is_forced
         self._opening, self._closing = Marks(marks.opening), Marks(marks.closing)
@@ -55,7 +55,7 @@ class ReasoningParser:
 
     @property
     def is_reasoning(self) -> bool:
-        """Whether the reasoning has begun, in the answer or the prompt, and has not ended."""
+        """Whether reasoning has been opened, in the answer or the prompt, and not yet closed."""
         return self._step in (self._before_text, self._in_text)
 
     @property
@@ -64,12 +64,12 @@ class ReasoningParser:
         return self._step == self._behind and (self._after is None or self._after.is_plain)
 
     def push(self, text: str) -> AnswerDelta:
-        """Parse the next piece, and return its contribution to the answer."""
+        """Parse the next piece of text, and return the delta that it adds to the answer."""
         text, self._rest = self._rest + text, ""
         return self._step(text)
 
     def flush(self) -> AnswerDelta:
-        """Return the text that waited for more text, because the answer has ended."""
+        """Return the text that was held back to wait for more, because the answer has ended."""
         rest, self._rest = self._rest, ""
         if self._step == self._in_text:
             return AnswerDelta("", rest)
@@ -92,7 +92,7 @@ class ReasoningParser:
         return self._before_text(text[at + len(mark) :])
 
     def _before_text(self, text: str) -> AnswerDelta:
-        """Drop the line break after the opening mark."""
+        """Drop the white space after the opening mark."""
         at = behind_space(text, 0)
         if at == len(text):
             return AnswerDelta()
@@ -108,7 +108,7 @@ class ReasoningParser:
         return joined(AnswerDelta("", text[:at]), self._before_answer(text[at + len(mark) :]))
 
     def _before_answer(self, text: str) -> AnswerDelta:
-        """Drop empty lines after the closing mark. Spaces may begin the answer."""
+        """Drop empty lines after the closing mark. Spaces are kept if the answer follows them."""
         at = len(matched(_EMPTY_LINES, text, 0))
         spaces = behind_space(text, at) - at
         if at + spaces == len(text) and spaces <= _SPACE_CHARACTERS_MAX:

@@ -1,4 +1,4 @@
-"""The base class of all call parsers, which parses plain text, marks, and calls as JSON objects."""
+"""The base class of call parsers, which parses plain text, marks, and calls as JSON objects."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
@@ -8,28 +8,28 @@ from gateway.dialects.call_writer import CallWriter
 from gateway.dialects.delta import NOTHING, AnswerDelta
 from gateway.dialects.marks import Marks, behind_space
 
-# Maximum amount of white space before a call. Longer white space is text. Models write one line
-# break.
+# Maximum number of white space characters before a call. Models write one line break, so longer
+# white space is part of the text.
 _SPACE_CHARACTERS_MAX = 256
 
 Step = Callable[[str, int], int]
 """Signature of a state's method. It receives the text and an index, and returns the next index.
 
-If a state needs more text, it returns the index of the unconsumed text. The same text is passed to
-the state again, together with the next piece.
+A state that needs more text returns the index of the first unconsumed character. Later the state
+receives the same text again, together with the next piece.
 """
 
 
 class CallScanner(ABC):
     """A state machine that parses an answer, with one method per state. Subclasses add states.
 
-    Each state's method receives the text and an index, and returns the index after the characters
-    that it has consumed.
+    Each method receives the text and an index. It returns the index after the characters that it
+    has consumed.
 
     Attributes:
         openings: Marks after which a call is expected.
         calls: Collects the calls.
-        step: Method of the present state.
+        step: Method of the current state.
     """
 
     openings: Marks
@@ -50,20 +50,20 @@ class CallScanner(ABC):
     def __init__(
         self, new_call_id: Callable[[], str], *, is_parallel: bool, is_forced: bool = False
     ) -> None:
-        """Prepare.
+        """Start before the first text.
 
         Args:
-            new_call_id: Returns the id of each call.
+            new_call_id: Returns a new id for each call.
             is_parallel: Whether several calls are allowed. If not, one call ends the answer.
-            is_forced: Whether the engine allows only calls, so that an incomplete call is not shown
-                as text.
+            is_forced: Whether the engine allows only calls. Then an incomplete call is not shown as
+                text.
         """
         self.calls = CallWriter(new_call_id)
         self._is_forced = is_forced
         self._is_parallel = is_parallel
         self._content: list[str] = []
-        self._spaces = 0  # consecutive white space before a call
-        self._suspects: list[str] = []  # text that belongs to a call, if a call follows
+        self._spaces = 0  # number of consecutive white space characters before a call
+        self._suspects: list[str] = []  # text that is shown only if it turns out to be no call
         self._rest = ""
         self.is_complete = False
         self._object = CallObject(self.calls)
@@ -76,7 +76,7 @@ class CallScanner(ABC):
 
     @property
     def is_reasoning(self) -> bool:
-        """Always false, because another parser has removed the reasoning before."""
+        """Always false, because another parser has already removed the reasoning."""
         return False
 
     @property
@@ -85,7 +85,7 @@ class CallScanner(ABC):
         return False
 
     def push(self, text: str) -> AnswerDelta:
-        """Parse the next piece, and return its contribution to the answer."""
+        """Parse the next piece of text, and return the delta that it adds to the answer."""
         if self.is_complete:
             return NOTHING
         text = self._rest + text
@@ -100,10 +100,10 @@ class CallScanner(ABC):
         return self._delta()
 
     def flush(self) -> AnswerDelta:
-        """Return the text that waited for more text, because the answer has ended."""
+        """Return the text that was held back to wait for more, because the answer has ended."""
         if not self.is_complete and not self._is_forced:
             self._release()
-            # After a call, the rest is the beginning of its closing mark.
+            # After a call, the rest can only be an incomplete closing mark, so it is not shown.
             self.show("" if self.step == self.after_object else self._rest)
             self._rest = ""
         return self._delta()
@@ -114,7 +114,7 @@ class CallScanner(ABC):
         return self.plain(text, at)
 
     def plain(self, text: str, at: int) -> int:
-        """Show text up to a mark that begins a call."""
+        """Emit text as content, up to a mark that begins a call."""
         start, mark = self.openings.first(text, at)
         self.show(text[at:start])
         if mark:
@@ -138,7 +138,7 @@ class CallScanner(ABC):
         return at
 
     def in_object(self, text: str, at: int) -> int:
-        """Consume the characters of a call that is one JSON object."""
+        """Consume characters of a call that is one JSON object."""
         at = self._object.take(text, at)
         if self._object.is_begun:
             self.confirm()
@@ -153,7 +153,7 @@ class CallScanner(ABC):
 
         Returns:
             The index after the white space, and the character there. The character is empty if it
-            has not arrived yet, or if there is so much white space that it counts as text.
+                has not arrived yet, or if the white space is so long that it is part of the text.
         """
         behind = behind_space(text, at)
         self.suspect(text[at:behind])
@@ -166,7 +166,7 @@ class CallScanner(ABC):
         return behind, ""
 
     def open_object(self, names: Collection[str] | None = None) -> None:
-        """Expect a call that is one JSON object with one of `names`, or with any name if None."""
+        """Expect a call as one JSON object, whose name must be in `names` unless it is None."""
         self._object = CallObject(self.calls, names)
         self.step = self.in_object
 
@@ -176,21 +176,21 @@ class CallScanner(ABC):
         self.step = self.after_object
 
     def show(self, text: str) -> None:
-        """Emit plain text."""
+        """Emit text as content of the answer."""
         if text:
             self._content.append(text)
 
     def suspect(self, text: str) -> None:
-        """Store text that belongs to a call, if a call follows."""
+        """Store text that is part of a call if a call follows, and content otherwise."""
         if text:
             self._suspects.append(text)
 
     def confirm(self) -> None:
-        """Drop the stored text, because it began a call."""
+        """Drop the stored text, because it was the beginning of a call."""
         self._suspects.clear()
 
     def give_up(self) -> None:
-        """Show the stored text as content, because it began no call or a broken call."""
+        """Emit the stored text as content, because no call or a broken call followed."""
         self._release()
         self.step = self.plain
 

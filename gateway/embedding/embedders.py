@@ -1,7 +1,7 @@
-"""Sends texts to the replicas of embedding pools, each to the least busy replica.
+"""Sends each text directly to the least busy replica of its embedding pool.
 
-No router is involved, because a text is one short request that any replica can compute. A text
-whose replica is lost or fails is retried once on another replica.
+No router is needed, because a text is one short request that any replica can compute. A text whose
+replica is lost or fails is retried once on another replica.
 """
 
 import asyncio
@@ -26,23 +26,24 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-# Maximum number of texts of one request in flight, for one batch that the replica computes and one
-# that waits.
+# Maximum number of texts of one request in flight. They fill one batch that the replica computes
+# and one batch that waits.
 WINDOW_TEXTS = 32
-# Maximum number of texts in flight per replica. The longest texts need 12 s on a single core.
+# Maximum number of texts in flight per replica. On a single core, the longest texts need 12 s.
 IN_FLIGHT_MAX = 256
 ANSWER_S = 30.0  # longest wait for one text, in seconds
 ATTEMPTS_MAX = 2
 # Seconds of one sleep of the silence check. A busy replica answers a batch at least every second,
-# but may first compute the texts of other gateways. So a silent replica is ejected only if another
-# replica is available. Silence is counted in sleeps of this process, so that a pause of this
-# process is not mistaken for a silent replica.
+# but may first compute the texts of other gateways. So a silent replica is ejected only if the pool
+# has another replica. Silence is counted in sleeps of this process, so that a pause of this process
+# does not count as silence.
 NAP_S = 0.25
 SILENT_NAPS_MAX = 12
-_PROBE = (1, 2, 3, 4)  # token ids that every model's vocabulary has
+_PROBE = (1, 2, 3, 4)  # token ids of the probe, which exist in every model's vocabulary
 _PROBE_S = 10.0  # seconds for a probe, which waits in the replica's queue
 _RETRY_S = 1.0
-# A replica counts as lost when its agent is silent, although the replica itself may still compute.
+# States of replicas that receive texts. LOST means that the agent is silent, but the replica may
+# still compute.
 _USABLE = (control.REPLICA_STATE_READY, control.REPLICA_STATE_LOST)
 _ENDED = (control.REPLICA_STATE_FAILED, control.REPLICA_STATE_STOPPED)
 
@@ -57,7 +58,7 @@ Vector: TypeAlias = "array[float]"  # Python 3.11 cannot subscript the class
 
 @dataclass(slots=True, eq=False)
 class _Replica:
-    """A replica with its connection, and with the texts that wait for its answer."""
+    """A replica with its connection, and the deadlines of the texts that it computes."""
 
     pool_id: str
     address: str
@@ -68,7 +69,7 @@ class _Replica:
     silent_naps: int = 0
 
     def release(self) -> None:
-        """Release all waiting texts, which are then sent to other replicas."""
+        """End the waits for all texts at the replica, which are then sent to other replicas."""
         now_s = asyncio.get_running_loop().time()
         for wait in self.waits:
             wait.reschedule(now_s)
@@ -76,21 +77,21 @@ class _Replica:
 
 
 class Embedders:
-    """The connections to all embedding replicas. `run` must run in the service's TaskGroup."""
+    """The connections to all embedding replicas. `run` must run in the worker's TaskGroup."""
 
     def __init__(self, state: ControlState) -> None:
-        """Prepare. `update` must be called after each change of `state`."""
+        """Start without connections. `update` must be called after each change of `state`."""
         self._state = state
         self._replicas: dict[str, _Replica] = {}
         self._leaving: list[_Replica] = []
-        # Texts that the requests of a pool may have in flight, by pool id.
+        # Number of texts that the pool's open requests may have in flight, by pool id.
         self._open: dict[str, int] = {}
         self._idle = asyncio.Event()
         self._is_draining = self._is_stopping = False
 
     @property
     def open(self) -> int:
-        """Number of texts that running requests may have in flight."""
+        """Number of texts that open requests may have in flight, over all pools."""
         return sum(self._open.values())
 
     @property
@@ -99,7 +100,7 @@ class Embedders:
         return sum(r.is_usable and r.standing.is_trusted for r in self._replicas.values())
 
     def status(self, pool_id: str, replicas_starting: int) -> PoolStatus:
-        """Return the state of a pool, in which only texts of this gateway are counted."""
+        """Return the state of a pool. Its counts of texts include only texts of this gateway."""
         serving = [r for r in self._usable(pool_id) if r.standing.is_trusted]
         return PoolStatus(
             replicas_ready=len(serving),
@@ -120,7 +121,7 @@ class Embedders:
                 self._replicas[replica_id] = _connect(told)
             elif known is not None:
                 is_usable = told.state in _USABLE
-                if is_usable and not known.is_usable:  # the replica's agent has tested the replica
+                if is_usable and not known.is_usable:  # the agent has tested the replica
                     known.standing.forgive()
                 known.is_usable = is_usable
         for replica_id in tuple(self._replicas):
@@ -134,9 +135,9 @@ class Embedders:
         self._leaving.append(replica)
 
     async def run(self) -> None:
-        """Detect silence, probe, and close abandoned connections until cancelled, then close all.
+        """Eject silent replicas, probe ejected ones, and close unused connections, until cancelled.
 
-        `embed` must not be called after the cancellation.
+        Cancellation closes all connections, and `embed` must not be called afterwards.
         """
         try:
             async with asyncio.TaskGroup() as probes:
@@ -172,7 +173,7 @@ class Embedders:
             replica.release()
 
     async def drain(self, timeout_s: float) -> int:
-        """Refuse new texts and wait for open texts. Returns how many are left at the deadline."""
+        """Refuse new texts, wait for open texts, and return how many are left at the deadline."""
         self._is_draining = True
         if self.open:
             self._idle.clear()
@@ -196,7 +197,7 @@ class Embedders:
         *,
         give_up_at_s: float,
     ) -> None:
-        """Compute the embeddings of all texts. The first failure cancels all others.
+        """Compute the embeddings of all texts. If one text fails, the others are cancelled.
 
         Args:
             pool_id: Pool whose replicas compute.
@@ -296,7 +297,7 @@ class Embedders:
 
 
 async def _call(replica: _Replica, tokens: Sequence[int], give_up_at_s: float) -> Vector:
-    """Return a replica's answer, and record the outcome."""
+    """Return a replica's vector for a text, and record the outcome for the replica."""
     standing, begun_at_s = replica.standing, _now_s()
     left_s = give_up_at_s - begun_at_s
     if left_s <= 0:
@@ -312,7 +313,7 @@ async def _call(replica: _Replica, tokens: Sequence[int], give_up_at_s: float) -
         raise _failed(ErrorCode.REPLICA_LOST) from None
     except FailedError as error:
         if error.code is ErrorCode.REPLICA_LOST and left_s < ANSWER_S:
-            raise _too_late() from error  # a short wait is no evidence against the replica
+            raise _too_late() from error  # the short wait is no evidence against the replica
         is_gone = error.code is not ErrorCode.ENGINE_FAILED
         outcome, reason = (
             (EmbedOutcome.UNREACHABLE if is_gone else EmbedOutcome.FAILED),
@@ -336,7 +337,7 @@ async def _call(replica: _Replica, tokens: Sequence[int], give_up_at_s: float) -
 
 
 async def _probe(replica: _Replica) -> None:
-    """Send a probe to a replica and record its outcome."""
+    """Send a probe to an ejected replica, and record the probe's outcome."""
     standing, outcome = replica.standing, EmbedOutcome.UNKNOWN
     try:
         await replica.client.embed(_PROBE, timeout_s=_PROBE_S)
@@ -370,7 +371,7 @@ def _all_ejected(standings: Sequence[EmbedderStanding]) -> RejectedError:
 
 
 def _failed(code: ErrorCode) -> FailedError:
-    """Return the error for the client, without addresses."""
+    """Return the error for the client, which does not name the replica's address."""
     return FailedError(code, _FAILURES[code], retry_after_s=_RETRY_S)
 
 

@@ -1,4 +1,4 @@
-"""The inputs of an embeddings request, which are tokenized and checked before any is sent."""
+"""Tokenizes and checks all inputs of an embeddings request, before any of them is sent."""
 
 from collections.abc import Sequence
 
@@ -19,15 +19,16 @@ async def token_ids(
     context_tokens_max: int,
     tokens_kept: int = 0,
 ) -> list[list[int]]:
-    """Return the ids of each input. Texts receive special tokens, and ids stay unchanged.
+    """Return the ids of each input. Texts receive special tokens, and given ids stay unchanged.
 
     Args:
-        inputs: Inputs, all of one kind.
+        inputs: Texts, or lists of token ids.
         base: Base with the tokenizer.
-        owner: Owner of the texts. See `EmbeddingBase.encode`.
-        context_tokens_max: Context for one text, in tokens, or 0 if not known. Of a longer text,
-            the result may have only the beginning.
-        tokens_kept: Tokens of each input to return, including special tokens, or 0 for all.
+        owner: Tenant that the texts belong to. See `EmbeddingBase.encode`.
+        context_tokens_max: Context for one text, in tokens, or 0 if it is not specified. A longer
+            text may have only its beginning in the result.
+        tokens_kept: Number of each input's tokens to return, including special tokens, or 0 for
+            all.
 
     Raises:
         BadRequestError: The model lacks an id, a text has too many characters, or all texts
@@ -79,7 +80,7 @@ def check_lengths(texts: Sequence[Sequence[int]], context_tokens_max: int) -> No
 
     Args:
         texts: Token ids of each text.
-        context_tokens_max: Context for one text, in tokens, or 0 if not known here.
+        context_tokens_max: Context for one text, in tokens, or 0 if it is not specified.
     """
     lengths = [len(ids) for ids in texts]
     if 0 in lengths:

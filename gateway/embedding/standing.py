@@ -1,9 +1,9 @@
 """Chooses the replica of an embedding pool for the next text, by recent outcomes. Pure.
 
 An unreachable replica is ejected at once, and a failing replica after several consecutive failures.
-Otherwise a replica that fails fast would appear the least busy. An ejected replica receives
-no texts of clients. It is probed after a pause, which doubles with each ejection, and an answered
-probe clears its record.
+Otherwise a replica that fails fast would appear the least busy. An ejected replica receives no
+texts of clients. It is probed after a pause, which doubles with each failed probe. An answered
+probe ends the ejection.
 """
 
 from collections.abc import Container, Iterable
@@ -11,34 +11,34 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 PAUSE_FIRST_S = 0.5
-PAUSE_MAX_S = 2.0  # longest pause in seconds, since a probe costs as much as four tokens
+PAUSE_MAX_S = 2.0  # longest pause in seconds, short because a probe has only four tokens
 FAILURES_MAX = 3  # consecutive failures that eject a replica
-_DOUBLINGS_MAX = 8  # maximum number of doublings, at which the pause has reached its maximum
+_DOUBLINGS_MAX = 8  # bound of the exponent, with which the pause has reached its maximum
 
 _NEVER = float("-inf")
 
 
 class EmbedOutcome(Enum):
-    """The outcome of a text or a probe, as evidence about the replica."""
+    """The outcome of a text or a probe, used to decide whether to trust the replica."""
 
     ANSWERED = auto()  # the answer is a vector or a refusal
     FAILED = auto()  # the replica is reachable, but could not compute the text
     UNREACHABLE = auto()
-    UNKNOWN = auto()  # the text was cancelled
+    UNKNOWN = auto()  # the text was cancelled, so the outcome proves nothing
 
 
 @dataclass(slots=True)
 class EmbedderStanding:
-    """The record of one replica.
+    """The recent outcomes of one replica.
 
     Attributes:
         replica_id: Id of the replica.
-        in_flight: Texts at the replica whose callers still wait.
-        failures: Consecutive failures.
-        strikes: Ejections since the last answered probe.
-        ejected_at_s: Time of the last ejection.
+        in_flight: Number of texts at the replica whose callers still wait.
+        failures: Number of consecutive failures.
+        strikes: Number of ejections and failed probes since the last answered probe.
+        ejected_at_s: Time of the last ejection or failed probe.
         is_probed: Whether a probe is in flight.
-        begun_at_s: Time of the last text that was sent to the replica.
+        begun_at_s: Time at which the last text was sent to the replica.
     """
 
     replica_id: str
@@ -51,7 +51,7 @@ class EmbedderStanding:
 
     @property
     def is_trusted(self) -> bool:
-        """Whether the replica receives texts."""
+        """Whether the replica is not ejected, so that it receives texts."""
         return not self.strikes
 
     def begin(self, now_s: float) -> None:
@@ -60,7 +60,7 @@ class EmbedderStanding:
         self.begun_at_s = now_s
 
     def end(self, outcome: EmbedOutcome, begun_at_s: float, now_s: float) -> None:
-        """Record the outcome of a text, unless the text was sent before an ejection."""
+        """Record the outcome of a text, unless it was sent before the last ejection."""
         self.in_flight -= 1
         if self.strikes or begun_at_s <= self.ejected_at_s:
             return
@@ -79,18 +79,18 @@ class EmbedderStanding:
         self.ejected_at_s = now_s
 
     def forgive(self) -> None:
-        """Clear the record."""
+        """End the ejection, and clear the counts of failures."""
         self.failures = self.strikes = 0
 
     def starts_probe(self, now_s: float) -> bool:
-        """Return whether a probe is due, and begin it."""
+        """Return whether a probe is due. If so, the probe counts as in flight."""
         if self.is_trusted or self.is_probed or now_s < self.ejected_at_s + self._pause_s:
             return False
         self.is_probed = True
         return True
 
     def end_probe(self, outcome: EmbedOutcome, now_s: float) -> None:
-        """Record the outcome of a probe."""
+        """Record the outcome of a probe, which ends the ejection or renews it."""
         self.is_probed = False
         if outcome is EmbedOutcome.ANSWERED:
             self.forgive()
@@ -105,9 +105,9 @@ class EmbedderStanding:
 def choose(
     standings: Iterable[EmbedderStanding], tried: Container[str] = ()
 ) -> EmbedderStanding | None:
-    """Return the least busy trusted replica, except `tried`, or None if there is none.
+    """Return the least busy trusted replica that is not in `tried`, or None if there is none.
 
-    Of equally busy replicas, the replica that has been idle for the longest time is returned.
+    Of equally busy replicas, the one whose last text was sent first is returned.
     """
     fit = [s for s in standings if s.is_trusted and s.replica_id not in tried]
     return min(fit, key=lambda s: (s.in_flight, s.begun_at_s), default=None)

@@ -1,4 +1,4 @@
-"""Embeddings in the form for OpenAI's clients, optionally shortened, as numbers or base64. Pure."""
+"""Writes embeddings for OpenAI's clients, as numbers or base64, and shortens them. Pure."""
 
 import math
 from array import array
@@ -17,6 +17,6 @@ def shortened(vector: "array[float]", dimensions: int) -> "array[float]":
 
 
 def rendered(index: int, vector: "array[float]", *, is_base64: bool) -> bytes:
-    """Return one element of an answer's `data`. Base64 encodes little-endian float32 values."""
+    """Return one element of an answer's `data`. Base64 contains little-endian float32 values."""
     content = b'"%b"' % b64encode(vector.tobytes()) if is_base64 else orjson.dumps(vector.tolist())
     return b'{"object":"embedding","index":%d,"embedding":%b}' % (index, content)
