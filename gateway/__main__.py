@@ -27,9 +27,9 @@ from sluice.logs import configure_logs
 log = structlog.get_logger(__name__)
 
 _GC_THRESHOLDS = (10_000, 20, 100)
-# Seconds after which a thread that prepares a large prompt releases the interpreter lock to the
-# event loop. At Python's default of 5 ms, a prompt of 220 KB delayed the loop by 6 to 9 ms. At this
-# interval the delay is 3 ms.
+# Seconds after which a thread that prepares a large prompt must release the interpreter lock to the
+# event loop. At Python's default of 5 ms, a prompt of 220 KB delayed the loop by 6 to 9 ms. At 1
+# ms, the delay is 3 ms.
 _SWITCH_INTERVAL_S = 0.001
 
 
@@ -49,12 +49,13 @@ async def _serve_slot(
 ) -> None:
     """Run as a worker of a parent process.
 
-    The parent passes two sockets. `listener` accepts clients, and `link` connects to the parent.
+    The parent passes the numbers of two sockets. `listener` accepts clients, and `link` connects
+    this worker to the parent.
     """
     from gateway.app import running_gateway
 
     stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):  # a terminal sends SIGINT to parent and workers
+    for number in (signal.SIGTERM, signal.SIGINT):  # Ctrl-C reaches parent and workers
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with asyncio.TaskGroup() as tasks:
         parent = WorkerEnd(socket.socket(fileno=link), stop)
@@ -85,10 +86,10 @@ async def _supervise(settings: GatewaySettings) -> None:
 
 
 def _settle() -> None:
-    """Exclude all present objects from garbage collection, since they live as long as the process.
+    """Exclude the objects that exist now from garbage collection, since none of them will be freed.
 
-    Requests create few reference cycles. So the collector may run less often than after every 700
-    allocations, which is Python's default.
+    Requests create few reference cycles. So the collector runs after every 10,000 allocations,
+    instead of after every 700, which is Python's default.
     """
     gc.collect()
     gc.freeze()
@@ -98,13 +99,13 @@ def _settle() -> None:
 
 def main() -> None:
     """Run until SIGTERM or SIGINT, or exit with status 2 if the settings are not valid."""
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the handler is installed at the end of startup
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # ignored until the end of startup
     settings = GatewaySettings.from_environment()
     configure_logs("gateway")
     poll_in_place()
     certificates.use(CertificateRole.GATEWAY)
     shared_secret.use()
-    # A prompt is one short text, so that tokenizing it in several threads costs more than it saves.
+    # For one short text, as a prompt is, several tokenizing threads cost more time than they save.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     is_worker = sys.argv[1:2] == ["worker"]
     if not is_worker and (found := list(problems(settings))):

@@ -1,4 +1,4 @@
-"""Composition root of a gateway worker. Production and tests run the same code."""
+"""Creates and connects all parts of a gateway worker. Production and tests run the same code."""
 
 import asyncio
 import math
@@ -68,7 +68,7 @@ _READY_POLL_S = 0.02
 _TEXTS_S = 2.0  # seconds to flush redacted texts at shutdown, before usage events are flushed
 _RESPONSES_S = 3.0  # seconds to write the last stored responses to the control plane at shutdown
 _TEXTS_MAX = 128  # maximum number of redacted texts in memory, each of up to some hundred kilobytes
-_RELOAD_S = 2.0  # seconds between attempts to load bases that could not be loaded
+_RELOAD_S = 2.0  # seconds between two attempts to load the bases whose load has failed
 _AZURE_TAILS = ("chat/completions", "completions", "embeddings", "responses")
 
 
@@ -76,7 +76,7 @@ class Gateway:
     """One running worker. `running_gateway` is the context manager that starts and stops it."""
 
     def __init__(self, settings: GatewaySettings, events: EventProducer) -> None:
-        """Create all parts of the worker. Only the producer `events` is already open."""
+        """Create all parts of the worker without connections. The producer `events` is open."""
         self.settings = settings
         self.metrics = GatewayMetrics(objectives_of(settings))
         self.counts = AnswerCounts(self.metrics, log_every=settings.log_every)
@@ -136,7 +136,7 @@ class Gateway:
         self._follow_metrics()
 
     def not_ready_because(self) -> str:
-        """Return the reason why requests cannot be served now, or an empty string."""
+        """Return the reason why requests cannot be served now, or empty if they can be served."""
         if self.is_draining:
             return "the server is stopping"
         if self.watcher.age_s() == float("inf"):
@@ -223,7 +223,7 @@ class Gateway:
             routes.add("GET", "/metrics", probes.metrics, is_open_when_full=True)
 
     def probes(self, *, is_public: bool = False) -> Probes:
-        """Return the endpoints for probes and metrics, at the operators' or the public address."""
+        """Return the handlers of probes and metrics, for the operators' or the public address."""
 
         async def read_metrics() -> bytes:
             return self.metrics.public_page() if is_public else self.metrics.page()
@@ -231,7 +231,7 @@ class Gateway:
         return Probes(read_metrics=read_metrics, not_ready_because=self.not_ready_because)
 
     async def start(self, sock: socket.socket | None) -> None:
-        """Begin to accept connections, on the given bound socket or else at `http_address`."""
+        """Accept connections on the given bound socket, or else on a new one at `http_address`."""
         settings = self.settings
         await self.http.start(
             sock or bound_socket(settings.host, settings.port),
@@ -240,7 +240,7 @@ class Gateway:
         log.info("gateway_started", address=settings.http_address)
 
     def reload_certificate(self) -> None:
-        """Use a newer certificate for new connections, if the certificate's files have changed."""
+        """Use the certificate from its files for new connections, if the files have changed."""
         if self._tls is not None:
             self._tls.reload_changed()
 
@@ -258,7 +258,8 @@ class Gateway:
         """Wait until requests can be served, `timeout_s` has passed, or `stop` is set.
 
         Returns:
-            False if `stop` was set before requests could be served.
+            False if `stop` is set and requests cannot be served. Otherwise True, also after
+                `timeout_s`.
         """
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
@@ -267,17 +268,17 @@ class Gateway:
         return not (stop.is_set() and self.not_ready_because())
 
     async def stop(self, *, is_replaced: bool = False) -> None:
-        """Stop the worker, after completing the requests and streams that can end in time.
+        """Stop the worker. Requests and streams that end in time are completed.
 
-        Requests are still served until the socket is closed, and on open connections for another
-        `idle_grace_s`. The answers of this period close their connections. After that, running
-        requests have `drain_s` to end, and then an error event ends them. A second call does
-        nothing.
+        The worker serves new requests until it closes its socket. Open connections may send
+        requests for another `idle_grace_s`, and each answer then closes its connection. After that,
+        running requests may last for `drain_s`, and then an error event ends them. A second call
+        has no effect.
 
         Args:
-            is_replaced: Whether another worker accepts at the same socket. If so, /readyz needs not
-                report the stop, and open connections are served as long as this worker has
-                requests, at most for another `drain_s`.
+            is_replaced: Whether another worker accepts at the same socket. If so, /readyz does not
+                report the stop. Open connections are served as long as this worker has requests,
+                at most for another `drain_s`.
         """
         if self._is_stopped:
             return
@@ -286,7 +287,7 @@ class Gateway:
         self.spare.stop()
         if not is_replaced:
             self.is_draining = True
-            if self.http.is_accepting:  # otherwise no load balancer sends clients to this worker
+            if self.http.is_accepting:  # else no load balancer uses this worker
                 await asyncio.sleep(self.settings.unready_s)
         self.http.stop_accepting()
         self.stateful.sockets.drain()
@@ -298,7 +299,7 @@ class Gateway:
         *left, _ = await asyncio.gather(
             self.dispatcher.drain(drain_s),
             self.embedders.drain(drain_s),
-            self.http.wait_idle(drain_s),  # requests whose body is still arriving are answered
+            self.http.wait_idle(drain_s),  # also answers requests whose body is arriving
         )
         if any(left):
             log.warning("drain_cut", open=sum(left))
@@ -343,11 +344,11 @@ class Gateway:
         self._changed.set()
 
     async def preload(self) -> None:
-        """Load the bases of all models before their first requests, until cancelled."""
+        """Load the bases of all models before a request needs them, until cancelled."""
         missing: set[tuple[bool, str]] = set()
         while True:
             wanted = missing
-            with suppress(TimeoutError):  # the polling notices a directory that was copied by hand
+            with suppress(TimeoutError):  # polling also finds a directory copied by hand
                 async with asyncio.timeout(_RELOAD_S if missing else None):
                     await self._changed.wait()
                     self._changed.clear()
@@ -357,7 +358,7 @@ class Gateway:
             self.confirmations.refresh()
 
     def _missing_bases(self) -> set[str]:
-        """Return the bases of releases in rollout that cannot be served here yet."""
+        """Return the bases of releases in rollout whose tokenizers are not loaded here yet."""
         coming = {model.base_digest for model in self.directory.canaries()}
         return {digest for digest in coming if not self.assets.has(digest)}
 
@@ -406,7 +407,7 @@ class Gateway:
 
 
 def _text_shipping(settings: GatewaySettings, events: EventProducer) -> TextShipping:
-    """Return the sender of redacted texts, which spools no texts while usage needs the disk."""
+    """Return the sender of redacted texts. It spools no texts while usage events need the disk."""
     directory = settings.state_dir / "texts"
     make = partial(
         EventProducer,
@@ -434,10 +435,10 @@ async def running_gateway(
     Args:
         settings: Settings of this worker.
         sock: Bound socket to listen on instead of `http_address`.
-        ready_wait_s: Seconds to wait until requests can be served. Afterwards connections are
-            accepted in any case.
-        stop: Event that ends the wait. A worker that cannot serve by then accepts no connection and
-            leaves the waiting connections to the other processes that share the socket.
+        ready_wait_s: Seconds to wait until requests can be served. After that time, connections
+            are accepted even if requests cannot be served.
+        stop: Event that ends the wait. If requests cannot be served then, the worker accepts no
+            connection. Other processes that share the socket accept the waiting connections.
     """
     settings.state_dir.mkdir(parents=True, exist_ok=True)
     events = EventProducer(

@@ -24,7 +24,7 @@ from sluice.watch import STEP_OBJECTS, ControlState
 from sluice.wire.control.v1 import control_pb2 as wire
 from sluice.wire.telemetry.v1 import telemetry_pb2 as telemetry
 
-# Maximum number of cached look-ups per (caller, name). The cache is cleared when the state changes.
+# Maximum number of cached results by caller and name. The cache is cleared when the state changes.
 _RESOLVED_MAX = 16_384
 # Kinds of objects on which no cached result depends, so that their changes do not clear the cache.
 _UNREMEMBERED = frozenset({"cells", "replicas", "budget_stops", "content_keys"})
@@ -34,15 +34,15 @@ _BATCH_DEADLINE_MS = 600_000  # the longest deadline that a request may set
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Principal:
-    """An authenticated caller, compared by identity because each state has separate principals.
+    """An authenticated caller, with the objects of the state that determine the caller's rights.
 
-    A principal must not be stored beyond its request, because it keeps its state's message in
-    memory.
+    Principals are compared by identity, because each state has separate ones. A principal must not
+    be stored beyond its request, because it keeps the objects of its state in memory.
 
     Attributes:
         text_policy: Policy on redacted texts, or None to store no text of the caller's requests.
-        guard_sets: Tenant's rules on texts, by their ids.
-        server_tools: Tenant's server tools, by their ids.
+        guard_sets: Tenant's rules on texts, in the order of their ids.
+        server_tools: Tenant's server tools, in the order of their ids.
         auto_policy: Policy of the tenant's model `auto`, or None to treat `auto` like any other
             name.
         number: Serial number. A principal of a later state has a higher number.
@@ -56,14 +56,15 @@ class Principal:
     server_tools: Sequence[wire.ServerTool] = ()
     auto_policy: wire.AutoPolicy | None = None
     number: int = field(default_factory=_NUMBERS.__next__, init=False, repr=False)
-    # Cached heads of events, with their models, for `endpoints.event_head`.
+    # Cached beginnings of usage events, with the models to which they belong. See
+    # `endpoints.event_head`.
     event_heads: dict[tuple[object, ...], tuple[bytes, wire.Model]] = field(
         default_factory=dict, init=False, repr=False
     )
 
 
 class _NameMeaning(NamedTuple):
-    """The model behind a name. `split` is set if a rollout chooses the release."""
+    """The model that a name means. `split` is set if a rollout chooses the model's release."""
 
     model: wire.Model
     decision: ReleaseDecision | None = None
@@ -77,16 +78,16 @@ _NO_PRINCIPAL = Principal(
 
 
 class Directory:
-    """Looks up callers and models in a `ControlState`, whose changes `update` must follow."""
+    """Looks up callers and models in a `ControlState`. Call `update` after each change of it."""
 
     def __init__(
         self, state: ControlState, has_base: Callable[[str], bool] = lambda _: True
     ) -> None:
-        """Index the present state.
+        """Index the current state.
 
         Args:
             state: The control plane's snapshot.
-            has_base: Returns whether the tokenizer of a base, given by its digest, is loaded.
+            has_base: Returns whether the tokenizer of the base with a given digest is loaded.
         """
         self._state = state
         self._has_base = has_base
@@ -102,15 +103,15 @@ class Directory:
         self._reindex()
 
     def prepare(self, coming: ControlState) -> Iterator[None]:
-        """Index a new snapshot step by step before the snapshot replaces the state.
+        """Index a new snapshot in small steps, before the snapshot replaces the state.
 
-        Look-ups read the old state until the following `update`.
+        Until the next `update`, look-ups still read the old state.
         """
         yield from self._names.prepare(coming)
         yield from self._prepare_keys(coming)
 
     def update(self, response: wire.WatchResponse) -> None:
-        """Update the indexes after a change that the state already contains."""
+        """Update the indexes after a change, which the state already contains."""
         self._names.update(response)
         if response.is_snapshot:
             self._reindex()
@@ -135,8 +136,8 @@ class Directory:
     def authenticate(self, secret: str, now_unix_ms: int) -> Principal:
         """Return the caller whose key is `secret`, or raise PlatformError 401.
 
-        All refusals have the same text and take equal time, so that they do not reveal which keys
-        exist.
+        All refusals have the same text and take equal time. Otherwise they would reveal whether a
+        key exists.
         """
         digest = hashlib.sha256(secret.encode(errors="surrogateescape")).digest()
         principal = self._principals.get(digest) or self._principal(digest)
@@ -154,8 +155,8 @@ class Directory:
     def batch_principal(self, key_id: str) -> Principal | None:
         """Return a key's caller for batch work, or None if the key is unknown, disabled or expired.
 
-        The caller's tier is the lowest preemptible tier. Without one, it is a preemptible
-        copy of the tenant's tier with the lowest priority.
+        The caller has the lowest preemptible tier. If there is no preemptible tier, the caller has
+        a copy of the tenant's tier that is preemptible and has priority 0.
         """
         principal = self._principal(self._hashes.get(key_id, b""))
         is_over = 0 < principal.key.expires_at_unix_ms <= time.time_ns() // 1_000_000
@@ -186,7 +187,7 @@ class Directory:
             )
 
     def models(self, principal: Principal) -> Sequence[PublicModel]:
-        """Return the models and aliases that the caller may use, by name."""
+        """Return the models and aliases that the caller may use, sorted by name."""
         tenant = principal.tenant
         visible = self._names.visible(tenant.id)
         allowed = [found for found in visible if _is_allowed(principal, found.name, found.model)]
@@ -195,9 +196,9 @@ class Directory:
         return [PublicModel(it.name, self._as_pinned(tenant, it.model).model) for it in allowed]
 
     def model(self, principal: Principal, name: str) -> wire.Model:
-        """Return the model that a public name resolves to, with the model's own id.
+        """Return the model that a public name means, with the model's own id.
 
-        If the caller is pinned to a release, the model has that release.
+        If the caller's tenant has pinned a release, the result is the model in that release.
 
         Raises:
             BadRequestError: 404 if there is no such model or the caller may not use it.
@@ -215,7 +216,7 @@ class Directory:
         return found
 
     def canaries(self) -> Iterator[wire.Model]:
-        """Yield each model in rollout as if it pointed at its new release."""
+        """Yield each model in rollout, in the form that it has with the new release."""
         for split in self._state.splits.values():
             model = self._state.models.get(split.id)
             canary = None if model is None else self._names.at(model, split.canary)
@@ -223,7 +224,7 @@ class Directory:
                 yield canary
 
     def served(self) -> Iterator[wire.Model]:
-        """Yield all models, and their variants for each new release and each further pool."""
+        """Yield all models, each also in the form of a new release and of each additional pool."""
         yield from self._state.models.values()
         yield from self.canaries()
         for told in self._state.model_pools.values():
@@ -242,7 +243,7 @@ class Directory:
         return pool is None or profile_of(pool.engine) is FRAMES
 
     def context_tokens_max(self, principal: Principal, model: wire.Model) -> int:
-        """Return the maximum number of prompt and output tokens together, or 0 if unknown."""
+        """Return the maximum of prompt and output tokens together, or 0 without a known limit."""
         base = self._state.bases.get(model.base_digest)
         of_base = 0 if base is None else base.context_tokens_max
         limits = narrowest(
@@ -260,11 +261,11 @@ class Directory:
         Args:
             principal: The caller.
             name: Model name in the request.
-            session: Key of requests that get the same release, or empty without a session.
+            session: Key of requests that use the same release, or empty without a session.
             request_id: Id that chooses the release of a request without a session.
 
         Raises:
-            BadRequestError: The model does not exist, or generates no text.
+            BadRequestError: The model does not exist, or does not generate text.
         """
         resolved = self._resolved.get((principal, name)) or self.resolve_any(principal, name)
         if resolved.fork is not None:
@@ -282,7 +283,7 @@ class Directory:
     def resolve_any(self, principal: Principal, name: str) -> ResolvedModel:
         """Return the model of a public name, for text or embeddings, or raise 404 like `model`.
 
-        The result ignores the split of a rollout, which only `resolve` applies.
+        The result is the release before a rollout. Only `resolve` chooses between the releases.
         """
         resolved = self._resolved.get((principal, name))
         if resolved is None:
@@ -299,8 +300,8 @@ class Directory:
         """Return the name of the tenant's fallback model for `name`.
 
         Returns:
-            None without a fallback that the caller may use. Also None if the fallback is the same
-                model, or if only one of the two generates text. A fallback's own fallback is
+            None if there is no fallback that the caller may use. Also None if the fallback is the
+                same model, or if only one of the two generates text. A fallback's own fallback is
                 ignored.
         """
         wanted = principal.tenant.fallbacks
@@ -322,7 +323,7 @@ class Directory:
         return self._cells.get(pool_id, ())
 
     def celled_pools(self) -> Sequence[str]:
-        """Return the pools with cells that a router owns now."""
+        """Return the ids of the pools in which a router owns a cell now."""
         return tuple(self._cells)
 
     def router_addresses(self) -> set[str]:
@@ -330,7 +331,7 @@ class Directory:
         return {cell.router_address for cells in self._cells.values() for cell in cells}
 
     def _principal(self, digest: bytes) -> Principal:
-        """Return the principal of the key with this SHA-256, or `_NO_PRINCIPAL` if unknown."""
+        """Return the caller of the key with a SHA-256 `digest`, or `_NO_PRINCIPAL` if unknown."""
         key = self._state.keys.get(self._key_ids.get(digest, ""))
         tenant = None if key is None else self._state.tenants.get(key.tenant_id)
         if key is None or tenant is None:
@@ -359,7 +360,7 @@ class Directory:
     def _as_pinned(self, tenant: wire.Tenant, model: wire.Model) -> _NameMeaning:
         """Return a model in the release that the tenant has pinned.
 
-        A model that was requested by `model@release` is returned unchanged.
+        A model that the request names as `model@release` is returned unchanged.
         """
         if self._state.models.get(model.id) is not model:
             return _NameMeaning(model)
@@ -398,9 +399,9 @@ class Directory:
     def _forked(
         self, principal: Principal, resolved: ResolvedModel, told: wire.Split
     ) -> ResolvedModel:
-        """Return the model with a fork that chooses the release of each request.
+        """Return the model with a fork, which chooses between a rollout's releases per request.
 
-        The result has no fork if a release of the rollout is not served.
+        The result has no fork if no pool serves one of the releases.
         """
         arms: list[ResolvedModel] = []
         for release, arm in (
@@ -470,7 +471,7 @@ class Directory:
 
 
 def _is_allowed(principal: Principal, name: str, model: wire.Model) -> bool:
-    """Return whether the key has no list of models, or one that matches the name or model id."""
+    """Return whether the key may use a model. A key without a list of models may use all."""
     patterns = principal.key.models
     return not patterns or any(matches(p, name) or matches(p, model.id) for p in patterns)
 

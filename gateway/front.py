@@ -15,13 +15,13 @@ class PublicServer:
     """The server for clients and probes.
 
     Attributes:
-        runner: Runs the server.
+        runner: Starts and stops the server.
         http2: The server's HTTP/2 connections, or None if HTTP/2 is off.
         tls: The server's certificate, or None without TLS.
     """
 
     def __init__(self, settings: GatewaySettings, routes: Routes, counts: AnswerCounts) -> None:
-        """Create the server without listening."""
+        """Create the server, which does not listen yet."""
         envelope = Envelope(
             routes, counts, trace_share=settings.trace_share, cors=Cors(settings.origins)
         )

@@ -1,4 +1,4 @@
-"""The metrics of the gateway, whose labels have few values and never include models.
+"""The metrics of the gateway. Their labels have few values and never include models.
 
 Tenants are labels only in `gateway.tenant_series`, which bounds the number of series.
 """
@@ -24,7 +24,7 @@ _TOTAL_EDGES_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 
 _GATEWAY_EDGES_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5)
 _LAG_EDGES_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
 
-# Values that each scrape reads from other parts, by name without `_total`, type and help text.
+# Values of other parts that are read at each scrape: name without `_total`, type and help text.
 _FOLLOWED = (
     ("gateway_open_generations", "gauge", "Accepted, not ended"),
     ("gateway_open_connections", "gauge", "Connections of clients"),
@@ -67,7 +67,7 @@ class FastHistogram(Collector):
     """
 
     def __init__(self, name: str, documentation: str, edges: Sequence[float]) -> None:
-        """Prepare. `edges` are the upper bounds, ascending."""
+        """Start without observations. `edges` are the buckets' upper bounds in ascending order."""
         self._name = name
         self._documentation = documentation
         self._edges = tuple(edges)
@@ -105,20 +105,21 @@ class MetricCount:
 
 
 class FastCounter(Collector):
-    """A counter without a lock, for use on the event loop only. A request increments five counters.
+    """A counter without a lock, for use on the event loop only.
 
-    The library's own counter acquires a lock and costs 0.35 us per increment, ten times as much.
+    A request increments five counters. The library's own counter acquires a lock and costs 0.35 us
+    per increment, ten times as much as this class.
     """
 
     def __init__(self, name: str, documentation: str, labels: Sequence[str]) -> None:
-        """Prepare. `name` ends in `_total`."""
+        """Start without series. `name` must end in `_total`."""
         self._name = name
         self._documentation = documentation
-        self._labelnames = labels  # the library's name, which the metrics page reads
+        self._labelnames = labels  # this attribute's name is the library's
         self._counts: dict[tuple[str, ...], MetricCount] = {}
 
     def labels(self, *values: str) -> MetricCount:
-        """Return the series of these label values. Callers store the series to save look-ups."""
+        """Return the series of some label values. Callers store it to avoid further look-ups."""
         return self._counts.setdefault(values, MetricCount())
 
     def collect(self) -> Iterable[Metric]:
@@ -300,10 +301,10 @@ class GatewayMetrics:
 
         Args:
             tenant_id: Tenant of the request.
-            code: Error code, or empty when the request ended well.
+            code: Error code, or empty if the request was successful.
             ttft_s: Seconds from the arrival to the first token.
             decode_s: Seconds from the first token to the end.
-            prefill_s: Prefill time as the engine measured it, in seconds.
+            prefill_s: Prefill time in seconds, as the engine measured it.
             prompt_tokens: Tokens of all prompts.
             output_tokens: Tokens of all answers.
             answers: Number of requested answers.
@@ -321,17 +322,17 @@ class GatewayMetrics:
         self.tenants.count(tenant_id, result, prompt_tokens, output_tokens)
 
     def follow(self, read: Mapping[str, Callable[[], float]]) -> None:
-        """Read values of other objects at each scrape. `read` maps metric names to functions."""
+        """Read the values of `_FOLLOWED` at each scrape. `read` has a function for each name."""
         assert read.keys() == set(FOLLOWED_NAMES), read.keys() ^ set(FOLLOWED_NAMES)
         for name, kind, text in _FOLLOWED:
             self.registry.register(_ReadMetric(name, kind, text, read[name]))
 
     def page(self) -> bytes:
-        """Return the exposition text."""
+        """Return all metrics in Prometheus' text format."""
         return generate_latest(self.registry)
 
     def public_page(self) -> bytes:
-        """Return the exposition text without the tenants' names, for readers without a key."""
+        """Return the metrics without those that name tenants, for readers without a key."""
         return generate_latest(Without(self.tenants, self.registry))
 
     def _counter(self, name: str, text: str, labels: Sequence[str]) -> FastCounter:

@@ -1,7 +1,7 @@
 """The pools of a model that several pools serve, and the choice of a pool per request. Pure.
 
-A model may have a list of pools. The list applies to a release only if the release's own pool is in
-the list. So a release that is rolled out in a pool outside the list is served by that pool alone.
+A model may have a list of pools. A release uses the list only if the release's own pool is in it. A
+release whose own pool is not in the list is served by its own pool alone.
 """
 
 import zlib
@@ -19,15 +19,15 @@ def served_by(
 ) -> list[tuple[ServingPool, wire.Model]]:
     """Return the pools that serve a model, each with a copy of the model for that pool.
 
-    A copy has the id and the base of its pool. The model's own pool is the first. A pool of another
-    base serves only models without an adapter, and only if the list allows other bases. Entries
-    whose pool does not exist or runs an embedding engine are ignored. The result is empty if only
-    one pool serves the model.
+    A copy has the id and the base of its pool. The model's own pool is the first. A pool with
+    another base serves only models without an adapter, and only if the list allows other bases. An
+    entry is ignored if its pool does not exist or runs an embedding engine. The result is empty if
+    only one pool serves the model.
 
     Args:
         told: The model's list of pools, or None without a list.
         model: The model, in the form of its current release or of another release.
-        pools: All pools.
+        pools: All pools by id.
     """
     entries = {} if told is None else {it.pool_id: it for it in told.pools}
     own = entries.pop(model.pool_id, None)
@@ -66,11 +66,11 @@ def options_of(
     """Return the pools to choose from, or None if only one pool serves the model.
 
     Args:
-        told: See `served_by`.
-        model: See `served_by`.
-        pools: See `served_by`.
-        cache_root_of: Returns the root of a model's hash chain, for the caller.
-        context_of: Returns the maximum number of tokens in a request to a model, for the caller.
+        told: The model's list of pools, or None without a list.
+        model: The model, in the form of its current release or of another release.
+        pools: All pools by id.
+        cache_root_of: Returns the root of a model's chain of block hashes for the caller.
+        context_of: Returns the caller's maximum number of tokens in a request to a model.
     """
     found = [] if told is None else served_by(told, model, pools)
     if not found:
@@ -85,7 +85,7 @@ def options_of(
 
 
 class PoolChooser:
-    """Chooses the pool of each request."""
+    """Chooses a pool for each request to a model that several pools serve."""
 
     def __init__(
         self,
@@ -93,11 +93,11 @@ class PoolChooser:
         has_base: Callable[[str], bool],
         count: Callable[[str, PoolReason], None],
     ) -> None:
-        """Prepare.
+        """Store the functions on which choices depend.
 
         Args:
-            wait_ms: Returns the predicted wait in a pool, or None if the pool does not serve now.
-            has_base: Returns whether the tokenizer of a base, given by its digest, is loaded.
+            wait_ms: Returns the predicted wait in a pool, or None if the pool cannot serve now.
+            has_base: Returns whether the tokenizer of the base with a given digest is loaded.
             count: Counts a choice by pool and reason.
         """
         self._wait_ms = wait_ms
@@ -109,8 +109,8 @@ class PoolChooser:
 
         Args:
             resolved: Model that answers.
-            session: Key of requests that share a pool, or empty without a session.
-            request_id: Id that spreads requests without a session.
+            session: Key of requests that stay in one pool, or empty without a session.
+            request_id: Id that chooses the pool of a request without a session.
         """
         options = resolved.options
         if options is None:  # the usual case

@@ -1,6 +1,6 @@
 """Looks up public names (models, releases and aliases) for a tenant. Pure.
 
-Models of other tenants, and aliases of these models, seem not to exist.
+A tenant cannot find the models of other tenants, nor aliases of these models.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,7 +15,7 @@ class PublicModel:
     """A name that a tenant may use in requests.
 
     Attributes:
-        model: Model that the name points at now, with the model's own id.
+        model: Model that the name means now, with the model's own id.
     """
 
     name: str
@@ -23,19 +23,19 @@ class PublicModel:
 
 
 class Names:
-    """Looks up names in a `ControlState`, whose changes `update` must follow."""
+    """Looks up names in a `ControlState`. Call `update` after each change of the state."""
 
     def __init__(self, state: ControlState) -> None:
-        """Index the present state."""
+        """Index the current state."""
         self._state = state
-        # Owning tenant by model or alias name, where "" stands for all tenants.
+        # Id of the owning tenant by name of a model or alias, where an empty id means all tenants.
         self._owners: dict[str, str] = {}
         self._by_owner: dict[str, set[str]] = {}
         self._prepared: tuple[dict[str, str], dict[str, set[str]]] | None = None
         self._reindex()
 
     def prepare(self, coming: ControlState) -> Iterator[None]:
-        """Index a new snapshot step by step before the snapshot replaces the state."""
+        """Index a new snapshot in small steps, before the snapshot replaces the state."""
         self._prepared = None
         owners: dict[str, str] = {}
         by_owner: dict[str, set[str]] = {}
@@ -48,7 +48,7 @@ class Names:
         self._prepared = owners, by_owner
 
     def update(self, response: wire.WatchResponse) -> None:
-        """Update the index after a change that the state already contains."""
+        """Update the index after a change, which the state already contains."""
         if response.is_snapshot:
             self._reindex()
             return
@@ -61,7 +61,7 @@ class Names:
     def find(self, name: str, tenant_id: str) -> wire.Model | None:
         """Return the model of a name, which may be a model, `model@release`, or an alias of either.
 
-        A release is returned in the form of its model, as if the model pointed at the release.
+        A release is returned as its model in the form that the model has with this release.
 
         Returns:
             None if the tenant may not use the name, or if no pool serves the release.
@@ -81,7 +81,7 @@ class Names:
         return model if release is None else _released(model, release)
 
     def at(self, model: wire.Model, release: str) -> wire.Model | None:
-        """Return a model as if it pointed at a release, or None if no pool serves that release.
+        """Return a model in the form that it has with a release, or None if no pool serves it.
 
         Args:
             model: Model from `find`.
@@ -93,7 +93,7 @@ class Names:
         return None if found is None else _released(model, found)
 
     def visible(self, tenant_id: str) -> Sequence[PublicModel]:
-        """Return the models and aliases that a tenant may use, by name. Releases are not listed."""
+        """Return a tenant's models and aliases, sorted by name. Releases are not listed."""
         public, own = (self._by_owner.get(owner, ()) for owner in ("", tenant_id))
         found = ((name, self.find(name, tenant_id)) for name in sorted((*public, *own)))
         return [PublicModel(name, model) for name, model in found if model is not None]
@@ -106,7 +106,7 @@ class Names:
         (self._owners, self._by_owner), self._prepared = self._prepared, None
 
     def _look_at(self, name: str) -> None:
-        """Index a name's owner. If a model and an alias have this name, the alias counts."""
+        """Index a name's owner. If a model and an alias share the name, the alias is indexed."""
         self._forget(name)
         named = self._state.aliases.get(name) or self._state.models.get(name)
         if named is not None:

@@ -1,12 +1,12 @@
-"""Decides whether a request met its latency objectives, and so counts as goodput. Pure."""
+"""Decides whether a request met its latency objectives, and thus counts as goodput. Pure."""
 
 from enum import StrEnum
 from typing import NamedTuple
 
 from gateway.settings import GatewaySettings
 
-# Maximum number of prompt tokens for which `ttft_s` alone applies. Longer prompts are allowed more
-# time.
+# Maximum number of prompt tokens for which `ttft_s` is the whole objective. For longer prompts, a
+# multiple of the prefill time is added.
 PROMPT_TOKENS_SHORT = 2048
 _PREFILL_FACTOR = 2.0
 
@@ -17,16 +17,16 @@ class ObjectiveResult(StrEnum):
     GOOD = "good"
     TTFT_MISSED = "ttft_missed"
     TPOT_MISSED = "tpot_missed"
-    FAILED = "failed"  # the platform has failed, by lack of capacity, loss or delay
+    FAILED = "failed"  # the platform has failed by lack of capacity, loss or delay
 
 
 class Objectives(NamedTuple):
-    """The latency objectives.
+    """The latency objectives of an installation.
 
     Attributes:
-        ttft_s: Seconds from request to first token. Long prompts are allowed twice their prefill
-            time in addition, as measured by the engine.
-        tpot_s: Mean seconds per token after the first.
+        ttft_s: Seconds from request to first token. For long prompts, twice their prefill time,
+            as measured by the engine, is added.
+        tpot_s: Mean seconds per output token, without the first token.
     """
 
     ttft_s: float = 0.5
@@ -35,7 +35,7 @@ class Objectives(NamedTuple):
     def result(
         self, ttft_s: float, prompt_tokens: int, prefill_s: float, tpot_s: float
     ) -> ObjectiveResult:
-        """Return the result of a request that ended well. `tpot_s` is 0 for one-token answers."""
+        """Return the result of a successful request. `tpot_s` is 0 for an answer of one token."""
         allowed_s = self.ttft_s
         if prompt_tokens > PROMPT_TOKENS_SHORT:
             allowed_s += _PREFILL_FACTOR * prefill_s
@@ -48,7 +48,7 @@ OBJECTIVES = Objectives()
 
 
 def mean_tpot_s(decode_s: float, output_tokens: int, answers: int) -> float:
-    """Return the mean seconds per token after the first, or 0 if no answer has a second token.
+    """Return the mean seconds per token after an answer's first, or 0 if there is no such token.
 
     Args:
         decode_s: Seconds from the first token of any answer to the end of the request.
@@ -60,5 +60,5 @@ def mean_tpot_s(decode_s: float, output_tokens: int, answers: int) -> float:
 
 
 def objectives_of(settings: GatewaySettings) -> Objectives:
-    """Return the objectives that an operator has set."""
+    """Return the objectives that the operator has configured."""
     return Objectives(settings.objective_ttft_s, settings.objective_tpot_s)

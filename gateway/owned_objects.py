@@ -13,10 +13,10 @@ T = TypeVar("T", bound=_OwnedObject)
 
 
 class OwnedObjects(Generic[T]):
-    """Objects of one kind, by owning tenant. The first look-up builds the index."""
+    """Objects of one kind, by the tenant that owns them. The first look-up builds the index."""
 
     def __init__(self, objects: Callable[[], Mapping[str, T]]) -> None:
-        """Prepare. `objects` returns the state's present objects by their ids."""
+        """Index nothing yet. `objects` returns the state's current objects by id."""
         self._objects = objects
         self._by_owner: dict[str, list[T]] | None = None
 

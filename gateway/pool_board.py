@@ -1,4 +1,4 @@
-"""Caches the status of every pool, which is computed at most once a second."""
+"""Caches the status of all pools, which is computed at most once a second."""
 
 import time
 

@@ -2,9 +2,9 @@
 
 A session has a home pool and stays there, because its conversation is cached in that pool. The
 session leaves its home only if another pool would begin the answer much sooner. Requests without a
-session are spread by weight. A pool with a longer wait or a higher price receives fewer requests.
-Sessions and other requests are placed by weighted rendezvous hashing. So all gateways agree, and a
-pool that is added or removed moves only its own sessions.
+session are distributed by weight, and a pool with a longer wait or a higher price receives fewer of
+them. Pools are chosen by weighted rendezvous hashing. So all gateways choose the same home, and if
+a pool is added or removed, only the sessions of that pool move.
 """
 
 import hashlib
@@ -14,10 +14,11 @@ from enum import StrEnum
 from functools import lru_cache
 from typing import NamedTuple
 
-# Milliseconds added to each pool's wait. Users do not notice a wait below this time, so price and
-# weight decide below it rather than the wait.
+# Milliseconds added to each pool's wait. Users do not notice shorter waits, so a difference below
+# this time matters less than price and weight.
 USUAL_MS = 250.0
-# A pool whose cost exceeds this multiple of the lowest cost receives no request without a session.
+# A pool receives no request without a session if its cost (wait times price) exceeds this multiple
+# of the lowest cost.
 COST_FACTOR = 2.0
 # A session leaves its home if the wait there exceeds the shortest wait times this factor, plus this
 # slack. The slack is the time to compute a conversation of some thousand tokens anew.
@@ -31,9 +32,9 @@ class ServingPool(NamedTuple):
 
     Attributes:
         pool_id: Id of the pool.
-        weight: Share of the requests, relative to the other pools, while no pool has a queue.
-        price: Price of a request, relative to the other pools. A pool at twice the price receives
-            as many requests as a pool with twice the wait.
+        weight: Share of the requests relative to the other pools, as long as no pool has a queue.
+        price: Price of a request relative to the other pools. Twice the price reduces a pool's
+            requests as much as twice the wait.
     """
 
     pool_id: str
@@ -42,7 +43,7 @@ class ServingPool(NamedTuple):
 
 
 class PoolReason(StrEnum):
-    """Reasons why a pool was chosen."""
+    """Reason why a pool was chosen."""
 
     HOME = "home"  # the pool is the session's home
     AWAY = "away"  # the session's home is too slow or serves nothing, so another pool was chosen
@@ -60,7 +61,7 @@ def choose_pool(
         waits_ms: Predicted milliseconds to the first token in each pool, or None for a pool that
             does not serve now.
         session: Hash of the session, or 0 without a session.
-        salt: Number derived from the request, which spreads the requests without a session.
+        salt: Number derived from the request, which chooses the pool of a request without session.
     """
     serving = [number for number, wait_ms in enumerate(waits_ms) if wait_ms is not None]
     if not serving:
@@ -81,7 +82,7 @@ def choose_pool(
 def _session_pool(
     pools: Sequence[ServingPool], serving: Sequence[int], waits: Sequence[float], session: int
 ) -> tuple[int, PoolReason]:
-    """Return the session's home, or its next choice among the pools with a short enough wait."""
+    """Return the session's home, or its next best pool if the wait at the home is too long."""
     shares = {it: pool.weight / pool.price**2 for it, pool in enumerate(pools)}
     home = _heaviest(pools, shares, session)
     limit_ms = min([waits[it] for it in serving]) * HOME_FACTOR + HOME_SLACK_MS
@@ -92,7 +93,7 @@ def _session_pool(
 
 
 def _heaviest(pools: Sequence[ServingPool], shares: dict[int, float], key: int) -> int:
-    """Return the pool for a key. A pool's probability is proportional to its share."""
+    """Return the index of a key's pool. Over all keys, a pool's frequency follows its share."""
     return max(shares, key=lambda it: shares[it] / -math.log(_lot(pools[it].pool_id, key)))
 
 

@@ -1,8 +1,8 @@
-"""The status of a model's pool in the form for API callers. Pure.
+"""The status of a model's pool, in the form that callers of the API receive. Pure.
 
-Tenants share pools, so the status must not reveal the current load of other tenants in detail.
+Tenants share pools, so the status must not reveal the current requests of other tenants in detail.
 Counts are rounded down to powers of two, and to 0 below eight. Waits are rounded up to steps of 100
-ms. A caller's own latencies reveal about as much.
+ms. A caller can learn about as much from the latencies of its own requests.
 """
 
 from collections.abc import Iterable, Sequence
@@ -25,14 +25,14 @@ class PoolReadiness(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PoolStatus:
-    """The status of a pool, as reported to this gateway.
+    """The status of a pool, with exact figures.
 
     Attributes:
         replicas_ready: Number of replicas that accept requests.
         replicas_starting: Number of replicas that are starting.
         queued: Number of waiting requests.
         running: Number of requests (or texts to embed) that are being computed.
-        wait_ms: Predicted wait of a new, short request in milliseconds, or None if not known.
+        wait_ms: Predicted wait of a new, short request in milliseconds, or None if unknown.
     """
 
     replicas_ready: int = 0
@@ -43,14 +43,14 @@ class PoolStatus:
 
     @property
     def readiness(self) -> PoolReadiness:
-        """Whether the pool can answer now."""
+        """Whether the pool can answer now, will soon, or cannot."""
         if self.replicas_ready:
             return PoolReadiness.READY
         return PoolReadiness.LOADING if self.replicas_starting else PoolReadiness.UNAVAILABLE
 
     @property
     def figures(self) -> dict[str, int | None]:
-        """The rounded figures for API callers."""
+        """The figures in the rounded form for callers of the API."""
         return {
             "replicas_ready": self.replicas_ready,
             "queued": _at_least(self.queued),
@@ -60,7 +60,7 @@ class PoolStatus:
 
 
 def status_of_cells(cells: Iterable[CellView], replicas_starting: int) -> PoolStatus:
-    """Return the status of a pool that routers serve. `cells` have a connected router."""
+    """Return the status of a pool from its cells whose routers are connected."""
     serving = [cell for cell in cells if cell.replicas_ready and not cell.is_refusing]
     return PoolStatus(
         replicas_ready=sum([cell.replicas_ready for cell in serving]),
@@ -72,7 +72,7 @@ def status_of_cells(cells: Iterable[CellView], replicas_starting: int) -> PoolSt
 
 
 def joined(statuses: Sequence[PoolStatus]) -> PoolStatus:
-    """Return the combined status of several pools, each of which may answer a request."""
+    """Return the combined status of several pools, any of which may answer a request."""
     if len(statuses) == 1:
         return statuses[0]
     waits = [it.wait_ms for it in statuses if it.wait_ms is not None]

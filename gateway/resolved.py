@@ -1,4 +1,4 @@
-"""The model that a public name resolves to for a request. Pure."""
+"""The model that a public name means for a request. Pure."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -13,14 +13,14 @@ from sluice.wire.control.v1 import control_pb2 as wire
 class PoolOptions:
     """The pools that serve a model, for one caller.
 
-    All attributes have one entry per pool, in the same order. The model's own pool is the first.
+    Each attribute has one entry per pool, in the same order. The model's own pool is the first.
 
     Attributes:
         pools: Pools with their weights and prices.
         models: The model's copy for each pool, with the pool's id and base.
-        cache_roots: Root of the prefix cache's hash chain in each pool.
-        contexts: Maximum number of prompt and output tokens together in each pool, or 0 if not
-            known.
+        cache_roots: Root of the chain of block hashes in each pool.
+        contexts: Maximum number of prompt and output tokens together in each pool, or 0
+            without a known limit.
     """
 
     pools: tuple[ServingPool, ...]
@@ -29,7 +29,7 @@ class PoolOptions:
     contexts: tuple[int, ...]
 
     def at(self, resolved: "ResolvedModel", number: int) -> "ResolvedModel":
-        """Return the model's copy for the pool with this number."""
+        """Return the model's copy for the pool with the index `number`."""
         if not number:
             return resolved
         return replace(
@@ -42,20 +42,21 @@ class PoolOptions:
 
 @dataclass(frozen=True, slots=True)
 class ResolvedModel:
-    """The model that a public name resolves to, for one caller.
+    """The model that a public name means, for one caller.
 
     Attributes:
         name: Requested name, which is a model, `model@release` or an alias.
-        model: Model with its own id, and the release that the name points at.
-        context_tokens_max: Maximum number of prompt and output tokens together, or 0 if not known.
+        model: Model with its own id, in the form of the release that answers.
+        context_tokens_max: Maximum number of prompt and output tokens together, or 0 without a
+            known limit.
         tenant_id: Tenant of the caller.
-        cache_root: Root of the prefix cache's hash chain.
+        cache_root: Root of the chain of block hashes, which separates caches of tenants and models.
         generates_text: Whether the model generates text, rather than embeddings.
-        decision: Reason why this release answers, or None for the release of the name itself.
-        fork: Chooses the release for each request, or None without a rollout.
-        shadow: Release that receives a copy of the request, or None without a copy.
+        decision: Reason why this release answers, or None if the name itself means this release.
+        fork: Chooses between the releases for each request, or None without a rollout.
+        shadow: Release that receives a copy of the request, or None if no copy is made.
         instead: Release that answers if no engine can load this release, or None without one.
-        warm_prompts: System prompts whose blocks are kept in caches, or None without any.
+        warm_prompts: System prompts whose blocks replicas keep cached, or None without any.
         options: Pools to choose from, or None if one pool serves the model.
     """
 
@@ -85,11 +86,11 @@ class ReleaseFork:
 
     Attributes:
         split: Decides which requests the canary answers. Tenants with a pin have no fork.
-        mirror: Decides which requests to control are also copied to the canary, or None to copy
-            none.
-        control: Release for requests that the canary does not answer.
-        instead: Control, for canary requests while this gateway lacks the canary's base.
-        copied: Control, with the canary as `shadow`.
+        mirror: Decides which of control's requests are also copied to the canary, or None if none
+            are.
+        control: Control release, for a request that only control receives.
+        instead: Control release, for a canary's request while the canary's base is not loaded here.
+        copied: Control release, for a request of which the canary receives a copy.
         canary: Release that is rolled out.
     """
 
@@ -103,7 +104,7 @@ class ReleaseFork:
     def choose(
         self, tenant_id: str, session: str, request_id: str, has_base: Callable[[str], bool]
     ) -> ResolvedModel:
-        """Return the release for a request, but never a canary whose base is not loaded."""
+        """Return the release for a request. A canary whose base is not loaded is never returned."""
         base = self.canary.model.base_digest
         is_ready = base == self.control.model.base_digest or has_base(base)
         if self.split.choose(tenant_id, session, request_id).is_canary:

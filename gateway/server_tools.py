@@ -1,4 +1,4 @@
-"""The parts of one worker that run server tools."""
+"""Creates and connects the parts of one worker that run server tools."""
 
 from collections.abc import Callable
 
@@ -20,7 +20,7 @@ class ServerTools:
     """The server tools of one worker.
 
     Attributes:
-        catalog: Plans the server tools of a request.
+        catalog: Looks up the server tools that a request names.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class ServerTools:
         )
 
     def answering(self, completer: Completer, leases: ApprovalLeases) -> ToolAnswering:
-        """Return the part that answers requests and runs their server tools."""
+        """Return the part that answers requests and runs the server tools that the model calls."""
         return ToolAnswering(
             completer,
             self._runner,

@@ -79,7 +79,7 @@ class StatefulApis:
             settings: Settings of the worker.
             counts: Counters of ended requests.
             emit: Queues one event for the broker, and never blocks.
-            state: Objects from the control plane, with the keys that encrypt stored contents.
+            state: The control plane's snapshot, which has the keys that encrypt stored content.
         """
         self._counts = counts
         self._secret = secret = shared_secret()
@@ -101,7 +101,7 @@ class StatefulApis:
     ) -> AutoBoard:
         """Return the board that chooses a model for requests to `auto`.
 
-        The board shares the conversations of all workers through Valkey.
+        Through Valkey, the board also uses the prefixes that other workers have recorded.
         """
         hasher = PromptHasher(self._secret.mac("auto prefixes", b""))
         return AutoBoard(directory, views, hasher, SharedConversations(self.responses.commands))
@@ -114,7 +114,7 @@ class StatefulApis:
         assets: AssetCache,
         limiter: Limiter,
     ) -> None:
-        """Add the paths of all stateful APIs. `Responses` describes the arguments."""
+        """Add the paths of all stateful APIs. The arguments are described at `Responses`."""
         store, self._assets = self.responses, assets
         leases = ApprovalLeases(store.commands, self._seals)
         answering = self.tools.answering(completer, leases)
@@ -186,7 +186,7 @@ class StatefulApis:
             base.forget_idle()
 
     async def stop(self) -> None:
-        """Begin no more background work, and drop running work once its generations have ended."""
+        """Start no more background work, and drop running work after its generations have ended."""
         await self.lines.stop()
         await self.background.stop()
 

@@ -1,4 +1,4 @@
-"""The error for requests to a process that is stopping, and for requests that it interrupts."""
+"""The error for new requests to a process that stops, and for requests that its stop ends."""
 
 from sluice.errors import ErrorCode, RejectedError
 

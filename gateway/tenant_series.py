@@ -1,4 +1,4 @@
-"""Counters for the busiest tenants, and for all others together, in few time series."""
+"""Counters of the busiest tenants, and one for all other tenants, to bound the time series."""
 
 import time
 from collections.abc import Callable, Iterable
@@ -13,13 +13,13 @@ from gateway.objectives import ObjectiveResult
 OTHER = "other"
 NAMED_MAX = 20
 _KINDS = ("prompt", "output")
-# Maximum number of tenants with recorded usage, because each choice of series scans all of them.
+# Maximum number of tenants whose usage is recorded, because each choice of series scans all of it.
 _KNOWN_MAX = 5_000
-_CHOOSE_S = 15.0  # seconds between choices of series, however often the metrics are scraped
-_FADE = 0.5  # factor on each tenant's earlier usage at each choice
-_EDGE = 2.0  # multiple of a tenant's usage at which another tenant takes over its series
+_CHOOSE_S = 15.0  # seconds between choices of tenants, however often the metrics are scraped
+_FADE = 0.5  # factor by which each choice reduces the recorded usage
+_EDGE = 2.0  # a tenant replaces another one in the series only with this multiple of its usage
 # Seconds for which a new series is shown at 0. A reader that scrapes at least this often reads the
-# start of each series.
+# start value of each series.
 _ANNOUNCED_S = 30.0
 # Seconds for which an ended series is shown unchanged. A reader that scrapes at least this often
 # reads the last value of each series.
@@ -38,19 +38,19 @@ class TenantSeries(Collector):
     """Requests and tokens of the busiest tenants.
 
     A tenant that becomes busy receives a series, which is shown at 0 for a while before it counts
-    requests. A tenant that loses its series is counted in `other` from then on, and its old series
-    is shown unchanged for some minutes. So the sum of `increase` over all series is exact for every
-    reader that scrapes often enough.
+    requests. If a tenant loses its series, later requests are counted in `other`, and the old
+    series is shown unchanged for some minutes. So the sum of `increase` over all series is exact
+    for every reader that scrapes often enough.
     """
 
     def __init__(
         self, named_max: int = NAMED_MAX, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """Prepare without a series for any tenant."""
+        """Start without a series for any tenant."""
         self._named_max = named_max
         self._clock = clock
         self._choice_at_s = clock()
-        self._announced: dict[str, float] = {}  # time at which a tenant's series begins, by tenant
+        self._announced: dict[str, float] = {}  # time from which a series counts, by tenant
         self._named: dict[str, _Series] = {}
         # Ended series of at most `named_max` tenants, each with the time until which it is shown.
         self._leaving: dict[str, tuple[_Series, float]] = {}
@@ -60,7 +60,7 @@ class TenantSeries(Collector):
     def count(
         self, tenant_id: str, result: ObjectiveResult | None, prompt_tokens: int, output_tokens: int
     ) -> None:
-        """Count a request that ended. The result is None if goodput does not include it."""
+        """Count a request that ended. The result is None if goodput excludes the request."""
         series = self._named.get(tenant_id, self._other)
         if result is not None:
             series.results[result] += 1
@@ -71,7 +71,7 @@ class TenantSeries(Collector):
             recent[tenant_id] = recent.get(tenant_id, 0.0) + prompt_tokens + output_tokens + 1.0
 
     def _advance(self) -> None:
-        """Start announced series, remove ended series and choose new series, each when due."""
+        """Start announced series, remove ended series, and choose tenants, if the time has come."""
         now_s = self._clock()
         for tenant_id in [it for it, until_s in self._announced.items() if until_s <= now_s]:
             del self._announced[tenant_id]
@@ -83,7 +83,7 @@ class TenantSeries(Collector):
             self._choose(now_s)
 
     def _choose(self, now_s: float) -> None:
-        """Assign series to the tenants that were busiest recently, and reduce older usage."""
+        """Announce series for the tenants that were busiest recently, and reduce recorded usage."""
         recent, named, leaving = self._recent, self._named, self._leaving
         busiest = nlargest(self._named_max, recent.items(), key=itemgetter(1))
         for tenant_id, used in busiest:
@@ -99,17 +99,17 @@ class TenantSeries(Collector):
                 leaving[least] = named.pop(least), now_s + _LEAVING_S
             if back is None:
                 self._announced[tenant_id] = now_s + _ANNOUNCED_S
-            else:  # the old series is still shown, so it continues without an announcement
+            else:  # the tenant's old series is still shown, so it continues
                 del leaving[tenant_id]
                 named[tenant_id] = back
         self._recent = {it: used * _FADE for it, used in recent.items() if used >= 1.0}
 
     def describe(self) -> Iterable[Metric]:
-        """Return the metric families without the tenants' series."""
+        """Return the metric families without values, by which the registry checks names."""
         return self._families()
 
     def collect(self) -> Iterable[Metric]:
-        """Return both families, after a new choice of tenants if the last choice is 15 s old."""
+        """Return the families of requests and tokens. Tenants are first chosen anew if due."""
         self._advance()
         shown = {_label(it): series for it, (series, _) in self._leaving.items()}
         shown |= {_label(it): _Series() for it in self._announced}
@@ -141,10 +141,10 @@ class TenantSeries(Collector):
 
 
 class Without(Collector):
-    """A view of a registry without the metric families that are labelled by tenant."""
+    """A registry's metrics without those that have a tenant as label."""
 
     def __init__(self, tenants: TenantSeries, registry: Collector) -> None:
-        """Prepare a view of `registry`, in which `tenants` is registered."""
+        """Read from `registry`, in which `tenants` must be registered."""
         self._named = {family.name for family in tenants.describe()}
         self._registry = registry
 

@@ -10,11 +10,11 @@ _STOPPED = {"length": "max_tokens", "tool_calls": "tool_use", "content_filter": 
 
 
 def stop_reason(reason: str, stop_sequence: str) -> str:
-    """Return the stop reason of an answer, as Anthropic's API names it.
+    """Return the stop reason of an answer by its name in Anthropic's API.
 
     Args:
         reason: OpenAI's finish reason.
-        stop_sequence: The stop sequence that ended the answer, or empty if none did.
+        stop_sequence: The stop sequence that ended the answer, or empty if no sequence did.
     """
     if reason == "stop" and stop_sequence:
         return "stop_sequence"
@@ -36,8 +36,8 @@ def message(
         message_id: Id of the message.
         model: Name of the model that answers.
         content: Content blocks of the message.
-        stopped: Stop reason, or None if the message has just begun.
-        stop_sequence: The stop sequence that ended the message, or empty if none did.
+        stopped: Stop reason, or None at the start of a stream.
+        stop_sequence: The stop sequence that ended the message, or empty if no sequence did.
         usage: Token counts by Anthropic's names.
     """
     return orjson.dumps(

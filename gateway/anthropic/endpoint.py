@@ -49,7 +49,7 @@ class AnthropicMessages:
         set_request_id_header(request, _REQUEST_ID)
         principal = authenticate(self._directory, request)
         self._directory.require_scope(principal, Scope.CHAT)
-        # No variable refers to the parsed body, so that the stream does not retain it in memory.
+        # The parsed body has no variable, so that its memory is freed while the answer streams.
         return await self._completer.answer(
             request,
             principal,

@@ -1,7 +1,7 @@
 """Writes the events of a message's stream. Pure.
 
-Each content block is closed before the next block opens. All text deltas of a block share the bytes
-before the text (`head`) and after the text (`tail`).
+Each content block is closed before the next block opens. All text deltas of a block have the same
+bytes before their text (`head`) and after it (`tail`).
 """
 
 from collections.abc import Mapping
@@ -19,12 +19,12 @@ _TEXT, _THINKING = "text", "thinking"
 
 
 class MessageEvents:
-    """Writes all events of one stream, whose message has a single choice.
+    """Writes all events of one stream, which has a single message.
 
     Attributes:
         head: Bytes of a text delta before its text, or empty while no text block is open.
         tail: Bytes of a text delta after its text.
-        stop_sequence: Stop sequence that ended the answer, or empty until one has.
+        stop_sequence: Stop sequence that ended the answer, or empty if no sequence has.
     """
 
     __slots__ = (
@@ -35,13 +35,13 @@ class MessageEvents:
     tail = _TAIL
 
     def __init__(self, message_id: str, model: str, prompt_tokens: int) -> None:
-        """Begin a message.
+        """Start before the first event.
 
         Args:
             message_id: Id of the message.
             model: Name of the model that answers.
-            prompt_tokens: Tokens of the prompt. The number of cached tokens follows at the end of
-                the stream.
+            prompt_tokens: Tokens of the prompt, sent with the first event. The number of cached
+                tokens is only sent at the end.
         """
         self._id, self._model, self._prompt_tokens = message_id, model, prompt_tokens
         self._next = 0  # index of the next block
@@ -53,7 +53,7 @@ class MessageEvents:
 
     @property
     def is_in_text(self) -> bool:
-        """Whether a text block is open, so that a text delta can be sent without further events."""
+        """Whether a text block is open, so that a text delta needs no other event before it."""
         return self._open == _TEXT
 
     def begin_text(self) -> bytes:
@@ -87,7 +87,7 @@ class MessageEvents:
         return events
 
     def finish(self, reason: str) -> bytes:
-        """Return the events that close the open block. An empty message gets a text block."""
+        """Return the events that close the open block. An empty message receives a text block."""
         self._reason = reason
         begun = b"" if self._next else self.begin_text()
         return begun + self._closed()

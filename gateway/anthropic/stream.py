@@ -1,4 +1,4 @@
-"""Streams the answer of a message. `BlockGeneration` also opens and closes the text blocks."""
+"""Streams the answer of a message, whose text is split into content blocks."""
 
 from gateway.anthropic.events import MessageEvents
 from gateway.dispatch.generation import GenerationSpec
@@ -9,14 +9,14 @@ from gateway.text.sse import ChunkWriter
 
 
 class BlockGeneration(StreamedGeneration):
-    """A streamed answer whose text is written into content blocks."""
+    """A streamed answer that also opens and closes the content blocks for text."""
 
     __slots__ = ("_events",)
 
     def __init__(
         self, spec: GenerationSpec, chunks: ChunkWriter, itl: FastHistogram, pace: AttemptPace
     ) -> None:
-        """Prepare the stream, whose events `chunks` writes."""
+        """Start a stream. `chunks` writes its events."""
         assert isinstance(chunks, MessageEvents), "only these have blocks"
         super().__init__(spec, chunks, itl, pace)
         self._events = chunks

@@ -1,4 +1,4 @@
-"""The task of an Anthropic message, which maps the message to a chat and the answer back."""
+"""The task of an Anthropic message, which is answered like a chat and written as a message."""
 
 from collections.abc import Sequence
 from typing import ClassVar
@@ -72,8 +72,8 @@ class MessageTask(ChatTask):
 
     @staticmethod
     def usage_of(tally: Tally, reasoning_tokens: int) -> dict[str, object]:
-        """Return the usage by Anthropic's names, where `input_tokens` excludes cached tokens."""
-        del reasoning_tokens  # the output tokens include the reasoning tokens
+        """Return the usage by Anthropic's names, in which `input_tokens` excludes cached tokens."""
+        del reasoning_tokens  # the output tokens already include them
         return {
             "input_tokens": tally.prompt_tokens - tally.cached_tokens,
             "cache_creation_input_tokens": 0,

@@ -1,4 +1,4 @@
-"""Chooses models for requests to `auto`, and stand-ins for models that cannot answer."""
+"""Chooses models for requests to `auto`, and stand-ins for models that cannot answer now."""
 
 import time
 from collections.abc import Callable, Iterable
@@ -21,8 +21,8 @@ from sluice.errors import PlatformError
 from sluice.wire.control.v1 import control_pb2 as wire
 
 _POLICIES_MAX = 4096
-# Number of texts in a first prompt: a system prompt and a question. A longer prompt continues a
-# conversation.
+# Number of texts in a conversation's first prompt: a system prompt and a question. A prompt with
+# more texts continues a conversation.
 _TEXTS_OF_A_BEGINNING = 2
 _LOT_DIGITS = 12
 
@@ -31,9 +31,9 @@ class AskedPrompt(NamedTuple):
     """The text of a request's prompt, before it is tokenized.
 
     Attributes:
-        texts: Texts of the request's messages, or its prompts.
+        texts: Texts of the request's messages, or the prompts of a completion.
         tools: Number of tools that the model may call.
-        ids: Number of prompt tokens that the client sent as ids.
+        ids: Number of prompt tokens that the client has sent as token ids.
     """
 
     texts: list[str]
@@ -53,7 +53,7 @@ class AskedTask(Protocol):
 
     @property
     def output_tokens_max(self) -> int | None:
-        """Maximum output tokens of each answer, if the request sets one."""
+        """Maximum number of output tokens per answer, or None if the request sets no maximum."""
         ...
 
     def asked(self) -> AskedPrompt:
@@ -62,7 +62,7 @@ class AskedTask(Protocol):
 
 
 class _ReadyPolicy(NamedTuple):
-    """A tenant's policy as sent by the control plane, with the tables computed from it."""
+    """A tenant's policy from the control plane, with the tables computed from it."""
 
     told: wire.AutoPolicy
     table: QualityTable
@@ -79,13 +79,13 @@ class AutoBoard:
         hasher: PromptHasher,
         shared: SharedConversations,
     ) -> None:
-        """Prepare.
+        """Start without measured speeds and recorded prefixes.
 
         Args:
-            directory: Models, and which callers may use them.
-            views: Returns the gateway's current data on a pool's cells.
+            directory: Models, and the callers that may use them.
+            views: Returns the gateway's current view of each cell of a pool.
             hasher: Computes the keys of prompts.
-            shared: Cached prefixes as noted by all gateways.
+            shared: Prefixes that all gateways have recorded as cached.
         """
         self._directory = directory
         self._views = views
@@ -136,10 +136,10 @@ class AutoBoard:
         return AutoDecision(choice, keys, features.tokens)
 
     def other(self, principal: Principal, asked: str, decision: AutoDecision | None) -> str | None:
-        """Return the stand-in for a model that cannot answer now, or None.
+        """Return the stand-in for a model that cannot answer now, or None if there is none.
 
-        All stand-ins are chosen here. For `auto`, the stand-in is the next best model of the
-        choice. For any other model, the stand-in is the tenant's configured fallback.
+        For `auto`, the stand-in is the next best model of `decision`. For any other model, the
+        stand-in is the tenant's configured fallback.
         """
         if decision is None:
             return self._directory.fallback(principal, asked)
@@ -153,7 +153,7 @@ class AutoBoard:
         answers: int,
         ended_at_s: float,
     ) -> None:
-        """Record the speed of a pool and the cached prefix of a model after an answered request."""
+        """Record a pool's speed and a model's cached prefix after an answered request."""
         if not self._is_used:
             return
         self._speeds.note(pool_id, tally, answers, ended_at_s)
@@ -163,7 +163,7 @@ class AutoBoard:
         self._shared.note(decision.keys, decision.model, decision.tokens)
 
     def _usable(self, principal: Principal, name: str) -> ResolvedModel | None:
-        """Return the model of a name, or None if it is unusable or generates no text."""
+        """Return the model of a name, or None if the caller may not use it or it makes no text."""
         try:
             resolved = self._directory.resolve_any(principal, name)
         except PlatformError:
@@ -183,7 +183,7 @@ class AutoBoard:
         )
 
     def _policy(self, policy: wire.AutoPolicy) -> _ReadyPolicy:
-        """Return a policy with its tables, which are computed at the policy's first use."""
+        """Return a policy with its tables, which are computed when the policy is first used."""
         known = self._policies.get(policy.id)
         if known is not None and known.told is policy:
             return known

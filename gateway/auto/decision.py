@@ -9,7 +9,7 @@ from sluice.auto.features import SCHEME
 from sluice.wire.telemetry.v1 import telemetry_pb2 as wire
 
 AUTO = "auto"
-# Maximum number of alternatives listed in a response header.
+# Maximum number of alternatives that the response headers list.
 _CANDIDATES_SHOWN_MAX = 4
 
 
@@ -21,7 +21,7 @@ class AutoDecision:
         choice: The chosen model and its alternatives.
         keys: Keys of the prompt.
         tokens: Estimated number of prompt tokens.
-        answered: Model that answers instead of the chosen model, or empty without a stand-in.
+        answered: Stand-in that answers instead of the chosen model, or empty without a stand-in.
     """
 
     choice: AutoChoice
@@ -41,13 +41,13 @@ class AutoDecision:
 
     @property
     def others(self) -> Sequence[str]:
-        """Models that may answer instead, best first. Models above the quality floor come first."""
+        """Models that may answer instead, best first. Models below the quality floor come last."""
         rest = sorted(self.choice.alternatives, key=lambda it: not it.is_eligible)
         return [it.name for it in rest if it.name != self.model]
 
     @property
     def headers(self) -> dict[str, str]:
-        """Response headers that report the choice, with costs in the currency of the prices."""
+        """Response headers about the choice. Costs are in the currency of the models' prices."""
         options = [self.choice.chosen, *self.choice.alternatives]
         own = next(it for it in options if it.name == self.model)
         rest = [it for it in options if it is not own][:_CANDIDATES_SHOWN_MAX]
@@ -73,7 +73,7 @@ class AutoDecision:
             )
 
     def moved_to(self, model: str) -> "AutoDecision":
-        """Return the decision with `model` as the model that answers."""
+        """Return the decision with `model` as the stand-in that answers."""
         return replace(self, answered=model)
 
 

@@ -1,7 +1,7 @@
 """Keys of prompts and of their beginnings, by which a continued conversation is recognized. Pure.
 
-Each turn of a conversation begins with the messages of the last turn, and so shares their keys. The
-keys are shared with other gateways. The keys reveal no text without the installation's secret.
+Each turn of a conversation begins with the messages of the last turn, and so has their keys too.
+Gateways share the keys. Without the installation's secret, a key reveals no text.
 """
 
 from collections.abc import Sequence
@@ -11,12 +11,13 @@ from typing import NamedTuple
 from zlib import crc32
 
 _KEY_BYTES = 12
-# Maximum number of beginnings with keys. Each turn of a conversation adds two or three messages.
+# Maximum number of a prompt's beginnings with keys. A turn of a conversation adds two or three
+# messages, so the beginnings include those of the last turns.
 _BEGINNINGS_MAX = 32
-# Numbers of the first and last texts that a beginning's key includes, besides its length. So a key
+# A beginning's key is computed from its length and this many of its first and last texts. So a key
 # costs the same for a conversation of any length.
 _FIRST, _LAST = 8, 16
-_WHOLE = 64  # maximum number of characters of a text that is hashed whole
+_WHOLE = 64  # length in characters up to which all of a text is hashed
 _END = _WHOLE // 2
 _SUM_BYTES = 4
 
@@ -25,10 +26,10 @@ class PromptKeys(NamedTuple):
     """The keys of a prompt.
 
     Attributes:
-        session: Key of the prompt's session, whose history a client may rewrite, or empty if it has
-            no session.
-        beginnings: Keys of the prompt's longest beginnings, shortest first. The last key is the key
-            of the whole prompt.
+        session: Key of the prompt's session, or empty without a session. It is found even if the
+            client has rewritten the conversation.
+        beginnings: Keys of the prompt's longest beginnings, the shortest first. The last key is
+            that of the whole prompt.
     """
 
     session: bytes
@@ -36,7 +37,7 @@ class PromptKeys(NamedTuple):
 
     @property
     def longest_first(self) -> list[bytes]:
-        """All keys, in the order of the search for a cached prefix."""
+        """All keys, in the order in which a cached prefix is searched for."""
         return [*reversed(self.beginnings), *filter(None, [self.session])]
 
     @property
@@ -46,13 +47,13 @@ class PromptKeys(NamedTuple):
 
 
 class PromptHasher:
-    """Computes keys with the secret of an installation, which has at most 64 bytes."""
+    """Computes keys with the installation's secret, which has at most 64 bytes."""
 
     def __init__(self, secret: bytes) -> None:
         self._begun = blake2b(digest_size=_KEY_BYTES, key=secret)
 
     def keys(self, tenant_id: str, session: str, texts: Sequence[str]) -> PromptKeys:
-        """Return the keys of a tenant's prompt with these texts. `session` may be empty."""
+        """Return the keys of a tenant's prompt. `session` may be empty."""
         of_tenant, of_session = _parts([tenant_id, f"session {session}"])
         begun = self._begun.copy()
         begun.update(_bytes(of_tenant))
@@ -65,7 +66,7 @@ class PromptHasher:
 
 
 def _beginnings(begun: blake2b, texts: Sequence[str]) -> list[bytes]:
-    """Return the keys of the longest beginnings. Each key depends only on its beginning's texts."""
+    """Return the keys of the longest beginnings, each computed only from the beginning's texts."""
     count = len(texts)
     since = max(0, count - _BEGINNINGS_MAX - _LAST)
     sums = _sums(texts[since:])
@@ -84,15 +85,15 @@ def _beginnings(begun: blake2b, texts: Sequence[str]) -> list[bytes]:
 def _sums(texts: Sequence[str]) -> bytes:
     """Return the checksums of texts, so that a key costs the same for texts of any length.
 
-    They are not secret, since keys are: they are hashed with the installation's secret.
+    Checksums are not secret. Only the keys computed from them depend on the installation's secret.
     """
     return pack(f"<{len(texts)}I", *[crc32(_bytes(it)) for it in _parts(texts)])
 
 
 def _parts(texts: Sequence[str]) -> list[str]:
-    """Return the hashed form of texts.
+    """Return the parts of texts from which checksums are computed.
 
-    Of a long text only its length and both ends are hashed, since a wrong match costs little.
+    For a long text, these are its length and both ends. A wrong match is rare and costs little.
     """
     return [
         f"{text}\0" if len(text) <= _WHOLE else f"{len(text)} {text[:_END]}{text[-_END:]}\0"

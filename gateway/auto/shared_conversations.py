@@ -8,7 +8,7 @@ from gateway.limits.valkey_commands import ValkeyCommands, ValkeyDownError
 
 _KEY = b"sluice:auto:"
 _CACHED_MS = round(CACHED_S * 1000)
-# Seconds that a choice waits for Valkey. Without an answer, `auto` only loses a cached prefix.
+# Seconds for which a choice waits for Valkey. Without an answer, `auto` only ignores other workers.
 _DEADLINE_S = 0.02
 
 
@@ -28,7 +28,7 @@ class SharedConversations:
         return prefixes_of(_parse_prefix(it) for it in cast("list[bytes | None]", found) if it)
 
     def note(self, keys: PromptKeys, model: str, tokens: int) -> None:
-        """Record for all workers which model answered a prompt, without waiting for Valkey."""
+        """Record for all workers that a model answered a prompt, without waiting for Valkey."""
         value = f"{tokens} {model}".encode()
         for key in keys.whole:
             self._commands.send_only((b"SET", _KEY + key, value, b"PX", _CACHED_MS))

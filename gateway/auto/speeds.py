@@ -1,16 +1,16 @@
-"""Learns the speeds of pools from recent answers. Pure.
+"""Estimates the speeds of pools from recent answers. Pure.
 
-A router predicts only the wait until a request's first step. The durations of long prefills and of
-decodes are learned from recent requests.
+A router predicts only the wait until a request's first step. The duration of a long prefill and of
+the decode is estimated from recent requests.
 """
 
 from dataclasses import dataclass
 
 from gateway.dispatch.tally import Tally
 
-# Weight of a new measurement, so that an estimate reflects about twenty requests.
+# Weight of a new measurement, so that an estimate is the mean of about twenty requests.
 _NEW = 0.05
-# Minimum number of tokens for a measurement, because shorter prefills mostly measure the step.
+# Minimum numbers of tokens for a measurement, since a step also has a fixed time.
 _UNCACHED_LEAST = 32
 _OUTPUT_LEAST = 8
 _POOLS_MAX = 4096
@@ -18,12 +18,12 @@ _POOLS_MAX = 4096
 
 @dataclass(slots=True)
 class LearnedSpeed:
-    """The learned speed of a pool. A value without a measurement is 0.
+    """The estimated speed of a pool. A value without any measurement is 0.
 
     Attributes:
         prompt_token_s: Seconds of prefill per uncached prompt token.
         output_token_s: Seconds of decode per output token.
-        output_tokens: Mean output tokens of an answer.
+        output_tokens: Mean number of output tokens of an answer.
     """
 
     prompt_token_s: float = 0.0
@@ -35,13 +35,13 @@ _UNKNOWN = LearnedSpeed()
 
 
 class LearnedSpeeds:
-    """The learned speeds of all pools that this worker has sent requests to."""
+    """The estimated speeds of all pools to which this worker has sent requests."""
 
     def __init__(self) -> None:
         self._speeds: dict[str, LearnedSpeed] = {}
 
     def of(self, pool_id: str) -> LearnedSpeed:
-        """Return the learned speed of a pool."""
+        """Return the estimated speed of a pool, with zeros for an unknown pool."""
         return self._speeds.get(pool_id, _UNKNOWN)
 
     def note(self, pool_id: str, tally: Tally, answers: int, ended_at_s: float) -> None:
