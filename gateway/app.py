@@ -287,7 +287,7 @@ class Gateway:
         self.spare.stop()
         if not is_replaced:
             self.is_draining = True
-            if self.http.is_accepting:  # else no load balancer uses this worker
+            if self.http.is_accepting:  # else no load balancer sends clients here
                 await asyncio.sleep(self.settings.unready_s)
         self.http.stop_accepting()
         self.stateful.sockets.drain()

@@ -79,9 +79,10 @@ class PromptEncoder:
         return [segment for piece in pieces for segment in self._split(piece) if segment]
 
     def cut(self, text: str) -> tuple[list[str], str]:
-        """Cut a text before its last special token, and return the segments before and the rest.
+        """Cut a text before its last special token, and return the first part in segments.
 
-        If text is appended to `text`, the ids of the returned segments stay the same.
+        The second result is the rest of the text. If text is appended to `text`, the ids of the
+        first result's segments stay the same.
         """
         segments = self.segments([text])
         last = max((at for at, it in enumerate(segments) if it in self._cuts), default=0)

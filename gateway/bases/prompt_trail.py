@@ -21,7 +21,8 @@ from sluice.wire.router.v1 import router_pb2 as router
 from sluice.wire.state.v1 import state_pb2 as wire
 
 _DIGEST_BYTES = 16
-# Maximum number of bytes stored per turn. A larger turn stores nothing and is rendered anew.
+# Maximum number of bytes stored per turn. A larger turn stores nothing, so that other gateways must
+# render its prompt anew.
 _RECORD_BYTES_MAX = 1 << 20
 _TAIL_MAX = 4096  # maximum number of characters of `tail` in a record
 

@@ -34,7 +34,7 @@ _LEVELS_MAX = 128
 _PATTERN_CHARACTERS_MAX = 256  # maximum length of a pattern for dates
 _SEPARATOR_CHARACTERS_MAX = 8  # maximum length of a separator in JSON
 
-# Templates with this text are Mistral's. They raise an error unless call ids match the next regex.
+# Templates with this text are Mistral's. They refuse call ids that `_SHORT_CALL_ID` does not match.
 _SHORT_CALL_IDS = "length != 9"
 _SHORT_CALL_ID = re.compile("[a-zA-Z0-9]{9}")
 

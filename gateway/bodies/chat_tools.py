@@ -30,7 +30,7 @@ class RegisteredTool(Strict):
 
 
 def _tool_form(value: Any) -> str:
-    """Return a tool's form as a tag of the union, different from the names of all fields."""
+    """Return the union's tag for a tool. Error paths omit it, so no field has this name."""
     if not isinstance(value, dict):
         return _FORMS.get(type(value), "a function")
     kind: object = value.get("type")  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]

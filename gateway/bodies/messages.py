@@ -172,7 +172,7 @@ class AllowedChoice(Strict):
 
 
 def _choice_form(value: Any) -> str:
-    """Return a choice's form as a tag of the union, different from the names of all fields."""
+    """Return the union's tag for a choice. Error paths omit it, so no field has this name."""
     return "an object" if isinstance(value, dict) else "a word"
 
 

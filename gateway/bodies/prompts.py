@@ -14,7 +14,7 @@ Ids = Annotated[list[TokenId], Field(fail_fast=True, min_length=1)]
 
 
 def _form(value: Any) -> str:
-    """Return a prompt's form as a tag of the union, different from the names of all fields."""
+    """Return the union's tag for a prompt. Error paths omit it, so no field has this name."""
     if not isinstance(value, list):
         return "a text"
     first: object = value[0] if value else ""

@@ -77,7 +77,7 @@ _Results = Annotated[list[InputText], Field(fail_fast=True, max_length=PARTS_MAX
 
 
 class _NamedItem(_Item):
-    """An item that may have an id. The server has set the id when it sent the item to a client."""
+    """An item with an optional id, which the server sets when it sends the item to a client."""
 
     id: ShortText | None = None
 
@@ -349,7 +349,7 @@ def _answers_earlier(items: Sequence[InputItem]) -> bool:
 
 
 def _plain(item: InputItem, ran: Mapping[str, ServerCallItem]) -> Iterator[PlainItem]:
-    """Yield the items without approvals that an item stands for.
+    """Yield an item in the form for a chat, which has calls and results but no approvals.
 
     The result of an approved call is yielded at the place of the approval, so that the result
     follows the call.

@@ -155,7 +155,7 @@ class ConversationName(Strict):
 
 
 def _choice_form(value: Any) -> str:
-    """Return a choice's form as a tag of the union, different from the names of all fields."""
+    """Return the union's tag for a choice. Error paths omit it, so no field has this name."""
     if not isinstance(value, dict):
         return "a word"
     kind: object = value.get("type")  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]

@@ -1,4 +1,4 @@
-"""Shortens long chats: a model summarizes the earlier messages, and the client stores this."""
+"""Shortens long chats by a summary of earlier messages, which a model writes for the answer."""
 
 from aiohttp import web
 

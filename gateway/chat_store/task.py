@@ -130,7 +130,7 @@ class KeptChatTask(ChatTask):
         fingerprint: str,
         specs: Sequence[GenerationSpec],
     ) -> StreamWriters:
-        """Return the writers of all choices and of the stream's end, which queues the completion."""
+        """Return writers of all choices and of the stream's end, which stores the completion."""
         writers = super().stream_writers(
             uid, model=model, created_unix_s=created_unix_s, fingerprint=fingerprint, specs=specs
         )

@@ -169,8 +169,8 @@ class CallGrammar:
         if form is CallForm.MISTRAL_NAMED:
             return self._mark(TOOL_CALLS), self._mark(ARGUMENTS), ""
         if form is CallForm.LLAMA_JSON:
-            # The text has the tokens of the engine's JSON, because one lexer must recognize both
-            # calls and answers.
+            # The text is split into the same terminals as the engine's own JSON rules, because one
+            # lexer must recognize both calls and answers.
             name, parameters = _quoted('"name"'), _quoted('"parameters"')
             return f'"{{" {name} /: ?/', f"/, ?/ {parameters} /: ?/", '"}"'
         opening, to_arguments, closing = _quoted('{"name": "'), _quoted('", "arguments": '), '"}"'

@@ -1,4 +1,4 @@
-"""The parts of a piece of a model's output: content, reasoning and tool calls. Pure."""
+"""Types for a piece of a model's output, which has content, reasoning and tool calls. Pure."""
 
 from typing import NamedTuple, Protocol
 

@@ -5,8 +5,8 @@ import re
 from gateway.dialects.delta import AnswerDelta, OutputParser, joined
 from gateway.dialects.marks import Marks, ReasoningMarks, behind_space, matched
 
-# Maximum number of white space characters before an answer, or in an empty line there, that are
-# dropped. Longer white space is part of the answer.
+# White space before an answer, and in empty lines there, is dropped up to this number of
+# characters. Longer white space is part of the answer.
 _SPACE_CHARACTERS_MAX = 64
 _EMPTY_LINES = re.compile(rf"(?:[ \t]{{0,{_SPACE_CHARACTERS_MAX}}}[\r\n])*")
 

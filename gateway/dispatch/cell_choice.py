@@ -31,8 +31,8 @@ from sluice.prefix_marks import DEPTH_MIN, following
 # so they are spread over the cells. Prompts about one document, or turns of one long conversation,
 # share all these blocks and reach one cell.
 AFFINITY_BLOCKS = 64
-# Factor of the pool's mean of owed (uncomputed) tokens per replica, up to which a cell is chosen
-# for its cache.
+# A cell is chosen for its cache only while its owed (uncomputed) tokens per replica are below this
+# multiple of the pool's mean.
 LOAD_FACTOR = 1.25
 # Owed tokens per replica up to which a cell counts as idle, about a fifth of a second of work. If
 # the prompt is shorter than this number, the prompt's length is the bound.

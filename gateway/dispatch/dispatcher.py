@@ -45,9 +45,9 @@ class GatewayDispatcher:
         return self._links.is_gated
 
     def refused_for_s(self, pool_id: str, ask: GateAsk, now_s: float) -> float | None:
-        """Return the seconds for which a pool's routers refuse a request, or None if one does not.
+        """Return the seconds for which a pool's routers refuse a request because of their gates.
 
-        The refusing routers have gates for the request's tier or tenant. See `tier_gate`.
+        None means that a router accepts the request, or that no router is connected.
         """
         return self._links.refused_for_s(pool_id, ask, now_s)
 

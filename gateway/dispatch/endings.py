@@ -46,7 +46,7 @@ _KINDS = {
     wire.OUTCOME_KIND_REJECTED: EndKind.REFUSED,
     wire.OUTCOME_KIND_EVICTED: EndKind.REFUSED,
     wire.OUTCOME_KIND_FAILED: EndKind.REFUSED,
-    # This gateway never waits for the end of a request that it has cancelled itself.
+    # The gateway ignores outcomes after its own cancels, so this cancel has another cause.
     wire.OUTCOME_KIND_CANCELLED: EndKind.LOST,
     wire.OUTCOME_KIND_LOST: EndKind.LOST,
 }

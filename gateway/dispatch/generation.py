@@ -262,7 +262,7 @@ class Generation(ABC):
         return delta, line.shown(pipe.shown) if was_stopped or pipe.is_stopped else line.rest()
 
     def note_time(self, now_s: float) -> float:
-        """Record the time of tokens, and return the gap in seconds since earlier tokens, if any."""
+        """Record the time of tokens. Returns the seconds since the previous tokens, at first 0."""
         if self.is_fresh:
             self.is_fresh = False
             if self.attempts:

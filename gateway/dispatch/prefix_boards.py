@@ -1,4 +1,4 @@
-"""The prefix boards of all pools with several cells, filled from the routers' sketches."""
+"""The `PrefixBoard` of each pool with several cells, filled from the routers' sketches."""
 
 from collections.abc import Callable, Iterable, Sequence
 
