@@ -86,7 +86,7 @@ async def _supervise(settings: GatewaySettings) -> None:
 
 
 def _settle() -> None:
-    """Exclude the objects that exist now from garbage collection, since none of them will be freed.
+    """Exclude the objects that exist now from garbage collection, since all are permanent.
 
     Requests create few reference cycles. So the collector runs after every 10,000 allocations,
     instead of after every 700, which is Python's default.

@@ -283,7 +283,7 @@ class Directory:
     def resolve_any(self, principal: Principal, name: str) -> ResolvedModel:
         """Return the model of a public name, for text or embeddings, or raise 404 like `model`.
 
-        The result is the release before a rollout. Only `resolve` chooses between the releases.
+        The result ignores a rollout, because only `resolve` chooses between releases.
         """
         resolved = self._resolved.get((principal, name))
         if resolved is None:

@@ -17,7 +17,7 @@ _KINDS = ("prompt", "output")
 _KNOWN_MAX = 5_000
 _CHOOSE_S = 15.0  # seconds between choices of tenants, however often the metrics are scraped
 _FADE = 0.5  # factor by which each choice reduces the recorded usage
-_EDGE = 2.0  # a tenant replaces another one in the series only with this multiple of its usage
+_EDGE = 2.0  # a tenant takes over another's series only at this multiple of the other's usage
 # Seconds for which a new series is shown at 0. A reader that scrapes at least this often reads the
 # start value of each series.
 _ANNOUNCED_S = 30.0

@@ -1,1 +1,1 @@
-"""The model `auto`, which chooses another model for each request, and stand-ins for models."""
+"""The model `auto`, which chooses the model that answers, and a stand-in if that one cannot."""

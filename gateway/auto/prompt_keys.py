@@ -26,8 +26,8 @@ class PromptKeys(NamedTuple):
     """The keys of a prompt.
 
     Attributes:
-        session: Key of the prompt's session, or empty without a session. It is found even if the
-            client has rewritten the conversation.
+        session: Key of the prompt's session, or empty without a session. The key stays the same if
+            the client rewrites the conversation.
         beginnings: Keys of the prompt's longest beginnings, the shortest first. The last key is
             that of the whole prompt.
     """

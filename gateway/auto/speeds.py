@@ -10,7 +10,8 @@ from gateway.dispatch.tally import Tally
 
 # Weight of a new measurement, so that an estimate is the mean of about twenty requests.
 _NEW = 0.05
-# Minimum numbers of tokens for a measurement, since a step also has a fixed time.
+# Minimum numbers of tokens for a measurement. With fewer tokens, a step's fixed time would distort
+# the estimate.
 _UNCACHED_LEAST = 32
 _OUTPUT_LEAST = 8
 _POOLS_MAX = 4096

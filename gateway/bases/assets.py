@@ -150,7 +150,7 @@ class BaseAssets:
         self._spans.forget_idle()
 
     def heeds_effort(self, effort: str) -> bool:
-        """Return whether a reasoning effort changes the prompt of the base's template.
+        """Return whether the base supports a reasoning effort, which its template must use.
 
         The effort `none` is also supported by a base that never reasons.
         """
@@ -158,7 +158,7 @@ class BaseAssets:
         return self.template.heeds_effort or (never and effort == "none")
 
     def table_for(self, *, tools: bool) -> TokenTable:
-        """Return the token table for an answer that is parsed, with a text for the dialect's marks.
+        """Return the token table for a parsed answer, in which the dialect's marks have their text.
 
         Args:
             tools: Whether tool calls are parsed too, and not only reasoning.

@@ -39,8 +39,8 @@ class PromptEncoder:
         """Start with an empty cache.
 
         Args:
-            tokenizer: Tokenizer of the base. If text changes the ids of later text, nothing is
-                cached.
+            tokenizer: Tokenizer of the base. If a text can change the ids of the following text,
+                nothing is cached.
             characters_max: Bound on the characters of all cached segments together.
         """
         self._slicing = SlicingTokenizer(tokenizer)

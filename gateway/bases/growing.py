@@ -49,7 +49,7 @@ class _NotGrowingError(Exception):
 
 
 def head_messages(tree: nodes.Template) -> int | None:
-    """Return the number of first messages that any text may depend on, or None if not suitable."""
+    """Return how many first messages later texts depend on, or None if `tree` is not suitable."""
     loop = _main_loop(tree)
     if loop is None:
         return None

@@ -278,7 +278,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return found
 
     def getattr(self, obj: Any, attribute: str) -> Any:
-        """Return a key of a message, even if dicts have an attribute of this name for Jinja."""
+        """Return a message's field as a dict item, because Jinja would try an attribute first."""
         if type(obj) is dict and attribute in obj and attribute not in _DICT_ATTRIBUTES:
             return obj[attribute]  # pyright: ignore[reportUnknownVariableType] - a template's
         return super().getattr(obj, attribute)

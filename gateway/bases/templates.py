@@ -379,8 +379,8 @@ def _arguments(text: str) -> object:
 def _texts(rows: list[dict[str, Any]], listed: list[dict[str, Any]]) -> str:
     """Return all strings in messages and tools joined, with a filler for all other values.
 
-    The result is searched for special tokens. If it contains one only across two strings, a cut is
-    searched for, but no single string contains the token and nothing is cut.
+    The result is searched for special tokens. A match that spans two strings is harmless, because
+    prompts are cut only at tokens inside a single string.
     """
     found: list[str] = []
     for row in rows:

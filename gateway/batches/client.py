@@ -61,7 +61,7 @@ class BatchClient:
             raise _error_of(error, batch_id) from None
 
     async def cancel(self, tenant_id: str, batch_id: str) -> wire.Batch:
-        """Start to cancel a batch, whose running lines still end.
+        """Start the cancellation of a batch.
 
         Raises:
             PlatformError: NOT_FOUND if the batch does not exist, CONFLICT if it has ended.

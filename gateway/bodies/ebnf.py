@@ -240,7 +240,7 @@ def _lark_names(rules: Mapping[str, _Rule]) -> dict[str, str]:
 
 
 def _terminals(rules: Mapping[str, _Rule]) -> set[str]:
-    """Return the terminals: rules other than the root that lead only to characters, not a cycle."""
+    """Return the terminals, which refer to no rules but terminals, and never to themselves."""
     missing = {name: rule.references for name, rule in rules.items()}
     users: dict[str, list[str]] = {name: [] for name in rules}
     for name, references in missing.items():

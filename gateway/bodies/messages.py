@@ -115,7 +115,8 @@ class FunctionTool(Strict):
     """A function that the model may call.
 
     Attributes:
-        parameters: JSON schema of the arguments. A call matches it only if `tool_choice` forces it.
+        parameters: JSON schema of the arguments. It is enforced if the function is strict, or if
+            `tool_choice` forces a call.
     """
 
     name: FunctionName
@@ -219,7 +220,7 @@ def in_order_of_calls(messages: Sequence[Message]) -> Sequence[Message]:
 
 
 def _by_call(calling: Message, results: Sequence[Message]) -> list[Message]:
-    """Return results in the order of their calls. A result without id belongs to the next call."""
+    """Return results in the order of their calls. One without id belongs to the next free call."""
     places: defaultdict[str, deque[int]] = defaultdict(deque)
     for place, call in enumerate(calling.tool_calls or ()):
         places[call.id].append(place)

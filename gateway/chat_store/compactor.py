@@ -1,4 +1,4 @@
-"""Shortens long chats by a summary of earlier messages, which a model writes for the answer."""
+"""Shortens long chats. A model summarizes earlier messages, and the answer returns the summary."""
 
 from aiohttp import web
 

@@ -70,7 +70,7 @@ class CallObject:
 
     @property
     def text(self) -> str:
-        """The consumed text, unchanged, or empty once the text is certainly a call."""
+        """The consumed text, unchanged, or empty once `is_begun` is true."""
         return "".join(self._held)
 
     def take(self, text: str, start: int) -> int:

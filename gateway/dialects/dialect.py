@@ -38,7 +38,7 @@ class Dialect:
         return self.calls is not CallForm.NONE
 
     def marks(self, *, tools: bool) -> frozenset[str]:
-        """Return the marks that must be in a parser's text, even if they are special tokens."""
+        """Return the marks that a parser needs as text, although they may be special tokens."""
         calls = CALL_MARKS[self.calls] if tools else ()
         return frozenset((*calls, *REASONING_MARKS.get(self.reasoning, ())))
 

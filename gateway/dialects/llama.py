@@ -16,8 +16,8 @@ _BETWEEN = Marks(PYTHON_END, ";")
 class LlamaParser(CallScanner):
     """Splits an answer into plain text and calls.
 
-    Without a mark, only an object that names a known tool is a call. Otherwise an answer that is
-    JSON, or begins with a bracket, would be mistaken for a call.
+    Without a mark, an object or list is a call only if it names a known tool. Otherwise an answer
+    that is JSON, or begins with a bracket, would be mistaken for a call.
     """
 
     __slots__ = ("_call", "_names")

@@ -10,14 +10,14 @@ if TYPE_CHECKING:
     from sluice.wire.router.v1 import router_pb2 as wire
 
 KEPT_MAX = 8  # attempts stored per answer, above which the middle attempts are dropped
-TOLD_MAX = 16  # attempts in the event of one request, the first ones of each answer's list
+TOLD_MAX = 16  # attempts in the event of one request, above which the later attempts are omitted
 _REASON_MAX = 200
 _CANDIDATES_MAX = 16
 _U32_MAX = 0xFFFFFFFF
 
 
 class AttemptPlacement(NamedTuple):
-    """The placement of a running answer, copied from the router's larger message (0.5 KB).
+    """The placement of a running answer, copied so that the router's larger message is freed.
 
     Attributes:
         replica_id: Id of the replica.

@@ -89,7 +89,7 @@ class RouterLinks:
         self._announce()
 
     async def run(self) -> None:
-        """Open links to owners of cells. Close links to routers without a cell and a request."""
+        """Open links to owners of cells, and close links that have neither cell nor request."""
         tasks: dict[str, asyncio.Task[None]] = {}
         async with asyncio.TaskGroup() as group:
             while True:
