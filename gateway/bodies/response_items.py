@@ -53,7 +53,7 @@ class RefusalText(_Item):
 
     @property
     def text(self) -> str:
-        """The refusal, under the name that the other kinds of pieces have."""
+        """The refusal's text, under the name that other pieces use for their text."""
         return self.refusal
 
 
@@ -429,7 +429,7 @@ def open_approvals(
 
 
 def read_items(kept: Any) -> list[InputItem]:
-    """Return the items from the form in which `stored_items` has returned them."""
+    """Return items from their stored form, which `stored_items` has written."""
     return _ITEMS.validate_python(kept)
 
 

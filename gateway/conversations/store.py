@@ -18,7 +18,7 @@ from sluice.wire.state.v1 import state_pb2 as wire
 
 _PREFIX = "conv"
 _BYTES_MAX = 3 << 20  # bytes of the items in one request, below gRPC's 4 MiB per message
-# Maximum size in bytes of all items in a conversation that a response may continue.
+# Maximum size in bytes of a conversation's items. A response cannot continue a larger one.
 _CONTEXT_BYTES_MAX = 16 << 20
 _ITEM: TypeAdapter[InputItem] = TypeAdapter(InputItem)
 

@@ -51,7 +51,8 @@ class GenerationSpec(NamedTuple):
         choice: Index of the answer among those of its request.
         scored_tokens: Number of trailing tokens of the prompt to score.
         pinned_blocks: Number of leading blocks of the prompt to keep cached.
-        is_begun: Whether an earlier request has already sent the client a part of the answer.
+        is_begun: Whether the answer is submitted only after another answer to the prompt has begun,
+            so that the client has already received a part of the response.
         absence_ms: Longest wait in milliseconds for a pool without replicas, or 0 for the deadline.
         traceparent: W3C trace context for the router, or empty if none is sent.
         tracestate: W3C trace state that belongs to `traceparent`.

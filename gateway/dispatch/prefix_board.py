@@ -23,8 +23,8 @@ _PROBES = 8
 # Columns per cell, one per generation. Two generations are in use. The other columns let several
 # forgotten generations be cleared together, because clearing rewrites all rows.
 _COLUMNS = 4
-# Maximum number of marks in one generation of a cell. The cell's router reports at most 2,048, half
-# of them. The other half is for prompts that this worker has sent since the generation began.
+# Maximum number of marks in one generation of a cell. The cell's router reports at most 2,048 of
+# them. The others are for prompts that this worker has sent since the generation began.
 _MARKS_MAX = 4096
 _MIX = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1

@@ -23,8 +23,8 @@ class ToldGate(NamedTuple):
     Attributes:
         passing: Share of the requests that are sent to the router.
         retry_s: Seconds from the router's report until a refused request may be retried.
-        service_s: Seconds of serving one request. Each refused request delays the next refused
-            request's retry by this time, so that retries do not arrive together.
+        service_s: Seconds by which each refused request delays the retry of the next refused
+            request, so that retries do not arrive together.
     """
 
     passing: float

@@ -13,7 +13,7 @@ from enum import Enum, auto
 PAUSE_FIRST_S = 0.5
 PAUSE_MAX_S = 2.0  # longest pause in seconds, short because a probe has only four tokens
 FAILURES_MAX = 3  # consecutive failures that eject a replica
-_DOUBLINGS_MAX = 8  # bound of the exponent, with which the pause has reached its maximum
+_DOUBLINGS_MAX = 8  # largest exponent in `_pause_s`, where the pause has reached its maximum
 
 _NEVER = float("-inf")
 
