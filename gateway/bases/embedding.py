@@ -65,7 +65,7 @@ class EmbeddingBase:
     ) -> list[list[int]]:
         """Return one row of ids for each pair of a text of `first` with a text of `second`.
 
-        The pairs of the first text of `first` come before those of its second text, and so on. The
+        The rows are ordered by their text of `first`, and then by their text of `second`. The
         arguments are those of `encode`, except that `total_max` bounds the tokens of all rows.
 
         Raises:

@@ -96,7 +96,7 @@ class SaidDigest:
 
     @staticmethod
     def go_on(digest: bytes, rows: Iterable[Mapping[str, Any]]) -> bytes:
-        """Return the digest extended by further messages, given in the form for templates."""
+        """Return the digest extended by further messages, given as dicts for templates."""
         return _chained(digest, rows) if digest else b""
 
 

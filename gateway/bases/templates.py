@@ -86,8 +86,8 @@ class WrittenChat(NamedTuple):
 
     Attributes:
         messages: All messages.
-        rows: The messages in the form for templates.
-        tools: The tools in the form for templates.
+        rows: The messages as dicts, which templates receive.
+        tools: The tools as dicts, which templates receive.
         options: Options for the template.
         given: Number of characters of all texts that the template received.
         kept: Number of first messages that were not rendered and have no text in `texts`.
@@ -337,7 +337,7 @@ class ChatTemplate:
 
 
 def _template_tools(tools: Sequence[Tool]) -> list[dict[str, Any]]:
-    """Return tools in the form for templates, or raise BadRequestError if nested too deeply."""
+    """Return tools as dicts for templates, or raise BadRequestError if nested too deeply."""
     listed = [tool.model_dump(exclude_none=True) for tool in tools]
     if _levels(listed) > _LEVELS_MAX:
         raise BadRequestError(

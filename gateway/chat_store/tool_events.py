@@ -35,7 +35,7 @@ class _MadeCall:
         self.tool, self.shown_index = tool, shown_index
 
     def told(self) -> dict[str, object]:
-        """Return the call in the form for the client."""
+        """Return the call as an entry of `tool_calls`."""
         function = {"name": self.name, "arguments": self.arguments}
         return {"id": self.call_id, "type": "function", "function": function}
 

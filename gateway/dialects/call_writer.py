@@ -1,4 +1,4 @@
-"""Collects the pieces of an answer's tool calls, in the form for clients. Pure."""
+"""Collects the pieces of an answer's tool calls, as OpenAI streams them. Pure."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""A tool, in the form that dialects use. Pure."""
+"""The description of a tool from which dialects write grammars and parsers. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

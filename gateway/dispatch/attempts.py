@@ -130,7 +130,7 @@ def begun(attempts: list[Attempt], attempt: Attempt) -> None:
 def rows(
     answers: Sequence[Sequence[Attempt]], received_at_s: float, ended_at_s: float
 ) -> list[telemetry.Attempt]:
-    """Return the attempts of a request in the form for its event.
+    """Return the attempts of a request as messages for its usage event.
 
     The result is empty for one successful attempt without an explanation, because the event's
     other fields already describe that attempt.
