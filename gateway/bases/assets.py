@@ -314,7 +314,7 @@ class BaseAssets:
         trail: PromptTrail | None,
         tokenizing: Executor | None,
     ) -> Steps[EncodedPrompt]:
-        """Return the tokens of a conversation that extends a known prompt."""
+        """Return the tokens of a conversation that extends the cached prompt `known`."""
         new = "".join([*chat.texts, chat.behind])
         bound.check(known.characters + len(new))
         ending = (known.ending + new)[-ENDING_CHARACTERS:]

@@ -170,7 +170,7 @@ class GrownPrompts:
         tokenizing: Executor | None,
         trail: PromptTrail | None = None,
     ) -> Steps[PromptTokens]:
-        """Return the tokens of a conversation that extends a known prompt, and cache them.
+        """Return the tokens of a conversation that extends the cached `known`, and cache them.
 
         `known` is None for a new conversation. With a `trail`, which earlier turns have stored, the
         result includes the record by which this turn extends the trail.
@@ -204,7 +204,7 @@ class GrownPrompts:
         return PromptTokens(whole, hashes, packed + packed_ids(behind), record)
 
     def _said(self, place: PromptPlace, known: GrownPrompt | None, chat: WrittenChat) -> bytes:
-        """Return the digest of all messages, computed from a known prompt's digest if possible."""
+        """Return the digest of all messages, which extends the digest of `known` if it is set."""
         if known is None:
             begun = self._digest.begin(place.root, chat.tools, chat.options)
             return self._digest.go_on(begun, chat.rows)
@@ -213,7 +213,7 @@ class GrownPrompts:
     def _of_blocks(
         self, known: GrownPrompt | None, ids: "array[int]", root: bytes
     ) -> tuple[bytes, bytes]:
-        """Return hashes and wire form of full blocks, of which a known prompt has the first."""
+        """Return hashes and wire form of full blocks, reusing those of the cached `known`."""
         if known is None or not known.hashes:
             return self._spans.hashed(ids, root)
         start = len(known.hashes) // HASH_BYTES * BLOCK_TOKENS

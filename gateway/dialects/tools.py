@@ -1,4 +1,4 @@
-"""The description of a tool from which dialects write grammars and parsers. Pure."""
+"""The description of a tool, from which a dialect's grammars are written. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
