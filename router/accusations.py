@@ -1,4 +1,4 @@
-"""Reports ejections for wrong answers, with the evidence, to the control plane.
+"""Reports to the control plane which replicas were ejected for wrong answers, with the evidence.
 
 The router has already ejected the replica, and does not wait for an answer. While the control plane
 is unreachable, the latest report of each replica is stored for some minutes.
@@ -24,7 +24,7 @@ log = structlog.get_logger(__name__)
 
 MESSAGE_MAX = 64  # most ejections per message
 KEPT_MAX = 1024  # most replicas with unsent reports, above which the oldest report is dropped
-KEPT_S = 600.0  # seconds until an unsent report is dropped, as the guard ignores older evidence
+KEPT_S = 600.0  # seconds until an unsent report is dropped, as the receiver ignores old evidence
 _RETRY_S = 2.0
 _DEADLINE_S = 2.0
 _CHANNEL_OPTIONS = (
@@ -59,7 +59,7 @@ class Accusations:
         self._is_unheard = False
 
     def put(self, accusation: EjectionNotice) -> None:
-        """Queue a report of an ejection, in place of an earlier one of the same replica."""
+        """Queue a report of an ejection, which replaces an earlier report of the same replica."""
         cell = self._state.cells.get(accusation.cell_id)
         if cell is None:
             return

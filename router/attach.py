@@ -23,7 +23,7 @@ from sluice.wire.engine.v1 import engine_pb2 as engine
 
 log = structlog.get_logger(__name__)
 
-CREDIT_FRAMES = 64  # most unacknowledged frames, with a new credit after each half
+CREDIT_FRAMES = 64  # most unacknowledged frames, with a new credit after every 32 frames
 # Longest interval between credits while the engine computes steps, in seconds. A host without
 # messages for longer would treat this router as frozen.
 CREDIT_EVERY_S = 0.25
@@ -32,12 +32,12 @@ PROBE_TIMEOUT_S = 5.0
 _OPEN_TIMEOUT_S = 2.0
 _ATTACHED_TIMEOUT_S = 5.0
 _CLOSE_TIMEOUT_S = 2.0
-_LOOKS = 8  # checks within the longest permitted silence
+_LOOKS = 8  # number of checks for silence within `silence_s`
 # An engine with long steps, as on a shared processor, sends no frame during a step. So the silence
 # limit is `_GAP_FACTOR` times its longest recent gap between frames, and at most `_LIMIT_FACTOR`
 # times the usual limit.
 _GAP_FACTOR = 4.0
-_GAP_DECAY = 0.98  # factor on the longest recent gap, per frame
+_GAP_DECAY = 0.98  # factor by which each frame shrinks the longest recent gap
 _LIMIT_FACTOR = 5.0
 
 
@@ -91,7 +91,7 @@ class Attachment:
         router_id: str,
         silence_s: float,
     ) -> None:
-        """Prepare the attachment of one replica.
+        """Store the arguments. The first stream is opened by `run`.
 
         Args:
             hub: Receives the replica's messages.
@@ -288,7 +288,7 @@ class Attachment:
                 await stream.send(message)
 
     async def _watch(self) -> None:
-        """Fail if the host is silent for too long, not counting pauses of this process itself."""
+        """Fail if the host is silent for too long. Pauses of this process do not count."""
         now = asyncio.get_running_loop().time
         pause_s = self._silence_s / _LOOKS
         looked_at = now()

@@ -1,4 +1,4 @@
-"""The router writes *closings*, the events of requests that a lost gateway left open. Pure.
+"""Writes *closings*, which are the events of requests that a lost gateway left open. Pure.
 
 A gateway that is killed cannot report its open requests, nor ended requests whose events had not
 reached the broker. So with each request a gateway sends the router the known part of the request's
@@ -32,13 +32,13 @@ KEPT_BYTES_MAX = 32 << 20  # most bytes of ended answers per gateway, about 60,0
 _ENDED_MAX = 60_000
 _WAITING_MAX = 100_000  # most closings that wait for a gateway, or that a gateway carries
 _MESSAGE_MAX = 500  # most closings per message, 300 KB
-_SLICE = 200  # accounts closed in one step, about 2 ms
+_SLICE = 200  # most accounts that one call of `Closings.settle` closes, in about 2 ms
 _LOOKS = 32  # ended answers examined for expiry whenever another answer ends
 _LAST_WORD_S = 5.0  # longest wait for an engine to report the end of a cancelled sequence
 
 
 class _Event:
-    """The event of a gateway's request, which at the request's end covers all its answers."""
+    """The event of one request of a gateway, which may have several answers."""
 
     __slots__ = ("ended_at", "event_id", "open")
 
@@ -62,17 +62,17 @@ class _Account:
         self.key = key  # hour and model of the token counts
         self.event = event
         self.output_tokens = before  # output tokens of all attempts
-        self.took: int | None = None  # tokens received by a gateway that cancelled the answer
+        self.took: int | None = None  # tokens received before the gateway cancelled the answer
         self.placed: wire.Placed | None = None
-        self.prompt = 0  # prompt tokens, `before` included, or 0 for a further answer to a prompt
-        self.was_placed = False  # whether the prompt was counted in an earlier attempt
+        self.prompt = 0  # tokens of prompt and `before`, or 0 for a further answer to a prompt
+        self.was_placed = False  # whether an earlier attempt has already counted the prompt
         self.places = 0  # placements of this attempt
         self.is_heard = True  # whether the gateway has received a placement
-        self.is_counted = False  # whether the prompt has been counted
+        self.is_counted = False  # whether this attempt has already counted the prompt
         self.ended_at = 0.0  # end of the answer, or time of the last check for expiry
 
     def end_prompt(self) -> Prompts:
-        """Count the prompt, once, at the end of the attempt."""
+        """Return the prompt counts of an ended attempt, and mark the prompt as counted."""
         self.is_counted = True
         tokens, places = self.prompt, self.places
         if self.was_placed:
@@ -85,14 +85,14 @@ class _Account:
         return Prompts(certain=tokens, resumed=again)
 
     def unheard(self, *, is_heard: bool) -> Prompts:
-        """Correct the prompt count if the gateway cancelled before it received the placement."""
+        """Return a count correction if the gateway cancelled before it received the placement."""
         if is_heard or not self.is_heard or self.was_placed or not self.places:
             return Prompts()
         self.is_heard = False
         return Prompts(certain=-self.prompt, discarded=self.prompt)
 
     def cut_prompt(self) -> Prompts:
-        """Count the prompt as uncertain, since the lost gateway may be dead or retry elsewhere."""
+        """Return a prompt's counts as uncertain, since the lost gateway may retry elsewhere."""
         if self.was_placed or self.placed is None:
             return Prompts() if self.is_counted else self.end_prompt()
         tokens = self.prompt
@@ -111,7 +111,7 @@ class Accounts:
     """
 
     def __init__(self, counts: TokenCounts, *, counts_prompts: bool = True) -> None:
-        """Create an empty set. `counts_prompts` is whether the gateway marks new prompts."""
+        """Create an empty set. `counts_prompts` states whether the gateway marks new prompts."""
         self._counts = counts
         self._counts_prompts = counts_prompts
         self._open: dict[int, _Account] = {}
@@ -121,7 +121,7 @@ class Accounts:
         self._carried: deque[tuple[float, bytes]] = deque(maxlen=_WAITING_MAX)
 
     def submitted(self, submits: Iterable[wire.Submit]) -> bool:
-        """Open accounts for new requests, and return whether each request has a closing part."""
+        """Open accounts for new requests, and return whether each includes its part of an event."""
         is_known = True
         for submit in submits:
             try:
@@ -177,7 +177,7 @@ class Accounts:
         self._forget(now)
 
     def _forget(self, now: float) -> None:
-        """Drop accounts whose events must have arrived, and the oldest above the bound."""
+        """Drop accounts whose events must have arrived, and the oldest above the size bounds."""
         ended = self._ended
         for _ in range(min(_LOOKS, len(ended))):
             handle = next(iter(ended))
@@ -195,7 +195,7 @@ class Accounts:
     def cancelled(self, message: wire.ConnectRequest) -> None:
         """Record how many tokens of cancelled answers a gateway received.
 
-        The caller must call it before the core cancels the requests.
+        This method must be called before the core cancels the requests.
         """
         placed = message.cancel_placed or repeat(True)  # older gateways do not send this field
         for handle, took, is_heard in zip(
@@ -251,7 +251,7 @@ class Closings:
 
     @property
     def has_work(self) -> bool:
-        """Whether accounts must be closed, or closings or reports wait for a gateway."""
+        """Whether an account must still be closed, or a closing or report is still unsent."""
         return self.is_closing or self.is_ready
 
     @property
@@ -272,7 +272,8 @@ class Closings:
     def cut(self, accounts: Accounts, gateway: ConnectedGateway, now: float) -> None:
         """Begin to close all accounts of a lost gateway, before its requests are cancelled.
 
-        `settle` closes the accounts step by step, so they must not change after this call.
+        Later calls of `settle` close the accounts in parts, so they must not change after this
+        call.
         """
         accounts.note_outcomes(gateway.batch, now)
         queued: list[_Account] = []
@@ -292,7 +293,7 @@ class Closings:
         self._cut.append(_left(accounts, queued, now))
 
     def settle(self, is_over: Callable[[Dispatch], bool], now: float) -> None:
-        """Close some remaining accounts whose sequences have ended, or whose wait is over."""
+        """Close at most `_SLICE` accounts. A running sequence delays the closing by up to 5 s."""
         budget = _SLICE
         while self._cut and budget:
             left = next(self._cut[0], None)
@@ -345,9 +346,10 @@ class Closings:
         return dropped
 
     def _close(self, account: _Account, uncounted: int = 0) -> None:
-        """Write the closing of an account, whose tokens become uncertain.
+        """Write the closing of an account, and count its tokens as uncertain.
 
-        `uncounted` is the change of the certain tokens, negative if they were counted before.
+        `uncounted` is the change of the certain tokens, which is negative for tokens counted
+        before.
         """
         tokens, placed = account.output_tokens, account.placed
         own, prompts = tokens - account.before, account.cut_prompt()
@@ -365,7 +367,7 @@ class Closings:
 def _left(
     accounts: Accounts, queued: list[_Account], now: float
 ) -> Iterator[bytes | tuple[_Account, int]]:
-    """Yield a lost gateway's carried closings, and its accounts with the change of counts."""
+    """Yield a lost gateway's carried closings, and its accounts with changes of certain tokens."""
     yield from accounts.still_carried(now)
     for account in accounts.ended(now):
         yield account, account.before - account.output_tokens

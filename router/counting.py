@@ -32,7 +32,7 @@ def _hour(unix_ms: int) -> int:
 
 
 class Prompts(NamedTuple):
-    """Prompt tokens, cached ones included, by the classes of `TokenCount`, or their changes."""
+    """Prompt tokens, including cached tokens, or their changes, by class of `TokenCount`."""
 
     certain: int = 0
     uncertain: int = 0
@@ -87,7 +87,7 @@ class TokenCounts:
         prompts: Prompts = NO_PROMPTS,
         has_prompts: bool = True,
     ) -> None:
-        """Add tokens of one request. `has_prompts` is whether its gateway marks new prompts."""
+        """Add tokens of a request. `has_prompts` states whether its gateway marks new prompts."""
         hour_ms, model = key
         models = self._hours.get(hour_ms)
         if models is None or (count := models.get(model)) is None:

@@ -58,7 +58,7 @@ class ReplicaAttachments:
     def follow(self, state: ControlState) -> None:
         """Apply the control plane's assignment of cells and replicas.
 
-        Call it after every change, and at intervals to complete postponed changes.
+        The caller calls this method after every change, and at intervals for postponed changes.
         """
         if self._is_stopping:
             return

@@ -34,9 +34,9 @@ _TURNED_AWAY_MAX = 1_000_000  # most refused requests that one entry of a messag
 COUNTED_S = 10.0  # seconds between two reports of token counts
 _HAND_ON_S = 0.02  # seconds between two batches of closings to gateways
 _LOGGED = 4  # most replicas in the log of a decision
-# Seconds after a tick in which frames wait for the next tick, which they share. The frames contain
-# only tokens, which would wait for the next message to their gateway anyway. A tick costs 30
-# microseconds.
+# Seconds after a tick during which frames wait, so that one tick serves them all. The frames
+# contain only tokens, which would wait for the next message to their gateway anyway. A tick costs
+# 30 microseconds.
 PASS_S = 0.001
 _MEASURE_S = 0.25  # seconds between two updates of the metrics, besides every scrape
 
@@ -55,7 +55,7 @@ class Hub:
         self._links: dict[int, GatewayLink] = {}
         self._outboxes: dict[str, HostOutbox] = {}
         self._keys = 0
-        self._epoch = time.time_ns() // 1000  # grows over restarts, unique among routers
+        self._epoch = time.time_ns() // 1000  # greater after each restart, and unique among routers
         self._counts = TokenCounts(router_id, self._epoch)
         self._closings = Closings(router_id, self._counts)
         self._counted_at = float("-inf")  # the first report is due at once
@@ -93,7 +93,7 @@ class Hub:
     def disconnect(self, link: GatewayLink) -> None:
         """End a gateway connection by cancelling its requests and closing its open accounts."""
         del self._links[link.key]
-        if not self.is_ending:  # otherwise the gateway is alive and reports its own requests
+        if not self.is_ending:  # when this router stops, the gateway lives and reports its requests
             self._closings.cut(link.accounts, self.core.gateways[link.key], self._loop.time())
         self.core.on_gateway_gone(link.key)
         self._tick_soon()
@@ -331,7 +331,7 @@ class Hub:
         return float("inf")
 
     def _hand_on(self, now: float) -> None:
-        """Pass closings of lost gateways to a connected gateway. Without one, they wait."""
+        """Pass closings of lost gateways to a connected gateway, or wait until one connects."""
         self._handed_on_at = now
         link = next((link for link in self._links.values() if link.has_room), None)
         if link is not None and (closings := self._closings.take()):

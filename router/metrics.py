@@ -100,7 +100,7 @@ class RouterMetrics:
         }
 
     def follow(self, control_age_s: Callable[[], float], pool_of: Callable[[str], str]) -> None:
-        """Set the functions that return the control state's age and a cell's pool, per scrape."""
+        """Set the functions, called per scrape, for the control state's age and a cell's pool."""
         self._control_age_s.set_function(control_age_s)
         self._pool_of = pool_of
 

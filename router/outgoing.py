@@ -35,7 +35,7 @@ class GatewayLink:
 
     Attributes:
         cut: Set when the gateway reads too slowly, so that its stream must be ended.
-        writing_since: Start of the write in progress, or None without one.
+        writing_since: Start of the write in progress, or None if no write is in progress.
         ready: Set while a message may be sent.
         accounts: Accounts to close if this gateway is lost.
         takes_closings: Whether the gateway accepts closings of other gateways.
@@ -55,7 +55,7 @@ class GatewayLink:
         self._loop = asyncio.get_running_loop()
         self._left_at = float("-inf")
         self._leaving: GatewayBatch | None = None
-        self._held: GatewayBatch | None = None  # sent by a timer after the pause
+        self._held: GatewayBatch | None = None  # the delayed message, sent by a timer
         self._held_handles: set[int] = set()
         self._is_armed = False
 

@@ -1,8 +1,8 @@
 """Loads adapters into engines' host memory before their first requests.
 
-Three kinds of adapters are prefetched. Running rollouts use them, or their model's release has just
-changed, or the router's plan assigns them to a replica by demand. Any other adapter is loaded by
-its first request, so a failed prefetch is only logged.
+An adapter is prefetched for three reasons. A running rollout uses the adapter, its model's release
+has just changed, or the router's plan assigns the adapter to a replica by demand. Any other adapter
+is loaded by its first request, so a failed prefetch is only logged.
 """
 
 import asyncio

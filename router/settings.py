@@ -22,10 +22,11 @@ class Settings(ServiceSettings):
         queue_tokens_max: Waiting prompt tokens per cell.
         tenant_requests_max: Waiting requests per tenant and cell.
         tenant_tokens_max: Waiting prompt tokens per tenant and cell.
-        deadline_default_s: Seconds until the first token, for requests without a deadline.
+        deadline_default_s: Deadline of the first token, in seconds, for requests without their own.
         retries_max: Times that a request which was lost or failed is dispatched again.
         ttft_base_s: Constant part of the TTFT objective, in seconds.
-        ttft_factor: Multiple of the prefill on an idle replica that the TTFT objective adds.
+        ttft_factor: Multiple of a prompt's prefill time on an idle replica, which the objective
+            adds to `ttft_base_s`.
         tpot_s: Objective of the mean time per output token, in seconds.
         overtake_factor: Multiple of its objective after which no request of its tier overtakes a
             waiting request.

@@ -55,7 +55,8 @@ class Transfers:
         self._places = asyncio.Semaphore(AT_ONCE_MAX)
 
     def start(self, transfer: "Transfer") -> None:
-        """Start a transfer. `done` is called when it ends, or soon after its deadline."""
+        """Start a transfer, which calls `done` at its end, at the latest soon after the deadline.
+        """
         dispatch = transfer.dispatch
         source, target = self._target_of(transfer.source), self._target_of(dispatch.replica_id)
         payload = dispatch.request.payload

@@ -93,7 +93,7 @@ def _ask_for_logprobs(sequence: engine.Sequence, submit: wire.Submit) -> None:
 
 
 def _of_dispatch(submit: wire.Submit, interrupted: int) -> str:
-    """Return the trace context of a dispatch, which traces show as a separate attempt."""
+    """Return the trace context of a dispatch, with another span for each further attempt."""
     if not interrupted:
         return submit.traceparent
     return later_attempt(submit.traceparent, submit.attempt, interrupted)

@@ -2,9 +2,10 @@
 
 Requests choose adapters of one base by Zipf's law. Each replica has adapter slots, and host memory
 for further adapters. A copy from host memory into a slot lasts 50 ms, a read from the disk one
-second. The router core places requests and plans copies ahead. `plan` is the product, `none` loads
-an adapter only when a request needs it. `--shift` changes the popularity of half of the adapters in
-the middle of the run, which is the hardest case. The results are in docs/adapters.md.
+second. The router core places requests. In the mode `plan` it also loads copies ahead of requests,
+as the product does. In the mode `none` an adapter is loaded only when a request needs it. `--shift`
+changes the popularity of half of the adapters in the middle of the run, which is the hardest case.
+The results are in docs/adapters.md.
 """
 
 import argparse
@@ -31,7 +32,7 @@ from sluice.hashing import BLOCK_TOKENS
 from sluice.wire.engine.v1 import engine_pb2 as engine
 
 COPY_S, READ_S = 0.05, 1.0
-_PROMPT, _OUTPUT = 400.0, 120.0  # medians, in tokens
+_PROMPT, _OUTPUT = 400.0, 120.0  # median tokens of prompts and of answers
 _SIGMA = 0.8
 
 
@@ -102,7 +103,7 @@ class HeldAdapters:
         self._slots_max = slots
         self._room = slots + memory
         self.slots: OrderedDict[str, None] = OrderedDict()
-        self.memory: OrderedDict[str, None] = OrderedDict()  # including those in slots
+        self.memory: OrderedDict[str, None] = OrderedDict()  # including the adapters in slots
         self.used: Counter[str] = Counter()
 
     def use(self, adapter: str) -> float:

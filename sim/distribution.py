@@ -1,4 +1,4 @@
-"""Simulates the fetch of an artifact: `python -m sim.distribution --scenario base --seeds 3`.
+"""Simulates an artifact's distribution: `python -m sim.distribution --scenario base --seeds 3`.
 
 The real planner (`control_plane.distribution`) receives the lists of chunks that simulated nodes
 have, and answers with orders to fetch. Transfers are modelled as flows of bytes over the links of
@@ -54,7 +54,8 @@ class DistributionScenario:
         rack_nodes: Number of nodes per rack.
         report_s: Seconds between two reports of a node.
         one_way_s: Latency of a message between a node and the control plane, in seconds.
-        killed_ratio: Share of nodes that are killed during the run. Every second one restarts.
+        killed_ratio: Share of nodes that are killed during the run. Every second killed node
+            restarts.
         corrupt: Number of nodes that corrupt every chunk they serve.
         store_down_s: Begin and end of the time in which the stores do not answer, in virtual
             seconds.
@@ -97,7 +98,7 @@ def bound_s(scenario: DistributionScenario, widths: Widths) -> float:
 @dataclass(slots=True)
 class _Transfer:
     order: Order
-    slot: int | None = None  # None while queued, or if the source is dead
+    slot: int | None = None  # slot in `Links`, or None while queued or if the source is dead
     source: int | None = None
     size: int = 0  # missing bytes
     ends_s: float = 0.0  # time at which the node abandons the source
@@ -233,7 +234,7 @@ class DistributionWorld:
                 self._serve(self.nodes[transfer.source])
 
     def _move(self) -> None:
-        """Advance transfers by one step, end finished and failed ones, and begin queued ones."""
+        """Advance transfers by one step, end the finished and failed, and begin the queued."""
         for slot in self._links.step(self.scenario.step_s):
             node, transfer = self._slots[slot]
             self._stop(transfer)

@@ -45,7 +45,7 @@ class Links:
         self._is_stale = True
 
     def begin(self, source: int | None, target: int, size: float) -> int:
-        """Start a flow of `size` bytes from a node, or the store if None, and return its slot."""
+        """Start a flow of `size` bytes from a node, or from the store if None. Return its slot."""
         if not self._spare:
             have = len(self.left)
             self._ways = np.concatenate([self._ways, np.full((have, _HOPS), self._free_at)])

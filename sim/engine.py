@@ -114,7 +114,7 @@ class SimEngine:
                 self._finish(entry, engine.FINISH_REASON_CANCELLED)
 
     def fail_all(self) -> None:
-        """Fail all sequences, as after a failed graph call."""
+        """Fail all sequences, like an engine whose computation has failed."""
         for entry in self._all():
             self._drop(entry)
             if entry.answer is None:

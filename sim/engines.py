@@ -1,10 +1,10 @@
-"""The engine of the routing study, with continuous batching as discrete events.
+"""The simulated engine of the routing study, with continuous batching as discrete events.
 
-Each step computes at most `step_tokens_max` tokens, with one per decoding request and the rest
-prompt chunks in order of arrival. Memory for prompt and output is reserved at admission. A prompt's
-blocks can be shared once its prefill has ended. No work is done per token, because a series of
-decode-only steps is one event, called a stretch. This engine is fast, and only counts tokens.
-`sim.engine` is the small engine that emits token ids for fault tests.
+Each step computes at most `step_tokens_max` tokens. Every decoding request uses one token, and
+prompt chunks in order of arrival use the rest. Memory for prompt and output is reserved at
+admission. A prompt's blocks can be shared once its prefill has ended. No work is done per token,
+because a series of decode-only steps is one event, called a stretch. This engine is fast, and only
+counts tokens. `sim.engine` is the small engine that emits token ids for fault tests.
 """
 
 from collections import deque
@@ -21,7 +21,7 @@ from sluice.hashing import BLOCK_TOKENS
 
 STRETCH_STEPS_MAX = 64
 _RESUMED_BLOCK = 1 << 62  # least id of blocks with answers, above all ids of a trace
-_STARVED_TOKENS = 64  # prompt tokens per step when decodes alone fill the budget
+_STARVED_TOKENS = 64  # prompt tokens in a step whose token budget is already full of decodes
 
 
 class Job:

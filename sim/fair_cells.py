@@ -1,4 +1,4 @@
-"""Measures the share of a tenant with several cells: `python -m sim.fair_cells --cells 2,4,8`.
+"""Measures a tenant's share of service in several cells: `python -m sim.fair_cells --cells 2,4,8`.
 
 Each cell has one replica and a separate router core. The tenant `wide` sends requests to all cells,
 each tenant `narrow-N` only to cell N. Every tenant sends more than can be served. With one count

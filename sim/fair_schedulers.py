@@ -1,4 +1,4 @@
-"""Published fair schedulers at the queue of one engine, as a comparison for the router.
+"""Published fair schedulers, which order the queue of a single engine, to compare with the router.
 
 Each engine decides separately, at its step boundaries. Unlike a router, the engine has exact
 counters, and reserves memory by the true length of every answer. Service of a request = its prompt
@@ -92,7 +92,7 @@ class Fcfs(FairScheduler):
 class Vtc(FairScheduler):
     """Least counter first.
 
-    A returning client's counter is raised to the least of waiting clients.
+    A returning client's counter is raised to the least counter of the waiting clients.
     """
 
     def returns(self, client: str) -> None:

@@ -1,10 +1,10 @@
 """Fairness between tenants: `python -m sim.fairness --scenario overload2 --scheduler sluice,vtc`.
 
 Generated or recorded overloads are simulated on replicas with little memory. The figures are the
-gap between tenants in 60-second windows, tokens per second, and the TTFT of the tenant with the
-fewest requests. They are means over seeds. `sluice` is the real router core with the queue in the
-router. The other schedulers decide inside each engine (`sim.fair_schedulers`). The results are in
-docs/fairness.md.
+gap in service between tenants in 60-second windows, tokens per second, and the TTFT of the tenant
+with the fewest requests. They are means over seeds. `sluice` is the real router core with the queue
+in the router. The other schedulers decide inside each engine (`sim.fair_schedulers`). The results
+are in docs/fairness.md.
 """
 
 import argparse
@@ -103,7 +103,7 @@ def scenario(name: str, *, seed: int, replicas: int, arena: Path | None) -> Trac
 
 
 def trace_of(name: str, loads: Sequence[Load], seed: int, replicas: int = 1) -> Trace:
-    """Return the requests of some loads for a number of replicas, without shared prefixes."""
+    """Return the requests of all tenants' loads for `replicas`, without shared prefixes."""
     return _trace(name, _generated(loads, seed, replicas))
 
 
@@ -180,13 +180,13 @@ class Figures:
             demand). The unit is prompt tokens + 2 x output tokens.
         max_gap: Largest gap of these windows.
         tokens_per_s: Prompt and output tokens of requests that ended before the last arrival.
-        ttft_p50_s: Median TTFT of the watched tenant, which is the tenant with the fewest requests,
-            or of many tenants the median one.
+        ttft_p50_s: Median TTFT of the watched tenant, which is the tenant with the least demand. If
+            demands differ by window, it is the tenant with the median demand.
         ttft_p99_s: 99th percentile of the watched tenant's TTFT.
-        weight_error: Largest |share / (weight / sum of weights) - 1| in any 60 s with all
-            tenants waiting.
-        behind_lower_s: Longest wait of a request after the dispatch of a later or waiting request
-            of a lower tier.
+        weight_error: Largest |share / (weight / sum of weights) - 1| in any 60-second window in
+            which all tenants wait.
+        behind_lower_s: Longest wait of a request, in seconds, after a request of a lower tier was
+            dispatched although the former request had arrived.
     """
 
     mean_gap: float

@@ -88,7 +88,7 @@ class FaultReport:
         wrong_tokens: Number of wrong tokens sent to clients. A lying replica may send wrong tokens
             before its detection.
         wrong_later: Wrong tokens sent more than a step after the detection.
-        resumed: Number of resumes after some tokens.
+        resumed: Number of resumes of answers that had emitted tokens.
         pause_s: Longest time between two tokens of one stream.
         ttft_p99_s: 99th percentile of TTFT over all requests.
         detect_s: Seconds from the fault until the router sent no more requests to the replica, or
@@ -112,7 +112,7 @@ class FaultReport:
 
 
 class FaultWorld:
-    """Simulated hosts, the router's real shell and one gateway, for which `run` runs a scenario."""
+    """Simulated hosts, the router's real shell and one gateway. `run` simulates the scenario."""
 
     def __init__(self, scenario: FaultScenario, tasks: asyncio.TaskGroup) -> None:
         self.scenario = scenario

@@ -118,7 +118,7 @@ class SimHost:
             self._ended = stream.unconfirmed()
 
     def handle(self, stream: "SimHostStream", request: engine.HostRequest) -> None:
-        """Handle a request like the engine host, where requests to the engine wait for its step."""
+        """Handle a request like the real host, which applies engine requests between steps."""
         if request.HasField("credit"):
             self.engine.confirm(stream.grant(request.credit.frames))
         else:

@@ -1,10 +1,10 @@
 """Measures cache hits and TTFT of prompts without a session in a pool with several cells.
 
 `python -m sim.prefix_cells --cells 2,4,8` simulates conversations with common system prompts. No
-conversation has a session, and the replicas are divided among the cells. `sketches` is the product,
-`exact` is one exact index over all cells for gateways, `affinity` is no index, and `one` is a
-single cell. `--mooncake FILE` replays the prompts of that trace instead, cut into blocks of 32
-tokens. The results are in docs/routing.md.
+conversation has a session, and the replicas are divided among the cells. Gateways choose cells by
+the product's sketches (`sketches`), by an exact index over all cells (`exact`), or without an index
+(`affinity`). `one` is a pool with a single cell. `--mooncake FILE` replays the prompts of that
+trace instead, cut into blocks of 32 tokens. The results are in docs/routing.md.
 """
 
 import argparse

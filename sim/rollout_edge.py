@@ -37,7 +37,7 @@ _PAST = 2_000  # requests of control that are counted before a stage
 
 
 def is_accused(plan: Plan, requests_per_window: float, seed: int) -> bool:
-    """Return whether a gate is breached in any stage, where a minimum sample ends each stage."""
+    """Return whether a gate is breached in any stage, each of which ends at its minimum sample."""
     draw = np.random.default_rng(seed)
     return any(_in_stage(plan, s, requests_per_window, draw) for s in plan.stages if s.is_compared)
 

@@ -21,7 +21,7 @@ _TENANTS = 40
 _SESSIONLESS = 0.1  # share of requests that name no session
 _TURNS_MEAN = 8.0
 _SESSION_S = 180.0  # mean duration of a session, approximately
-_TENANT_SPREAD = 0.5  # sigma of the logarithm for tenants, and below for TTFT, TPOT and lengths
+_TENANT_SPREAD = 0.5  # standard deviation of a logarithm, as are the following spreads
 _TTFT_SPREAD = 0.9
 _TPOT_SPREAD = 0.3
 _LENGTH_SPREAD = 0.7
@@ -118,7 +118,7 @@ class Traffic:
     def window(
         self, split: ReleaseSplit, mirrored: int, canary: SimRelease
     ) -> tuple[Arm, Arm, int]:
-        """Return the outcomes of ten seconds in canary and control, and the number sent to canary.
+        """Return ten seconds' outcomes in canary and in control, and the requests sent to canary.
 
         Args:
             split: Split between the releases by which requests are sent.

@@ -73,7 +73,7 @@ class RolloutOutcome:
 
     Attributes:
         seed: Seed of traffic and salt.
-        phase: `DONE` or `ROLLED_BACK`, or another phase if it had not ended after `_WINDOWS_MAX`.
+        phase: `DONE` or `ROLLED_BACK`, or another phase of a rollout that outlasted `_WINDOWS_MAX`.
         stage: Number of the last stage.
         metric: Metric of the breached gate.
         lasted_s: Seconds from the start of the first stage to the end.
@@ -145,9 +145,10 @@ def simulate(plan: Plan, release: SimRelease, profile: TrafficProfile, seed: int
 
 
 def plan_for(alpha: float, *, is_full: bool = False, has_shadow: bool = False) -> Plan:
-    """Return the default plan with a false-alarm rate, with half as long stages unless full.
+    """Return the default plan with the false-alarm rate `alpha`.
 
-    With `has_shadow`, the plan begins with a shadow stage.
+    Without `is_full`, each stage lasts half of its usual time. With `has_shadow`, the plan begins
+    with a shadow stage.
     """
     stages = Plan().stages
     if not is_full:
@@ -167,7 +168,7 @@ def plan_for(alpha: float, *, is_full: bool = False, has_shadow: bool = False) -
 def run(
     names: Sequence[str], plan: Plan, profile: TrafficProfile, seeds: int | None, jobs: int
 ) -> list[dict[str, Any]]:
-    """Return the figures of scenarios, from seed 0. `seeds` None means the usual number."""
+    """Return the figures of scenarios, from seed 0. If `seeds` is None, its usual value is used."""
     counts = [seeds or (SEEDS_IDENTICAL if name == "identical" else SEEDS) for name in names]
     cases = [
         (name, seed) for name, count in zip(names, counts, strict=True) for seed in range(count)

@@ -18,18 +18,18 @@ _THINK_S = 30.0  # mean time of a user between two turns
 
 @dataclass(frozen=True, slots=True)
 class Synthetic:
-    """Settings of a generated workload.
+    """Settings of a generated workload, in which a session is one conversation of a tenant.
 
     Attributes:
         requests: Number of requests.
-        rate: Sessions begun per second, before a load rescales all times.
-        burst: Rate inside bursts divided by the rate outside. A value of 1 is a plain Poisson
-            process.
-        prompt: Median tokens that a turn adds to its history.
+        rate: Conversations that begin per second. A run at a given load rescales all times.
+        burst: Rate inside bursts divided by the rate outside bursts. A value of 1 is a plain
+            Poisson process.
+        prompt: Median prompt tokens that a turn adds to the conversation.
         prompt_sigma: Standard deviation of the prompt length's logarithm.
         output: Median tokens of an answer.
         output_sigma: Standard deviation of the output length's logarithm.
-        turns: Mean turns of a conversation, whose history grows by prompt and answer.
+        turns: Mean turns of a conversation. Each prompt repeats all earlier prompts and answers.
         systems: Number of distinct system prompts, or 0 for none.
         system_tokens: Tokens of each system prompt, rounded down to blocks.
         tenants: Number of tenants, of which the first has the most conversations.

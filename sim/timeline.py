@@ -23,7 +23,7 @@ class Timeline:
         heappush(self._events, (time_s, self._planned, action, args))
 
     def run(self, *, until_s: float = float("inf")) -> None:
-        """Run the planned actions until none is left, or the next one is later than `until_s`."""
+        """Run planned actions until none is left, or the next action is later than `until_s`."""
         events = self._events
         while events and events[0][0] <= until_s:
             time_s, _, action, args = heappop(events)

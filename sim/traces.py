@@ -4,12 +4,12 @@ A trace has only lengths and times, because no format contains text. A file may 
 
 * `mooncake`: JSON lines with `timestamp` (ms), `input_length`, `output_length` and `hash_ids`, the
   chained ids of 512-token blocks. Time stamps are rounded to 3 seconds, so each request is moved by
-  a seeded random offset. Sessions are inferred from two or more leading blocks of earlier prompts.
+  a seeded random offset. Prompts with two or more leading blocks in common form a session.
 * `azure`: CSV with `TIMESTAMP`, `ContextTokens` and `GeneratedTokens`. The trace has no data about
   shared prefixes, so every prompt has separate blocks.
 * `sluice`: JSON lines with fields of `RequestEvent` (`SELECT ... FORMAT JSONEachRow`):
   `received_at_unix_ms`, `prompt_tokens`, `output_tokens`, `session_hash`, `tenant_id`. A later turn
-  of a session is assumed to begin with the session's previous prompt. 0 means no session.
+  of a session is assumed to begin with the session's previous prompt. Hash 0 means no session.
 """
 
 import csv

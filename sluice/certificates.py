@@ -78,7 +78,7 @@ class Loaded:
     """The contents of the certificate files, which match and are valid now.
 
     Attributes:
-        expires_unix_s: Unix seconds of the certificate's end.
+        expires_unix_s: Unix time at which the certificate expires, in seconds.
     """
 
     ca: bytes
@@ -145,7 +145,7 @@ class Certificates:
                 if is_refused or versions == self._loaded.versions:
                     return self._loaded
                 self._loaded = self._load()
-            except (CertificateError, OSError) as error:  # half replaced files, loaded later
+            except (CertificateError, OSError) as error:  # half replaced files are loaded later
                 if versions != self._refused:
                     log.warning("certificate_not_loaded", error=str(error))
                 self._refused, self._retry_at_s = versions, time.monotonic() + _RETRY_S
@@ -410,7 +410,7 @@ def http_options(role: CertificateRole) -> dict[str, Any]:
     """Return aiohttp's TLS options for a request to a platform process.
 
     Args:
-        role: Expected role of the peer, at any address.
+        role: Role that the peer's certificate must have, at any address.
     """
     if _Ours.certificates is None:
         return {}

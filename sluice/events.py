@@ -8,8 +8,8 @@ event is counted.
 
 Delivery is at least once, because a replayed batch may have been delivered before. So consumers
 deduplicate by `event_id`. A crash of the process loses only events in memory. These are the events
-of the last `_TICK_S`, and the events that the broker had not acknowledged. Routers report them
-instead. After the loss of a router, `put_on_disk` spools all events that the broker does not
+of the last `_TICK_S`, and the events that the broker had not acknowledged. Routers report these
+events instead. After the loss of a router, `put_on_disk` spools all events that the broker does not
 acknowledge at once.
 """
 
@@ -57,7 +57,7 @@ class EventStats:
         damaged: Records of the spool that could not be read back.
         queued: Events in memory now.
         spool_bytes: Bytes of the spool on disk now.
-        evicted: Records of the lesser spool that were deleted to make room on a full disk.
+        evicted: Records of `lesser_spool` that were deleted to make room on a full disk.
     """
 
     emitted: int
@@ -121,7 +121,8 @@ class EventProducer:
             spool_directory: Root of the disk spool, which several processes may share. With None,
                 undeliverable events are dropped and counted.
             spool_max_bytes: Largest size of the spool, above which the oldest events are dropped.
-            spool_segment_bytes: Size of a spool file, and the most bytes that a crash repeats.
+            spool_segment_bytes: Size of a spool file, which is also the most that a crash sends
+                again.
             lesser_spool: Root of a spool of less important events, deleted first on a full disk.
             queue_max: Most events in the queue, and in the client's own queue.
             broker_wait_s: Seconds without an acknowledgement until events are spooled.
@@ -167,8 +168,8 @@ class EventProducer:
     def put_on_disk(self) -> None:
         """Spool all events that the broker has not acknowledged `_ACKNOWLEDGED_S` from now.
 
-        Callers use it while no router could report the events if this process were killed. Spooled
-        events may be delivered twice. The call never blocks.
+        Callers use this method while no router could report the events if this process were killed.
+        Spooled events may be delivered twice. The call never blocks.
         """
         self._disk_wanted = True
 
@@ -198,8 +199,8 @@ class EventProducer:
         """Block until the broker has acknowledged all events emitted so far.
 
         Returns:
-            Whether all events were acknowledged within `timeout_s`. In any case, the thread
-            continues to send.
+            Whether all events were acknowledged within `timeout_s`. The thread continues to send
+            afterwards.
         """
         wanted = self._emitted
         with self._settled:

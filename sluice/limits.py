@@ -23,7 +23,7 @@ Holder: TypeAlias = "wire.Tier | wire.Tenant | wire.ApiKey"
 
 
 class Counted(IntEnum):
-    """The limited quantity, of which gateways send the first three to Valkey."""
+    """A quantity that limits bound. Gateways count the first three in Valkey."""
 
     REQUESTS = 1
     TOKENS = 2  # tokens of prompts and answers

@@ -23,7 +23,7 @@ def mark_at(hashes: Sequence[int], depth: int) -> int:
 
 
 def step_at(depth: int) -> int:
-    """Return the distance between depths that may have marks, just below a depth."""
+    """Return the distance between the depths that may have marks, for depths just below `depth`."""
     return 1 << max(0, (depth - 1).bit_length() - _EXACT_BITS)
 
 

@@ -1,7 +1,7 @@
 """`python -m sluice.probe` queries the readiness of this container's process, for health checks.
 
 The program reads the address from the environment, like the process itself, so that no health check
-has to repeat it. It needs only the standard library, because a check runs every few seconds.
+repeats the address. It needs only the standard library, because a check runs every few seconds.
 """
 
 import http.client

@@ -1,4 +1,4 @@
-"""Child processes that end reliably, because each has its own process group, stopped as a whole.
+"""Child processes that end reliably, because each one's process group is stopped as a whole.
 
 This module is used by the node agent (for Triton), by the local stack (for every server) and by the
 tests. A `ChildProcess` is never restarted. `keep_running` restarts children with back-off and
@@ -58,7 +58,7 @@ class ProcessSpec:
         name: Name of the child, unique within its owner.
         command: Program and arguments.
         env: The child's complete environment. No variable is inherited.
-        log_file: File to which stdout and stderr are appended, or None for those of this process.
+        log_file: File to which stdout and stderr are appended, or None to inherit both.
         ready: Raises an exception until the child can serve.
         uid: User id to run as, which needs root, or None for the user of this process.
         stop_signal: Signal that requests the child to end.
@@ -137,7 +137,7 @@ class OwnedProcess:
         self._close_pidfd()
 
     async def stop(self, *, grace_s: float | None = None) -> None:
-        """Stop the whole group by the stop signal, a wait and a kill of the rest, and clean up.
+        """Send the stop signal, wait, kill the rest of the group, and clean up.
 
         The call may be repeated. If the call is cancelled, it kills the group at once, and still
         cleans up.

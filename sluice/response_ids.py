@@ -43,7 +43,7 @@ def is_owned(owned_id: str, prefix: str, tenant_id: str, secret: SharedSecret) -
 
 
 def response_of_item(item_id: str, tenant_id: str, secret: SharedSecret) -> list[str]:
-    """Return the possible ids of the response of an item, or none without a response."""
+    """Return the ids that the response of an item may have, or none if the id has another form."""
     found = _ITEM.fullmatch(item_id)
     if found is None:
         return []

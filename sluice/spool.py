@@ -145,7 +145,8 @@ class Spool:
         return written + (self._write(batch) if batch else 0)
 
     def peek(self, limit: int) -> list[bytes]:
-        """Return up to `limit` of the oldest records, from one segment, or none."""
+        """Return at most `limit` of the oldest records, from one segment, or none if none is left.
+        """
         while self._sizes:
             first = next(iter(self._sizes))
             if first == self._writing:

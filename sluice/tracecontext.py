@@ -50,7 +50,7 @@ NONE = Upstream()
 
 
 def read(traceparents: Sequence[str], tracestates: Sequence[str] = ()) -> Upstream:
-    """Return the trace context of a request's headers, which is empty if they are invalid."""
+    """Return the trace context in a request's headers. Invalid headers lead to an empty context."""
     found = _TRACEPARENT.fullmatch(traceparents[0]) if len(traceparents) == 1 else None
     if found is None:
         return NONE

@@ -39,7 +39,7 @@ KINDS = (
     "content_keys",
 )
 
-# First word of a snapshot file. The payload's SHA-256 and the kinds follow on the same line.
+# First word of a snapshot file. The payload's SHA-256 and the kinds of objects follow on that line.
 _FORMAT = b"sluice-snapshot-1"
 _KINDS = ",".join(KINDS).encode()
 STEP_OBJECTS = 64  # objects processed per step of a generator, which lasts well below 1 ms
@@ -68,12 +68,12 @@ def key_of(kind: str, message: Message) -> str:
 
 
 class ControlState:
-    """All objects of the control plane by id. A changed object is a new message."""
+    """All objects of the control plane by id. A change replaces an object, never its fields."""
 
     def __init__(self) -> None:
         self.version = 0
-        # Number of possible changes by kind. A user of a few kinds compares these numbers, and so
-        # ignores versions that only changed other kinds.
+        # Number of possible changes by kind of object. A reader of a few kinds compares their
+        # numbers, and so ignores versions that changed other kinds.
         self.revisions = dict.fromkeys(KINDS, 0)
         self.tiers: dict[str, wire.Tier] = {}
         self.tenants: dict[str, wire.Tenant] = {}
@@ -100,7 +100,7 @@ class ControlState:
         return cast("dict[str, Message]", getattr(self, kind))
 
     def apply(self, response: wire.WatchResponse) -> bool:
-        """Apply a snapshot, or a delta that is newer than the state, and return whether it applied.
+        """Apply a snapshot or a newer delta, and return whether the response was applied.
 
         A snapshot is always applied, even with a lower version, because it may be from another
         control plane or from a restored database.
@@ -155,8 +155,8 @@ class ControlState:
     def serialized(self) -> Iterator[bytes]:
         """Return the serialized parts of a snapshot, each of which needs about a millisecond.
 
-        Each part is a message, the last one with the version. Concatenated, the parts are one valid
-        message. The objects are listed at the call, so later changes have no effect.
+        Each part is a message, and the last part has the version. Concatenated, the parts are one
+        valid message. The objects are listed at the call, so later changes have no effect.
         """
         listed = {kind: tuple(self.of_kind(kind).values()) for kind in KINDS}
         return _serialize(self.version, listed)
@@ -215,8 +215,8 @@ def _remove_leftovers(file: Path) -> None:
 def read_snapshot(file: Path) -> wire.WatchResponse:
     """Return the snapshot in a file.
 
-    The version is 0 if the file's writer supported other kinds of objects than this process. Its
-    objects are then usable, but deltas would not add objects of the missing kinds.
+    The version is 0 if the file's writer supported other kinds of objects than this process. The
+    objects in the file are then usable, but deltas would not add objects of the missing kinds.
 
     Raises:
         OSError: The file is missing or cannot be read.
@@ -238,7 +238,7 @@ def read_snapshot(file: Path) -> wire.WatchResponse:
 
 
 class ControlWatcher:
-    """Follows the control plane, so that a `ControlState` equals its state.
+    """Follows the control plane's stream of changes, and applies the changes to a `ControlState`.
 
     The service runs `run` in its TaskGroup. While it runs with the role ROUTER and an address, the
     control plane regards this process as a live router.
@@ -296,7 +296,7 @@ class ControlWatcher:
         """Register a preparation, called with a received snapshot before it replaces the state.
 
         Preparations are for slow work on many objects, because other tasks run between their steps.
-        The callbacks of `on_change` follow. A snapshot from disk has no preparation.
+        The callbacks of `on_change` run afterwards. A snapshot from disk needs no preparation.
         """
         self._preparations.append(prepare)
 
@@ -313,7 +313,7 @@ class ControlWatcher:
         return self._synced.is_set()
 
     async def leave(self) -> None:
-        """Report that this router stops, so that its cells are reassigned. Never fails.
+        """Report that this router stops, so that its cells are reassigned. Errors are ignored.
 
         The caller must also end `run`.
         """

@@ -1,4 +1,4 @@
-"""The state of a cell, that is, its queue, its replicas and the figures that decisions need.
+"""The state of one cell, with its queue, its replicas and the figures that decisions need.
 
 The functions of `router.core.decide` receive plain figures from this module and never see a cell.
 """
@@ -41,10 +41,10 @@ from sluice.priority import CLASSES
 from sluice.wire.router.v1 import router_pb2 as wire
 
 _SMOOTHING = 0.05
-_LATE_FACTOR = 4.0  # multiple of its objective after which a request waits for a group of prompts
+_LATE_FACTOR = 4.0  # a request is far too late after this many objectives, see `held_for`
 _GATHER_S = 0.4  # seconds between two groups of prompts for a replica whose memory is full
 # Seconds for which a computed supply is reused. Computing the supply costs microseconds per
-# replica, and one dispatch changes the supply of a large cell less than that of a small cell.
+# replica. One dispatch changes a large cell's supply less, so that supply is reused for longer.
 _SUPPLY_KEPT_S = 0.01
 _SUPPLY_KEPT_PER_REPLICA_S = 0.0005
 _RUNS_KEPT_S = 0.05  # seconds for which the result of `runs_below` is reused
@@ -64,7 +64,7 @@ class CellBook:
 
     Attributes:
         epoch: Epoch of this record, greater than the epochs of earlier records of the cell.
-        work: Demand meter.
+        work: Meter of the cell's demand, for reports to the control plane.
         uncached_mean: Recent mean of the prompt tokens to compute per request.
         told: State in the last message to gateways.
         is_dirty: Whether the state has changed since the last message to gateways.
@@ -104,7 +104,7 @@ class CellBook:
         """Return a copy of the cell for hypothetical decisions.
 
         Predictions made with the copy do not change the forecast of the original. The attributes
-        are copied singly, because a compiled class supports neither `copy` nor listing its slots.
+        are copied one by one, because a compiled class supports neither `copy` nor a list of slots.
         """
         aside = CellBook(self.cell_id, self.config, self.epoch)
         aside.is_owned, aside.queue, aside.fleet = self.is_owned, self.queue, self.fleet
@@ -171,7 +171,7 @@ class CellBook:
         self.adapter_waiters.add(request, self.queue.requests)
 
     def look_up(self, request: Request) -> Mapping[str, int]:
-        """Return a waiting request's cached blocks by replica, and update its predicted cost."""
+        """Return a waiting request's cached blocks by replica, and update the request's cost."""
         matches = self.fleet.matches(request)
         uncached = request.prompt_tokens - self.fleet.most_cached(request, matches)
         if uncached != request.uncached_tokens:
@@ -198,7 +198,7 @@ class CellBook:
         return found
 
     def held_for(self, request: Request) -> ReplicaBook | None:
-        """Return the replica whose KV memory is reserved for a request that fits nowhere yet.
+        """Return the replica whose KV memory is reserved for a request that fits on no replica yet.
 
         Later requests may be placed on other replicas, but not on this replica. From now on all
         full replicas receive prompts in groups, because every step with a prompt costs extra time.
@@ -252,14 +252,14 @@ class CellBook:
         )
 
     def dispatched(self, book: ReplicaBook, request: Request, cached: int, now: float) -> None:
-        """Record a dispatch of a request with `cached` prompt tokens predicted to be cached."""
+        """Record a dispatch, for which `cached` prompt tokens are predicted to be cached."""
         self.fleet.dispatched(book, request, cached, now)
         self.is_dirty = True
 
     # --- forecasts --------------------------------------------------------------------------
 
     def supply(self, now: float) -> Supply:
-        """Return the capacity of the replicas, reused for some milliseconds."""
+        """Return the capacity of the replicas, recomputed at intervals of some milliseconds."""
         if now >= self._supply_until:
             self._supply = self._supply_now(now)
             self._supply_until = now + max(
@@ -270,7 +270,7 @@ class CellBook:
     def _supply_now(self, now: float) -> Supply:
         queue, answer_tokens = self.queue, max(1.0, self.answers.mean)
         prompt = queue.tokens / queue.requests if queue.requests else self.uncached_mean
-        sequence_tokens = max(1.0, prompt + self.answers.mean)  # length of a further sequence
+        sequence_tokens = max(1.0, prompt + self.answers.mean)  # mean tokens of a new sequence
         tokens_s = ends_s = 0.0
         backlog_s = float("inf")
         free = replicas = 0
@@ -315,7 +315,7 @@ class CellBook:
         return self.forecast.predict(request, supply, demand, self.uncached_mean, now)
 
     def runs_below(self, priority: int, now: float) -> bool:
-        """Return whether lower tiers run requests without a reserved share."""
+        """Return whether a lower tier has a running request that uses no reserved share."""
         if now >= self._runs_below_until or priority != self._runs_below_of:
             self._runs_below = any(
                 dispatch.is_open
@@ -407,12 +407,12 @@ class CellBook:
     # --- news for other cells ---------------------------------------------------------------
 
     def service_report(self, owner: str, accounts_max: int, now: float) -> ServiceReport:
-        """Return the next report of tenants' service, limited to the largest changes."""
+        """Return the next report of the tokens that tenants received, with the largest changes."""
         accounts = self.queue.report(accounts_max, now)
         return ServiceReport(self.cell_id, owner, self.epoch, self.queue.reports, accounts)
 
     def service_now(self, owner: str, accounts_max: int) -> ServiceReport:
-        """Return a report for a new reader, with the number of the last report."""
+        """Return a report for a new reader, which has the number of the last report."""
         accounts = self.queue.recent(accounts_max)
         return ServiceReport(self.cell_id, owner, self.epoch, self.queue.reports, accounts)
 

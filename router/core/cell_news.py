@@ -1,4 +1,4 @@
-"""Decides when cell states are sent to gateways, changed cells soon and all cells at intervals."""
+"""Decides when gateways are sent cell states, changed states soon and all states at intervals."""
 
 from collections.abc import Collection, Iterable, Mapping
 
@@ -6,7 +6,7 @@ from router.core.cell import CellBook
 from router.core.tier_gates import TierGates
 from router.core.types.request import ConnectedGateway, Request
 
-_ALONE_FACTOR = 1.5  # longest wait until a changed state is sent alone, in broadcast intervals
+_ALONE_FACTOR = 1.5  # broadcast intervals after which a changed state is sent without tokens
 _RECITAL_S = 1.0  # least seconds between two broadcasts of all states
 _URGENT_S = 0.02  # least seconds between two broadcasts while a tier's gate is about to close
 
@@ -39,7 +39,7 @@ class CellNews:
             gates.turned_away(priority, requests, cell, now)
 
     def due_at(self) -> float:
-        """Return the time at which a changed state is sent even without other messages.
+        """Return the time at which a changed state is sent in a message without tokens.
 
         While frames arrive, a tick runs earlier, and the state is sent along with tokens.
         """
@@ -57,7 +57,7 @@ class CellNews:
     ) -> None:
         """Add the states of changed cells to gateways' batches.
 
-        At intervals, the states of all cells are added.
+        Every `_RECITAL_S` seconds, the states of all cells are added.
         """
         everything = may_recite and now - self._recited_at >= _RECITAL_S
         if everything:

@@ -51,7 +51,7 @@ class Handovers:
         self._moves: dict[int, _Move] = {}  # by sequence
 
     def begin(self, cell: CellBook, dispatch: Dispatch, cached_tokens: int, now: float) -> bool:
-        """Start the transfer of a dispatch's missing KV blocks, and return whether one is started.
+        """Start the transfer of a dispatch's missing KV blocks, and return whether it was started.
 
         Args:
             cell: The cell of both replicas.
@@ -97,7 +97,7 @@ class Handovers:
         )
 
     def end(self, cells: Mapping[str, CellBook], sequence: int, blocks: int, now: float) -> str:
-        """Record the end of a transfer, after which its dispatch is sent in any case.
+        """Record the end of a transfer. Its dispatch is sent even if the transfer failed.
 
         Args:
             cells: All cells, by id.
@@ -106,8 +106,8 @@ class Handovers:
             now: Time, in seconds.
 
         Returns:
-            "complete", "partial", "failed", or "abandoned" if the request no longer needs the
-            blocks, or an empty string for an unknown sequence.
+            "complete", "partial" or "failed". The result is "abandoned" if the request no longer
+            needs the blocks, and an empty string for an unknown sequence.
         """
         move = self._moves.pop(sequence, None)
         if move is None:
@@ -135,7 +135,7 @@ class Handovers:
         return not (self._moves or self.ready or self.transfers)
 
     def overdue(self, now: float) -> list[int]:
-        """Return the sequences of transfers that the shell has not reported in time."""
+        """Return the sequences whose transfer has passed its deadline without a report."""
         return [sequence for sequence, move in self._moves.items() if move.until <= now]
 
     def next_at(self) -> float:

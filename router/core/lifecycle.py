@@ -70,8 +70,8 @@ class RequestLifecycle:
 
         Args:
             dispatch: The dispatch that ended without an answer.
-            code: Error code of the failure, or None for backpressure. Backpressure is not a failed
-                attempt, and may be repeated until the deadline.
+            code: Error code of the failure, or None for backpressure. Backpressure does not count
+                as an attempt, so such dispatches may be repeated until the deadline.
             what: Text that follows the replica's name in messages.
             now: Time, in seconds.
         """

@@ -109,7 +109,7 @@ class RouterCore:
         self._cell_news.fitted(request)
 
     def turned_away(self, cell_id: str, priority: int, requests: int, now: float) -> None:
-        """Count requests that a gateway refused because of a cell's closed gate as demand."""
+        """Add requests that a gateway refused because of a closed gate to the cell's demand."""
         cell = self.cells.get(cell_id)
         if cell is None:
             return
@@ -257,7 +257,7 @@ class RouterCore:
             self.cells[book.cell_id].fleet.health.probe_failed(replica_id, now)
 
     def on_transferred(self, sequence: int, blocks: int, now: float) -> None:
-        """Record the end of a KV transfer, after which its request is dispatched in any case.
+        """Record the end of a KV transfer, successful or not, and dispatch its request.
 
         Args:
             sequence: Sequence on the target replica.

@@ -2,7 +2,7 @@
 
 Before the router can refuse a request, the gateway has tokenized the whole prompt. So while most
 requests of a tier are refused, the router sends a gate to the gateways. The gate is the share of
-the tier's requests to forward. Gateways refuse all others before any work.
+the tier's requests to forward. Gateways refuse the other requests before any work on them.
 
 The share is set so that about twice as many requests are forwarded as the cell can admit. The
 router still refuses half of them. So its queue stays as long as the tier's deadline permits, and no
@@ -21,7 +21,7 @@ from sluice.wire.router.v1 import router_pb2 as wire
 # Intended share of admitted requests among the forwarded requests. The other half is a margin,
 # because only admission can decide which request is short enough.
 _FITTING = 0.5
-# A tier is saturated if at most this share of its requests was admitted during the window.
+# A tier is saturated if at most `_SATURATED` of its requests were admitted during `_WINDOW_S`.
 _WINDOW_S = 1.0  # time constant of the counts, and least age of an open gate, in seconds
 _SATURATED = 0.25
 _SEEN_MIN = 8  # least requests in the window, because fewer are too small a sample
@@ -168,7 +168,7 @@ class TierGates:
             )
 
     def turned_away(self, priority: int, requests: int, cell: CellBook, now: float) -> None:
-        """Postpone later retries, because gateways promised retries to their refused requests."""
+        """Postpone the retry times of later refusals behind the retries that gateways promised."""
         taken_s = requests * service_s(cell.supply(now), cell.uncached_mean)
         retry_s = cell.forecast.promises.retry_after_s(priority, 0.0, taken_s, now) + taken_s
         retry_at = now + bounded_retry_s(retry_s)

@@ -53,7 +53,7 @@ class FleetPool:
     Attributes:
         base: Number of the base.
         kind: Kind of the base.
-        capacity_rps: Requests per second of a full replica.
+        capacity_rps: Requests per second that a fully used replica serves.
         state: State of the pool that `plan` reads.
         replicas: Replicas that serve or boot.
         sleepers: Number of sleeping replicas by zone.
@@ -103,7 +103,7 @@ class FleetOfPools:
         """Begin with the replicas that the demand of the first minute needs.
 
         Args:
-            day: The day.
+            capacity_rps: Requests per second that a fully used replica serves, by kind.
             capacity_rps: Requests per second of a full replica, by kind.
         """
         self._day = day

@@ -19,14 +19,14 @@ from sim.pool import SimPool, SimPoolPlan
 from sim.workload import Trace, TraceRequest
 from sluice.hashing import BLOCK_TOKENS
 
-# Medians in tokens of the prompt after the adapter's common prefix and of the answer, and the
-# standard deviation of the logarithm of both.
+# Median tokens of a prompt behind its adapter's common prefix, median tokens of an answer, and the
+# standard deviation of the logarithm of both lengths.
 _PROMPT, _OUTPUT, _SIGMA = 200.0, 60.0, 0.8
 _SYSTEM_BLOCKS = 8
 _ADAPTER_ZIPF, _TENANT_ZIPF = 1.0, 0.8
 _SLOTS, _MEMORY = 32, 256
 _SATURATED = 3000  # requests sent at once to measure a replica's capacity
-_WARM = 1 / 3  # share of a window at its start that is not counted
+_WARM = 1 / 3  # first part of a window, whose requests are not counted
 _SLOW = 0.25  # speed of a bad replica
 _TENANT_REQUESTS = 5  # least requests of a tenant for a meaningful share
 
@@ -65,8 +65,9 @@ class WindowFigures:
         ttft_p99_s: 99th percentile of the time to the first token.
         hit_ratio: Share of prompt tokens that were cached.
         adapter_read_share: Share of requests that waited for an adapter's read from a disk.
-        fairness: Jain's index of the tenants' shares of requests within the objectives.
-        tenant_least: Tenth percentile of the tenants' shares of requests within the objectives.
+        fairness: Jain's index over the tenants' goodputs. A tenant's goodput is the share of its
+            requests within the objectives.
+        tenant_least: Tenth percentile of the tenants' goodputs.
         took_s: Processor seconds.
     """
 

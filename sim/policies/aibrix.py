@@ -12,8 +12,8 @@ class AibrixPrefixCache(ArrivalPolicy):
 
     If loads are uneven, the replica with the fewest requests is chosen. Otherwise the longest match
     is chosen among replicas with at most the mean load plus one standard deviation. Ties and
-    requests without a match are placed on the replica with the fewest requests. Matches are against
-    the policy's own decisions. AIBrix' limit of 200,000 blocks is omitted.
+    requests without a match are placed on the replica with the fewest requests. Prompts are matched
+    with the policy's own earlier decisions. AIBrix' limit of 200,000 blocks is omitted.
 
     Args:
         spread_max: Largest difference of requests in flight at which loads count as even.

@@ -27,8 +27,8 @@ class ArrivalPolicy:
         """Begin a run on a pool, without jobs in flight."""
         self.pool = pool
         self.in_flight = [0] * pool.replicas_max
-        # A seed drawn from the seed, so that the numbers differ from a trace's numbers with that
-        # seed.
+        # The seed is drawn from the pool's seed. So the numbers differ from those in a trace that
+        # was generated with the pool's seed.
         seed = random.Random(pool.seed).random()  # noqa: S311 - repeatable on purpose
         self.random = random.Random(seed)  # noqa: S311
 

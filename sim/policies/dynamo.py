@@ -13,7 +13,7 @@ class Dynamo(ArrivalPolicy):
 
     Ties are drawn by lot. Prefill blocks are the uncached blocks of the new prompt, and of
     dispatched jobs without a first token. Decode blocks are the distinct blocks of jobs in flight,
-    with the new job.
+    including the new job.
 
     Args:
         scale: `prefill_load_scale`.

@@ -98,10 +98,10 @@ class LlmdScores(ArrivalPolicy):
 class LlmdPredictedLatency(ArrivalPolicy):
     """Draws a replica with the weight of its predicted headroom, after two affinity filters.
 
-    Idle replicas are preferred. The predictor is written here and perfect. A filter selects the
-    replicas that have cached 99 %, then 80 % of the prompt. Each filter is skipped by 1 % of the
-    requests, and where it costs 5 s of TTFT. The grades are 0.8 TTFT and 0.2 TPOT,
-    range-normalised. No objective is set.
+    Two filters select the replicas that have cached 99 %, and then 80 %, of the prompt. 1 % of the
+    requests skip a filter. So do requests for which the filter would add more than 5 s to the TTFT.
+    Idle replicas are preferred. The predictor is written here and perfect. The grades are 0.8 TTFT
+    and 0.2 TPOT, range-normalised. No objective is set.
     """
 
     name = "llmd_predlat"

@@ -1,4 +1,4 @@
-"""The bound, with late binding by exact reports over one infinite cache of all replicas."""
+"""The reference for routing policies, with exact reports and one infinite cache for all."""
 
 from sim.engines import Job
 from sim.policies.base import ArrivalPolicy
@@ -7,7 +7,7 @@ from sim.pool import SimPool
 
 _WINDOW_S = 0.1
 _POLL_S = 0.02
-_CONTEXT_TOKENS = 4e5  # mean of cached and whole prompt, in tokens, that doubles the prefill time
+_CONTEXT_TOKENS = 4e5  # (cached + prompt tokens) at which the prefill time per token is doubled
 _INTERFERENCE = 0.002  # share by which each job in flight slows a prefill
 
 

@@ -1,4 +1,4 @@
-"""Preble's E2 scheduler, which uses a long match, or else explores by recent load."""
+"""Preble's E2 scheduler, which follows a long prefix match, or else balances the recent load."""
 
 from collections import deque
 

@@ -1,4 +1,4 @@
-"""Simple policies that use no state, the requests in flight, or the session."""
+"""Simple policies, of which some use no state, and others the requests in flight or the session."""
 
 import bisect
 import math
@@ -82,7 +82,7 @@ class LeastTokens(ArrivalPolicy):
 
 
 class SessionSticky(ArrivalPolicy):
-    """Sends a conversation to the replica of its first turn, which had the fewest requests."""
+    """Sends a conversation to one replica, which had the fewest requests at the first turn."""
 
     name = "session_sticky"
 
@@ -101,7 +101,7 @@ class SessionSticky(ArrivalPolicy):
 
 
 class BoundedHash(ArrivalPolicy):
-    """Consistent hashing of the conversation, with at most 1.25 of the mean load per replica."""
+    """Consistent hashing of the conversation, with at most 1.25 times the mean load per replica."""
 
     name = "chwbl"
 

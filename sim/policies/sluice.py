@@ -1,8 +1,9 @@
 """The policy `sluice`, which is the real router core with the inputs of production.
 
 The core receives the state of engines only as frames, which arrive `report_age_s` after the end of
-their step. KV events are sent with the first frame that arrives `index_delay_s` after the event.
-The lengths of answers are hidden. A dispatch needs 1 ms. Everything else is the product's own code.
+their step. A KV event is sent with the first frame that arrives at least `index_delay_s` later. The
+router does not know the lengths of answers. A dispatch needs 1 ms. Everything else is the product's
+own code.
 """
 
 from array import array
@@ -163,9 +164,9 @@ class Sluice:
             self._tell_service(self.settings.service_age_s / 2)
 
     def _tell_service(self, half_age_s: float) -> None:
-        """Report service every half age while events are due.
+        """Report service at intervals of half the greatest age, until no job is left.
 
-        The report's delay is the other half.
+        The delay of each report is the other half of the age.
         """
         for number, cell in enumerate(self._cells):
             book = cell.core.cells[cell.cell_id]
@@ -255,7 +256,7 @@ class Sluice:
             adapter=self.adapter_of(job),
         )
 
-    def adapter_of(self, job: Job) -> str:  # noqa: ARG002 - for those that have some
+    def adapter_of(self, job: Job) -> str:  # noqa: ARG002 - for subclasses with adapters
         """Return the digest of the adapter that a job requests, or empty for the base."""
         return ""
 

@@ -15,9 +15,9 @@ PROMPT_TOKENS, ANSWER_TOKENS = 4000, 1000
 _DRAINED_S = 600  # seconds after the last request in which the pool shrinks to its minimum
 _LENGTHS_SIGMA = 0.05  # sigma of the work per second, because lengths are published as "about"
 
-# Speed of one replica, with prefill as published. A step reads the weights, 32 GB per GPU at 3.35
-# TB/s, with launches. It also reads the KV memory of each sequence (64 layers, 8 heads of 128, 2
-# bytes, over 2 GPUs).
+# Speed of one replica, with prefill as published. A step launches kernels, and reads the weights,
+# 32 GB per GPU at 3.35 TB/s. It also reads the KV memory of each sequence (64 layers, 8 heads of
+# 128, 2 bytes, over 2 GPUs).
 _PREFILL_TOKENS_S = 15_928.0
 _STEP_S = 0.015
 _STEP_PER_SEQUENCE_S = 0.0002

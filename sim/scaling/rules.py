@@ -46,7 +46,7 @@ class StaticRule:
 
 @dataclass(slots=True)
 class StepRule:
-    """The platform's required rule, which adds 5 or 10 %, and removes a replica when quiet."""
+    """The platform's required rule, which adds 5 or 10 %, and removes a replica when idle."""
 
     terms: Terms
     every_s: int = _EVERY_S
@@ -138,7 +138,7 @@ class KpaRule:
 
 @dataclass(slots=True)
 class ThroughputRule:
-    """Dynamo's throughput loop without corrections, which divides the mean of 180 s by 0.9."""
+    """Dynamo's throughput loop without corrections, for 1 / 0.9 of the mean demand of 180 s."""
 
     terms: Terms
     every_s: int = 180
@@ -151,7 +151,7 @@ class ThroughputRule:
 
 @dataclass(slots=True)
 class SloRule:
-    """llm-d's law for first tokens, up above 0.55 of the objective and down below 0.40."""
+    """llm-d's law for TTFT, which adds above 0.55 of the objective, and removes below 0.40."""
 
     terms: Terms
     every_s: int = _EVERY_S
@@ -186,7 +186,7 @@ class OracleRule:
     _smooth: list[float] = field(default_factory=list[float])
 
     def target(self, t: int, sight: Sight) -> float:
-        """Return the replicas for the greatest ten-second mean until a replica could be ready."""
+        """Return the replicas for the greatest ten-second mean demand until a replica is ready."""
         if not self._smooth:
             curve = sight.future
             self._smooth = [sum(curve[max(0, at - 5) : at + 5]) / 10 for at in range(len(curve))]

@@ -203,8 +203,8 @@ def choose(
         rules: Rules of the tenant.
 
     Raises:
-        PlatformError: No model can answer, with 400 because of the request, or 503 because of the
-            fleet.
+        PlatformError: No model can answer. The status is 400 if the request is the cause, or 503 if
+            the fleet is the cause.
     """
     fitting = _fitting(candidates, turn)
     cluster = turn.features.cluster
@@ -350,7 +350,7 @@ def _decide(
 
 
 def propensities(costs: Sequence[float], explored_share: float) -> list[float]:
-    """Return each model's probability to be chosen, uniform in the explored share of turns."""
+    """Return each model's probability to be chosen, where only explored turns choose uniformly."""
     each = explored_share / len(costs)
     best = min(range(len(costs)), key=lambda index: costs[index])
     return [each + (1.0 - explored_share) * (index == best) for index in range(len(costs))]

@@ -3,7 +3,8 @@
 Each logged turn lists the models that could be chosen, with their expected costs and probabilities.
 A judged answer is evidence only for the model that answered. So a judgement is weighted by the
 ratio of that model's probabilities under the new table and in the log (inverse propensity). In a
-second estimate it corrects the prediction of a reward model (doubly robust). See docs/auto.md.
+second estimate, judgements correct the prediction of a reward model (doubly robust). See
+docs/auto.md.
 """
 
 import math

@@ -44,7 +44,7 @@ _MATHS_WORDS = frozenset(
         *("triangle", "polynomial", "matrix", "km", "cost", "costs"),
     }
 )
-# Words to look up at once.
+# The words of both kinds together, so that one look-up per word suffices.
 _WORDS = _CODE_WORDS | _MATHS_WORDS
 _ENGLISH = frozenset(
     {
@@ -57,7 +57,7 @@ _ENGLISH = frozenset(
         *("does", "did", "had", "has", "were", "because", "following", "no", "up", "out"),
     }
 )
-# Least matches per thousand characters, and least matches, for a text to be of a kind.
+# Least matches per thousand characters, and least matches in total, for a text to be of a kind.
 _PER_THOUSAND = 4.0
 _MATCHES_LEAST = 2
 _LENGTH_LEAST = 250  # least length, in characters, by which matches are divided
@@ -102,7 +102,7 @@ class PromptFeatures:
 
     @property
     def kind(self) -> PromptKind:
-        """The kind of task, always TOOLS with tools, since the model must be able to call them."""
+        """The kind of task. With tools it is TOOLS, since the model must be able to call them."""
         if self.tools:
             return PromptKind.TOOLS
         if self.code >= _PER_THOUSAND:  # first, since code has the signs of mathematics as well

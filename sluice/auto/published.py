@@ -1,4 +1,4 @@
-"""Published results of models by kind of work, the prior of `auto` before judgements. Data.
+"""Published results of models by kind of work, as `auto`'s prior before any judgement. Data.
 
 The results are shares of right answers. Each kind is represented by one public benchmark. All
 results of a row are from one source, for the instruction-tuned model. A benchmark is not a tenant's

@@ -20,7 +20,7 @@ PUBLISHED_WEIGHT = 20.0
 # result or an estimate. Chosen by cross-validation on judgements of two models in public benchmarks
 # (`benchmarks/micro/auto_judged.py`).
 _MEAN_WEIGHT = 5.0
-# Prior mean and weight of a model without any judgements as well.
+# Prior mean and weight of a model without a published result, an estimate or a judgement.
 _UNKNOWN = (0.5, 2.0)
 # Most counted judgements of another release, because a new release mostly resembles the last.
 _OTHER_RELEASE_WEIGHT = 10.0
@@ -58,7 +58,7 @@ class QualityPrior:
     quality: float = 0.0
 
     def pseudo(self, cluster: int) -> tuple[float, float] | None:
-        """Return the mean and the weight of the prior for a cluster, or None without one."""
+        """Return mean and weight of the prior for a cluster, or None if there is no prior."""
         scores = PUBLISHED.get(self.published)
         if scores is not None:
             return scores[kind_of(cluster).name.lower()], PUBLISHED_WEIGHT

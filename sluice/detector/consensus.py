@@ -144,8 +144,8 @@ def _candidates(kinds: Mapping[tuple[int, ...], int]) -> list[tuple[int, ...]]:
     """Return the most frequent answers, and the answer of the majority, token by token.
 
     In some pools, near ties make every answer unique. The most frequent token at each position then
-    leads to an answer that a majority agrees with. Some wrong replicas may agree better with each
-    other.
+    leads to an answer that a majority agrees with. Wrong replicas may be fewer, but may agree
+    better with each other.
     """
     frequent = nsmallest(CANDIDATES_MAX - 1, kinds, key=lambda kind: (-kinds[kind], kind))
     common, place = list(kinds), 0

@@ -1,7 +1,8 @@
 """Kinds of evidence about a replica's answers, and the verdict on one answer.
 
-Routers, agents and the quality guard send prompts to replicas and collect the evidence. From the
-evidence `sluice.detector.record` derives the suspicion. The rules are in docs/wrong-answers.md.
+Routers, agents and the control plane's quality guard send prompts to replicas and collect the
+evidence. From the evidence `sluice.detector.record` derives the suspicion. The rules are in
+docs/wrong-answers.md.
 """
 
 from enum import StrEnum

@@ -1,4 +1,4 @@
-"""Checks of a reply without any comparison, for its engine, its base and its number of tokens."""
+"""Checks the engine, the base and the number of tokens of a reply, without other replies."""
 
 from collections.abc import Sequence
 

@@ -247,7 +247,7 @@ class Automaton:
         return isinstance(node, int) and isinstance(self._places[node], Ends)
 
     def _visible_finds(self, finds: list[Find]) -> tuple[Find, ...]:
-        """Return matches by their end, for rules without a check only the earliest origin."""
+        """Return matches by their end. For rules without a check, only the earliest is returned."""
         if not finds:
             return ()
         told, seen = list[Find](), set[tuple[int, int]]()

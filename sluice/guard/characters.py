@@ -1,7 +1,7 @@
 """Compares characters for the guard. Pure.
 
-Look-alike forms (full width, mathematical alphabets) count as one character and invisible
-characters as none, so that neither form can hide a text.
+Look-alike forms (full width, mathematical alphabets) are compared as their plain character, and
+invisible characters are ignored. So neither kind of character can hide a text.
 """
 
 import unicodedata

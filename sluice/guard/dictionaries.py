@@ -16,7 +16,7 @@ _LAST = chr(0x10FFFF)
 
 
 class Spelt(NamedTuple):
-    """A place within words, as the range of the list whose words begin with the characters read.
+    """A place within words, as the range of sorted words that begin with the characters so far.
 
     Attributes:
         spells: Place where the words began.
@@ -41,7 +41,7 @@ class Dictionary:
     __slots__ = ("_form", "words")
 
     def __init__(self, words: Collection[str], *, ignores_case: bool) -> None:
-        """Sort the words, where words with the same compared form are one."""
+        """Merge words that are compared as equal, and sort the words."""
         self._form: Callable[[str], str] = folded if ignores_case else lookalike
         forms = {_one_blank(folded_text(word, self._form)) for word in words}
         self.words = sorted(forms - {""})

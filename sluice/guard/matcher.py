@@ -4,8 +4,8 @@ The result does not depend on the boundaries of the pieces.
 
 - All matches of all rules are found. Overlapping matches form one run.
 - With `rewrite`, each run is replaced once, by the replacement of its first rule in the set.
-- With `block`, the text ends as soon as a match is complete, before the earliest position at which
-  any match was still possible.
+- With `block`, the text ends as soon as a match is complete. It ends before the earliest position
+  at which any match was still possible.
 
 So all text is released at once, except its longest suffix that can still become part of a match. No
 character of a match is ever released.
@@ -162,7 +162,7 @@ class GuardedText:
         return "" if self.blocked_by is not None else self._released()
 
     def _push_finds(self, text: str) -> str:
-        """Process a piece with matches character by character, so that the cuts do not matter."""
+        """Process a piece with matches by character, so that its boundaries do not matter."""
         automaton, released = self._matcher.automaton, list[str]()
         for character in text:
             step = automaton.step(self._state, character)

@@ -16,7 +16,7 @@ WORD_CHARACTERS_MAX = 128
 REPLACEMENT_CHARACTERS_MAX = 128
 PLACES_MAX = 50_000  # most compiled places of all expressions of a set
 THRESHOLD_DEFAULT = 0.5
-FENCE_TOKENS = 32  # tokens per group of a fence without a number
+FENCE_TOKENS = 32  # tokens per released group, if the rules name no number
 CHARACTERS_MAX = 1_000_000  # characters of all words and expressions of a set
 
 

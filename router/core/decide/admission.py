@@ -28,7 +28,7 @@ from sluice.wire.router.v1 import router_pb2 as wire
 
 DRAINING_RETRY_S = 0.5
 _RELOCATION_S = 1.0  # usual seconds until a cell without an owner is assigned to a router
-COLD_SHARE = 0.75  # share of queue bounds and deadline for requests whose adapter is on no replica
+COLD_SHARE = 0.75  # part of queue bounds and deadline that applies if no replica has the adapter
 _COLD_ADAPTER = "the adapter is on no replica yet; try again later, or ask for the base model"
 _SAMPLE = 4  # one in this many requests is predicted exactly, to measure the forecast's accuracy
 
@@ -97,8 +97,8 @@ def rejection(
 ) -> Ending | None:
     """Return the ending of a request that is refused, or None if the request is admitted.
 
-    The ending has a predicted retry time, except when the refusal depends on the request alone, so
-    that a retry cannot succeed. The call changes only data for later predictions. `pressure` comes
+    The ending has a predicted retry time, unless the request alone causes the refusal, so that no
+    retry can succeed. The call changes no state except data for later predictions. `pressure` comes
     from `CellBook.price`, and is None if the cell is unknown.
     """
     if router_is_draining:
@@ -212,7 +212,7 @@ def _is_cold(request: Request, cell: AdmissionCell) -> bool:
 
 
 def _is_kept(request: Request, cell: AdmissionCell, now: float) -> bool:
-    """Return whether a request of the highest tier is queued because lower tiers still run."""
+    """Return whether a request of the highest tier is exempt from refusal, as lower tiers run."""
     priority = request.priority
     return cell.forecast.is_top(priority) and cell.runs_below(priority, now)
 
@@ -230,7 +230,7 @@ def told(seconds: float) -> str:
 
 
 def drain_s(cell: AdmissionCell, now: float) -> float:
-    """Return the predicted seconds until half of the queue is served, bounded as a retry time."""
+    """Return the predicted seconds until half of the queue is served, within the retry bounds."""
     queue = cell.queue
     wait_s = queue_wait_s(cell.supply(now), queue.requests, queue.tokens)
     return bounded_retry_s(wait_s / 2)
@@ -241,7 +241,7 @@ def _too_late(
 ) -> Ending | None:
     """Refuse a request whose first token is predicted after its deadline."""
     if not cell.queue.requests or request.is_begun:
-        return None  # with an empty queue the request is served at once, which measures the TTFT
+        return None  # the queue is empty, so the request starts at once, and its TTFT is measured
     forecast = cell.forecast
     supply = cell.supply(now)
     if not supply.replicas:
@@ -295,7 +295,7 @@ def _cold_limit_s(request: Request, cell: AdmissionCell, deadline_s: float) -> f
     """Return the longest predicted TTFT for a request whose adapter no replica has loaded.
 
     The limit is `COLD_SHARE` of the deadline plus the time to load the adapter. If the load time
-    were treated as waiting, no adapter would ever be loaded under a steady load.
+    counted as waiting, every such request would be refused under a steady load.
     """
     load_s = cell.fleet.cold_load_s(request.adapter) if request.admission_s else 0.0
     return COLD_SHARE * deadline_s + load_s

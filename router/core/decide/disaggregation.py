@@ -15,7 +15,7 @@ _WAITING_MAX = 8
 # Priors for a cache of 320 KB per token (a 70-billion-parameter base) over 100-gigabit Ethernet.
 _TOKEN_S = 32e-6
 _SETUP_S = 0.01
-_PRIOR_TOKENS = 2000.0  # weight of the prior, as the size of one transfer in tokens
+_PRIOR_TOKENS = 2000.0  # the priors weigh as much as one transfer of this many tokens
 _SMOOTHING = 0.2
 _BACKOFF_FIRST_S = 1.0
 _BACKOFF_MAX_S = 60.0
@@ -73,7 +73,7 @@ def is_split_better(whole: Whole, split: PrefillSplit, tpot_s: float) -> bool:
 
     Args:
         whole: Costs on the best decoding replica alone.
-        split: Costs on the best prefill replica, and then on that decoding replica.
+        split: Costs on the best prefill replica, and then on the replica of `whole`.
         tpot_s: Objective of the mean seconds per output token, the pause included.
     """
     if split.output_tokens < 2:

@@ -1,6 +1,6 @@
 """Predicts the TTFT of an arriving request for admission, and corrects itself by measured TTFTs.
 
-All inputs are plain numbers. By the prediction, admission refuses requests that would miss their
+All inputs are plain numbers. Admission refuses requests whose predicted TTFT exceeds their
 deadline. A correction factor covers effects that the model omits. The factor follows the ratio of
 measured to predicted waits within bounds.
 """
@@ -19,8 +19,8 @@ _SMOOTHING = 0.05  # weight of a new observation in the running means
 _PRIOR_S = 1.0  # initial mean of predicted and of measured waits, in seconds
 _SHARE_MIN = 0.02  # least share of the supply that a prediction assumes for any tier
 _ARRIVALS_S = 5.0  # time constant of the arrival rates, in seconds
-HIGHER_TIERS_MAX_S = _ARRIVALS_S  # most that higher tiers add to a wait, see `beside_s`
-_ARRIVALS_KNOWN_S = 2.0  # least divisor of the rates, as a shorter observation may be a burst
+HIGHER_TIERS_MAX_S = _ARRIVALS_S  # most seconds that higher tiers add to a wait, see `beside_s`
+_ARRIVALS_KNOWN_S = 2.0  # least seconds of observation in a rate, because a burst may fill less
 _SIZES = (1.0, 4.0)  # bounds of short, long and very long prompts, as multiples of the mean
 _TOP_KEPT_S = 60.0  # seconds for which the highest tier with a request is remembered
 
@@ -115,7 +115,7 @@ def service_s(supply: Supply, tokens: float) -> float:
 
 
 def bounded_retry_s(wait_s: float) -> float:
-    """Return a wait as a bounded Retry-After, and a default for an infinite wait."""
+    """Return a wait as a Retry-After within bounds, or a default if the wait is infinite."""
     if wait_s == float("inf"):
         return RETRY_AFTER_UNKNOWN_S
     return min(max(wait_s, RETRY_AFTER_MIN_S), RETRY_AFTER_MAX_S)
@@ -176,7 +176,7 @@ class Arrivals:
         self._tiers[priority] = kept * requests + 1.0, kept * before + tokens, now
 
     def known_s(self, now: float) -> float:
-        """Return the seconds of observation behind the decaying counts, less than 5 seconds."""
+        """Return the seconds of arrivals that the decaying counts represent, below 5 seconds."""
         if self._since is None:
             return 0.0
         return _ARRIVALS_S * (1.0 - exp((self._since - now) / _ARRIVALS_S))
@@ -239,16 +239,16 @@ class TimedPrediction:
         served_s: float,
         overdue_s: float = float("inf"),
     ) -> None:
-        """Correct the predicted wait.
+        """Compute the corrected wait.
 
-        After `overdue_s` no later request is served before this request.
+        After `overdue_s` seconds of waiting, no later request is served before this request.
         """
         self._accuracy = accuracy
         self.uncorrected_s = uncorrected_s
         self.served_s = served_s
         # Later requests may be served before this request, but only until `overdue_s`. The
-        # correction covers them. So the corrected wait is at most the later of `overdue_s` and the
-        # uncorrected wait.
+        # correction factor stands for such requests. So the corrected wait is at most the later of
+        # `overdue_s` and the uncorrected wait.
         self._wait_s = min(uncorrected_s * accuracy.correction(), max(uncorrected_s, overdue_s))
 
     def wait_s(self) -> float:
@@ -264,7 +264,7 @@ class TimedPrediction:
         self._accuracy.observe(self.uncorrected_s, max(0.0, waited_s - self.served_s))
 
     def expired(self, waited_s: float) -> None:
-        """Record that a request has waited longer than predicted without a first token."""
+        """Record a wait without a first token, if the wait already exceeds the prediction."""
         if waited_s > self.uncorrected_s + self.served_s:
             self.first_token(waited_s)
 

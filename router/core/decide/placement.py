@@ -75,8 +75,8 @@ def prompt_cost_s(mean_speed: MeanSpeed, uncached: int, cached: int) -> float:
 def is_paced(book: ReplicaBook, uncached: int, cached: int) -> bool:
     """Return whether a replica should decode some more steps before its next prompt.
 
-    The caller must have called `opens_at` or `cost_s` for the replica at this time, because both
-    advance the engine model.
+    The caller must have called `opens_at` or `cost_s` for the replica at this time. These calls
+    advance the engine model, which this function only reads.
     """
     engine_model = book.engine_model
     if engine_model.is_idle or engine_model.pauses >= _PAUSES_MAX:
@@ -113,7 +113,7 @@ def excluded_by(
 
 
 def cached_tokens(book: ReplicaBook, request: Request, matches: Mapping[str, int]) -> int:
-    """Return the prompt tokens that a replica probably has cached, without the last token."""
+    """Return the prompt tokens that a replica probably has cached, at most all but the last."""
     blocks = matches.get(book.replica_id)
     return book.cached_in(request.prompt_tokens, blocks) if blocks else 0
 
@@ -134,8 +134,9 @@ def choose(
 ) -> PlacementChoice | None:
     """Return the cheapest replica for a request, even if its next step is already full.
 
-    Replicas with more cached blocks of the prompt than most replicas are priced first. The others
-    follow by owed prefill, until it alone costs more than the best replica.
+    Replicas with more cached blocks of the prompt than most replicas are priced first. The other
+    replicas follow in the order of their owed prefill. The search stops when the owed prefill alone
+    costs more than the best replica.
 
     Args:
         books: Replicas that accept work, by name. Among equals the first is chosen.
@@ -145,7 +146,7 @@ def choose(
         mean_speed: Speed of the cell's replicas.
         output: Output tokens to book KV blocks for.
         home: Replica of the session's last request.
-        adapter_s: Seconds until the request's adapter is loaded, by replica, or empty for the base.
+        adapter_s: Seconds until the request's adapter is loaded, by replica. Empty without adapter.
         without: Names of `books` to exclude.
         is_only: Whether the cell has a single open replica, which `Request.avoid` cannot exclude.
         now: Time, in seconds.
@@ -210,12 +211,12 @@ def _looked_at_first(
 def _by_owed(
     books: Mapping[str, ReplicaBook], owed_until: dict[str, float], now: float
 ) -> list[str]:
-    """Return replica names by the time when the owed work ends, idle replicas first."""
+    """Return replica names in the order in which their owed work ends, idle replicas first."""
     until = owed_until.__getitem__
     order = sorted(owed_until, key=until)
     free = bisect_right(order, now, key=until)
-    # The owed work of some replica should have ended by now, although no frame has reported the end
-    # yet.
+    # The model says that the owed work of some replica has ended, although no frame has reported
+    # the end yet. So the models of these replicas are advanced before the comparison.
     if free and until(order[free - 1]) > IDLE:
         for name in order[:free]:
             engine_model = books[name].engine_model

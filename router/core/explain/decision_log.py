@@ -1,8 +1,8 @@
 """Records the reasons of placements at a bounded rate.
 
-A full explanation visits every replica. So only some placements are explained in full. These are a
-sample of all placements. At intervals of `decision_pause_s`, a placement of a request that is
-traced, late, or was placed before is explained, too. For every other placement the router records
+A full explanation visits every replica. So only two kinds of placements are explained in full. The
+first kind is a sample of all placements. The second kind is a placement of a traced, late or
+retried request, at most one per `decision_pause_s`. For every other placement the router records
 the predicted cost, the backlog and the queue length. These three figures are sent with the outcome
 of every failed request. The outcomes of slow, evicted or interrupted requests also have them, but
 only one per `decision_pause_s`, because under overload all requests may be slow.

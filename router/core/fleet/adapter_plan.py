@@ -12,8 +12,8 @@ from math import ceil, exp2
 HALF_LIFE_S = 600.0  # seconds until a request's weight in the demand is halved
 KNOWN_MAX = 16_384  # most adapters with a count, above which the less requested half is dropped
 LOADS_MAX = 8  # most loads per replica and plan, because engines load while they serve
-# Copies of an adapter for each replica that its load would fill. With two copies, placement has a
-# choice, and bursts have capacity.
+# Planned copies of an adapter, as a multiple of the replicas that its requests would occupy fully.
+# With twice as many copies, placement has a choice, and bursts have capacity.
 _COPIES_PER_LOAD = 2.0
 _PLANNED_SHARE = 0.875  # planned part of the memory, while requests load adapters into the rest
 _SCALE_MAX = 100.0  # half-lives after which all weights are scaled down, to prevent an overflow
@@ -46,7 +46,7 @@ class AdapterDemand:
                 self._counts = {it: self._counts[it] for it in kept}
 
     def shares(self, limit: int) -> dict[str, float]:
-        """Return the shares in all requests of the `limit` adapters with most requests."""
+        """Return the share of all requests for each of the `limit` most requested adapters."""
         counts = self._counts
         most = nlargest(limit, counts, key=counts.__getitem__)
         return {adapter: counts[adapter] / self._sum for adapter in most}

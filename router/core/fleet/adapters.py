@@ -1,4 +1,4 @@
-"""The places of a cell's adapters, which are loaded, in an engine's host memory, or only on disk.
+"""Records where each replica has an adapter, which is loaded, in host memory or only on disk.
 
 Engines report the loaded adapters. The router assumes that an unloaded adapter stays in host memory
 for a while. From the waits of requests it learns the duration of a load from memory and from disk.
@@ -9,8 +9,8 @@ from collections.abc import Collection, Iterable
 from enum import IntEnum
 
 # Prior load times, in seconds, for a rank-16 adapter of an 8-billion-parameter base (about 80 MB).
-# The first adapter is already loaded. The second is copied over PCIe between two steps. The third
-# is read from a local disk and verified.
+# The first time is that of a loaded adapter. The second is a copy over PCIe between two steps. The
+# third includes reading the adapter from a local disk and verifying it.
 _LOAD_S = (0.0, 0.05, 1.0)
 _SMOOTHING = 0.2
 # Assumed number of unloaded adapters in a replica's host memory, until its answers and reports
@@ -34,8 +34,8 @@ class _Replica:
         memory: Digests of adapters that are in host memory or being read, least recently used
             first.
         used: Number of running sequences by digest.
-        loading: Place of an adapter when a sequence first needed it, by digest.
-        memory_max: Assumed number of adapters in host memory that are not loaded.
+        loading: Assumed place of each adapter when a sequence began to load it, by digest.
+        memory_max: Assumed capacity of host memory, in adapters that are not loaded.
     """
 
     __slots__ = ("loaded", "loading", "memory", "memory_max", "used")
@@ -61,13 +61,14 @@ class _Replica:
             self.memory.popitem(last=False)
 
     def found(self, assumed: AdapterPlace, place: AdapterPlace) -> None:
-        """Correct the assumed room in memory by one after an adapter was found elsewhere."""
+        """Correct the assumed capacity of memory after an adapter was not at its assumed place."""
         self.memory_max = max(0, self.memory_max + assumed - place)
 
     def report(self, digests: Iterable[str]) -> None:
         """Record the complete list of adapters in host memory.
 
-        If the engine has dropped unused adapters, its memory is full, which shows its size.
+        If the engine has dropped unused adapters, its memory is full. The remaining number of
+        adapters is then the capacity.
         """
         reported = dict.fromkeys(digests)
         gone = self.memory.keys() - reported.keys() - self.used.keys() - self.loaded
@@ -122,12 +123,12 @@ class AdapterResidency:
             replica.loading.pop(digest, None)
 
     def loaded(self, replica_id: str, digest: str, queue_s: float, read_s: float) -> None:
-        """Update load times and the room in memory after the first sequence of an adapter.
+        """Update load times and the memory's capacity after the first sequence of an adapter.
 
         Args:
             replica_id: Replica of the sequence.
             digest: Adapter of the sequence.
-            queue_s: Seconds that the sequence waited in the engine, with the read.
+            queue_s: Seconds that the sequence waited in the engine, including the read.
             read_s: Seconds until the adapter was read, or 0.0 if it was already in host memory.
         """
         replica = self._replicas.get(replica_id)
@@ -171,7 +172,7 @@ class AdapterResidency:
         return set() if replica is None else set(replica.used)
 
     def has_room(self, replica_id: str, digest: str, adapter_slots: int) -> bool:
-        """Return whether running sequences use the adapter, or a slot is not in use."""
+        """Return whether running sequences use the adapter, or an adapter slot is free."""
         replica = self._replicas.get(replica_id)
         if replica is None:
             return adapter_slots > 0

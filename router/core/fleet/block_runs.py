@@ -15,8 +15,8 @@ class BlockRun:
     Attributes:
         keys: Hashes of the blocks, in the order of the chain, at least one.
         holders: Bit set of the replicas that have cached all blocks of the run.
-        is_loose: Whether the run may come from a report, which does not mark the boundaries
-            between chains.
+        is_loose: Whether the run may come from a report. Such a run may span several chains, since
+            reports do not mark the boundaries between chains.
     """
 
     __slots__ = ("holders", "is_loose", "keys")
@@ -28,12 +28,13 @@ class BlockRun:
 
 
 class Use:
-    """A dispatch to a replica, or a replica's report, with the runs whose last use it was.
+    """A dispatch to a replica or a report of a replica, which uses some of the cached runs.
 
     Attributes:
         number: Number of the dispatch or report, in ascending order.
         at: Time of the dispatch, or -inf for a report.
-        runs: Runs in the order of the prompt, of which the last is evicted first.
+        runs: Runs for which this is the last use, in the order of the prompt. The last run is
+            evicted first.
     """
 
     __slots__ = ("at", "number", "runs")
@@ -106,7 +107,7 @@ class HeldBlocks:
 
 
 def distinct(hashes: Sequence[Hashable]) -> list[Hashable]:
-    """Return the hashes without duplicates, although a valid prompt has none."""
+    """Return the hashes without duplicates, which only an invalid prompt has."""
     keys = list(hashes)
     return keys if len(set(keys)) == len(keys) else list(dict.fromkeys(keys))
 
@@ -142,7 +143,7 @@ def overlap(run: BlockRun, hashes: Sequence[Hashable], start: int) -> int:
 
 
 def stretch(own: list[Hashable], keys: list[Hashable], start: int, step: int) -> int:
-    """Return the number of keys from `start` that match `own`, forwards (1) or backwards (-1)."""
+    """Return how many keys match `own` from `keys[start]` on, forwards (1) or backwards (-1)."""
     at = len(own) - 1 if own[-1] == keys[start] else own.index(keys[start])
     count = 1
     limit = min(len(keys) - start, len(own) - at if step > 0 else at + 1)

@@ -187,12 +187,12 @@ class CellFleet:
         return first
 
     def prefillers_open_at(self, now: float) -> float:
-        """Return the time at which a prefill replica may be sent a request, or inf without any."""
+        """Return the time at which a prefill replica may be sent a request, or inf if none may."""
         opens_at = (book.opens_at(now) for book in self.open_prefillers.values())
         return min(opens_at, default=float("inf"))
 
     def retry_at(self, now: float) -> float:
-        """Return the predicted end of the next step of any replica, or inf if none is running."""
+        """Return the earliest predicted end of a step on an open replica, or inf if none runs."""
         first, soonest = float("inf"), now + _RECHECK_S
         for book in self.open_replicas.values():
             at = book.engine_model.boundary_at

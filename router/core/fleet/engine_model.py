@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from router.core.fleet.speed import Speed
 
-_STARVED_TOKENS = 64  # prompt tokens per step when decodes alone fill the budget
+_STARVED_TOKENS = 64  # prompt tokens in a step whose token budget is already full of decodes
 IDLE = float("-inf")  # value of `boundary_at` for an idle engine
 
 
@@ -60,7 +60,7 @@ class EngineModel:
         insort(self._begun, slack_s)
 
     def ended(self, slack_s: float) -> None:
-        """Record the end of a sequence, at whose first token the sum was `slack_s`."""
+        """Record the end of a sequence, whose `slack_s` was passed to `began`."""
         del self._begun[bisect_right(self._begun, slack_s) - 1]
 
     def anchor(
@@ -72,7 +72,7 @@ class EngineModel:
             at: Time of the end of the step, not after now.
             prompts: Prompts that are not completed, in the order of arrival.
             decoding: Number of decoding sequences.
-            slack_s: Slack at that time.
+            slack_s: Value of `EngineModel.slack_s` at that time.
             pauses: Decode-only steps since the last step with prompt tokens.
         """
         self._prompts = deque(prompts)

@@ -36,7 +36,7 @@ BACKOFF_FIRST_S = 1.0
 BACKOFF_MAX_S = 60.0
 FORGIVE_S = 60.0  # seconds of health after which the back-off starts again at the first value
 
-_FIRST_PROBE_S = 0.25  # seconds from attachment to first probe, so that a pool answers together
+_FIRST_PROBE_S = 0.25  # seconds to the first probe, so that replicas of a new pool answer together
 _TRIAL_PROBE_S = 0.2  # seconds between probes of a replica on trial
 _FAILURES_MAX = 3  # consecutive engine failures until an ejection
 _PROBES_MISSED_MAX = 2  # consecutive unanswered probes until an ejection
@@ -120,8 +120,8 @@ class _Replica:
 class CellHealth:
     """The health records of one cell's replicas, from which `verdicts` returns the changes.
 
-    Events of unknown replicas are ignored, and their state is HEALTHY. The caller calls `tick` and
-    then `verdicts` after every event. All times are monotonic seconds.
+    Events of unknown replicas are ignored. The state of an unknown replica is HEALTHY. The caller
+    calls `tick` and then `verdicts` after every event. All times are monotonic seconds.
     """
 
     def __init__(self) -> None:
@@ -138,7 +138,7 @@ class CellHealth:
     def attached(self, replica_id: str, now: float) -> None:
         """Start an attachment.
 
-        The replica is healthy, or after recent losses on trial or ejected.
+        The replica is healthy at first. After recent losses it is on trial or ejected.
         """
         replica = self._replicas.get(replica_id)
         if replica is None:
@@ -200,13 +200,13 @@ class CellHealth:
         replica = self._replicas.get(replica_id)
         if replica is None or replica.state is HealthState.EJECTED or step_s <= 0.0:
             return
-        context = kv_blocks.bit_length() + 1 >> 1  # minor, so classes grow by factors of 4
+        context = kv_blocks.bit_length() + 1 >> 1  # its influence is small, so classes are wide
         size = prompt_tokens.bit_length() << 16 | decodes.bit_length() << 8 | context
         if self._steps.add(replica.steps, size, step_s, now):
             self._due = min(self._due, self._steps.judged_at + JUDGE_S)
 
     def failed(self, replica_id: str, now: float) -> None:
-        """Record that an engine failed a sequence, which excludes a "busy" reply.
+        """Record that an engine failed a sequence. A "busy" reply is not a failure.
 
         Failures at the same time are recorded as one incident, because a failed step ends all
         sequences in it.
@@ -320,7 +320,7 @@ class CellHealth:
         return room(len(attached), ejected) > 0
 
     def _eject(self, replica: _Replica, reason: str, now: float, *, is_new: bool = True) -> None:
-        """Eject a replica, or double the back-off of an ejected one."""
+        """Eject a replica, or double the back-off of a replica that is already ejected."""
         if is_new:
             _strike(replica, now)
         if replica.state is not HealthState.EJECTED or replica.reason != reason:
@@ -356,7 +356,7 @@ class CellHealth:
             self._try(replica, replica.reason, now)
 
     def _good(self, replica: _Replica, now: float) -> None:
-        """Record a good answer of a trial, and end the trial after the last good answer.
+        """Record a good answer of a trial, and end the trial after `TRIAL_GOOD` of them.
 
         The replica is then healthy, or is ejected again if most steps of the trial were slow.
         """
@@ -442,7 +442,7 @@ class CellHealth:
                 self._good(replica, now)
 
     def _judge_ejected(self, replica: _Replica, answer: Text, now: float) -> None:
-        """Start the trial of an ejected replica with the right answer, or eject it again.
+        """Start the trial of an ejected replica whose answer is right, or eject the replica again.
 
         If the right answer is unknown, the trial starts unless the replica was ejected as lying.
         """
@@ -454,7 +454,7 @@ class CellHealth:
             self._eject(replica, replica.reason if is_unknown else LYING, now)
 
     def _doubt(self, replica: _Replica, now: float) -> None:
-        """Probe a replica with a wrong answer again soon, or eject it once it is accused."""
+        """Probe a replica again soon after a wrong answer, or eject the replica once accused."""
         replica.good = 0
         if replica.record.suspicion < Suspicion.ACCUSED:
             replica.probe_at = now + _PROBE_PAUSE_S
@@ -471,7 +471,7 @@ def _verdict(answer: Text, truth: Text | None, rules: Rules) -> AnswerVerdict:
 
 
 def _strike(replica: _Replica, now: float) -> None:
-    """Count an ejection or a loss, without those before the last long healthy period."""
+    """Count an ejection or a loss. After a long healthy period the count starts again."""
     if replica.state is HealthState.HEALTHY and now - replica.since >= FORGIVE_S:
         replica.strikes = 0
     replica.strikes += 1

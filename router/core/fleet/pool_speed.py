@@ -10,7 +10,7 @@ from router.core.types.work import EngineSpeed
 def usual_speed(
     books: Sequence[ReplicaBook], *, sequence_tokens: float, tpot_s: float
 ) -> EngineSpeed | None:
-    """Return the median speed of all replicas with enough measured steps, or None without any.
+    """Return the median speed of all replicas with enough measured steps, or None if there is none.
 
     Args:
         books: Records of the attached replicas.

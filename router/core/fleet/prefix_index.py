@@ -26,7 +26,7 @@ from sluice.hashing import HASH_BYTES
 REMOVAL_GUARD_S = 5.0
 _RUN_MAX = 256  # most blocks per run, which bounds the cost of splitting a run
 _NAMES_KEPT = 4096
-_SHARDS = 16  # parts of a large dictionary, because of the pause that `HeldBlocks` describes
+_SHARDS = 16  # parts of a dictionary, because the growth of one large dictionary blocks the router
 _LONG_AGO = float("-inf")
 
 
@@ -205,7 +205,7 @@ class PrefixIndex:
     # --- runs -------------------------------------------------------------------------------
 
     def _cover(self, held: HeldBlocks, keys: list[Hashable], use: Use, *, is_report: bool) -> None:
-        """Record that a replica has cached a chain of blocks, as part of a use."""
+        """Record that a replica has cached a chain of blocks, with `use` as their last use."""
         start = 0
         while start < len(keys):
             run = self._heads.get(keys[start])
@@ -309,7 +309,7 @@ class PrefixIndex:
         return use
 
     def _give(self, held: HeldBlocks, run: BlockRun) -> None:
-        """Add a replica to a run's holders, and remove its copies of the blocks in other runs."""
+        """Add a replica to a run's holders, and remove these blocks from its other runs."""
         where = held.where
         if not where.keys().isdisjoint(run.keys):
             keys = set(run.keys)

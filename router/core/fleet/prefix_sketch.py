@@ -1,11 +1,11 @@
 """The sketch of a cell's cached prefixes, sent to gateways if the pool has several cells.
 
 A sketch is a set of marks, which are short hashes of the prompts that the cell has placed recently.
-The marks belong to two generations. The older generation is dropped when the younger generation is
-full, or when the replicas have evicted as many blocks as they have cached. The least recently used
-blocks are evicted first, so the blocks of the older generation are no longer cached by then. A mark
-that is used again moves to the younger generation. A sketch may be wrong. Then a request finds less
-of its prompt cached.
+The marks belong to two sets by age, the older and the younger generation. The older generation is
+dropped when the younger is full, or when the replicas have evicted as many blocks as they have
+cached. The least recently used blocks are evicted first, so the blocks of the older generation are
+no longer cached by then. A mark that is used again moves to the younger generation. A sketch may be
+wrong. Then a request finds less of its prompt cached.
 """
 
 from collections.abc import Iterator, Sequence

@@ -9,11 +9,11 @@ from router.core.types.plan import EngineLimits, ReplicaRole
 from router.core.types.request import Dispatch
 from sluice.wire.engine.v1 import engine_pb2 as engine
 
-_OUTGROWN_PART = 4  # an outgrown reservation is extended by the emitted tokens divided by this
+_OUTGROWN_PART = 4  # an exceeded reservation grows by the emitted tokens divided by this
 
 
 class ReplicaBook:
-    """One replica's dispatches and backlog, for which `refresh` must follow every change.
+    """One replica's dispatches and backlog. The caller calls `refresh` after every change.
 
     Attributes:
         limits: Limits of the engine, or None while the replica is not attached.
@@ -114,9 +114,9 @@ class ReplicaBook:
     def kv_free_blocks(self) -> int:
         """Return the free KV blocks, by the router's reservations and the engine's reports.
 
-        The used blocks are the lesser of two estimates. The router's reservations contain blocks
-        that sequences share more than once. The engine's count is exact, and the expected growth of
-        the running sequences is added to it.
+        The used blocks are the lesser of two estimates. The router's reservations count a block
+        once for each sequence that shares it. The engine's count is exact, and the expected growth
+        of the running sequences is added to it.
         """
         limits = self.limits
         if limits is None:
@@ -129,7 +129,7 @@ class ReplicaBook:
         return limits.kv_blocks - min(used, grown)
 
     def fits(self, prompt_tokens: int, output_tokens: int, cached_tokens: int = 0) -> bool:
-        """Return whether the KV cache has room for a sequence, as on every idle replica.
+        """Return whether the KV cache has room for a sequence. An idle replica has room for any.
 
         Cached blocks of the prompt need no further room.
         """
@@ -163,7 +163,7 @@ class ReplicaBook:
         self.engine_model.send(dispatch.prefill_owed, self._work_s(dispatch), now)
 
     def admitted(self, dispatch: Dispatch, cached_tokens: int) -> None:
-        """Record that the engine runs a sequence, of whose prompt `cached_tokens` were cached."""
+        """Record that the engine started a sequence with `cached_tokens` cached prompt tokens."""
         if dispatch.sequence in self._prefills:
             owed = dispatch.prompt_tokens - min(cached_tokens, dispatch.prompt_tokens - 1)
             self._owe(dispatch, owed)
@@ -231,7 +231,7 @@ class ReplicaBook:
             computed -= part
 
     def observe(self, frame: engine.StepFrame, now: float) -> None:
-        """Record the engine's report of its own state, after the frame's ended sequences."""
+        """Record the engine's report of its own state. Ended sequences must be removed before."""
         state = frame.state
         self.frame_at = now
         self.running = state.running
@@ -299,7 +299,7 @@ class ReplicaBook:
         return work_s + left_s if left_s > 0.0 else work_s
 
     def cached_in(self, prompt_tokens: int, blocks: int) -> int:
-        """Return the prompt tokens in this many leading blocks, always without the last token."""
+        """Return the prompt tokens in `blocks` leading blocks, at most all but the last token."""
         limits = self.limits
         if not blocks or limits is None:
             return 0

@@ -76,7 +76,7 @@ class Speed:
     def observe(self, state: engine.EngineState, context: float) -> None:
         """Update the speed with a step.
 
-        `context` is the mean number of tokens before its prompts.
+        `context` is the mean number of tokens that precede the step's prompt tokens.
         """
         step_s = state.step_us * 1e-6
         if not step_s:
@@ -116,7 +116,7 @@ class Speed:
         self.lag_s += max(_SMOOTHING, 1 / self._lags) * (sample_s - self.lag_s)
 
     def adopt(self, peers: "Sequence[Speed]") -> None:
-        """Replace a speed that was learned while unhealthy by the median speed of the peers."""
+        """Replace a speed, learned while the replica was unhealthy, by the peers' median speed."""
         if peers:
             self.token_s = median(peer.token_s for peer in peers)
             self.attention_s = median(peer.attention_s for peer in peers)

@@ -33,7 +33,7 @@ class Steps:
         self.is_suspect = False  # whether there was a slow step since the last judgement
 
     def clear(self) -> None:
-        """Delete the recent steps, except the means, which contribute to the usual times."""
+        """Delete the recent steps. The means remain, because the usual times depend on them."""
         self.ratios.clear()
         self.is_suspect = False
 

@@ -1,11 +1,11 @@
 """The queue of one cell with all waiting requests, in the order of service.
 
 Tiers are served by priority, with one exception. A waiting lower tier receives at least its
-reserved share of the service (`Tier.credit`), and every tier at least `SHARE_MIN`. So a tier's
-first request waits for at most cost(request) / share of the cell's service. Within a tier, virtual
-token counters, which cover all replicas of the cell, decide between tenants
-(`router.core.queue.tier`). Within a tenant, requests have the order of
-`router.core.queue.tenant_queue`.
+reserved share (`Tier.credit`) of the cell's service, and at least `SHARE_MIN`. Service is the
+number of computed tokens, in which an output token has double weight. So a tier's first request
+starts at the latest after cost(request) / share of the cell's service. Within a tier, virtual token
+counters, which cover all replicas of the cell, decide between tenants (`router.core.queue.tier`).
+Within a tenant, requests have the order of `router.core.queue.tenant_queue`.
 
 A tenant is charged for uncached prompt tokens at the dispatch, and for output tokens as the engine
 reports them. At the request's end the charge is corrected to the tokens that the engine has
@@ -30,7 +30,7 @@ __all__ = ["FairQueue", "TenantQueue", "Tier"]
 
 
 class FairQueue:
-    """The queue of a cell. The caller bounds it by `requests` and `tokens`.
+    """The queue of a cell, which the caller bounds by `requests` and `tokens`.
 
     After each `take` of a request the caller must call either `push_front` or `settle`, exactly
     once. `push_front` queues the request again, and `settle` is for a request that has ended.
@@ -155,7 +155,7 @@ class FairQueue:
     # --- order ------------------------------------------------------------------------------
 
     def peek(self, now: float) -> Request | None:
-        """Return the next request in the order of service, and end the skipping of requests."""
+        """Return the next request in the order of service, and stop skipping requests."""
         self._now = now
         for tier in self._descending:
             tier.look_no_further()

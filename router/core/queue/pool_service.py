@@ -1,4 +1,4 @@
-"""Merges the reports of a pool's other cells into changes of tenants' service.
+"""Merges the reports of a pool's other cells into changes of the tokens that tenants received.
 
 Reports contain totals, so a repeated, late or lost report has no lasting effect. Service before the
 first report, or during an interruption of the reports, is ignored. So the counters do not jump when
@@ -17,7 +17,7 @@ _SMOOTHING = 0.05  # weight of a new interval in the mean interval between repor
 
 
 class Change(NamedTuple):
-    """The change of a tenant's virtual service in one tier of another cell since its last report.
+    """The change of a tenant's virtual service in one tier of another cell between two reports.
 
     The change is negative if a charge was refunded.
     """
@@ -31,8 +31,8 @@ class _Source:
     """The accounts of one cell, as its owner reported them.
 
     Attributes:
-        first: Number of the first report of this epoch since the last interruption, or -1 before
-            it.
+        first: Number of the first report of this epoch since the last interruption, or -1 if no
+            such report has arrived.
         last: Number of the latest report.
         accounts: (since, service) by tier and tenant, in the order of their changes.
     """
@@ -47,7 +47,7 @@ class _Source:
 
 
 class PoolService:
-    """The service in the other cells of the pool, from their reports.
+    """The service that tenants received in the other cells of the pool, from reports.
 
     Attributes:
         interval_s: Recent mean seconds between two reports of a cell.

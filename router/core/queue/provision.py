@@ -3,7 +3,7 @@
 Reports arrive late. Without an estimate, all cells would notice at the same moment that a tenant is
 behind the others, and all would serve that tenant. After their reports, no cell would serve the
 tenant for a long time. So each charge for service in this cell also charges the expected service in
-other cells, by the recent ratio of both.
+other cells. The estimate uses the recent ratio of service in other cells to service in this cell.
 
 This advance charge is the provision. Reported service is first deducted from the provision, and
 only the excess is charged. An unused provision expires. So a tenant is always charged for the

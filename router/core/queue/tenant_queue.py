@@ -21,9 +21,9 @@ def order_key(request: Request) -> float:
     """Return the sort key of a request among its tenant's requests that are not overdue.
 
     The shortest uncached prompt is served first, which keeps the mean TTFT low. The wait of long
-    prompts is bounded by `Request.overdue_at`. A request that can no longer meet its objective is
-    served after slightly longer requests that still can. The key must not change while the request
-    waits, except by `FairQueue.reprice` and at `late_at`.
+    prompts is bounded by `Request.overdue_at`. A request that must miss its objective is served
+    after slightly longer requests that can still meet theirs. The key must not change while the
+    request waits, except by `FairQueue.reprice` and at `late_at`.
     """
     tokens = request.uncached_tokens
     return tokens * _LATE_FACTOR if request.is_late else tokens
@@ -53,7 +53,7 @@ class Sizes:
             del self._classes[size]
 
     def below(self, tokens: int) -> tuple[float, float]:
-        """Return the approximate number and sum of tokens of requests with at most `tokens`."""
+        """Return about how many requests have at most `tokens`, and the sum of their tokens."""
         last = _class_of(tokens)
         requests = total = 0.0
         for size, entry in self._classes.items():
@@ -72,7 +72,7 @@ def _class_of(tokens: int) -> int:
 
 
 class _Entry:
-    """A waiting request, with the figures by which it was ranked, which may be out of date."""
+    """A waiting request with the figures of its last ranking. The figures may be out of date."""
 
     __slots__ = ("request", "tokens")
 
@@ -81,7 +81,7 @@ class _Entry:
         self.tokens = request.uncached_tokens
 
     def __lt__(self, other: "_Entry") -> bool:
-        """Order entries of one request and price arbitrarily, since the older entry is dead."""
+        """Order two entries of one request with equal keys arbitrarily, as the older is dead."""
         return False
 
 
@@ -223,7 +223,7 @@ class TenantQueue(ServiceAccount):
         return None
 
     def _promote(self, now: float) -> None:
-        """Rank requests again that are late by now, and move overdue requests to the front."""
+        """Rank requests again after their `late_at`, and move overdue requests to the front."""
         late = self._late
         while late and late[0][0] <= now:
             entry = self._rest.get(heappop(late)[1])

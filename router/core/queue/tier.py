@@ -1,4 +1,4 @@
-"""A tier, with the order of its tenants and the tier's share of the cell's service."""
+"""Orders the tenants of one tier, and measures the tier's share of the cell's service."""
 
 import math
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ from router.core.types.request import Dispatch, Request
 OUTPUT_SERVICE = 2.0  # service of one output token, in units of one uncached prompt token
 SHARE_MIN = 0.01  # least share of every waiting tier, so that no tier starves
 _DEBT_MEMORY_S = 10.0  # time constant with which service beyond the share is forgotten, in seconds
-_LARGEST_FADES = 0.99  # factor on the largest recent service per dispatch of the cell
+_LARGEST_FADES = 0.99  # decay per dispatch of the largest service that one dispatch needed
 _CREDIT_REQUESTS = 2.0  # credit of a tenant whose queue was briefly empty, in mean requests
 _SERVICE_PRIOR = 512.0  # assumed service per request, until some requests have ended
 _OUTPUT_PRIOR = 128.0  # assumed output tokens per dispatch, until some dispatches have ended
@@ -37,8 +37,9 @@ class Tier:
     time earns no advantage. A tenant with running requests was not idle. So it has a credit of a
     few requests, for the service of other tenants while its queue was briefly empty.
 
-    Service in other cells of the pool is charged like service in this cell. But it puts a tenant
-    behind the others by at most `LAG_S` or `LAG_REQUESTS`, so older service elsewhere is ignored.
+    Service in other cells of the pool is charged like service in this cell. But that charge puts a
+    tenant behind others by at most `LAG_S` or `LAG_REQUESTS`. So older service in other cells is
+    ignored.
 
     Attributes:
         totals: Total service, and waiting uncached tokens, which the tenants update.
@@ -97,7 +98,7 @@ class Tier:
     # --- arrivals and removals --------------------------------------------------------------
 
     def push(self, request: Request, *, is_new: bool) -> None:
-        """Add a request, before its tenant's other requests unless it is new."""
+        """Add a request. A request that is not new precedes its tenant's other requests."""
         self.look_no_further()
         if not self.requests:
             self.credit = min(self.credit, 0.0)  # a tier earns credit only while requests wait
@@ -117,7 +118,7 @@ class Tier:
         self._changed(request, 1)
 
     def take(self, request: Request, now: float) -> TenantQueue:
-        """Remove a request for dispatch, and charge its tenant for the prompt if still due."""
+        """Remove a request for dispatch, and charge its tenant unless the prompt was charged."""
         tenant = self.remove(request)
         tenant.running += 1
         self._last = tenant
@@ -207,7 +208,7 @@ class Tier:
 
     @property
     def lift_credit(self) -> float:
-        """Service by which a tenant with running requests may lag when its queue fills again."""
+        """Service credited to a tenant whose queue was briefly empty while its requests ran."""
         return _CREDIT_REQUESTS * self._service_mean
 
     def _list(self, tenant: TenantQueue) -> None:
@@ -216,7 +217,7 @@ class Tier:
         heappush(self._heap, (tenant.counter, tenant.listing, tenant))
 
     def _top(self) -> TenantQueue | None:
-        """Return the listed tenant with the least counter and a request to offer."""
+        """Return the tenant with the least counter among tenants with a request to offer."""
         heap = self._heap
         while heap:
             counter, listing, tenant = heap[0]
@@ -355,7 +356,7 @@ class Tier:
         return prompt + OUTPUT_SERVICE * self._output_mean
 
     def earn(self, service: float, now: float) -> None:
-        """Credit this tier with its share of a service to any tier, and reduce old debt."""
+        """Credit this tier with its share of the service of any tier, and reduce old debt."""
         if self.credit < 0.0:
             self.credit *= math.exp((self._debt_at - now) / _DEBT_MEMORY_S)
         self._debt_at = now

@@ -54,7 +54,7 @@ class Actions:
         cancels: Sequences to cancel, by replica, some of which may be in `dispatches`.
         probes: Replicas that are to run a canary inference.
         transfers: Transfers to start, whose ends the shell reports by `RouterCore.on_transferred`.
-        accusations: Ejections to report to the quality guard.
+        accusations: Ejections for wrong answers, to report to the control plane.
     """
 
     __slots__ = ("accusations", "batches", "cancels", "dispatches", "probes", "transfers")

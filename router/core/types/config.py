@@ -12,7 +12,7 @@ class CoreConfig:
         queue_tokens_max: Most prompt tokens of the waiting requests.
         tenant_requests_max: Most waiting requests of one tenant.
         tenant_tokens_max: Most prompt tokens of one tenant's waiting requests.
-        deadline_default_s: Seconds until the first token, for requests without a deadline.
+        deadline_default_s: Deadline of the first token, in seconds, for requests without their own.
         retries_max: Most further dispatches of a request after lost or failed dispatches.
         busy_pause_s: Seconds without dispatches after an engine's reply "busy".
         draining_pause_s: Seconds without dispatches after an engine's reply "draining".
@@ -24,8 +24,8 @@ class CoreConfig:
         tpot_s: Objective of the mean time per output token, in seconds.
         overtake_factor: Multiple of its objective after which no request of the same tier overtakes
             a waiting request.
-        decision_sample: One of this many placements is explained in `Placed.decision`, or none if
-            0.
+        decision_sample: One of this many placements is explained in `Placed.decision`. With 0 there
+            is no sample.
         decision_pause_s: Least seconds between two explanations of placements that are traced, late
             or repeated. With inf no placement is explained for these reasons.
     """

@@ -55,7 +55,7 @@ class Request:
     """A request from submit to its single outcome, created by the shell and changed by the core.
 
     Decisions read the attributes. Only the engine needs `payload`, which the core drops when the
-    request ends. The shell sets the attributes before `gateway` in `__init__`, the core all others.
+    request ends. The shell passes the arguments of `__init__`, and the core sets the rest.
 
     Attributes:
         prompt_tokens: Tokens of the prompt, including the emitted tokens of a resumed answer.
@@ -65,8 +65,8 @@ class Request:
         is_preemptible: Whether the request is batch work, which may be preempted and is shed first.
         weight: Share of the tenant within its tier.
         deadline_s: Seconds from arrival to the first token, or 0 for the default.
-        admission_s: Longest predicted TTFT at admission, without the request's own prefill, or 0
-            for the deadline.
+        admission_s: Longest predicted TTFT at admission, without the request's own prefill, in
+            seconds, or 0 to apply the deadline.
         hashes: Hashes of the prompt's full KV blocks, in order.
         absence_s: Longest wait for a cell without replicas, in seconds, or 0 to wait until the
             deadline.
@@ -201,8 +201,8 @@ class Dispatch:
         is_prefill: Whether this sequence only computes the prompt and the first token, after
             which another replica continues the answer.
         decision: Explanation of the placement, stored for a sample of dispatches only.
-        known: Predicted cost and TTFT, in seconds, and number of waiting requests, set if
-            `decision` is not.
+        known: Predicted cost and backlog of the replica, in seconds, and number of waiting
+            requests. Set if `decision` is not.
     """
 
     __slots__ = (
