@@ -260,7 +260,7 @@ class Attachment:
             self._heard_at = heard_at
             if frame.HasField("step"):
                 step = frame.step
-                if first.adapters_changed:  # frames only report changes to the initial adapters
+                if first.adapters_changed:  # later frames only report changes of adapters
                     if not step.state.adapters_changed:
                         step.state.adapters_changed = True
                         step.state.adapters_resident.extend(first.adapters_resident)

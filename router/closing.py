@@ -45,7 +45,7 @@ class _Event:
     def __init__(self, event_id: str) -> None:
         self.event_id = event_id
         self.open = 0  # number of answers that have not ended
-        self.ended_at = 0.0  # end of the last answer that has ended
+        self.ended_at = 0.0  # time at which the latest of the ended answers ended
 
 
 class _Account:

@@ -104,7 +104,7 @@ class TokenCounts:
         self._change(count)
 
     def mix(self, unix_ms: int) -> None:
-        """Mark the hours to which a request of unknown hour and model may belong as mixed."""
+        """Mark hours as mixed if a request of unknown hour and model may belong to them."""
         for hour_ms in {_hour(unix_ms), _hour(unix_ms - _LATE_MS)}:
             if OTHER not in self._hours.get(hour_ms, ()):
                 self.add((hour_ms, OTHER), 0)

@@ -15,7 +15,7 @@ from router.hub import Hub
 from sluice.wire.router.v1 import router_pb2 as wire
 
 INTERVAL_S = 0.1
-_INTERVAL_PER_READER_S = 0.005  # 80 routers send a report every 0.4 s, and receive 200 per second
+_INTERVAL_PER_READER_S = 0.005  # seconds per reader, so 80 routers each send a report every 0.4 s
 ACCOUNTS_MAX = 1024  # accounts in one round of reports by all cells of a pool
 _ACCOUNTS_MIN = 32
 _SIGN_OF_LIFE_S = 1.0

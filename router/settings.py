@@ -31,10 +31,9 @@ class Settings(ServiceSettings):
         overtake_factor: Multiple of its objective after which no request of its tier overtakes a
             waiting request.
         decision_sample: Number of placements per explained placement, or 0 to explain none.
-        decision_pause_s: Least seconds between two further explanations per router, because each
-            visits every replica. These further explanations are of placements of requests that are
-            traced, late, or were placed before. The outcomes of other slow or interrupted requests
-            have three figures, at the same rate.
+        decision_pause_s: Least seconds between two explanations of placements that are traced, late
+            or repeated, per router. Each explanation visits every replica. The outcomes of other
+            slow or interrupted requests have three figures, at the same rate.
         plans_adapters: Whether replicas load adapters ahead of their requests, by demand.
         silence_s: Seconds without a frame after which a replica is lost. Busy engines send a frame
             with every step, idle ones every 0.2 s.

@@ -85,7 +85,7 @@ SCENARIOS = {
 
 
 def bound_s(scenario: DistributionScenario, widths: Widths) -> float:
-    """Return the least time that the links permit, for one node and for all nodes and stores."""
+    """Return a lower bound of the fetch time, in seconds, from the links of nodes and stores."""
     store = widths.store * scenario.regions
     every = scenario.nodes * scenario.size_bytes
     return max(

@@ -180,8 +180,8 @@ class Figures:
             demand). The unit is prompt tokens + 2 x output tokens.
         max_gap: Largest gap of these windows.
         tokens_per_s: Prompt and output tokens of requests that ended before the last arrival.
-        ttft_p50_s: Median TTFT of the watched tenant, which is the tenant with the least demand. If
-            demands differ by window, it is the tenant with the median demand.
+        ttft_p50_s: Median TTFT of the watched tenant, which is the tenant with the least demand. In
+            the recorded trace, which has many tenants, it is the tenant with the median demand.
         ttft_p99_s: 99th percentile of the watched tenant's TTFT.
         weight_error: Largest |share / (weight / sum of weights) - 1| in any 60-second window in
             which all tenants wait.

@@ -389,7 +389,7 @@ class RouterWorld:
         node = self._nodes[replica_id]
         if not node.is_cut or not node.is_alive:
             return
-        node.is_back = node.is_stepping  # the running step's output is part of the answer
+        node.is_back = node.is_stepping  # the resume waits for a running step and its output
         if node.is_back:
             return
         old, node.epoch, node.is_cut = node.epoch, node.epoch + 1, False

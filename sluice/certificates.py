@@ -1,7 +1,7 @@
 """Certificate files and TLS contexts of mutual TLS between platform processes, which is optional.
 
-A process has one certificate, as client and as server. It is set once, at the start, and every
-connection and listener of the process uses it. The files are checked again with each new
+A process has one certificate, as client and as server. The certificate is set once, at the start,
+and every connection and listener of the process uses it. The files are checked again with each new
 connection, so that replaced files need neither a restart nor a loop.
 """
 
@@ -320,7 +320,7 @@ class _Ours:
 
 
 def no_passphrase() -> str:
-    """Raise SSLError, as the `password` of `load_cert_chain`, instead of waiting at a terminal."""
+    """Raise SSLError, so that `load_cert_chain` with this `password` never prompts a terminal."""
     raise ssl.SSLError(ssl.SSL_ERROR_SSL, "the key has a passphrase; give a key without one")
 
 

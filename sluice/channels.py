@@ -27,7 +27,7 @@ Options = Sequence[tuple[str, Any]]
 _Context = grpc.aio.ServicerContext[Any, Any]
 # Least seconds between two checks for new certificates, because a check lists a directory.
 _LOOK_S = 1.0
-# Seconds until the calls on a replaced channel are ended, if a newer channel was replaced as well.
+# Seconds for which calls may still run on a replaced channel, counted from the next replacement.
 _GRACE_S = 300.0
 _NAMES = "x509_subject_alternative_name"
 TOKEN = "sluice-token"  # noqa: S105 - the name of a header

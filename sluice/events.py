@@ -121,7 +121,7 @@ class EventProducer:
             spool_directory: Root of the disk spool, which several processes may share. With None,
                 undeliverable events are dropped and counted.
             spool_max_bytes: Largest size of the spool, above which the oldest events are dropped.
-            spool_segment_bytes: Size of a spool file, which is also the most that a crash sends
+            spool_segment_bytes: Size of a spool file. After a crash, at most one file is sent
                 again.
             lesser_spool: Root of a spool of less important events, deleted first on a full disk.
             queue_max: Most events in the queue, and in the client's own queue.

@@ -1,4 +1,4 @@
-"""Child processes that end reliably, because each one's process group is stopped as a whole.
+"""Child processes that end reliably, because each child's process group is stopped as a whole.
 
 This module is used by the node agent (for Triton), by the local stack (for every server) and by the
 tests. A `ChildProcess` is never restarted. `keep_running` restarts children with back-off and

@@ -24,7 +24,7 @@ _SUFFIX = ".spool"
 # Largest plausible record in bytes, far above any event. A greater length means a damaged file.
 RECORD_MAX_BYTES = 4 << 20
 _SLOTS_MAX = 1024
-# Most evictions from the lesser spool per write, since other processes may use the freed space.
+# Most attempts per write to free space in the lesser spool, as others may use the freed space.
 _EVICTIONS_MAX = 3
 
 

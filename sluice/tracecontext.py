@@ -25,7 +25,7 @@ _HEADER_MAX = 8192  # longest header in characters, above which a header is igno
 STATE_MAX = 512  # most characters of a tracestate that are forwarded
 _LONG_MEMBER = 128  # members above this length are dropped first from a tracestate that is too long
 _SPAN_AT, _FLAGS_AT = 36, 52  # offsets of the span id and the flags in the platform's traceparents
-_ANSWER_SHIFT = 16  # bits of an attempt's number, below the number of the answer
+_ANSWER_SHIFT = 16  # bits for an attempt's number, below the bits for the answer's number
 STAGE_SHIFT = 48  # bit offset of the numbers of an attempt's child spans
 
 

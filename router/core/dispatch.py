@@ -89,7 +89,7 @@ class QueueDispatcher:
         held: ReplicaBook | None = None
         full: set[str] = set()  # tenants whose next request finds no free KV memory
         while request is not None and looked < _LOOK_AHEAD:
-            if request.tenant_id in full:  # the tenant's further requests are longer or later
+            if request.tenant_id in full:  # further requests of this tenant would not fit either
                 looked += 1
                 request = queue.skip(request)
                 continue

@@ -55,7 +55,7 @@ class RequestLifecycle:
         request.deadline_at = now + request.longest_wait_s(self._config.deadline_default_s)
 
     def accept(self, request: Request, cell: CellBook, now: float) -> None:
-        """Queue a request after `stamp`. Every accepted request ends exactly once."""
+        """Queue a request that `stamp` has numbered. Every accepted request ends exactly once."""
         request.gateway.requests[request.handle] = request
         cell.enqueue(request, now)
         self.live += 1
@@ -112,7 +112,7 @@ class RequestLifecycle:
         self.requeue(dispatch, now)
 
     def requeue(self, dispatch: Dispatch, now: float) -> None:
-        """Queue an open dispatch's request again, with the tokens emitted so far as its prompt."""
+        """Queue an open dispatch's request again, with the emitted tokens behind its prompt."""
         request = dispatch.request
         cell = self._cells[request.cell_id]
         if not cell.is_owned:

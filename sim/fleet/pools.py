@@ -103,8 +103,8 @@ class FleetOfPools:
         """Begin with the replicas that the demand of the first minute needs.
 
         Args:
+            day: The day.
             capacity_rps: Requests per second that a fully used replica serves, by kind.
-            capacity_rps: Requests per second of a full replica, by kind.
         """
         self._day = day
         self._draw = random.Random(f"fleet {day.seed}")  # noqa: S311 - repeatable on purpose

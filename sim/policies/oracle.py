@@ -1,4 +1,4 @@
-"""The reference for routing policies, with exact reports and one infinite cache for all."""
+"""The reference policy, with exact reports and one infinite cache that all replicas share."""
 
 from sim.engines import Job
 from sim.policies.base import ArrivalPolicy

@@ -53,7 +53,7 @@ class LoggedTurn:
 
     @property
     def is_open(self) -> bool:
-        """Whether several models could be chosen, which a kept model or a pin excludes."""
+        """Whether several models could be chosen. A kept model or a pin leaves no choice."""
         return len(self.options) > 1 and self.chance > 0
 
 

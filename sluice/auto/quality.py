@@ -1,9 +1,9 @@
 """The quality of a model's answers in a cluster, as Beta posteriors. Pure.
 
 The prior of a cell is the published result of the model, or an operator's own estimate, weighted
-like a number of judgements. Without either it is the mean of the model's judged answers in all
-clusters. Judged answers of the platform itself (by users' ratings, golden prompts or a judge model)
-are added to the prior.
+like a number of judgements. Without either, the prior is the mean of the model's judged answers in
+all clusters. Judged answers of the platform itself (by users' ratings, golden prompts or a judge
+model) are added to the prior.
 """
 
 from collections.abc import Iterable, Mapping

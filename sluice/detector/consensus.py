@@ -39,7 +39,8 @@ class Rules:
         drift_min: Lower bound of the fitted drift, for replicas that agree to the last digit.
         drift_noises: Fitted drift, as a multiple of the replicas' median difference, at most
             `drift`.
-        drift_tokens_min: Least divisor of the mean, since a single token may differ by more.
+        drift_tokens_min: Least number of tokens that the sum of differences is divided by, since a
+            single token may differ by more.
     """
 
     voters_min: int = 3

@@ -1,4 +1,4 @@
-"""Checks the engine, the base and the number of tokens of a reply, without other replies."""
+"""Checks the engine, the base and the token count of one reply, without a comparison."""
 
 from collections.abc import Sequence
 

@@ -52,5 +52,5 @@ def folded(character: str) -> str:
 
 
 def folded_text(text: str, form: Callable[[str], str] = folded) -> str:
-    """Return a text with each character in its form, without the invisible ones."""
+    """Return a text with each character in its form, without invisible characters."""
     return "".join([form(it) for it in text if it not in UNSEEN])

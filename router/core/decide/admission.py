@@ -178,7 +178,7 @@ def _over_tenant_limit(
 def _excess(
     request: Request, cell: AdmissionCell, config: CoreConfig, *, share: float = 1.0
 ) -> tuple[float, float] | None:
-    """Return the requests and tokens above the queue's bounds, or None if the request fits."""
+    """Return by how many requests and tokens the queue would exceed its bounds, or None."""
     queue = cell.queue
     requests = queue.requests + 1 - share * config.queue_requests_max
     tokens = queue.tokens + request.prompt_tokens - share * config.queue_tokens_max

@@ -11,7 +11,7 @@ from router.core.types.request import Request, RequestState
 
 PREEMPTIONS_MAX = 3  # preemptions per request, after which the request runs to its end
 _CLAIM_S = 2.0  # seconds until a claim expires, long enough for engines to end cancelled sequences
-_REPLICAS_MAX = 8  # replicas examined per request, the ones with the least owed prefill
+_REPLICAS_MAX = 8  # most replicas examined per request, the least owed prefill first
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +181,7 @@ def cheapest_replica(
         assert room is not None, "places have room"
         sequences = running(index)
         chosen = cheapest(room, sequences, due_s)
-        if chosen is None:  # the objective cannot be met, but a first token before the deadline can
+        if chosen is None:  # the objective is out of reach, so the deadline is tried
             chosen = cheapest(room, sequences, deadline_s)
         if not chosen:
             continue

@@ -227,7 +227,7 @@ class CellHealth:
                 self._good(replica, now)
 
     def answered(self, replica_id: str, answer: CanaryAnswer, now: float) -> None:
-        """Record the answer to a probe, unless the probe had an earlier canary prompt."""
+        """Record the answer to a probe, unless the canary prompt has changed since the probe."""
         replica = self._probe_over(replica_id, now)
         if replica is None:
             return

@@ -286,7 +286,7 @@ class PrefixIndex:
                     shard[key] = others
 
     def _join(self, held: HeldBlocks, use: Use) -> None:
-        """Join consecutive runs of a use that only this replica has, up to `_RUN_MAX` blocks."""
+        """Join consecutive runs of `use` that no other replica has, up to `_RUN_MAX` blocks."""
         runs = use.runs
         kept = runs[:1]
         for run in runs[1:]:

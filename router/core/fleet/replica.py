@@ -209,7 +209,7 @@ class ReplicaBook:
     # --- reports of the engine ----------------------------------------------------------------
 
     def progress(self, frame: engine.StepFrame) -> None:
-        """Record the duration and the prefill work of a frame's step, before its tokens."""
+        """Record the duration and the prefill work of a frame's step. Its tokens follow later."""
         state = frame.state
         if not frame.steps or self.limits is None:
             return  # a heartbeat without a step
@@ -219,7 +219,7 @@ class ReplicaBook:
         self.slack_s += frame.steps * (self._tpot_s - state.step_us * 1e-6)
         computed = state.step_prompt_tokens
         self.pauses = 0 if computed else self.pauses + frame.steps
-        if frame.steps > 1:  # unreported steps computed all but the engine's owed tokens
+        if frame.steps > 1:  # a merged frame's steps computed all prompt tokens that are not owed
             waiting = len(self.dispatches) - state.running - state.waiting
             if not waiting:
                 computed = max(computed, self._book_owed - state.prefill_tokens_owed)

@@ -97,7 +97,7 @@ class StepTimes:
         return True
 
     def slow(self, now: float) -> list[Steps]:
-        """Return the suspects whose 99th percentile is far above the median over all replicas."""
+        """Return the suspects whose 99th percentile is far above the median of all percentiles."""
         self.judged_at = now
         self.has_suspects = False
         known = [entry for entry in self._replicas if len(entry.ratios) >= STEPS_MIN]
