@@ -38,7 +38,7 @@ _LAST_WORD_S = 5.0  # longest wait for an engine to report the end of a cancelle
 
 
 class _Event:
-    """The event of one request of a gateway, which may have several answers."""
+    """The event of one gateway request. The request may have several answers."""
 
     __slots__ = ("ended_at", "event_id", "open")
 
@@ -272,8 +272,8 @@ class Closings:
     def cut(self, accounts: Accounts, gateway: ConnectedGateway, now: float) -> None:
         """Begin to close all accounts of a lost gateway, before its requests are cancelled.
 
-        Later calls of `settle` close the accounts in parts, so they must not change after this
-        call.
+        Later calls of `settle` close the accounts in parts, so the accounts must not change after
+        this call.
         """
         accounts.note_outcomes(gateway.batch, now)
         queued: list[_Account] = []
@@ -367,7 +367,10 @@ class Closings:
 def _left(
     accounts: Accounts, queued: list[_Account], now: float
 ) -> Iterator[bytes | tuple[_Account, int]]:
-    """Yield a lost gateway's carried closings, and its accounts with changes of certain tokens."""
+    """Yield the closings that a lost gateway carried, and then the accounts to close.
+
+    Each account comes with the change of its certain tokens.
+    """
     yield from accounts.still_carried(now)
     for account in accounts.ended(now):
         yield account, account.before - account.output_tokens

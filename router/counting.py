@@ -32,7 +32,7 @@ def _hour(unix_ms: int) -> int:
 
 
 class Prompts(NamedTuple):
-    """Prompt tokens, including cached tokens, or their changes, by class of `TokenCount`."""
+    """Prompt tokens by class of `TokenCount`, cached tokens included, or their changes."""
 
     certain: int = 0
     uncertain: int = 0

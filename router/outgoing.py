@@ -158,7 +158,7 @@ class HostOutbox:
         self._credit = 0
 
     def dispatch(self, dispatches: list[Dispatch]) -> None:
-        """Add sequences, converted at once because a request may end before the write."""
+        """Add sequences, which are converted now, as a request may end before the write."""
         for dispatch in dispatches:
             convert.add_sequence(self._request.submit, dispatch)
         self.ready.set()

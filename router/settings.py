@@ -18,10 +18,10 @@ class Settings(ServiceSettings):
         http_address: host:port of health and metrics.
         control_address: host:port of the control plane's gRPC.
         state_dir: Directory of the last snapshot.
-        queue_requests_max: Waiting requests per cell, above which requests are rejected.
-        queue_tokens_max: Waiting prompt tokens per cell.
-        tenant_requests_max: Waiting requests per tenant and cell.
-        tenant_tokens_max: Waiting prompt tokens per tenant and cell.
+        queue_requests_max: Most waiting requests per cell. Further requests are rejected.
+        queue_tokens_max: Most waiting prompt tokens per cell.
+        tenant_requests_max: Most waiting requests per tenant and cell.
+        tenant_tokens_max: Most waiting prompt tokens per tenant and cell.
         deadline_default_s: Deadline of the first token, in seconds, for requests without their own.
         retries_max: Times that a request which was lost or failed is dispatched again.
         ttft_base_s: Constant part of the TTFT objective, in seconds.
@@ -36,7 +36,7 @@ class Settings(ServiceSettings):
             slow or interrupted requests have three figures, at the same rate.
         plans_adapters: Whether replicas load adapters ahead of their requests, by demand.
         silence_s: Seconds without a frame after which a replica is lost. Busy engines send a frame
-            with every step, idle ones every 0.2 s.
+            with every step, and idle engines send one every 0.2 s.
         drain_s: Longest wait for running requests after SIGTERM, in seconds.
     """
 

@@ -141,7 +141,7 @@ class AdapterSluice(Sluice):
     """The router core with simulated engines that serve adapters.
 
     Attributes:
-        waits_s: Wait of each job for its adapter, by its number.
+        waits_s: Virtual seconds that each job waited for its adapter, by the job's number.
         loads: Number of loads that the plan ordered.
     """
 

@@ -167,9 +167,9 @@ class Engine:
         context_tokens: Tokens that the next step's decodes attend to.
         held: Number of jobs in the engine, waiting or running.
         steps: Steps since the start.
-        busy_s: Time spent in steps.
-        prefilled_tokens: Prompt tokens computed.
-        decoded_tokens: Tokens emitted, without the first of each request.
+        busy_s: Seconds spent in steps.
+        prefilled_tokens: Computed prompt tokens.
+        decoded_tokens: Emitted tokens, not counting the first token of each request.
         recorder: Called with a `StepRecord` at the end of each step, or stretch.
         stretch_max_s: Longest stretch, in seconds, which is short if a recorder needs frequent
             reports.

@@ -52,7 +52,7 @@ class PinnedSluice(Sluice):
     """The router core, with gateways that send `narrow-N` to cell N and `wide` to all cells."""
 
     def choose_cell(self, job: Job) -> int:
-        """Return the cell of a narrow tenant, or all cells in turn for the wide tenant."""
+        """Return the cell of a narrow tenant, or the next cell of a cycle for the wide tenant."""
         _, _, cell = job.request.tenant.partition("-")
         return int(cell) if cell else job.number % self.settings.cells
 

@@ -241,6 +241,6 @@ class PerEngine(ArrivalPolicy):
         ]
 
     def pick(self, job: Job) -> int:  # noqa: ARG002 - blind on purpose
-        """Return the next engine in turn."""
+        """Return the next engine of the cycle."""
         self._next += 1
         return self.pool.alive[self._next % len(self.pool.alive)]

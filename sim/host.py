@@ -21,7 +21,7 @@ class SimHost:
     """A simulated replica whose step loop runs on the event loop, with faults as attributes.
 
     Attributes:
-        is_down: Whether connections are refused and open ones break.
+        is_down: Whether connections are refused and open connections break.
         is_frozen: Whether connections stay open and silent, without steps.
         stream: Stream of the router, while the router is attached.
         frames_sent: Number of sent frames.

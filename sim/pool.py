@@ -42,7 +42,7 @@ class Policy(Protocol):
         ...
 
     def lost(self, replica: int, jobs: Sequence[Job]) -> None:
-        """Dispatch the jobs of a dead replica to others, the oldest dispatch first."""
+        """Dispatch the jobs of a dead replica to other replicas, the oldest dispatch first."""
         ...
 
     def added(self, replica: int) -> None:

@@ -47,8 +47,8 @@ class Run:
         report_age_s: Age in seconds of the engine reports on which the router decides.
         index_delay_s: Age in seconds of the router's prefix index.
         cells: Number of cells for the policy `sluice`, while other policies route the whole pool.
-        lose_at_s: Virtual seconds at which replica 0 dies, or None.
-        add_at_s: Virtual seconds at which one more replica joins, or None.
+        lose_at_s: Virtual seconds at which replica 0 dies, or None if it stays alive.
+        add_at_s: Virtual seconds at which one more replica joins, or None if no replica joins.
     """
 
     source: RunSource

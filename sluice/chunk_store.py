@@ -123,7 +123,8 @@ class ChunkStore:
             content: Bytes of the chunk.
 
         Raises:
-            StoreDownError: It is unknown whether the chunk is stored, so put it again.
+            StoreDownError: It is unknown whether the chunk is stored, so the caller must repeat the
+                call.
         """
         path = chunk_path(sha256)
 

@@ -96,7 +96,7 @@ class EmbeddingClient:
         """Return the embedding of one text.
 
         Args:
-            tokens: Token ids of the text, special ones included, or `PairedTokens` of a pair of
+            tokens: Token ids of the text, special tokens included, or `PairedTokens` of a pair of
                 texts.
             timeout_s: Longest wait for the answer, connecting included.
             with_digest: Whether to request the digest of the base.

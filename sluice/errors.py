@@ -77,7 +77,7 @@ class ErrorPolicy:
         goes_to_control: Whether the control release answers instead, because no engine can load the
             canary's adapter.
         is_charged: Whether the request is charged to the caller's limits, because it may have
-            caused work although it was not served.
+            caused work although the request was not served.
         is_failure: Whether traces and alerts treat the request as failed. A disconnect of the
             client is no failure.
         is_of_engine: Whether an engine may refuse a request with this code. Any other code becomes

@@ -10,7 +10,7 @@ Delivery is at least once, because a replayed batch may have been delivered befo
 deduplicate by `event_id`. A crash of the process loses only events in memory. These are the events
 of the last `_TICK_S`, and the events that the broker had not acknowledged. Routers report these
 events instead. After the loss of a router, `put_on_disk` spools all events that the broker does not
-acknowledge at once.
+acknowledge within `_ACKNOWLEDGED_S`.
 """
 
 import threading

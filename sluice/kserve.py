@@ -126,7 +126,7 @@ class HostStream:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Detach and close the stream, or cancel it at once after an error."""
+        """Detach and close the stream, or cancel the stream at once after an error."""
         await self.close(timeout_s=2.0 if exc is None else 0.0)
 
     async def open(self, *, timeout_s: float, is_patient: bool = True) -> None:

@@ -161,7 +161,7 @@ def manifest_of_directory(directory: Path) -> Manifest:
 
 
 def read_chunks(file: BinaryIO) -> Iterator[bytes]:
-    """Yield the rest of a file in pieces of `CHUNK_BYTES`. Only the last may be shorter."""
+    """Yield the rest of a file in pieces of `CHUNK_BYTES`. Only the last piece may be shorter."""
     while piece := file.read(CHUNK_BYTES):
         yield piece
 

@@ -43,7 +43,7 @@ log = structlog.get_logger(__name__)
 
 LOG_BYTES_MAX = 16 << 20  # size above which a log is renamed to `<name>.1` at the next start
 HEALTHY_S = 30.0  # seconds of readiness after which the back-off starts again at its first value
-_KILL_WAIT_S = 5.0  # longest wait for killed processes, which otherwise hang in the kernel
+_KILL_WAIT_S = 5.0  # longest wait for killed processes, as some may hang in the kernel
 
 
 def _nothing() -> None:
@@ -261,7 +261,7 @@ class ChildProcess(OwnedProcess):
                 problem = repr(error)
                 await asyncio.sleep(poll_s)
             else:
-                if self.is_running:  # otherwise another process answered on the child's port
+                if self.is_running:  # if not, another process answered on the child's port
                     return
         if not self.is_running:
             raise ProcessFailedError(

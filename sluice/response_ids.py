@@ -22,19 +22,19 @@ _UNIX_MS_MAX = 4_102_444_800_000  # the year 2100
 
 
 def new_response_id(tenant_id: str, secret: SharedSecret) -> str:
-    """Return the id of a new response of a tenant."""
+    """Return the id of a new response that belongs to a tenant."""
     stem = new_id(_PREFIX)
     return stem + _proofs(stem, tenant_id, secret)[0]
 
 
 def new_owned_id(prefix: str, tenant_id: str, secret: SharedSecret) -> str:
-    """Return the id of a new object of a tenant."""
+    """Return the id of a new object that belongs to a tenant."""
     stem = new_id(prefix)
     return stem + _proofs(stem, tenant_id, secret)[0]
 
 
 def is_owned(owned_id: str, prefix: str, tenant_id: str, secret: SharedSecret) -> bool:
-    """Return whether this installation created an id for a tenant, compared in constant time."""
+    """Return whether this installation created an id for a tenant, in constant time."""
     if re.fullmatch(rf"{prefix}_[0-9a-hjkmnp-tv-z]{{42}}", owned_id) is None:
         return False
     stem, given = owned_id[:-_MAC_CHARACTERS], owned_id[-_MAC_CHARACTERS:]

@@ -33,7 +33,7 @@ class Sealer:
         self._ciphers = [AESGCM(key) for key in secret.sealing_keys(purpose)]
 
     def seal(self, text: str, place: str) -> str:
-        """Return the encrypted text, in ASCII, which only the same place can decrypt."""
+        """Return the encrypted text, in ASCII, which is decrypted only with the same place."""
         nonce = os.urandom(_NONCE_BYTES)
         sealed = self._ciphers[0].encrypt(nonce, text.encode(), place.encode())
         return _VERSION + base64.urlsafe_b64encode(nonce + sealed).decode()

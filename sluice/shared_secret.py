@@ -78,7 +78,7 @@ class SharedSecret:
         return tuple(_digest(key, b"token", purpose.encode()).hex() for key in self._keys)
 
     def is_token(self, purpose: str, given: Sequence[str | bytes]) -> bool:
-        """Return whether any of the tokens is valid for a purpose, compared in constant time."""
+        """Return whether any of the tokens is valid for a purpose, in constant time."""
         shown = [one.encode() if isinstance(one, str) else one for one in given]
         matches = [
             hmac.compare_digest(token.encode(), one)

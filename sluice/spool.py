@@ -24,7 +24,8 @@ _SUFFIX = ".spool"
 # Largest plausible record in bytes, far above any event. A greater length means a damaged file.
 RECORD_MAX_BYTES = 4 << 20
 _SLOTS_MAX = 1024
-# Most attempts per write to free space in the lesser spool, as others may use the freed space.
+# Most attempts per write to free space by emptying segments of the lesser spool. An attempt fails
+# if other processes use the freed space.
 _EVICTIONS_MAX = 3
 
 
@@ -145,7 +146,7 @@ class Spool:
         return written + (self._write(batch) if batch else 0)
 
     def peek(self, limit: int) -> list[bytes]:
-        """Return at most `limit` of the oldest records, from one segment, or none if none is left.
+        """Return at most `limit` of the oldest records, from one segment, or none if all are gone.
         """
         while self._sizes:
             first = next(iter(self._sizes))

@@ -240,8 +240,8 @@ def read_snapshot(file: Path) -> wire.WatchResponse:
 class ControlWatcher:
     """Follows the control plane's stream of changes, and applies the changes to a `ControlState`.
 
-    The service runs `run` in its TaskGroup. While it runs with the role ROUTER and an address, the
-    control plane regards this process as a live router.
+    The service runs `run` in its TaskGroup. While `run` runs with the role ROUTER and an address,
+    the control plane regards this process as a live router.
     """
 
     def __init__(

@@ -68,7 +68,7 @@ class WindowFigures:
         fairness: Jain's index over the tenants' goodputs. A tenant's goodput is the share of its
             requests within the objectives.
         tenant_least: Tenth percentile of the tenants' goodputs.
-        took_s: Processor seconds.
+        took_s: Processor seconds of the simulation.
     """
 
     requests: int
@@ -134,7 +134,7 @@ def requests_of(window: CellWindow) -> tuple[Trace, list[str]]:
 
 @cache
 def capacity_rps(kind: BaseKind, adapters: int, tenants: int) -> float:
-    """Return the requests per second of one full replica."""
+    """Return the requests per second that one fully used replica serves."""
     stratum = Stratum(kind.name, 1.0, 1.0, has_bad=False)
     window = CellWindow(stratum, 1, 1.0, _SATURATED, adapters, tenants, 0)
     trace, _ = requests_of(window)

@@ -16,7 +16,7 @@ class Dynamo(ArrivalPolicy):
     including the new job.
 
     Args:
-        scale: `prefill_load_scale`.
+        scale: Dynamo's option `prefill_load_scale`.
     """
 
     def __init__(self, name: str, *, scale: float = 1.0) -> None:
@@ -74,8 +74,8 @@ class DynamoQueue(Dynamo):
     """Queues requests while the outstanding prefill of every replica exceeds a threshold.
 
     Args:
-        scale: `prefill_load_scale`.
-        threshold_steps: `router_queue_threshold`, in steps full of prompt tokens.
+        scale: Dynamo's option `prefill_load_scale`.
+        threshold_steps: Dynamo's option `router_queue_threshold`, in steps full of prompt tokens.
         is_shortest_first: Whether the queue is WSPT (fewest uncached tokens at the best replica
             first) or FCFS.
     """

@@ -13,13 +13,13 @@ _BOUND = 1.25
 
 
 class RoundRobin(ArrivalPolicy):
-    """Chooses the replicas in turn."""
+    """Chooses the replicas one after another, in a cycle."""
 
     name = "round_robin"
     _turn = -1
 
     def pick(self, job: Job) -> int:  # noqa: ARG002
-        """Return the next replica in turn."""
+        """Return the next replica of the cycle."""
         self._turn += 1
         return self.pool.alive[self._turn % len(self.pool.alive)]
 

@@ -124,7 +124,7 @@ class Sluice:
     """The router core as a policy of the simulation.
 
     Attributes:
-        name: "sluice".
+        name: Name of the policy, by default "sluice".
         cores: Router cores, one per cell, for inspection.
         refusals: Requests that were not served, by outcome code.
         resumes: Number of resumes after the loss of a replica.
@@ -302,7 +302,7 @@ class Sluice:
                 self.pool.timeline.at(due, self._tick_due, cell, due)
 
     def _tick_due(self, cell: _Cell, due: float) -> None:
-        if cell.tick_at == due:  # otherwise an earlier tick was planned
+        if cell.tick_at == due:  # an earlier tick may have been planned since
             self._tick(cell)
 
     def _perform(self, cell: _Cell, actions: Actions) -> None:
@@ -334,7 +334,7 @@ class Sluice:
             self._board.learn(part.cell_id, part.epoch, part.generation, part.marks[:])
 
     def deliver_job(self, link: SluiceLink, sequence: int, job: Job) -> None:
-        """Submit a job to its engine, unless it was cancelled meanwhile."""
+        """Submit a job to its engine, unless the job was cancelled on the way."""
         if link.is_up and link.jobs.get(sequence) is job:
             job.restart(self.pool.block_tokens)
             job.sequence = sequence

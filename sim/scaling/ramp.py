@@ -36,7 +36,7 @@ def requests_s() -> float:
 
 
 def token_s() -> float:
-    """Return the mean seconds per token of a full replica."""
+    """Return the mean seconds per token of a replica whose KV memory is full."""
     sequences = _KV_TOKENS / (PROMPT_TOKENS + ANSWER_TOKENS / 2)
     return sequences / (requests_s() * ANSWER_TOKENS)
 

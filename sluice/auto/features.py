@@ -102,7 +102,7 @@ class PromptFeatures:
 
     @property
     def kind(self) -> PromptKind:
-        """The kind of task. With tools it is TOOLS, since the model must be able to call them."""
+        """The kind of task. With tools it is TOOLS, since the model must be able to call tools."""
         if self.tools:
             return PromptKind.TOOLS
         if self.code >= _PER_THOUSAND:  # first, since code has the signs of mathematics as well
@@ -151,7 +151,7 @@ def features_of(
     known = list(filter(_WORDS.__contains__, words))
     code = sum(map(_CODE_WORDS.__contains__, known)) + sum(map(sample.count, _CODE_MARKS))
     maths = sum(map(_MATHS_WORDS.__contains__, known)) + sum(map(sample.count, _MATHS_MARKS))
-    # Any text may have numbers, so they count only beside words and signs.
+    # Any text may have numbers, so at most as many numbers as words and signs are counted.
     maths += min(maths, sum(map(str.isdigit, words)))
     return PromptFeatures(
         tokens=prompt_tokens + -(-told // BYTES_PER_TOKEN),

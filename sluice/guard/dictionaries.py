@@ -19,7 +19,7 @@ class Spelt(NamedTuple):
     """A place within words, as the range of sorted words that begin with the characters so far.
 
     Attributes:
-        spells: Place where the words began.
+        spells: Place of the automaton at which the words begin.
         first: Index of the first word of the range.
         last: Index behind the last word of the range.
         characters: Number of characters read.

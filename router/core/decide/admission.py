@@ -125,8 +125,8 @@ def room_for(
 ) -> Iterator[tuple[Request, Ending]]:
     """Yield the queued requests that an admitted request replaces, each with its ending.
 
-    Before it resumes the iteration, the caller must end the yielded request, which removes the
-    request from the queue.
+    Before the iteration resumes, the caller must end the yielded request. The end of a request
+    removes it from the queue.
     """
     while _excess(request, cell, config) is not None:
         victim = _cheapest_to_lose(request, cell, now)

@@ -69,7 +69,7 @@ def queue_wait_s(supply: Supply, requests_ahead: int, tokens_ahead: float) -> fl
     """Return the seconds until a request starts behind the work ahead, or inf without a replica.
 
     The prefill work ahead must be computed, and enough sequences must end to free batch slots and
-    KV blocks. The later of the two ends the wait.
+    KV blocks. The wait ends when both have happened.
     """
     if not supply.replicas or supply.tokens_s <= 0.0:
         return float("inf")

@@ -4,8 +4,8 @@ A full explanation visits every replica. So only two kinds of placements are exp
 first kind is a sample of all placements. The second kind is a placement of a traced, late or
 retried request, at most one per `decision_pause_s`. For every other placement the router records
 the predicted cost, the backlog and the queue length. These three figures are sent with the outcome
-of every failed request. The outcomes of slow, evicted or interrupted requests also have them, but
-only one per `decision_pause_s`, because under overload all requests may be slow.
+of every failed request. The outcomes of slow, evicted or interrupted requests also have these
+figures, but only one per `decision_pause_s`, because under overload all requests may be slow.
 """
 
 from router.core.cell import CellBook
@@ -45,7 +45,7 @@ class DecisionLog:
     def tell(self, dispatch: Dispatch, outcome: wire.Outcome, now: float) -> None:
         """Add the explanation of a placement to a failed, slow or interrupted request's outcome."""
         if dispatch.decision is not None:
-            if not dispatch.is_placed:  # otherwise the explanation was sent with the placement
+            if not dispatch.is_placed:  # a placement already sent contains the explanation
                 outcome.decision.CopyFrom(dispatch.decision)
             return
         if dispatch.known is None:

@@ -1,7 +1,8 @@
 """Records where each replica has an adapter, which is loaded, in host memory or only on disk.
 
 Engines report the loaded adapters. The router assumes that an unloaded adapter stays in host memory
-for a while. From the waits of requests it learns the duration of a load from memory and from disk.
+for a while. From the waits of requests the router learns the duration of a load from memory and
+from disk.
 """
 
 from collections import Counter, OrderedDict

@@ -4,8 +4,8 @@ from collections import deque
 from collections.abc import Hashable, Sequence
 
 # Share of the cache by which the index may exceed a replica's size until the engine reports its
-# evictions. If the router guessed evictions instead, it would forget blocks that are still cached
-# and never reported again.
+# evictions. If the router guessed evictions instead, the index would lose blocks that are still
+# cached and never reported again.
 _REPORT_SLACK_RATIO = 0.125
 
 
@@ -55,7 +55,7 @@ class HeldBlocks:
         kv_blocks: Size of the replica's cache, in blocks.
         where: Run of each block.
         uses: Last use of each run.
-        by_age: Uses with at least one run, by number, in ascending order.
+        by_age: Uses that are the last use of a run, by number, in ascending order.
     """
 
     __slots__ = (

@@ -15,7 +15,7 @@ from sluice.wire.router.v1 import router_pb2 as wire
 
 MARKS_MAX = 2048  # marks per generation, 8 KiB for a gateway that connects
 MARKS_PER_S = 200.0  # mean rate of new marks to each gateway, 800 bytes per second
-_BURST_MARKS = 400.0  # new marks that may be sent at once
+_BURST_MARKS = 400.0  # new marks that may be sent in one burst
 _LONG_AGO = float("-inf")
 
 

@@ -61,7 +61,8 @@ class Request:
         prompt_tokens: Tokens of the prompt, including the emitted tokens of a resumed answer.
         output_max: Most output tokens.
         priority: Priority of the tier. A higher priority is served first.
-        reserved_permille: Least share of the cell for the tier while the tier has work.
+        reserved_permille: Least share of the cell for the tier while the tier has work, in
+            thousandths.
         is_preemptible: Whether the request is batch work, which may be preempted and is shed first.
         weight: Share of the tenant within its tier.
         deadline_s: Seconds from arrival to the first token, or 0 for the default.
@@ -86,7 +87,7 @@ class Request:
         prefilled_on: Replica that computed the prompt for another replica.
         is_traced: Whether to explain the placement, because the trace is sampled or the answer
             began on another replica.
-        interrupted: Number of dispatches that ended before the request.
+        interrupted: Number of dispatches that ended without ending the request.
         output_expected: Output tokens expected at the request's arrival.
         untold: Interruptions that were not yet sent to the gateway, or None if there are none.
     """
