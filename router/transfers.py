@@ -55,8 +55,7 @@ class Transfers:
         self._places = asyncio.Semaphore(AT_ONCE_MAX)
 
     def start(self, transfer: "Transfer") -> None:
-        """Start a transfer, which calls `done` at its end, soon after its deadline at the latest.
-        """
+        """Start a transfer, which calls `done` at its end, soon after its deadline at most."""
         dispatch = transfer.dispatch
         source, target = self._target_of(transfer.source), self._target_of(dispatch.replica_id)
         payload = dispatch.request.payload

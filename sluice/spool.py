@@ -146,8 +146,7 @@ class Spool:
         return written + (self._write(batch) if batch else 0)
 
     def peek(self, limit: int) -> list[bytes]:
-        """Return at most `limit` of the oldest records, from one segment, or none if all are gone.
-        """
+        """Return at most `limit` of the oldest records, from one segment, if there are any."""
         while self._sizes:
             first = next(iter(self._sizes))
             if first == self._writing:
