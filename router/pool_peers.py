@@ -139,7 +139,7 @@ class PoolPeers:
             while True:
                 async with asyncio.timeout(_SILENCE_S):
                     message = await call.read()
-                if not isinstance(message, wire.FollowServiceResponse):  # grpc.aio.EOF
+                if not isinstance(message, wire.FollowServiceResponse):  # the end is grpc.aio.EOF
                     return
                 for report in unpacked(message):
                     self._hub.service_elsewhere(self._cells.get(peer.pool_id, ()), report)

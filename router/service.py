@@ -174,7 +174,7 @@ class RouterService:
     ) -> tuple[grpc.StatusCode, str]:
         while True:
             message = cast("object", await context.read())
-            if not isinstance(message, wire.ConnectRequest):  # the end-of-stream mark
+            if not isinstance(message, wire.ConnectRequest):  # the end is grpc.aio.EOF
                 return grpc.StatusCode.OK, "left"
             try:
                 self._hub.request(link, message)

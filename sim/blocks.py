@@ -27,7 +27,7 @@ class BlockCache:
         self.capacity = capacity
         self.reserved = 0
         self._users: dict[int, int] = {}
-        self._idle: OrderedDict[int, None] = OrderedDict()  # oldest first
+        self._idle: OrderedDict[int, None] = OrderedDict()  # idle blocks, the oldest first
         self._on_stored = on_stored
         self._on_removed = on_removed
 

@@ -100,7 +100,7 @@ class _Transfer:
     order: Order
     slot: int | None = None  # slot in `Links`, or None while queued or if the source is dead
     source: int | None = None
-    size: int = 0  # missing bytes
+    size: int = 0  # bytes that the node still lacks
     ends_s: float = 0.0  # time at which the node abandons the source
     is_corrupt: bool = False
 

@@ -18,7 +18,7 @@ class Widths:
     node: float = 1.25e9  # 10 Gbit/s
     rack: float = 25e9  # 200 Gbit/s
     region: float = 12.5e9  # 100 Gbit/s, to other regions
-    store: float = 6.25e9  # 50 Gbit/s, of every region
+    store: float = 6.25e9  # 50 Gbit/s, from each region's store
 
 
 class Links:

@@ -14,13 +14,13 @@ from sluice.wire.engine.v1 import engine_pb2 as engine
 
 
 def token_at(first_prompt_token: int, position: int) -> int:
-    """Return the token of every simulated engine at a position, counted from the prompt's start."""
+    """Return the token that every simulated engine emits at a position from the prompt's start."""
     return (first_prompt_token * 7919 + position * 104_729) % 50_000
 
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """The cost model of a step, with constant seconds and seconds per prefill and decode token."""
+    """The cost of a step, which is constant seconds plus seconds per prefill and decode token."""
 
     base_s: float = 0.008
     prefill_token_s: float = 5e-5

@@ -89,7 +89,7 @@ class Job:
         self.owed = 0
         self.matched = 0
         self.reserved = 0
-        self.first_step = -1  # -1 without a token in this attempt
+        self.first_step = -1  # step of the attempt's first token, or -1 before it
         self.is_cancelled = False
 
     def restart(self, block_tokens: int) -> None:
@@ -319,7 +319,7 @@ class Engine:
             left = self._endings[0][0] - self.steps
             steps = max(1, min(STRETCH_STEPS_MAX, left))
             decodes = len(self.decoding)
-            context = self.context_tokens + decodes * steps / 2  # mean over the stretch
+            context = self.context_tokens + decodes * steps / 2  # mean context over the stretch
             work = StepWork(decode_tokens=decodes, decode_context=int(context))
             self._step_s = self.cost.step_s(work) / self.speed
             if self.recorder is not None:
@@ -368,7 +368,7 @@ class Engine:
         endings = self._endings
         while endings and endings[0][0] <= self.steps:
             job = self.decoding.get(heappop(endings)[1])
-            if job is not None:  # a cancelled job is None
+            if job is not None:  # None if the job was cancelled
                 self._finish(job, now)
         self._reap()
         self._record(steps, prompt_tokens, decoded)

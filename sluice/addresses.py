@@ -8,8 +8,8 @@ import re
 
 _FORM = re.compile(r"(?:[A-Za-z0-9._-]{1,253}|\[[0-9a-fA-F:.%]{2,60}\]):([0-9]{1,5})")
 _PORT_MAX = 65_535
-# Network with all public unicast addresses of IPv6. The only IPv4 addresses that are embedded in
-# the network are 6to4's.
+# Network with all public unicast addresses of IPv6. IPv4 addresses are embedded in this network
+# only by 6to4.
 _UNICAST = ipaddress.ip_network("2000::/3")
 # Networks without public hosts, which some versions of Python regard as global. These are 6to4 and
 # its relays, protocol assignments, and documentation.

@@ -1,4 +1,4 @@
-"""The names of a base's small files, without weights, which a tokenizer needs."""
+"""The names of the small files of a base that a tokenizer needs. Weights are not among them."""
 
 from typing import Final
 

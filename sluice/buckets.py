@@ -3,8 +3,8 @@
 from math import log2
 
 # Buckets grow by the fourth root of two, 19 %. The last bucket contains all values from 2**24.
-# Their units are ms of TTFT (4.6 h), microseconds of TPOT (16 s), tokens (16 million), or
-# thousandths of nats.
+# Values are ms of TTFT (up to 4.6 h), microseconds of TPOT (up to 16 s), tokens (up to 16 million),
+# or thousandths of nats.
 BUCKETS_PER_OCTAVE = 4
 BUCKETS = 24 * BUCKETS_PER_OCTAVE + 1
 

@@ -136,7 +136,7 @@ class Certificates:
         return _read("MTLS__ENGINE_CA", self.engine_ca)
 
     def fresh(self) -> Loaded:
-        """Return the current contents of the files, or the last valid contents."""
+        """Return the contents of the files, or the last valid contents if these are unusable."""
         with self._lock:
             versions: Versions = ()
             try:

@@ -13,8 +13,8 @@ from ipaddress import ip_address
 
 from aiohttp.abc import AbstractResolver, ResolveResult
 
-# Returns the reason for a refusal, or an empty string, from host, port and one of the host's
-# addresses.
+# Function of host, port and one of the host's addresses, which returns the reason for a refusal, or
+# an empty string.
 Refuse = Callable[[str, int, str], str]
 
 

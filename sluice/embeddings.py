@@ -1,4 +1,4 @@
-"""Reads embeddings and scores from a replica, by Triton's `ModelInfer` with token ids on grpc.aio.
+"""Requests embeddings and scores of token ids from a replica, by Triton's `ModelInfer` call.
 
 All texts of one request would need the same length, because a tensor is rectangular. A replica
 batches requests of different lengths. So a client sends one request per text, concurrently.

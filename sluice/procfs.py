@@ -107,7 +107,7 @@ def cpu_s(pids: Iterable[int]) -> float:
     ticks = 0
     for pid in pids:
         with suppress(OSError, ValueError):
-            ticks += sum(int(field) for field in _stat_fields(pid)[11:13])  # user and system
+            ticks += sum(int(field) for field in _stat_fields(pid)[11:13])  # user and system time
     return ticks / os.sysconf("SC_CLK_TCK")
 
 

@@ -18,7 +18,7 @@ _FORM = re.compile(r"resp_[0-9a-hjkmnp-tv-z]{42}")
 _ITEM = re.compile(r"[a-z]{2,4}_([0-9a-hjkmnp-tv-z]{26})i?[0-9a-f]{2,}")
 _MAC_BYTES, _MAC_CHARACTERS = 10, 16
 _PURPOSE = "ids of responses"
-_UNIX_MS_MAX = 4_102_444_800_000  # the year 2100
+_UNIX_MS_MAX = 4_102_444_800_000  # start of the year 2100
 
 
 def new_response_id(tenant_id: str, secret: SharedSecret) -> str:

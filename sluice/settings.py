@@ -35,7 +35,7 @@ def _bindable_or_none(address: str) -> str:
 
 Address = Annotated[str, AfterValidator(_known)]
 BindAddress = Annotated[str, AfterValidator(_bindable)]
-OptionalBindAddress = Annotated[str, AfterValidator(_bindable_or_none)]  # an empty text means none
+OptionalBindAddress = Annotated[str, AfterValidator(_bindable_or_none)]  # empty means no address
 
 
 class ServiceSettings(BaseSettings):

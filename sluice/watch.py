@@ -269,7 +269,7 @@ class ControlWatcher:
         self._file = snapshot_file
         self._callbacks: list[Callable[[wire.WatchResponse], None]] = []
         self._preparations: list[Callable[[ControlState], Iterator[None]]] = []
-        self._received_at: float | None = None  # by the monotonic clock
+        self._received_at: float | None = None  # time by the monotonic clock
         self._synced = asyncio.Event()
         self._unsaved = asyncio.Event()
         self._is_connected = False
@@ -398,7 +398,7 @@ class ControlWatcher:
             while True:
                 async with asyncio.timeout(_SILENCE_S):
                     response = await call.read()
-                if not isinstance(response, wire.WatchResponse):  # grpc.aio.EOF
+                if not isinstance(response, wire.WatchResponse):  # the end is grpc.aio.EOF
                     return
                 yield response
         finally:

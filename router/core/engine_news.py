@@ -41,7 +41,7 @@ class EngineNews:
             cell.fleet.cached(book.replica_id, frame.kv_events, now)
         if state.adapters_changed:
             cell.fleet.residency.resident(book.replica_id, state.adapters_resident)
-        if frame.steps and state.step_us:  # a heartbeat repeats the last step
+        if frame.steps and state.step_us:  # heartbeats repeat the last step, and are skipped
             cell.fleet.health.stepped(
                 book.replica_id,
                 state.step_us * 1e-6,

@@ -48,7 +48,7 @@ class Handovers:
         self.times = TransferTimes()
         self.ready: list[Dispatch] = []
         self.transfers: list[Transfer] = []
-        self._moves: dict[int, _Move] = {}  # by sequence
+        self._moves: dict[int, _Move] = {}  # moves by sequence number
 
     def begin(self, cell: CellBook, dispatch: Dispatch, cached_tokens: int, now: float) -> bool:
         """Start the transfer of a dispatch's missing KV blocks, and return whether it was started.

@@ -56,7 +56,7 @@ class CellWindow:
 
 @dataclass(frozen=True, slots=True)
 class WindowFigures:
-    """The figures of a window, without its warm-up.
+    """The figures of a simulated cell, without the warm-up.
 
     Attributes:
         requests: Number of requests after the warm-up.

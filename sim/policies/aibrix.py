@@ -28,7 +28,7 @@ class AibrixPrefixCache(ArrivalPolicy):
     def bind(self, pool: SimPool) -> None:
         """Begin a run, without any decision on record."""
         super().bind(pool)
-        self._sent: dict[int, int] = {}  # block -> mask of replicas
+        self._sent: dict[int, int] = {}  # bit mask of replicas by block that was sent to them
 
     def pick(self, job: Job) -> int:
         """Return the chosen replica, and record the job's blocks for it."""

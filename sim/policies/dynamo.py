@@ -28,7 +28,7 @@ class Dynamo(ArrivalPolicy):
         super().bind(pool)
         self.prefill_tokens = [0] * pool.replicas_max
         self._active: list[dict[int, int]] = [{} for _ in range(pool.replicas_max)]
-        self._uncached: dict[int, int] = {}  # by number of the job
+        self._uncached: dict[int, int] = {}  # uncached tokens by number of the job
 
     def pick(self, job: Job) -> int:
         """Return the replica with the smallest cost, and add the job's blocks to its record."""

@@ -20,7 +20,7 @@ class HoldQueue:
         self._jobs: dict[int, tuple[int, Job]] = {}  # number -> (order of push, job)
         self._keys: dict[int, float] = {}
         self._heap: list[tuple[float, int, int]] = []  # (key, order, number), with outdated entries
-        self._watchers: dict[int, dict[int, None]] = {}  # block -> numbers
+        self._watchers: dict[int, dict[int, None]] = {}  # block -> numbers of jobs with the block
         self._dirty: dict[int, None] = {}
         self._pushed = 0
 

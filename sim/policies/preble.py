@@ -25,8 +25,8 @@ class PrebleE2(ArrivalPolicy):
     def bind(self, pool: SimPool) -> None:
         """Begin a run without decisions."""
         super().bind(pool)
-        self._sent: dict[int, int] = {}  # block -> mask of replicas
-        self._recent: deque[tuple[float, int, float]] = deque()  # (time, replica, seconds)
+        self._sent: dict[int, int] = {}  # bit mask of replicas by block that was sent to them
+        self._recent: deque[tuple[float, int, float]] = deque()  # (time, replica, prefill seconds)
         self._prefill_s = [0.0] * pool.replicas_max
         self._tpot_s = [_TPOT_PRIOR_S] * pool.replicas_max
 

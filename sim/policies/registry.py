@@ -114,8 +114,8 @@ _PATTERNS: dict[str, tuple[str, Callable[[str, tuple[str, ...]], Entry]]] = {
     ),
 }
 
-# The grid of the study, with scale and threshold of Dynamo's router queue in both orders. Beyond
-# scale 64 only pure shortest-first improved further.
+# The grid of the study, over scale, threshold and order of Dynamo's router queue. A scale above 64
+# improved only the pure shortest-first order further.
 DYNAMO_GRID = (
     *(f"dynq_{s}_{t}_{o}" for s in (1, 4, 16, 64) for t in (0, 1, 4, 16) for o in ("fcfs", "wspt")),
     "dynq_256_0_fcfs",

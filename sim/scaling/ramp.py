@@ -29,8 +29,8 @@ def requests_s() -> float:
     """Return the requests per second that one replica serves when its KV memory is full."""
     sequences = _KV_TOKENS / (PROMPT_TOKENS + ANSWER_TOKENS / 2)
     step_s = _STEP_S + _STEP_PER_SEQUENCE_S * sequences
-    # Prompts use a part of each second, and steps the rest. In the mean, sequences = rate x answer
-    # x time.
+    # Prefill uses a part of each second, and decode steps use the rest. On average, the number of
+    # sequences is rate x answer tokens x seconds per token.
     prefill_s = PROMPT_TOKENS / _PREFILL_TOKENS_S
     return sequences / (ANSWER_TOKENS * step_s + prefill_s * sequences)
 

@@ -30,7 +30,7 @@ class GuardAction(StrEnum):
 
 
 class GuardTarget(StrEnum):
-    """Kinds of text."""
+    """The kind of text to which a guard rule applies."""
 
     PROMPT = "prompt"
     TOOL_RESULTS = "tool_results"

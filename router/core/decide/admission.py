@@ -82,7 +82,7 @@ class AdmissionCell(Protocol):
         ...
 
     def runs_below(self, priority: int, now: float) -> bool:
-        """Return whether lower tiers run on more than their reserved share."""
+        """Return whether a lower tier has a running request that uses no reserved share."""
         ...
 
 
@@ -194,7 +194,7 @@ def _over_queue_limit(
     excess = _excess(request, cell, config)
     if excess is not None:
         if requests >= excess[0] and tokens >= excess[1]:
-            return None  # `room_for` evicts enough requests
+            return None  # no refusal, because `room_for` evicts enough requests
         message = f"{cell.queue.requests} requests wait for this model; try again later"
         return _rejected(ErrorCode.QUEUE_FULL, message, drain_s(cell, now))
     if requests or not _is_cold(request, cell) or _is_kept(request, cell, now):

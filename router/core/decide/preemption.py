@@ -124,7 +124,7 @@ class RoomClaims:
     __slots__ = ("_claims",)
 
     def __init__(self) -> None:
-        self._claims: dict[int, RoomClaim] = {}  # by `Request.order`
+        self._claims: dict[int, RoomClaim] = {}  # claims by `Request.order`
 
     def has(self, request: Request) -> bool:
         """Return whether a waiting request has a claim."""

@@ -14,8 +14,8 @@ from enum import IntEnum
 # third includes reading the adapter from a local disk and verifying it.
 _LOAD_S = (0.0, 0.05, 1.0)
 _SMOOTHING = 0.2
-# Assumed number of unloaded adapters in a replica's host memory, until its answers and reports
-# show otherwise. The least recently used adapter is dropped first.
+# Assumed number of unloaded adapters that fit into a replica's host memory. The replica's answers
+# and reports correct this number. The least recently used adapter is dropped first.
 IN_MEMORY_MAX = 64
 
 

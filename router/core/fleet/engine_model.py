@@ -48,7 +48,7 @@ class EngineModel:
         self.boundary_at = IDLE
         self.tokens = self.work_s = self.slack_s = 0.0
         self.decoding = self.pauses = 0
-        self._prompts: deque[Prompt] = deque()  # in the order of arrival
+        self._prompts: deque[Prompt] = deque()  # uncompleted prompts by arrival
         self._begun: list[float] = []  # `slack_s` at the first token of each sequence, sorted
         # Predicted first tokens that no frame has reported yet: (`slack_s`, number of sequences).
         self._guessed: list[tuple[float, int]] = []

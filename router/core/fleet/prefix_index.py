@@ -76,13 +76,13 @@ class PrefixIndex:
 
     def __init__(self) -> None:
         self.evicted = 0
-        self._heads: dict[Hashable, BlockRun] = {}  # each run, by its first block
+        self._heads: dict[Hashable, BlockRun] = {}  # runs by their first block
         # Bits of the replicas that have cached a block in a loose run, by block. The continuation
         # of a prompt may begin in the middle of a loose run.
         self._loose: list[dict[Hashable, int]] = [{} for _ in range(_SHARDS)]
         self._held: dict[str, HeldBlocks] = {}
         self._numbered: list[HeldBlocks | None] = []
-        self._numbers = 0  # number of the last use
+        self._numbers = 0  # number of the latest `Use`
         self._names: dict[int, tuple[str, ...]] = {}  # ids of replicas by their bits, as a cache
 
     def __len__(self) -> int:

@@ -151,7 +151,7 @@ class ReplicaBook:
         room = limits.context_tokens_max - dispatch.prompt_tokens
         prior = (
             dispatch.prompt_tokens - dispatch.request.prompt_tokens
-        )  # emitted before a preemption
+        )  # tokens that were emitted before a preemption
         dispatch.output_max = min(dispatch.request.output_max - prior, room)
         dispatch.kv_blocks = self.blocks(dispatch.prompt_tokens + output_tokens)
         self.dispatches[dispatch.sequence] = self._prefills[dispatch.sequence] = dispatch
@@ -240,7 +240,7 @@ class ReplicaBook:
         self.foreign_blocks = max(0, state.kv_blocks_used - self.kv_booked) if surplus > 0 else 0
         self._kv_told = state.kv_blocks_used + self._not_admitted_blocks()
         if not frame.steps and state.running:
-            return  # in the middle of a step
+            return  # the frame is from the middle of a step
         written_at = now - self.speed.lag_s
         prompts: list[Prompt] = []
         blocked: list[Prompt] = []

@@ -27,7 +27,7 @@ class Steps:
     __slots__ = ("is_suspect", "means", "p99", "ratios")
 
     def __init__(self) -> None:
-        self.means: dict[int, list[float]] = {}  # by size: [mean seconds, samples]
+        self.means: dict[int, list[float]] = {}  # [mean seconds, samples] by size
         self.ratios: deque[float] = deque(maxlen=WINDOW_STEPS)  # duration / usual time, by step
         self.p99 = 0.0
         self.is_suspect = False  # whether there was a slow step since the last judgement

@@ -42,7 +42,8 @@ class BacklogEstimate:
         self.changes = 0
         self._output = output_service
         self._spans: dict[TenantQueue, tuple[float, float, int, int]] = {}
-        # Point in virtual time, change of the requests' slope, change of the tokens' slope.
+        # Each entry is a point in virtual time, and the changes of the slopes of requests and
+        # tokens there.
         edges: list[tuple[float, float, float]] = []
         for tenant in tenants:
             first, end = tenant.counter, finish_tag(tenant, output_service)

@@ -46,7 +46,7 @@ class FairQueue:
 
     def __init__(self) -> None:
         self._tiers: dict[int, Tier] = {}
-        self._descending: list[Tier] = []  # by priority
+        self._descending: list[Tier] = []  # the highest priority first
         self._now = 0.0  # time of the last peek
         self.requests = 0
         self.tokens = 0

@@ -35,7 +35,7 @@ class Sizes:
     __slots__ = ("_classes", "requests", "tokens")
 
     def __init__(self) -> None:
-        self._classes: dict[int, list[int]] = {}  # class -> [requests, tokens]
+        self._classes: dict[int, list[int]] = {}  # [requests, tokens] by class
         self.requests = 0
         self.tokens = 0
 
@@ -81,7 +81,7 @@ class _Entry:
         self.tokens = request.uncached_tokens
 
     def __lt__(self, other: "_Entry") -> bool:
-        """Order two entries of one request with equal keys arbitrarily, as the older is dead."""
+        """Return an arbitrary order for two entries of one request, since the older one is dead."""
         return False
 
 
@@ -111,7 +111,7 @@ class TenantQueue(ServiceAccount):
         self._returned: dict[int, _Entry] = {}
         self._overdue: dict[int, _Entry] = {}
         self._overdue_tokens = 0  # uncached tokens of returned and overdue requests
-        self._rest: dict[int, _Entry] = {}  # by arrival
+        self._rest: dict[int, _Entry] = {}  # other requests by arrival
         self._sizes = Sizes()
         self._shortest: list[tuple[float, int, _Entry]] = []
         self._due: list[tuple[float, int]] = []
@@ -189,7 +189,7 @@ class TenantQueue(ServiceAccount):
         self._overdue_tokens += entry.tokens
 
     def _sweep(self) -> None:
-        """Remove dead heap entries if they predominate, in amortized O(1) per push or removal."""
+        """Remove dead heap entries if they are the majority, in amortized O(1) per operation."""
         live = len(self._rest)
         entries_max = 2 * live + _SLACK if live else 0
         if len(self._shortest) > entries_max:

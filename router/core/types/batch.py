@@ -46,7 +46,7 @@ class GatewayBatch:
         if self.logprobs is None:
             self.logprobs = later.logprobs
         elif later.logprobs is not None:
-            self.logprobs.MergeFrom(later.logprobs)  # columns are appended
+            self.logprobs.MergeFrom(later.logprobs)  # appends the columns
         self.prompt_logprobs += later.prompt_logprobs
         self.placed += later.placed
         self.outcomes += later.outcomes

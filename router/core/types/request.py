@@ -178,7 +178,7 @@ class Request:
         return submit is not None and (submit.resumed_tokens > 0 or submit.is_begun)
 
 
-_NO_GATEWAY = ConnectedGateway(0)  # until a request is submitted
+_NO_GATEWAY = ConnectedGateway(0)  # placeholder until a request is submitted
 
 
 class Dispatch:
