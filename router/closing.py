@@ -205,7 +205,7 @@ class Accounts:
             if account is not None:
                 account.took = took
                 account.is_heard = is_heard
-            elif (account := self._ended.get(handle)) is not None:  # the answer ended before the cancel
+            elif (account := self._ended.get(handle)) is not None:  # ended before the cancel
                 surplus = max(0, account.output_tokens - account.before - took)
                 unheard = account.unheard(is_heard=is_heard)
                 if surplus or any(unheard):

@@ -399,7 +399,7 @@ class CellBook:
         return PreemptionRoom(
             sequences_free=limits.sequences_max - len(book.dispatches) - len(claims),
             blocks_free=book.kv_free_blocks() - sum(claim.blocks for claim in claims),
-            blocks_needed=min(blocks, limits.kv_blocks),  # at most all blocks, which an empty replica has
+            blocks_needed=min(blocks, limits.kv_blocks),  # a whole replica is enough
             backlog_s=book.backlog_s(now),
             prefill_s=book.prefill_s(uncached, request.prompt_tokens - uncached),
         )

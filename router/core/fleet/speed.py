@@ -71,7 +71,7 @@ class Speed:
         self.lag_s = 0.0
         self.decode_cost = DecodeCost()
         self._prefills = self._decodes = self._lags = 0
-        self._contexts = self._costs = self._variance = self._covariance = 0.0  # weighted moments of the fit
+        self._contexts = self._costs = self._variance = self._covariance = 0.0  # moments of the fit
 
     def observe(self, state: engine.EngineState, context: float) -> None:
         """Update the speed with a step.
