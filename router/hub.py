@@ -141,7 +141,7 @@ class Hub:
     def service_report(
         self, cell_id: str, router_id: str, accounts_max: int
     ) -> ServiceReport | None:
-        """Return a cell's next report of tenants' service, or None for an unknown cell."""
+        """Return a cell's next report of its tenants' tokens, or None for an unknown cell."""
         cell = self.core.cells.get(cell_id)
         now = self._loop.time()
         return None if cell is None else cell.service_report(router_id, accounts_max, now)

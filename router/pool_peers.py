@@ -1,4 +1,4 @@
-"""Receives other routers' reports of tenants' service in the pools of this router's cells.
+"""Receives other routers' reports of the tokens that tenants received in shared pools.
 
 Peers are read from the last snapshot of the control plane, so reports are received even while the
 control plane is unreachable. While a peer is silent, a cell uses only its own counts.

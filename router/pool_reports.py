@@ -1,4 +1,4 @@
-"""Reports tenants' service in this router's cells to the other routers of the same pools.
+"""Reports the tokens that tenants received in this router's cells to the pools' other routers.
 
 A report is created once for all readers, and only while there are readers. With more readers,
 reports are less frequent and smaller, which bounds the messages and accounts per second that each

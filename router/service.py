@@ -101,7 +101,7 @@ class RouterService:
         request: wire.FollowServiceRequest,
         context: "grpc.aio.ServicerContext[wire.FollowServiceRequest, bytes]",
     ) -> None:
-        """Stream reports of tenants' service to another router until it disconnects or lags."""
+        """Stream reports of tenants' tokens to another router until that router ends or lags."""
         reader = self._reports.open(request.pool_id)
         try:
             while (message := await reader.next()) is not None:

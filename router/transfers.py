@@ -55,7 +55,7 @@ class Transfers:
         self._places = asyncio.Semaphore(AT_ONCE_MAX)
 
     def start(self, transfer: "Transfer") -> None:
-        """Start a transfer, which calls `done` at its end, soon after its deadline at most."""
+        """Start a transfer. `done` is called when the transfer ends, or soon after the deadline."""
         dispatch = transfer.dispatch
         source, target = self._target_of(transfer.source), self._target_of(dispatch.replica_id)
         payload = dispatch.request.payload

@@ -166,7 +166,7 @@ class EventProducer:
         self._emitted += 1
 
     def put_on_disk(self) -> None:
-        """Spool all events that the broker has not acknowledged `_ACKNOWLEDGED_S` from now.
+        """Spool all events that are still unacknowledged `_ACKNOWLEDGED_S` from now.
 
         Callers use this method while no router could report the events if this process were killed.
         Spooled events may be delivered twice. The call never blocks.

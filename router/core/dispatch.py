@@ -82,7 +82,7 @@ class QueueDispatcher:
             self._lifecycle.preempt(dispatch, now)
 
     def _next(self, cell: CellBook, now: float) -> tuple[Request, PlacementChoice] | None:
-        """Return the first request that can be placed now. Requests that never can are evicted."""
+        """Return the first request that can be placed now, and evict unplaceable requests."""
         queue = cell.queue
         request = queue.peek(now)
         looked = repriced = 0

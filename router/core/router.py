@@ -223,7 +223,7 @@ class RouterCore:
     # --- other cells of a pool --------------------------------------------------------------
 
     def on_service_elsewhere(self, cell_id: str, report: ServiceReport, now: float) -> None:
-        """Apply another cell's report of tenant service to an owned cell of the same pool."""
+        """Apply another cell's report of tenants' tokens to an owned cell of the same pool."""
         cell = self.cells.get(cell_id)
         if cell is not None:
             cell.queue.hear(report, now)

@@ -1,4 +1,4 @@
-"""The service that tenants have received, in attributes that the token path updates directly."""
+"""Counts the tokens that tenants received, in attributes that the token path updates directly."""
 
 
 class TierTotals:
@@ -17,7 +17,7 @@ class TierTotals:
 
 
 class ServiceAccount:
-    """The service of one tenant in one tier.
+    """The service of one tenant in one tier, which is counted in tokens.
 
     Attributes:
         weight: Share of the tenant within its tier.

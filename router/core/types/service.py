@@ -1,4 +1,4 @@
-"""The reports in which the cells of a pool exchange the service of their tenants."""
+"""The reports by which the cells of a pool exchange how many tokens their tenants received."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class TenantService(NamedTuple):
-    """The service of one tenant in one tier of a cell.
+    """The service of one tenant in one tier of a cell, which is counted in tokens.
 
     Attributes:
         priority: Priority of the tier.
