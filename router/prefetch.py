@@ -37,7 +37,8 @@ class Promotions:
     """The adapters of models whose release has just changed. Pure."""
 
     def __init__(self) -> None:
-        self._until: OrderedDict[tuple[str, str], float] = OrderedDict()  # ends by pool and adapter
+        # Time of expiry, by pool and adapter.
+        self._until: OrderedDict[tuple[str, str], float] = OrderedDict()
 
     def on_change(self, response: control.WatchResponse, now_s: float) -> None:
         """Record changed models. A snapshot is ignored, because it has no times of changes."""

@@ -234,7 +234,7 @@ class DistributionWorld:
                 self._serve(self.nodes[transfer.source])
 
     def _move(self) -> None:
-        """Advance transfers by one step, end the finished and failed, and begin the queued."""
+        """Advance transfers by a step, end finished or failed transfers, and begin queued ones."""
         for slot in self._links.step(self.scenario.step_s):
             node, transfer = self._slots[slot]
             self._stop(transfer)

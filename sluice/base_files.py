@@ -16,8 +16,8 @@ TEXT_FILES: Final = (
     "config.json",
     "generation_config.json",
 )
-# Most missing bases that a gateway reports to the control plane at once, because it cannot serve
-# them.
+# Most bases per report of a gateway to the control plane. The report names bases that the gateway
+# cannot serve yet.
 MISSING_BASES_MAX = 64
 # Limit of a tokenizer in artifacts, in bytes. The other files have lower limits.
 TEXT_FILE_BYTES_MAX: Final = 64 << 20
