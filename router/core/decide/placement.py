@@ -134,9 +134,8 @@ def choose(
 ) -> PlacementChoice | None:
     """Return the cheapest replica for a request, even if its next step is already full.
 
-    Replicas with more cached blocks of the prompt than most replicas are priced first. The other
-    replicas follow in the order of their owed prefill. The search stops when the owed prefill alone
-    costs more than the best replica.
+    Replicas with more cached blocks of the prompt than most are priced first, then the others by
+    owed prefill. The search stops when the owed prefill alone costs more than the best replica.
 
     Args:
         books: Replicas that accept work, by name. Among equals the first is chosen.
