@@ -194,7 +194,7 @@ def roll_back(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Abort a model's rollout. Without a rollout, serve its previous release again at once."""
+    """Abort a model's rollout, or else serve its previous release again, at once."""
     body = given(release=to)
     found = ask(lambda api: api.call("POST", f"/v1/models/{model}/rollback", body))
     if as_json:
