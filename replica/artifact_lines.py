@@ -1,7 +1,7 @@
 """Encodes the messages between an engine and its node's agent about artifacts, as lines of JSON.
 
-With every change, the engine sends complete lists of awaited artifacts and of files in use. So a
-restarted agent has the same state. The agent sends the outcomes of the waits.
+With every change, the engine sends its complete lists of awaited artifacts and of files in use, so
+an agent that has restarted needs no earlier line. The agent sends the outcomes of the waits.
 """
 
 import json
@@ -19,12 +19,12 @@ class LineError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A line from the engine with its waits, its files in use, and its new uses.
+    """A line from the engine with the artifacts that it awaits and the artifacts that it uses.
 
     Attributes:
         waits: Digests of all artifacts for which requests wait.
         reads: Digests of all artifacts whose files must stay on the disk.
-        uses: Digest -> number of requests since the last line.
+            uses: Digest -> number of requests for the artifact since the engine's last line.
     """
 
     waits: frozenset[str] = frozenset()
@@ -36,7 +36,7 @@ class Ask:
 class ArtifactOutcome:
     """A line from the agent with the outcome of a wait.
 
-    Without a code, the artifact is on the disk.
+    An outcome without an error code means that the artifact is on the disk.
     """
 
     digest: str

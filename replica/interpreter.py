@@ -1,4 +1,4 @@
-"""Checks the interpreter that Triton embeds for packages that would corrupt its answers."""
+"""Checks the Python interpreter that Triton embeds for packages that corrupt Triton's answers."""
 
 import numpy as np
 

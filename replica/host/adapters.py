@@ -1,9 +1,9 @@
 """Loads adapters into the engine, then starts the sequences that wait for them.
 
-Only the step loop calls this module. Background threads read files, one read per digest for any
-number of waiting sequences. The step loop passes the result to the driver and then starts the
-waiting sequences in order. An adapter that is not on the disk is requested from the `AdapterShelf`,
-whose waits occupy no reading thread.
+Only the step loop calls this module. Background threads read the files of an adapter once, for any
+number of waiting sequences. The step loop passes the result to the driver and then starts these
+sequences in order. If an adapter is not on the disk, the `AdapterShelf` fetches it, and no reading
+thread waits for the fetch.
 """
 
 import re
@@ -18,11 +18,12 @@ from replica.host.counters import HostCounters
 from sluice.artifacts import artifact_path
 from sluice.errors import ErrorCode
 
-READS_MAX = 64  # adapters being read at once, without those that the node has to fetch first
-WAITERS_MAX = 8192  # largest number of waiting requests, for all adapters together
-# largest number of requests that wait for one adapter, so that others have a share of WAITERS_MAX
+# largest number of adapters in reading threads, where adapters that the node fetches do not count
+READS_MAX = 64
+WAITERS_MAX = 8192  # largest number of requests that wait for adapters
+# Largest number of requests that wait for one adapter, so that other adapters' requests also fit.
 WAITERS_EACH_MAX = 1024
-# consecutive fetches of one adapter that is evicted from the disk again before it is read
+# Largest number of fetches of one adapter whose files are evicted each time before they are read.
 _FETCHES_MAX = 3
 _REFUSALS_MAX = 256
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -36,8 +37,8 @@ class Background(Protocol):
     def run(self, work: Callable[[], Any], done: Callable[[Any], None]) -> bool:
         """Call `work` in another thread, then `done` in the step loop.
 
-        `done` receives the result of `work`, or its exception. Returns False if too much work is
-        already waiting.
+        `done` receives the result of `work`, or the exception that `work` raised. Returns False
+        without a call if too much work is already waiting.
         """
         ...
 
@@ -55,15 +56,15 @@ class AdapterShelf(Protocol):
     """Fetches missing adapters onto the node's disk."""
 
     def want(self, digest: str, done: Callable[[RefusedError | None], None]) -> bool:
-        """Request an adapter, and call `done` in the step loop, with an error if the fetch failed.
+        """Request an adapter, and return False if too many adapters are requested already.
 
-        The caller must not request an adapter again before `done`. Returns False if too many
-        adapters are requested already.
+        The step loop calls `done` after the fetch, with an error if it failed. The caller must not
+        request the same adapter again before that call.
         """
         ...
 
     def note_use(self, digest: str) -> None:
-        """Count a request that uses an adapter, without delay."""
+        """Count a request that uses an adapter, so that the node evicts seldom used ones first."""
         ...
 
 
@@ -106,21 +107,20 @@ class AdapterDesk:
         self._shelf = shelf
         self._waiting: dict[str, list[_Waiter]] = {}
         self._waiters = 0
-        self._fetching: dict[str, int] = {}  # digest -> number of requests to the shelf
-        # A refused artifact stays refused until its directory is replaced, because it may be
-        # complete the next time. For example, it was being removed, or a broken disk had damaged
-        # it.
+        self._fetching: dict[str, int] = {}  # digest -> number of fetches that were requested
+        # A refused artifact stays refused until its directory is replaced. A new directory may be
+        # complete, for example after an unfinished removal or a fault of the disk.
         self._refused: dict[str, _Refusal] = {}
 
     def fetch(self, digest: str, done: Done, is_wanted: Callable[[], bool] = _always) -> None:
-        """Ensure that the driver has an adapter, and then call `done`, at once or later.
+        """Ensure that the driver has an adapter, and then call `done`, perhaps after this returns.
 
         Args:
             digest: Digest of the adapter.
             done: Function that receives the error, or None. It must use the adapter before it
-                returns, because adapters loaded later may evict this adapter.
-            is_wanted: Function that returns whether the sequence still waits. If not, `done` may
-                never be called.
+                returns, because the next adapter that is loaded may evict this one.
+            is_wanted: Function that returns whether the sequence still waits. After it has returned
+                False, `done` may never be called.
         """
         if not _DIGEST.fullmatch(digest):
             message = f"{digest[:80]!r} is no digest of an adapter: 64 hexadecimal digits"
@@ -141,7 +141,7 @@ class AdapterDesk:
             self._waiters += 1
 
     def _join(self, waiting: list[_Waiter], waiter: _Waiter) -> None:
-        """Add a waiting sequence, after dropping those that no longer wait if the list is full."""
+        """Add a waiting sequence. A full list is first freed of sequences that no longer wait."""
         if len(waiting) >= WAITERS_EACH_MAX:
             before = len(waiting)
             waiting[:] = [other for other in waiting if other.is_wanted()]
@@ -215,8 +215,8 @@ class AdapterDesk:
         waiting = self._waiting.pop(digest)
         self._waiters -= len(waiting)
         for done, is_wanted in waiting:
-            # An earlier sequence in this list may have evicted the adapter. A later one then
-            # fetches it again.
+            # The start of a sequence earlier in this list may have evicted the adapter, which is
+            # then fetched again for the later sequences.
             if error is None and not self._driver.has_adapter(digest):
                 self.fetch(digest, done, is_wanted)
             else:
@@ -246,6 +246,6 @@ def _busy(reason: str) -> RefusedError:
 
 
 def _mark(directory: Path) -> tuple[int, int]:
-    """Return a mark that changes if the directory, or a file in the directory, is replaced."""
+    """Return numbers of which one changes if the directory, or a file in it, is replaced."""
     status = directory.stat()
     return status.st_ino, status.st_mtime_ns

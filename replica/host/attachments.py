@@ -20,7 +20,7 @@ _REASONS = {
     Finish.BUSY: wire.FINISH_REASON_BUSY,
     Finish.FAILED: wire.FINISH_REASON_FAILED,
 }
-# Refusals whose cause is not the request, which can be served elsewhere or later.
+# Refusals that the request did not cause, so that another replica may accept it, or this one later.
 _NOT_ITS_FAULT = {
     ErrorCode.ENGINE_BUSY: Finish.BUSY,
     ErrorCode.DRAINING: Finish.BUSY,
@@ -34,17 +34,17 @@ class HostAttachment:
 
     Attributes:
         router_id: Id of the attached router.
-        epoch: Epoch of the attachment. A router's epochs increase.
+        epoch: Number of the attachment, which is greater with each attachment of the same router.
         outbox: `StepNews` that are not sent yet.
         sequences: Living sequences, by the router's ids.
-        adapters_told: Resident adapters that were sent to the router when it attached.
+        adapters_told: Resident adapters of which the router was informed when it attached.
         news: News of the current step, before they are posted to the outbox.
-        told_step: Number of the last step whose news were posted.
-        told_at_s: Time of the last post.
+        told_step: Number of the last step whose news were added to the outbox.
+        told_at_s: Monotonic seconds when news were last added to the outbox.
         silence_max_s: Seconds without a confirmation after which the router is treated as frozen,
             or 0 for never.
-        silent_s: Seconds without a confirmation, counted while news are unconfirmed.
-        grants: Number of credit grants when the router last confirmed news.
+        silent_s: Seconds since the router last confirmed news, or 0 if all news are confirmed.
+        grants: Number of the router's credit grants when `silent_s` was last computed.
         orphaned_at_s: Time when the stream was found broken, or None while the stream is intact.
         unconfirmed: Ends of the sequences that the router may not have received.
     """
@@ -64,7 +64,7 @@ class HostAttachment:
     unconfirmed: list[SequenceEnd] = field(default_factory=list[SequenceEnd])
 
     def note_silence(self, passed_s: float) -> bool:
-        """Add time without a confirmation, and return whether the router counts as frozen now."""
+        """Add passed time to `silent_s`, and return whether the router now counts as frozen."""
         grants = self.outbox.unconfirmed_since_grant
         self.silent_s = self.silent_s + passed_s if grants == self.grants is not None else 0.0
         self.grants = grants
@@ -85,8 +85,8 @@ class Probe:
     Attributes:
         reply: Function that sends the answer.
         started_at_s: Start of the probe in monotonic seconds.
-        until_s: Deadline of the caller in monotonic seconds, infinite if the probe runs to its end.
-        is_late: Whether the probe has missed its deadline and is being cancelled.
+        until_s: Deadline of the caller in monotonic seconds, or infinite without a deadline.
+        is_late: Whether the deadline has passed, so that the driver is cancelling the sequence.
     """
 
     reply: Reply
@@ -104,8 +104,8 @@ class Hosted:
         id: Router's id of the sequence, unique in its attachment.
         owner: Attachment or probe that owns the sequence. When a router resumes, its new attachment
             becomes the owner.
-        is_parked: Whether the sequence waits for its adapter or grammar and is not in the driver
-            yet.
+        is_parked: Whether the sequence still waits for its adapter or its grammar, before it is
+            added to the driver.
         load_us: Microseconds that the sequence waited for its adapter, or 0 without a load.
     """
 

@@ -1,7 +1,7 @@
 """Answers requests about adapters and KV blocks, which start no sequence.
 
-Only the step loop calls this module, because it alone may use the driver. Background threads check,
-pack and send the bytes.
+Only the step loop calls this module, because no other thread may use the driver. Background threads
+verify, encode and send the blocks.
 """
 
 from collections.abc import Callable, Sequence
@@ -42,7 +42,7 @@ class ControlDesk:
         self._block_bytes = 0  # size of one KV block in bytes, or 0 until the first export
 
     def adapters(self, message: wire.Adapters, reply: Reply) -> None:
-        """Unload adapters, start the loads, and answer with a list when the last load has ended."""
+        """Unload and load adapters, and answer with the list of adapters after the last load."""
         if len(message.load) + len(message.unload) > ADAPTERS_MAX:
             text = f"more than {ADAPTERS_MAX} adapters; name them in several requests"
             reply(refused_frame(RefusedError(ErrorCode.INVALID_REQUEST, text)))
@@ -67,7 +67,7 @@ class ControlDesk:
             reply(self._adapter_list(problems))
 
     def export_kv(self, message: wire.Export, reply: Reply) -> None:
-        """Answer with the leading cached blocks that fit into one message."""
+        """Answer with as many of the requested cached blocks, from the first, as fit one message."""
         try:
             hashes = decode_hashes(message.hashes, HASH_BYTES, HASHES_MAX)
             blocks = self._export(hashes)

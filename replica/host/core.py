@@ -1,7 +1,7 @@
-"""Decides what happens to a host's attachments, epochs and sequences, without threads.
+"""Decides how a host treats its attachments, epochs and sequences, without threads.
 
-Only the step loop uses this state. Every router that may use the replica has one attachment at a
-time, with its own sequences. `replica.host.service` transports the bytes.
+Only the step loop uses this state. Each attachment belongs to one router and has its own sequences.
+A router has at most one attachment at a time. `replica.host.service` transports the bytes.
 """
 
 import time
@@ -32,18 +32,17 @@ from sluice.wire.engine.v1 import engine_pb2 as wire
 log = structlog.get_logger(__name__)
 
 HEARTBEAT_S = 0.2  # seconds between frames to an idle router, which expects a frame every 0.25 s
-# Seconds within which a router whose stream broke must attach again, before its sequences are
-# cancelled. A router starts to retry at once and retries for 0.3 s. The time is short because
-# sequences without a router occupy slots for which other sequences may be waiting.
+# Seconds that a router whose stream broke has to attach again, before its sequences are cancelled.
+# A router starts to retry at once and retries for 0.3 s. The time is short because sequences
+# without a router occupy slots for which other sequences may be waiting.
 ORPHAN_GRACE_S = 1.0
-# A router is frozen when it has confirmed no frame for this many times its promised interval. At
-# that time its gateways have abandoned the router, and other sequences need the slots of its
-# sequences.
+# A router is frozen when it has confirmed no frame for this many times its promised interval. By
+# then its gateways have sent the requests elsewhere, and other sequences need the occupied slots.
 _SILENCE_FACTOR = 4
-# largest part of a step's seconds that counts as a router's silence, since the host may pause
-# longer
+# Largest part of a step, in seconds, that counts as a router's silence. During a longer step the
+# host itself may have been paused.
 _STEP_COUNTED_S = 0.25
-# largest number of attached routers, each of which costs a thread, while a cell has one router
+# Largest number of attached routers. Each costs a thread, and a cell needs only one router.
 ATTACHMENTS_MAX = 64
 
 
@@ -101,7 +100,7 @@ class HostCore:
 
     @property
     def has_work(self) -> bool:
-        """Whether a step would compute or report anything."""
+        """Whether the next step would compute tokens or report events."""
         return self._driver.has_work
 
     def load(self) -> EngineLoad:
@@ -118,10 +117,10 @@ class HostCore:
         return None if attachment is None else attachment.outbox
 
     def attach(self, message: wire.Attach, now_s: float) -> tuple[HostAttachment, wire.Attached]:
-        """Open an attachment, and resume or close an older attachment of the same router.
+        """Open an attachment, and resume or close the same router's earlier attachment.
 
         Raises:
-            RefusedError: The epoch is not greater than the router's last, the epoch belongs to
+            RefusedError: The epoch is not greater than the router's last epoch, the epoch belongs to
                 another router, or too many routers are attached.
         """
         mine: list[HostAttachment] = []
@@ -176,7 +175,7 @@ class HostCore:
             attachment.unconfirmed = attachment.outbox.abandon()
 
     def credit(self, epoch: int, frames: int) -> None:
-        """Permit an attachment to send this many more frames."""
+        """Permit the host to send this many more frames to an attachment's router."""
         outbox = self.outbox(epoch)
         if outbox is not None:
             outbox.add_credit(frames)
@@ -190,8 +189,8 @@ class HostCore:
         attachment = self._attachments.get(epoch)
         if attachment is None:
             return
-        # The router has not been informed yet that the engine sleeps, or sent these before it woke
-        # the engine.
+        # The router sent these sequences before it learned of the sleep, or before its request to
+        # wake the engine arrived.
         if self._rest.is_asleep:
             self._rest.wake()
             self._turn_away(attachment, [it.id for it in sequences], "the engine is asleep")
@@ -206,7 +205,8 @@ class HostCore:
     def probe(self, message: wire.Probe, reply: Reply, seen_at_s: float) -> None:
         """Start a probe.
 
-        A sleeping engine refuses a probe that is too long for its few KV blocks, and wakes up.
+        A sleeping engine retains few KV blocks. If a probe is too long for them, the engine refuses
+        the probe and wakes up.
         """
         if self._rest.is_asleep and len(message.prompt) + message.tokens > ASLEEP_TOKENS:
             self._rest.wake()
@@ -216,7 +216,7 @@ class HostCore:
             self.sequences.probe(message, reply, seen_at_s)
 
     def busy(self, epoch: int, sequences: Iterable[int]) -> None:
-        """Refuse sequences that did not fit into the inbox, with BUSY."""
+        """End sequences as BUSY because they did not fit into the inbox."""
         attachment = self._attachments.get(epoch)
         if attachment is not None:
             self._turn_away(attachment, sequences, "the engine's inbox is full")
@@ -229,7 +229,7 @@ class HostCore:
                 attachment.finish(sequence, finished_message(sequence, event))
 
     def cancel(self, epoch: int, sequences: Iterable[int]) -> None:
-        """Cancel sequences, without unknown ids, which have ended already."""
+        """Cancel sequences. Unknown ids are ignored, because their sequences have ended already."""
         attachment = self._attachments.get(epoch)
         if attachment is None:
             return
@@ -252,7 +252,7 @@ class HostCore:
         return self._driver.step()
 
     def publish(self, events: StepEvents, now_s: float) -> None:
-        """Send every attachment its news of a step, or a heartbeat if there are no news."""
+        """Send every attachment its news of a step, or its heartbeat if one is due."""
         load = self._driver.load()
         self._count(events, load)
         passed_s = min(now_s - self._published_at_s, _STEP_COUNTED_S)
@@ -277,7 +277,7 @@ class HostCore:
         self._end_all(RefusedError(ErrorCode.ENGINE_FAILED, message))
 
     def drain_all(self) -> None:
-        """End all sequences and attachments because the engine stops. Routers retry elsewhere."""
+        """End all sequences and attachments because the engine stops, so routers retry elsewhere."""
         for attachment in self._attachments.values():
             for hosted in attachment.sequences.values():
                 self._driver.cancel(hosted.key)
@@ -293,8 +293,8 @@ class HostCore:
     def _resume(self, old: HostAttachment, new: HostAttachment) -> list[wire.Resumed]:
         """Move the sequences of an attachment to a newer attachment, and return their whole output.
 
-        The whole output includes unsent tokens of the old attachment, so these are dropped. Sent
-        messages may have been lost, so ends that the router has not confirmed are reported again.
+        The whole output includes the tokens that the old attachment had not sent, so its outbox is
+        dropped. Ends that the router has not confirmed may have been lost, so they are sent again.
         """
         del self._attachments[old.epoch]
         ended = old.unconfirmed + old.outbox.abandon() + old.news.ended
@@ -308,14 +308,14 @@ class HostCore:
         return [encode_resumed(sequence, all_) for sequence, all_ in told]
 
     def _turn_out(self, attachment: HostAttachment) -> None:
-        """End a frozen router's sequences, which a router that wakes up can submit anew."""
+        """End a frozen router's sequences as BUSY. If it wakes up, it can submit them again."""
         text = f"router {attachment.router_id} took nothing for {attachment.silent_s:.1f} s"
         log.warning("router_frozen", router=attachment.router_id, count=len(attachment.sequences))
         self.sequences.turn_out(attachment, RefusedError(ErrorCode.ENGINE_BUSY, text))
         attachment.silent_s = 0.0
 
     def _keep(self, orphan: HostAttachment, since_s: float, now_s: float) -> None:
-        """Store the output of a detached router's sequences until `ORPHAN_GRACE_S` is over."""
+        """Store the output of a detached router's sequences, or cancel them after the grace."""
         orphan.unconfirmed += orphan.news.ended
         orphan.news = StepNews()
         if now_s - since_s >= ORPHAN_GRACE_S:

@@ -1,9 +1,9 @@
-"""Counts the work of an engine host since its start. The step loop writes, the metrics read."""
+"""Counts the work of an engine host since its start, in totals that the metrics read."""
 
 from collections import Counter, deque
 from dataclasses import dataclass, field
 
-# Largest number of observations stored between two reads, where the oldest are dropped
+# Largest number of observations stored between two reads of the metrics. More replace the oldest.
 _KEPT = 1024
 
 
@@ -20,14 +20,14 @@ class HostCounters:
         adapter_evictions: Number of evictions of adapters from slots.
         adapter_failures: Number of adapters that could not be read or stored in memory.
         adapter_fetches: Number of requests to the node's agent for missing adapters.
-        adapter_waits_s: Seconds that sequences waited for their adapters, one entry each, until the
+        adapter_waits_s: Seconds that each sequence waited for its adapter, stored until the
             metrics read them.
         kv_exported: Number of exported blocks.
         kv_imported: Number of imported blocks that the cache stored or already had.
         kv_refused: Number of refused imports by error code.
-        step_s: Durations of the last steps, until the metrics read them.
-        lengths: Pairs (prompt tokens, output tokens) of sequences that reached a stop or their
-            length, until the metrics read them.
+        step_s: Seconds of each step, stored until the metrics read them.
+        lengths: Pairs (prompt tokens, output tokens) of the sequences that ended with STOP or LENGTH,
+            stored until the metrics read them.
     """
 
     steps: int = 0

@@ -1,4 +1,4 @@
-"""Encodes `StepNews` as the bytes of a frame, by whole columns instead of single tokens."""
+"""Encodes `StepNews` as the bytes of a frame, with one column for the tokens of a step."""
 
 from collections.abc import Iterable
 from itertools import chain
@@ -12,7 +12,7 @@ _UINT32_MAX = (1 << 32) - 1
 
 
 class FrameEncoder:
-    """Encodes one attachment's news, with numbers for KV events, and with changed adapters."""
+    """Encodes one attachment's news, numbers its KV events, and sends changes of the adapters."""
 
     def __init__(self, kv_blocks: int, adapters_told: tuple[str, ...] = ()) -> None:
         """Create an encoder for a router that was already sent `adapters_told` as resident."""
@@ -120,7 +120,7 @@ def encode_resumed(sequence: int, told: SequenceRecord) -> wire.Resumed:
 
 
 def fill_logprobs(message: wire.Logprobs, entries: list[tuple[int, TokenLogprobs]]) -> None:
-    """Add the logprobs of tokens, as pairs (sequence, entry)."""
+    """Add the logprobs of single tokens to a message, from pairs (sequence id, logprobs)."""
     message.sequence.extend([sequence for sequence, _ in entries])
     _fill_entries(message, [entry for _, entry in entries])
 

@@ -1,7 +1,7 @@
 """Converts contents of KV blocks between the wire and the driver, in any thread.
 
-Each block has a checksum keyed by its hash. So neither damaged content nor content under a wrong
-hash enters a cache, where it would corrupt answers unnoticed.
+Each block has a checksum of its content together with its hash. It detects content that was damaged
+and content under a wrong hash. In the cache, either would corrupt answers unnoticed.
 """
 
 import hashlib
@@ -13,7 +13,7 @@ from sluice.hashing import BLOCK_TOKENS, HASH_BYTES
 from sluice.wire.engine.v1 import engine_pb2 as wire
 
 # Largest number of bytes of one message. Triton and Python copy a message several times, for about
-# 5 ms each, and no step begins meanwhile. A block that is larger is sent alone.
+# 5 ms each, and no step begins meanwhile. A larger block is the only block of its message.
 EXPORT_BYTES_MAX = 16 << 20
 IMPORT_BYTES_MAX = 64 << 20
 CHECKSUM_BYTES = 16

@@ -1,8 +1,8 @@
 """Defines the metrics of an engine host on Triton's port, and computes their values.
 
-Families that TensorRT-LLM's own backend also has use its names and label values, so that one
-dashboard can read both. Values that only TensorRT-LLM has (memory on the GPU, micro-batches, paused
-requests) are absent.
+Families that TensorRT-LLM's own backend also has use the backend's names and label values, so one
+dashboard can read both. Families for which only TensorRT-LLM has values (memory on the GPU,
+micro-batches, paused requests) are absent.
 
 This module is pure, and `model_repo/llm/1/model.py` writes the values to Triton.
 """
@@ -15,19 +15,20 @@ from replica.engine.types import AdapterState, EngineLoad, Limits
 from replica.host.counters import HostCounters
 from sluice.hashing import BLOCK_TOKENS
 
+# largest number of adapters with their own series, while all other adapters share one series
 # largest number of adapters with a separate series, while all others share one series
 ADAPTER_LABELS_MAX = 32
 _LABEL_CHARS = 12
 _OTHER = "other"
-# largest number of adapters whose last totals are stored after the engine dropped them
+# Largest number of adapters whose totals are stored after the engine has dropped the adapter.
 _SEEN_MAX = 10_000
-_LENGTHS = (10.0, 50.0, 100.0, 500.0, 1000.0)  # buckets of TensorRT-LLM's own histograms
+_LENGTHS = (10.0, 50.0, 100.0, 500.0, 1000.0)  # bounds of TensorRT-LLM's histograms, in tokens
 _STEPS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 _WAITS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 
 class MetricKind(StrEnum):
-    """The kind of a metric: a gauge is set, a counter raised to a total, a histogram observed."""
+    """The kind of a metric. A gauge is set, a counter is raised, and a histogram observes."""
 
     GAUGE = "gauge"
     COUNTER = "counter"
@@ -55,7 +56,7 @@ class Family:
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A value of one series, which is a gauge's value, a counter's total, or an observation."""
+    """A value of one series: the present value of a gauge, a counter's total, or an observation."""
 
     family: Family
     labels: tuple[str, ...]
@@ -200,8 +201,8 @@ class MetricsSample:
         load: Load after the last step.
         limits: Limits of the engine.
         counters: Counters since the start, whose lists `EngineMetrics.values` empties.
-        adapters: Adapters that the engine holds.
-        step_age_s: Seconds since the step in progress began.
+        adapters: Adapters in the engine's slots and host memory.
+        step_age_s: Seconds since the present step began, or 0 between steps.
         memory_bytes: Resident memory of the process.
         time_us: Microseconds since 1970.
     """
@@ -216,11 +217,11 @@ class MetricsSample:
 
 
 class EngineMetrics:
-    """Computes values from samples, and stores which adapters have a separate series."""
+    """Computes values from samples, and decides which adapters have their own series."""
 
     def __init__(self) -> None:
         self._tokens: dict[tuple[str, str], int] = {}  # (label, kind) -> total
-        self._seen: dict[str, tuple[int, int]] = {}  # digest -> totals in the last sample
+        self._seen: dict[str, tuple[int, int]] = {}  # adapter's digest -> totals in the last sample
         self._labels: dict[str, str] = {}
 
     def values(self, look: MetricsSample) -> list[Value]:
@@ -235,7 +236,7 @@ class EngineMetrics:
             totals = (state.prompt_tokens, state.output_tokens)
             seen[state.digest] = totals
             before = self._seen.get(state.digest, (0, 0))
-            # the engine dropped the adapter and loaded it again
+            # the engine has dropped the adapter since, and its totals started again at 0
             if totals[0] < before[0] or totals[1] < before[1]:
                 before = (0, 0)
             for kind, now, then in zip(("prompt", "output"), totals, before, strict=True):

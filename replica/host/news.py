@@ -1,9 +1,9 @@
 """Queues a router's unsent events, merges those of several steps, and bounds their size.
 
-The step loop posts the events of a step (`StepNews`), and the attachment's sender thread removes
-and sends them. A sent frame uses one credit. Without credit, the news of further steps are merged
-into the pending news. The code runs for every token, so it stores whole columns per step and never
-processes single tokens.
+The step loop adds the events of a step (`StepNews`) to an `Outbox`, from which the attachment's
+sender thread sends them. A frame costs one credit of the router. Without credit, later news are
+merged into the unsent news. The code runs for every token of an engine, so it appends a whole
+column per step instead of single tokens.
 """
 
 import threading
@@ -14,13 +14,12 @@ from replica.engine.types import EngineLoad, TokenLogprobs
 from sluice.wire.engine.v1 import engine_pb2 as wire
 
 _IDLE = EngineLoad()
-# Largest number of pending entries (tokens, logprobs, cache changes) of a router that reads no
-# frames. They are ten minutes of a fast engine, or about 100 MB.
+# Largest number of unsent entries (tokens, logprobs, cache changes) for one router, after which it
+# is detached. They are ten minutes of a fast engine, or about 100 MB.
 PENDING_ENTRIES_MAX = 2_000_000
-# Largest number of tokens of stored ends that a router has not confirmed. Ends are stored in case
-# the router resumes. For a router that never grants credit, only the newest ends are stored.
-UNCONFIRMED_TOKENS_MAX = 1_000_000
-_ENDED_WEIGHT = 64  # weight of the fixed part of an end's record, in tokens of output
+# Largest number of tokens in stored ends that a router has not confirmed. If the router resumes,
+# these ends are sent again. For a router that never grants credit, only the newest are stored.
+_ENDED_WEIGHT = 64  # memory of an end's record without its tokens, as a number of tokens
 
 
 @dataclass(slots=True, eq=False)
@@ -30,8 +29,8 @@ class SequenceRecord:
     Attributes:
         output: Emitted tokens.
         admitted: Admission message, or None before the admission.
-        logprobs: Logprobs of each output token if the sequence requested them, with 8 bytes per
-            alternative.
+        logprobs: Logprobs of each output token if the sequence requested them. An alternative has
+            8 bytes.
         prompt_logprobs: Logprobs of the prompt's tokens, if the sequence requested them.
     """
 
@@ -43,14 +42,14 @@ class SequenceRecord:
 
 @dataclass(frozen=True, slots=True)
 class SequenceEnd:
-    """The end of a sequence, where `told` is None if the engine never accepted the sequence."""
+    """The end of a sequence. `told` is its output, or None if it was never accepted."""
 
     finished: wire.Finished
     told: SequenceRecord | None = None
 
     @property
     def weight(self) -> int:
-        """Cost in memory, in units of one token."""
+        """Memory of the end, as a number of tokens."""
         told = self.told
         if told is None:
             return _ENDED_WEIGHT
@@ -61,20 +60,20 @@ class SequenceEnd:
 
 @dataclass(slots=True)
 class StepNews:
-    """The unsent events of one attachment, of one step or merged from several steps.
+    """The unsent events of one attachment, from one step or merged from several steps.
 
     Attributes:
-        step: Number of the last step covered.
-        steps: Number of steps covered.
+        step: Number of the last step whose events are included.
+        steps: Number of steps whose events are included.
         columns: Pairs (the router's sequence ids, the tokens of these sequences), one per step with
             tokens.
         has_runs: Whether a sequence may appear more than once in one column.
-        entries: Weight of columns and logprobs, in units of one token.
+        entries: Memory of the columns and logprobs, as a number of tokens.
         logprobs: Pairs (sequence, logprobs of one token), in the order of the tokens.
         prompt_logprobs: Logprobs of parts of prompts.
-        admitted: Admission messages, one per sequence.
-        ended: Ends, one per sequence.
-        kv: Block hash -> whether the block is now cached.
+        admitted: Admission messages, one per admitted sequence.
+        ended: Ends, one per ended sequence.
+        kv: Block hash -> whether the block is now in the cache.
         kv_reset: Whether `kv` is the complete state instead of a change.
         load: Load of the engine after the last step.
     """
@@ -109,7 +108,7 @@ class StepNews:
         )
 
     def add_tokens(self, ids: list[int], tokens: list[int]) -> None:
-        """Add the columns of a step, which must not be changed from now on."""
+        """Add the columns of a step. The caller must not change the lists afterwards."""
         self.columns.append((ids, tokens))
         self.entries += len(ids)
 
@@ -142,7 +141,7 @@ class StepNews:
 
 
 class Outbox:
-    """Pending news and credit of one attachment, the only data that its two threads share."""
+    """Unsent news and credit of one attachment, shared by the step loop and its sender thread."""
 
     def __init__(self, credit_frames: int) -> None:
         self._changed = threading.Condition()
@@ -152,12 +151,12 @@ class Outbox:
         self._taken_frames = self._confirmed_frames = 0
         self._last_step_frame = 0
         self._grants = 0
-        # pairs (number of the frame, end)
+        # pairs (number of the frame that carries the end, end)
         self._unconfirmed: deque[tuple[int, SequenceEnd]] = deque()
         self._unconfirmed_tokens = 0
 
     def post(self, news: StepNews) -> bool:
-        """Add the news of a step, which the caller must not change from now on.
+        """Add the news of a step. The caller must not change them afterwards.
 
         Returns False if the router has left too many entries unread.
         """
@@ -171,12 +170,11 @@ class Outbox:
             return self._pending.entries + len(self._pending.kv) <= PENDING_ENTRIES_MAX
 
     def add_credit(self, frames: int) -> None:
-        """Permit this many more frames, and count as many sent frames as confirmed."""
+        """Permit this many more frames, and count the same number of sent frames as confirmed."""
         with self._changed:
             self._grants += 1
             self._credit += frames
-            # A router may also grant additional credit, so a grant never confirms frames that were
-            # not sent.
+            # A router may grant more credit than it used, so only sent frames are confirmed.
             self._confirmed_frames = min(self._taken_frames, self._confirmed_frames + frames)
             while self._unconfirmed and self._unconfirmed[0][0] <= self._confirmed_frames:
                 self._forget()
@@ -184,7 +182,7 @@ class Outbox:
                 self._changed.notify()
 
     def close(self) -> None:
-        """Accept no more news, but send pending news if there is credit."""
+        """Refuse further news. Unsent news are still sent if there is credit."""
         with self._changed:
             self._is_closed = True
             self._changed.notify()
@@ -203,9 +201,10 @@ class Outbox:
             return ended
 
     def take(self, timeout_s: float) -> tuple[StepNews | None, bool]:
-        """Return the news to send now for one credit, or None, and whether no more will follow.
+        """Return the news to send now, or None, and whether the outbox is finished.
 
-        Waits up to `timeout_s` until there are news and credit, or until the outbox is closed.
+        Uses one credit for returned news. Waits up to `timeout_s` until there are news and credit,
+        or until the outbox is closed.
         """
         with self._changed:
             if not (self._is_closed or self._sendable()):

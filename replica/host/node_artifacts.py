@@ -1,6 +1,6 @@
-"""Requests missing artifacts from the node's agent, over a socket.
+"""Requests from the node's agent, over a socket, the artifacts that are not on the disk.
 
-One thread serves all waits and delivers their results to the step loop. After a restart of the
+One thread serves all requests and delivers their results to the step loop. After a restart of the
 agent, the thread sends all open requests again.
 """
 
@@ -31,9 +31,9 @@ log = logging.getLogger(__name__)
 
 Fetched = Callable[[RefusedError | None], None]
 
-WAITS_MAX = 256  # largest number of requested artifacts at a time
-WAIT_S_MAX = 130.0  # seconds after which a wait ends, longer than the agent's own deadline
-_AWAY_S = 5.0  # seconds that a request waits for an absent agent, which may just be restarting
+WAITS_MAX = 256  # largest number of open requests
+WAIT_S_MAX = 130.0  # seconds after which a request fails, longer than the agent's own deadline
+_AWAY_S = 5.0  # seconds that a request waits for an absent agent, which may be restarting
 _CONNECT_PAUSE_S = 0.2
 _IDLE_PAUSE_S = 2.0
 _USES_EVERY_S = 2.0
@@ -47,7 +47,7 @@ class _Wait(NamedTuple):
 
 
 class NodeArtifacts:
-    """A client of the agent for any thread, which delivers results in the step loop."""
+    """A client of the agent that any thread may use. Results are delivered in the step loop."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class NodeArtifacts:
         self._waits: dict[str, _Wait] = {}
         self._reads: frozenset[str] = frozenset()
         self._uses: Counter[str] = Counter()
-        self._is_due = False  # whether a message to the agent is due at once
+        self._is_due = False  # whether a message must be sent to the agent without delay
         self._is_closing = False
         self._away_since_s: float | None = None
         self._awake, self._waker = socket.socketpair()
@@ -82,7 +82,7 @@ class NodeArtifacts:
         self._thread.start()
 
     def close(self, timeout_s: float) -> None:
-        """End the thread. Waiting requests receive no result."""
+        """Stop the thread. Open requests receive no result."""
         self._is_closing = True
         self._wake()
         self._thread.join(timeout_s)
@@ -90,8 +90,8 @@ class NodeArtifacts:
     def want(self, digest: str, done: Fetched) -> bool:
         """Request an artifact, or return False if too many artifacts are requested already.
 
-        The caller must not request an artifact again before `done`. The step loop calls `done`. If
-        it receives no error, the artifact is on the disk.
+        The step loop calls `done` with an error, or with None when the artifact is on the disk. The
+        caller must not request the same artifact again before that call.
         """
         with self._lock:
             if len(self._waits) >= WAITS_MAX:
@@ -102,7 +102,7 @@ class NodeArtifacts:
         return True
 
     def note_use(self, digest: str) -> None:
-        """Count a request that uses an artifact, for the messages to the agent at intervals."""
+        """Count a request that uses an artifact. The counts are sent to the agent periodically."""
         with self._lock:
             self._uses[digest] += 1
 
@@ -116,7 +116,7 @@ class NodeArtifacts:
         self._wake()
 
     def _wake(self) -> None:
-        with suppress(OSError):  # the thread is awake already, or the socket is closed
+        with suppress(OSError):  # the thread has already been woken, or the socket is closed
             self._waker.send(b"x")
 
     def _run(self) -> None:
@@ -137,7 +137,7 @@ class NodeArtifacts:
     def _connect(self) -> socket.socket | None:
         """Return a connection to the agent, or None if no agent answers.
 
-        The address uses a handle of the directory, because the path may be too long for an address.
+        The address uses a handle of the directory, because an address has few characters for a path.
         """
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         connection.settimeout(_SEND_S)
@@ -200,17 +200,17 @@ class NodeArtifacts:
             self._deliver(lambda: wait.done(error))
 
     def _end_late(self) -> None:
-        """End waits that are too long, with a shorter limit while there is no agent.
+        """Fail requests that are open for too long, or sooner while there is no agent.
 
-        A wait that ends does not imply that the artifact is missing, because another node may have
+        A failed request does not imply that the artifact is missing, because another node may have
         it.
         """
         now_s, away_since_s = self._clock(), self._away_since_s
         with self._lock:
             waits = [(digest, wait.since_s) for digest, wait in self._waits.items()]
         for digest, since_s in waits:
-            # An agent that vanished between two requests may be restarting, so it has some time to
-            # return.
+            # The agent may have vanished just before this request and be restarting now. So the time
+            # without an agent counts from the request if that was later.
             if away_since_s is not None and now_s - max(away_since_s, since_s) >= _AWAY_S:
                 text = (
                     f"adapter {digest} is not on this node, and the agent that would fetch it"
@@ -223,7 +223,7 @@ class NodeArtifacts:
             self._end(digest, RefusedError(ErrorCode.ENGINE_BUSY, text))
 
     def _wait(self, seconds: float, connection: socket.socket | None = None) -> bool:
-        """Wait until the agent sends a message, a request is added, or the time is over.
+        """Wait until the agent sends a message, a request is added, or `seconds` are over.
 
         Returns:
             Whether the agent has sent a message.

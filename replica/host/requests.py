@@ -1,8 +1,8 @@
 """Translates a wire `Sequence` into the driver's `SequenceRequest`, or refuses it.
 
-This module has the rules of the translation. Absent and zero mean "off", columns must have equal
-lengths, and numbers are mapped to names. The driver decides whether an engine can serve the
-request.
+In a message, an absent field and a zero both mean that an option is off. Columns must have equal
+lengths, and numbers are mapped to enumerations. The driver decides later whether an engine can
+serve the request.
 """
 
 from collections.abc import Callable, Sequence
@@ -43,15 +43,15 @@ def decode_sequence(
         message: Message from the router.
         keys: Driver keys of the sequence and of each of its forks, in order.
         base_digest: Digest of the base that the engine serves.
-        seen_at_s: Time when the message arrived, at which the queue time begins.
+        seen_at_s: Monotonic seconds when the message arrived and the queue time began.
         entropy: Source of seeds for sequences without a seed.
 
     Raises:
-        RefusedError: With INVALID_REQUEST. The message names the correction.
+        RefusedError: With INVALID_REQUEST and a text that names the correction.
     """
     root = message.cache_root
-    # An adapter needs a root other than the base's, because its blocks would otherwise have the
-    # hashes of the base's blocks.
+    # Without another root than the base's, the adapter's blocks would have the hashes of the base's
+    # blocks, and their contents would be confused.
     if not root and message.adapter_digest:
         root = cache_root(base_digest, message.adapter_digest, b"")
     forks = tuple(
@@ -81,7 +81,7 @@ def decode_sequence(
 
 
 def decode_hashes(data: bytes, hash_bytes: int, hashes_max: int) -> list[bytes]:
-    """Split concatenated hashes.
+    """Return the hashes that the bytes concatenate.
 
     Raises:
         RefusedError: With INVALID_REQUEST if the last hash is incomplete or there are more than

@@ -1,6 +1,6 @@
 """Puts the engine to sleep and wakes it, in the step loop.
 
-Other threads allocate the memory for waking, because the allocation is slow.
+Another thread allocates the memory that a woken engine needs, because the allocation is slow.
 """
 
 from typing import Any
@@ -13,7 +13,7 @@ from sluice.errors import ErrorCode
 from sluice.hashing import BLOCK_TOKENS
 from sluice.wire.engine.v1 import engine_pb2 as wire
 
-# KV blocks that a sleeping engine retains, so that probes are still computed by the model
+# KV blocks that a sleeping engine retains, so that the model can still compute short probes
 ASLEEP_BLOCKS = 4
 ASLEEP_TOKENS = ASLEEP_BLOCKS * BLOCK_TOKENS
 
@@ -26,7 +26,7 @@ class RestDesk:
         self._background = background
         self._waking: list[Reply] = []
         self._is_waking = False
-        # Memory for waking, which is allocated and waits until no sequence runs
+        # Allocated memory of an engine that is to wake, which is used once no sequence runs
         self._memory: Any = None
         self.is_asleep = False
 
@@ -36,7 +36,7 @@ class RestDesk:
         Args:
             message: Request to sleep or to wake.
             reply: Function that sends the answer.
-            held: Number of sequences of routers. An engine that has any stays awake.
+            held: Number of routers' sequences. An engine with any sequence stays awake.
         """
         driver = self._driver
         if not isinstance(driver, Sleeper):
@@ -63,7 +63,7 @@ class RestDesk:
                 self._restored(MemoryError("too much is done beside the steps"))
 
     def look(self) -> None:
-        """Finish waking before a step, if the memory is allocated and no sequence runs."""
+        """Use the allocated memory before a step, if there is any and no sequence runs."""
         driver = self._driver
         if self._memory is not None and not driver.has_work and isinstance(driver, Sleeper):
             driver.wake(self._memory)

@@ -1,8 +1,8 @@
 """Tracks the living sequences of an engine host in the step loop, from Submit to their end.
 
-A sequence is registered when it arrives, even before its grammar is compiled and its adapter is
-read. From then on it can be cancelled, follows its attachment when a router resumes, and ends
-exactly once.
+A sequence is registered when it arrives, before its grammar is compiled and its adapter is read. A
+registered sequence can be cancelled and ends exactly once. If its router resumes, the sequence
+moves to the router's new attachment.
 """
 
 import itertools
@@ -38,14 +38,14 @@ from sluice.errors import ErrorCode
 from sluice.hashing import cache_root
 from sluice.wire.engine.v1 import engine_pb2 as wire
 
-# Bytes of a sequence's message beyond its prompt. A grammar has up to 64 KiB, and the rest a few
-# thousand bytes.
+# Bytes of a sequence's message without its prompt. A grammar has up to 64 KiB, and all other fields
+# have a few thousand bytes.
 _EXTRAS_BYTES_MAX = 1 << 18
 _TOKEN_BYTES_MAX = 5  # largest size of a token in a message, as a varint
 
 
 class SequenceBook:
-    """The record of all sequences with owners and outputs, which also adds them to the driver."""
+    """The record of all sequences with their owners and outputs. It adds them to the driver."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class SequenceBook:
         entropy: Callable[[], int],
         clock: Callable[[], float],
     ) -> None:
-        """Create an empty record, where sequences beyond `living_max` end as BUSY."""
+        """Create an empty record. More than `living_max` sequences at a time end as BUSY."""
         self._driver = driver
         self._base_digest = base_digest
         self._adapters = adapters
@@ -79,9 +79,9 @@ class SequenceBook:
     def take(
         self, attachment: HostAttachment, sequences: Iterable[wire.Sequence], seen_at_s: float
     ) -> None:
-        """Accept sequences, and end only those that cannot be served.
+        """Accept sequences. A sequence that cannot be served ends without effect on the others.
 
-        A sequence whose id is living already is ignored, so that a submit can be repeated.
+        A sequence whose id is living already is ignored, so a router may repeat a submit.
         """
         for message in sequences:
             if message.id not in attachment.sequences:
@@ -91,11 +91,11 @@ class SequenceBook:
                     _refuse(attachment, message, error)
 
     def probe(self, message: wire.Probe, reply: Reply, now_s: float) -> None:
-        """Start a canary inference, after its adapter is loaded."""
+        """Load the adapter of a canary inference, and then start the inference."""
         tells = message.wants_logprobs and self._driver.capabilities.logprobs_max > 0
         root = message.cache_root
-        # An adapter needs a root other than the base's, because its blocks would otherwise have the
-        # hashes of the base's blocks.
+        # Without another root than the base's, the adapter's blocks would have the hashes of the
+        # base's blocks, and their contents would be confused.
         if not root and message.adapter_digest:
             root = cache_root(self._base_digest, message.adapter_digest, b"")
         request = SequenceRequest(
@@ -116,7 +116,7 @@ class SequenceBook:
         self._equip(request)
 
     def cancel(self, hosted: Hosted) -> None:
-        """End a sequence, at once if the driver does not have it yet, else by its last event."""
+        """End a sequence, at once before it is in the driver, else with the driver's last event."""
         if hosted.is_parked:
             self._end(hosted, FinishedEvent(hosted.key, Finish.CANCELLED))
         else:
@@ -181,7 +181,7 @@ class SequenceBook:
                 self.cancel(hosted)
 
     def _file_all(self, events: StepEvents, sole: HostAttachment) -> bool:
-        """Record a step's tokens as whole columns, or return False if a sequence has no owner."""
+        """Record a step's tokens as whole columns. Returns False if a sequence has no owner."""
         try:
             hosted = list(map(self._living.__getitem__, events.keys))
         except KeyError:
@@ -197,7 +197,7 @@ class SequenceBook:
         columns: dict[HostAttachment, tuple[list[int], list[int]]] = {}
         for key, token in zip(events.keys, events.tokens, strict=True):
             hosted = self._living.get(key)
-            if hosted is None:  # its attachment was closed while the step ran
+            if hosted is None:  # the attachment of the sequence was closed while the step ran
                 continue
             hosted.told.output.append(token)
             if isinstance(hosted.owner, HostAttachment):
@@ -261,7 +261,7 @@ class SequenceBook:
             self._equip(request)
 
     def _equip(self, request: SequenceRequest) -> None:
-        """Start a sequence, after loading its adapter if necessary."""
+        """Start a sequence, after its adapter is loaded if it has one."""
         digest = request.adapter_digest
         if not digest or not self._driver.capabilities.adapter_slots:
             self._start(request, None)
@@ -307,12 +307,12 @@ class SequenceBook:
             raise RefusedError(ErrorCode.INVALID_REQUEST, message)
 
     def _wanted(self, request: SequenceRequest) -> list[int]:
-        """Return the keys of a request and its forks that have not been cancelled meanwhile."""
+        """Return the keys of a request and of its forks, without cancelled sequences."""
         keys = [request.key, *(fork.key for fork in request.forks)]
         return [key for key in keys if key in self._living]
 
     def _start(self, request: SequenceRequest, error: RefusedError | None) -> None:
-        """Add the still wanted sequences of a request to the driver, or end them with `error`."""
+        """Add the sequences of a request that still wait to the driver, or end them with `error`."""
         wanted = self._wanted(request)
         if not wanted:
             return
@@ -375,7 +375,7 @@ def _refuse(attachment: HostAttachment, message: wire.Sequence, error: RefusedEr
 
 
 def _for_keys(request: SequenceRequest, wanted: list[int]) -> SequenceRequest:
-    """Return a request that is reduced to its sequences that are still wanted."""
+    """Return a request without those sequences that have been cancelled."""
     if len(wanted) == 1 + len(request.forks):
         return request
     seeds = {request.key: request.sampling.seed, **{f.key: f.seed for f in request.forks}}
@@ -389,5 +389,5 @@ def _for_keys(request: SequenceRequest, wanted: list[int]) -> SequenceRequest:
 
 
 def _cut(hosted: Hosted, event: FinishedEvent) -> FinishedEvent:
-    """Return the end event of a running sequence, with the number of its output tokens."""
+    """Return the end event of a running sequence with the number of its output tokens."""
     return replace(event, output_tokens=len(hosted.told.output))

@@ -1,11 +1,11 @@
 """Runs the engine host, which answers HostRequest bytes with HostFrame bytes.
 
-Only one thread uses each object. The *step loop* uses driver and state, one *sender* thread per
-attachment uses its responder, and one *replier* thread uses the responders of short answers. In
-addition, a few *workers* read adapters, check bytes and compile grammars, and one thread requests
-missing adapters from the node's agent. A *watchdog* watches the step loop, which is the only source
-of heartbeats. No thread uses a responder after `finish`, because in Triton that would crash the
-whole server.
+Each object is used by one thread only. The *step loop* uses driver and state. One *sender* thread
+per attachment uses the attachment's responder. One *replier* thread uses the responders of all
+requests with one answer. A few *workers* read adapters, check bytes and compile grammars. Another
+thread requests missing adapters from the node's agent. A *watchdog* reports a stuck step loop,
+which is the only source of heartbeats. No thread uses a responder after `finish`, because in Triton
+that would crash the whole server.
 """
 
 import logging
@@ -34,10 +34,10 @@ from sluice.wire.engine.v1 import engine_pb2 as wire
 
 log = logging.getLogger(__name__)
 
-# Largest number of sequences in the engine's own queue, which is short because routers have queues,
-# too.
+# Largest number of sequences in the engine's queue, which is short because routers have their own
+# queues.
 WAITING_MAX = 1024
-INBOX_SEQUENCES_MAX = 8192  # sequences that arrived but that the step loop has not processed yet
+INBOX_SEQUENCES_MAX = 8192  # largest number of arrived sequences before the step loop accepts them
 INBOX_COMMANDS_MAX = 16384
 INBOX_BYTES_MAX = 256 << 20
 # Kinds of requests that receive an answer -> largest number of open requests of that kind.
@@ -52,7 +52,7 @@ ANSWERED_MAX = {
 WORKERS = 2
 JOBS_MAX = 128
 POLL_S = 0.05  # seconds between a sender's checks whether its stream is still open
-ADAPTERS_LOOK_S = 0.25  # seconds between two copies of the list of adapters for the metrics
+ADAPTERS_LOOK_S = 0.25  # seconds between two copies of the adapters' list, which the metrics read
 JOIN_S = 2.0
 
 
@@ -99,7 +99,7 @@ class EngineHost:
         waiting_max: int = WAITING_MAX,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Create a host, which has to be started before the first `handle`.
+        """Create a host, which `start` must start before the first `handle`.
 
         Args:
             driver: Driver of the engine, which only this host may use from now on.
@@ -136,7 +136,8 @@ class EngineHost:
         self._arrived = threading.Condition()
         self._inbox: deque[Callable[[], None]] = deque()
         self._inbox_sequences = self._inbox_bytes = 0
-        self._open: Counter[str] = Counter()  # number of requests without an answer yet, by kind
+        # kind of request -> number of requests without an answer yet
+        self._open: Counter[str] = Counter()
         self._answers: set[_Answer] = set()
         self._replies: SimpleQueue[tuple[Responder, bytes] | None] = SimpleQueue()
         self._senders: list[threading.Thread] = []
@@ -164,7 +165,7 @@ class EngineHost:
     def step_age_s(self) -> float:
         """Seconds since the present step began, or 0 between steps.
 
-        It grows while a step is stuck.
+        The age grows while a step is stuck.
         """
         return self._watch.look()[0]
 
@@ -181,8 +182,8 @@ class EngineHost:
     def handle(self, payload: bytes, responder: Responder) -> None:
         """Handle one request without waiting.
 
-        If the request has an answer, its responder is stored until then. Otherwise the responder is
-        finished here.
+        The responder of a request with an answer is stored until the answer is sent. Any other
+        responder is finished here.
         """
         try:
             request = wire.HostRequest.FromString(payload)
@@ -195,7 +196,7 @@ class EngineHost:
         elif self._failure:
             _answer(responder, _refused(ErrorCode.ENGINE_FAILED, self._failure))
         elif kind == "credit" and (known := self._core.outbox(request.credit.epoch)) is not None:
-            # a grant of credit does not justify waking the step loop
+            # a grant of credit needs no step, so the step loop is not woken
             known.add_credit(request.credit.frames)
             responder.finish()
         elif not self._enqueue(kind, request, len(payload), responder):
@@ -248,7 +249,7 @@ class EngineHost:
         return True
 
     def _submission(self, submit: wire.Submit, seen_at_s: float) -> Callable[[], None]:
-        """Return the action that submits sequences in the step loop, or refuses them when full."""
+        """Return the step loop's action for a submit. If the inbox is full, the action refuses."""
         core = self._core
         count = len(submit.sequences)
         if self._inbox_sequences + count > INBOX_SEQUENCES_MAX:
@@ -292,7 +293,7 @@ class EngineHost:
             core.drain_all()
         except BaseException as error:
             # The cause is a bug, or an engine that cannot recover. All attachments receive an
-            # error, and the host refuses every later request. So the agent's probe fails, and the
+            # error, and the host refuses every later request, including the agent's probe. So the
             # agent replaces the process.
             log.exception("step_loop_failed")
             self._failure = f"the engine stopped: {error!r}"
@@ -312,7 +313,7 @@ class EngineHost:
             )
 
     def _turn_rest_away(self) -> None:
-        """Refuse all open requests, after `_failure` was set to refuse further ones."""
+        """Refuse all open requests. Later requests are refused because `_failure` is set."""
         with self._arrived:
             self._inbox.clear()
             rest = list(self._answers)
@@ -326,7 +327,7 @@ class EngineHost:
         return len(self._core.sequences) == 0 or self._clock() >= self._drain_until_s
 
     def _take_actions(self) -> list[Callable[[], None]]:
-        """Return the actions that arrived, or if idle, wait for an action or the next heartbeat."""
+        """Return the actions that arrived. An idle loop first waits for one, or for a heartbeat."""
         with self._arrived:
             if not self._inbox and not self._core.has_work:
                 now_s = self._clock()
@@ -387,7 +388,7 @@ class EngineHost:
     def _send(
         self, responder: Responder, attachment: HostAttachment, attached: wire.Attached
     ) -> None:
-        """Send the frames of one attachment, whose responder this thread owns, until its end."""
+        """Send the frames of one attachment until it ends. Only this thread uses its responder."""
         encoder = FrameEncoder(self._kv_blocks, attachment.adapters_told)
         outbox = attachment.outbox
         is_over = False

@@ -8,12 +8,12 @@ from replica.engine.types import EngineLoad
 
 log = logging.getLogger(__name__)
 
-STUCK_S = 10.0  # seconds, far longer than any step, after which routers have abandoned the engine
+STUCK_S = 10.0  # Longest plausible step in seconds, after which routers have abandoned the engine
 LOOK_S = 1.0
 
 
 class StepWatch:
-    """Measures the step loop's present iteration, with its commands, its step and its news.
+    """Measures the present iteration of the step loop, with its requests, its step and its news.
 
     The step loop writes, and any thread may read.
     """
@@ -23,7 +23,7 @@ class StepWatch:
         self._began: tuple[float, EngineLoad] | None = None
 
     def begin(self, load: EngineLoad) -> None:
-        """Record that an iteration begins, with the engine's `load` before it."""
+        """Record the start of an iteration, and the engine's load at that time."""
         self._began = (self._clock(), load)
 
     def end(self) -> None:
@@ -31,7 +31,7 @@ class StepWatch:
         self._began = None
 
     def look(self) -> tuple[float, EngineLoad]:
-        """Return the present step's age in seconds (0 between steps) and the load before it."""
+        """Return the seconds since the present iteration began, or 0, and the load before it."""
         began = self._began
         if began is None:
             return 0.0, EngineLoad()
@@ -39,7 +39,7 @@ class StepWatch:
 
 
 class Watchdog:
-    """Logs a step that is too slow, once and again each time that its age has doubled."""
+    """Logs a step that is too slow, and logs it again whenever its age has doubled."""
 
     def __init__(
         self, watch: StepWatch, *, stuck_s: float = STUCK_S, look_s: float = LOOK_S

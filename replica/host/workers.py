@@ -1,4 +1,4 @@
-"""Runs work in threads that must not delay the step loop, such as reading adapters."""
+"""Runs slow work, such as reading adapters, in threads beside the step loop."""
 
 import logging
 import threading
@@ -41,7 +41,8 @@ class HostWorkers:
     def run(self, work: Callable[[], Any], done: Callable[[Any], None]) -> bool:
         """Call `work` in a worker, then `done` in the step loop.
 
-        `done` receives the result of `work`, or its exception. Returns False if too many jobs wait.
+        `done` receives the result of `work`, or the exception that `work` raised. Returns False
+        without a call if too many jobs wait.
         """
         try:
             self._jobs.put_nowait((work, done))
@@ -50,7 +51,7 @@ class HostWorkers:
         return True
 
     def close(self, timeout_s: float) -> None:
-        """Drop waiting jobs and end, without jobs that run longer than `timeout_s`."""
+        """Drop waiting jobs and stop. Running jobs are awaited for at most `timeout_s`."""
         try:
             while True:
                 self._jobs.get_nowait()
@@ -70,7 +71,7 @@ class HostWorkers:
             except Exception as error:  # noqa: BLE001 - the caller of `run` handles it
                 outcome = error
             except BaseException as error:  # noqa: BLE001 - the exception of a panic in Rust code
-                # Without an outcome the caller would wait forever. Without this clause the worker
-                # would die, and with the last worker all jobs would stop.
+                # Without an outcome the caller would wait forever. Without this clause the worker would
+                # die, and without workers all jobs would stop.
                 outcome = RuntimeError(f"{type(error).__name__}: {error}")
             self._deliver(lambda done=done, outcome=outcome: done(outcome))
