@@ -67,7 +67,7 @@ class ControlDesk:
             reply(self._adapter_list(problems))
 
     def export_kv(self, message: wire.Export, reply: Reply) -> None:
-        """Answer with as many of the requested cached blocks, from the first, as fit one message."""
+        """Answer with the first of the requested cached blocks, up to one message's size."""
         try:
             hashes = decode_hashes(message.hashes, HASH_BYTES, HASHES_MAX)
             blocks = self._export(hashes)

@@ -120,8 +120,8 @@ class HostCore:
         """Open an attachment, and resume or close the same router's earlier attachment.
 
         Raises:
-            RefusedError: The epoch is not greater than the router's last epoch, the epoch belongs to
-                another router, or too many routers are attached.
+            RefusedError: The epoch is not greater than the router's last epoch. Or the epoch belongs
+                to another router, or too many routers are attached.
         """
         mine: list[HostAttachment] = []
         for known in self._attachments.values():
@@ -277,7 +277,7 @@ class HostCore:
         self._end_all(RefusedError(ErrorCode.ENGINE_FAILED, message))
 
     def drain_all(self) -> None:
-        """End all sequences and attachments because the engine stops, so routers retry elsewhere."""
+        """End all sequences and attachments because the engine stops. Routers retry elsewhere."""
         for attachment in self._attachments.values():
             for hosted in attachment.sequences.values():
                 self._driver.cancel(hosted.key)

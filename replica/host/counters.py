@@ -26,8 +26,8 @@ class HostCounters:
         kv_imported: Number of imported blocks that the cache stored or already had.
         kv_refused: Number of refused imports by error code.
         step_s: Seconds of each step, stored until the metrics read them.
-        lengths: Pairs (prompt tokens, output tokens) of the sequences that ended with STOP or LENGTH,
-            stored until the metrics read them.
+        lengths: Pairs (prompt tokens, output tokens) of the sequences that ended with STOP or
+            LENGTH, stored until the metrics read them.
     """
 
     steps: int = 0

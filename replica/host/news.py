@@ -19,6 +19,7 @@ _IDLE = EngineLoad()
 PENDING_ENTRIES_MAX = 2_000_000
 # Largest number of tokens in stored ends that a router has not confirmed. If the router resumes,
 # these ends are sent again. For a router that never grants credit, only the newest are stored.
+UNCONFIRMED_TOKENS_MAX = 1_000_000
 _ENDED_WEIGHT = 64  # memory of an end's record without its tokens, as a number of tokens
 
 

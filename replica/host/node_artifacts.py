@@ -137,7 +137,7 @@ class NodeArtifacts:
     def _connect(self) -> socket.socket | None:
         """Return a connection to the agent, or None if no agent answers.
 
-        The address uses a handle of the directory, because an address has few characters for a path.
+        The address uses a handle of the directory, because a path may be too long for an address.
         """
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         connection.settimeout(_SEND_S)
@@ -209,8 +209,8 @@ class NodeArtifacts:
         with self._lock:
             waits = [(digest, wait.since_s) for digest, wait in self._waits.items()]
         for digest, since_s in waits:
-            # The agent may have vanished just before this request and be restarting now. So the time
-            # without an agent counts from the request if that was later.
+            # The agent may have vanished just before this request and be restarting now. So a
+            # request that is newer waits for the full time.
             if away_since_s is not None and now_s - max(away_since_s, since_s) >= _AWAY_S:
                 text = (
                     f"adapter {digest} is not on this node, and the agent that would fetch it"

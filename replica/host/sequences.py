@@ -312,7 +312,7 @@ class SequenceBook:
         return [key for key in keys if key in self._living]
 
     def _start(self, request: SequenceRequest, error: RefusedError | None) -> None:
-        """Add the sequences of a request that still wait to the driver, or end them with `error`."""
+        """Add the request's sequences that still wait to the driver, or end them with `error`."""
         wanted = self._wanted(request)
         if not wanted:
             return

@@ -71,7 +71,7 @@ class HostWorkers:
             except Exception as error:  # noqa: BLE001 - the caller of `run` handles it
                 outcome = error
             except BaseException as error:  # noqa: BLE001 - the exception of a panic in Rust code
-                # Without an outcome the caller would wait forever. Without this clause the worker would
-                # die, and without workers all jobs would stop.
+                # Without an outcome the caller would wait forever. Without this clause the worker
+                # would die, and without workers all jobs would stop.
                 outcome = RuntimeError(f"{type(error).__name__}: {error}")
             self._deliver(lambda done=done, outcome=outcome: done(outcome))
