@@ -1,7 +1,7 @@
 """`python -m replica.agent` runs the node agent, or one of two commands.
 
-`preflight` reports whether Triton can run. `uncordon` lifts the cordons of accelerators, which the
-running agent detects within seconds.
+`preflight` reports whether Triton can run on this machine. `uncordon` lifts the cordons of
+accelerators, and a running agent puts them back into service within seconds.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Measures why a probe is late, as engine or agent may be frozen or lack processor time."""
+"""Measures the cause of a late probe, which may be a frozen engine or a lack of processor time."""
 
 import asyncio
 import time
@@ -9,8 +9,8 @@ from typing import Self
 from sluice.procfs import cpu_s, wants_processor
 
 _TICK_S = 0.05
-_LOOK_SHARE = 0.75  # share of the deadline after which the engine's work is measured
-_WINDOW_MIN_S = 0.01  # resolution of the kernel's measurement of processor time
+_LOOK_SHARE = 0.75  # share of the probe's deadline after which the engine's work is measured
+_WINDOW_MIN_S = 0.01  # shortest measured time, equal to the kernel's resolution of processor time
 
 
 class Activity:
@@ -33,10 +33,10 @@ class ProbeWatch:
     """Watches agent and engine, as an async context, while a probe waits for its answer.
 
     An agent without processor time handles answer and deadline at the same time, and cannot
-    determine which was first. So `stalled_s` reports for how long its event loop was blocked. An
-    engine without processor time is late as well, and `wants_processor` distinguishes it from a
-    frozen engine. The engine's work is measured well before the deadline. The reason is that the
-    end of a probe causes a moment of work even in a frozen engine's server.
+    determine which came first. So `stalled_s` reports how long its event loop was blocked. An
+    engine without processor time also answers late. `wants_processor` distinguishes such an engine
+    from a frozen one. The engine's work is measured well before the deadline, because the end of a
+    probe causes some work even in the server of a frozen engine.
     """
 
     def __init__(self, pids: Sequence[int], timeout_s: float) -> None:
@@ -68,7 +68,7 @@ class ProbeWatch:
 
     def wants_processor(self) -> bool:
         """Return whether the engine was working, or was waiting for a processor or a disk."""
-        if self._wants_processor is None:  # the probe failed at once
+        if self._wants_processor is None:  # the probe ended before the measurement
             self._look_now()
         return bool(self._wants_processor)
 

@@ -14,10 +14,10 @@ log = structlog.get_logger(__name__)
 
 
 async def find_leftovers(launcher: TritonLauncher) -> dict[str, Leftover]:
-    """Return the engines to adopt, by replica id, after all other leftovers were ended.
+    """Return the engines to adopt, by replica id, after killing all other leftover processes.
 
-    An engine is adopted if the process of its record still runs with the marks of its replica and
-    spec. This function does not check its health, because its canary does.
+    An engine is adopted if the process of its record still runs, and its environment names the same
+    replica and spec. The engine's health is not checked here, because its canary will check it.
     """
     leftovers: dict[str, Leftover] = {}
     for record, launch in await asyncio.to_thread(launcher.recorded):

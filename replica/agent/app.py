@@ -65,7 +65,7 @@ class Agent:
         prober: Canary | None = None,
         open_hardware: Callable[[], HardwareReader | None] = no_hardware,
     ) -> None:
-        """Compose the agent.
+        """Build the agent's parts, and start none of them.
 
         Args:
             settings: Settings of the node.
@@ -108,7 +108,7 @@ class Agent:
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until `stop` is set, and then stop or leave all engines, as configured.
 
-        Engines that an earlier agent left are adopted. An error also leaves the engines running,
+        Engines that an earlier agent left are adopted. If this method raises, the engines continue,
         because a fault of the agent is no reason to stop them.
 
         Raises:
@@ -172,7 +172,7 @@ class Agent:
     async def _report(self) -> None:
         """Connect to the control plane once the health of adopted engines is known.
 
-        Before that, an adopted engine would be reported as starting, and routers would disconnect
+        An earlier report would list an adopted engine as starting, and routers would disconnect
         from it.
         """
         assert self._fleet is not None
@@ -180,7 +180,7 @@ class Agent:
         await self._link.run()
 
     async def _engine_page(self, path: str) -> bytes | None:
-        """Return an engine's metrics for `/engines/REPLICA/metrics`, or None if it is unknown."""
+        """Return an engine's metrics for `/engines/REPLICA/metrics`, or None if unknown."""
         parts = path.split("/")
         if self._fleet is None or len(parts) != 4 or (parts[1], parts[3]) != ("engines", "metrics"):
             return None
@@ -221,7 +221,7 @@ class Agent:
             self._fleet.fail(base_digest, problem)
 
     async def _keep_library(self) -> None:
-        """Detect artifacts that others have added to the folder, and save the `Heat` of all."""
+        """Detect artifacts that other programs have added to the folder, and save all `Heat`."""
 
         async def step() -> None:
             await self._library.scan()
@@ -360,7 +360,7 @@ def build_agent(settings: AgentSettings) -> Agent:
 
 
 def _reachable(address: str, host: str) -> str:
-    """Return a listener's address for other nodes, with the node's address for a wildcard."""
+    """Return a listener's address for other nodes. The node's address replaces a wildcard."""
     bound, port = host_and_port(address)
     return f"{host}:{port}" if bound in {"0.0.0.0", "::"} else address
 
@@ -375,7 +375,7 @@ def _address_of(host: str) -> str:
 
 @contextmanager
 def _exclusive(state_dir: Path) -> Generator[None]:
-    """Lock the state directory while the context lasts, or until the process dies."""
+    """Lock the state directory while the context lasts. The process's death also unlocks it."""
     state_dir.mkdir(parents=True, exist_ok=True)
     with (state_dir / "lock").open("a+") as file:
         try:

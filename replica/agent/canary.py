@@ -17,7 +17,7 @@ class LlmCanary:
     """A connection for probes to one engine that generates text."""
 
     def __init__(self, address: str) -> None:
-        """Prepare a connection to the Triton at `address` (host:port)."""
+        """Create a client for the Triton at `address` (host:port). The first probe connects."""
         self._address = address
         self._link = RenewedChannel(address, CertificateRole.ENGINE, options=CHANNEL_OPTIONS)
 

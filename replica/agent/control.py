@@ -1,7 +1,8 @@
 """Runs the agent's stream that sends the observed state and receives the desired state.
 
-An absent control plane stops no engine, however long it is absent. Every desired state is stored on
-disk, so an agent that starts without a control plane still starts the last desired replicas.
+The engines continue to serve while the control plane is absent, for any length of time. Every
+desired state is stored on disk. So an agent that starts without a control plane starts the replicas
+of the last desired state.
 """
 
 import asyncio
@@ -20,7 +21,8 @@ from sluice.wire.agent.v1 import agent_pb2_grpc
 log = structlog.get_logger(__name__)
 
 HEARTBEAT_S = 5.0
-_SETTLE_S = 0.02  # seconds to wait, so that simultaneous changes are sent as one message
+# seconds to wait after a change, so that simultaneous changes are sent as one message
+_SETTLE_S = 0.02
 _BACKOFF_MAX_S = 5.0
 
 _Call = grpc.aio.StreamStreamCall[agent.SyncRequest, agent.SyncResponse]
@@ -35,7 +37,7 @@ class ControlLink(Link[agent.SyncRequest, agent.SyncResponse]):
         observe: Callable[[], agent.SyncRequest],
         on_desired: Callable[[agent.SyncResponse], None],
     ) -> None:
-        """Prepare the stream, which `run` opens.
+        """Create a stream that `run` opens.
 
         Args:
             address: Address of the control plane, host:port.
@@ -48,7 +50,7 @@ class ControlLink(Link[agent.SyncRequest, agent.SyncResponse]):
         self._changed = asyncio.Event()
 
     def note_change(self) -> None:
-        """Request that the observed state is sent soon, before the next heartbeat."""
+        """Cause a report of the observed state before the next heartbeat."""
         self._changed.set()
 
     def _open(self, channel: grpc.aio.Channel) -> _Call:
@@ -91,7 +93,7 @@ class DesiredFile:
     def save(self, desired: agent.SyncResponse) -> None:
         """Write the desired state atomically, unless its replicas are unchanged.
 
-        An unwritable disk is logged instead of raised, because serving does not depend on it.
+        An error of the disk is logged instead of raised, because serving does not need this file.
         """
         replicas = list(desired.replicas)
         if replicas == self._written:

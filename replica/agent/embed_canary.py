@@ -9,8 +9,8 @@ from sluice.profiles import EMBED
 
 _TEXT = (1, 2, 3, 4)  # token ids that every vocabulary has
 # Seconds that a probe may wait in the engine's queue, for example behind 190 texts of 256 tokens on
-# one core. A longer limit does no harm, because a dead stub is detected in other ways, and no
-# stream depends on an embedding engine.
+# one core. The limit may be long, because a dead stub is detected in other ways, and no stream of
+# tokens waits for an embedding engine.
 _PATIENCE_S = 10.0
 
 
@@ -18,7 +18,7 @@ class EmbedCanary:
     """A connection for probes to one embedding engine."""
 
     def __init__(self, address: str) -> None:
-        """Prepare a connection to the Triton at `address` (host:port)."""
+        """Create a client for the Triton at `address` (host:port). The first probe connects."""
         self._address = address
         self._client = EmbeddingClient(address, EMBED.triton_model)
 
@@ -30,7 +30,8 @@ class EmbedCanary:
         The deadline is at least 10 s, because an engine with a long queue is not dead.
 
         Returns:
-            0, because the engine has no sequences of routers, and earlier requests have ended.
+            Always 0. The engine has no routers' sequences, and requests before the probe have
+            ended when the probe's answer arrives.
 
         Raises:
             WrongAnswerError: The vector is invalid, or comes from another base.

@@ -1,9 +1,9 @@
 """Starts a program as another user: `python -I -S engine_entry.py ENTRY PROGRAM ARGUMENT...`.
 
 ENTRY is a JSON object. Its `uid` is the user and group, `closed` maps a directory to {`trees`,
-`links`} as in `engine_view`, and `environment` has variables for the program alone. This script
-must run as root. The program replaces the script's process and has the same process id. The script
-uses only the standard library, because it runs before each engine starts.
+`links`} as in `engine_view`, and `environment` has variables for the program only. This script
+must run as root. The program replaces the script in the same process. The script imports only the
+standard library, because it runs before each engine starts.
 """
 
 import ctypes
@@ -18,7 +18,7 @@ _CLONE_NEWNS = 0x20000
 _MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_REMOUNT = 1, 2, 4, 32
 _MS_BIND, _MS_REC, _MS_SLAVE = 0x1000, 0x4000, 1 << 19
 _PR_SET_NO_NEW_PRIVS = 38
-# the mount has only directories and links, which need a few pages
+# the mounted file system contains only directories and links, which need a few pages
 _SHELL_OPTIONS = "mode=0755,size=1m"
 
 
@@ -36,13 +36,13 @@ def main() -> None:
 
 
 def open_view(closed: Mapping[str, Any]) -> None:
-    """Mount a directory of trees and links over each closed directory, in a new namespace."""
+    """Replace each closed directory by a mount of its trees and links, in a new namespace."""
     here = str(Path.cwd())
     _checked(_LIBC.unshare(_CLONE_NEWNS), "unshare")
     _mount(None, "/", None, _MS_REC | _MS_SLAVE)
     for directory, found in closed.items():
-        # These are opened in the new namespace, where a mount of the old namespace could not be
-        # bound.
+        # The trees are opened in the new namespace, because handles of the old namespace could not
+        # be mounted here.
         opened = {path: os.open(path, os.O_PATH | os.O_CLOEXEC) for path in found["trees"]}
         are_files = {path for path in opened if not Path(path).is_dir()}
         _mount("tmpfs", directory, "tmpfs", _MS_NOSUID | _MS_NODEV, _SHELL_OPTIONS)
@@ -52,14 +52,14 @@ def open_view(closed: Mapping[str, Any]) -> None:
             os.close(handle)
         for path, target in found["links"].items():
             Path(path).parent.mkdir(parents=True, exist_ok=True)
-            if not os.path.lexists(path):  # otherwise the link is part of a tree
+            if not os.path.lexists(path):  # a link inside a tree exists already
                 Path(path).symlink_to(target)
         _mount(None, directory, None, _MS_REMOUNT | _MS_RDONLY | _MS_NOSUID | _MS_NODEV)
-    os.chdir(here)  # otherwise the working directory would be the covered one
+    os.chdir(here)  # enters the mount, because the working directory is still the covered directory
 
 
 def become(uid: int) -> None:
-    """Change to this user irrevocably, without groups, capabilities or set-user-id programs."""
+    """Change to this user forever, without groups, capabilities or set-user-id programs."""
     os.setgroups([])
     os.setresgid(uid, uid, uid)
     os.setresuid(uid, uid, uid)

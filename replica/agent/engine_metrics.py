@@ -1,4 +1,4 @@
-"""Reads Triton's own metrics, which are served on the loopback alone, as they need no secret."""
+"""Reads Triton's own metrics. They need no secret, so Triton serves them on the loopback only."""
 
 import asyncio
 

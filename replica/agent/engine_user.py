@@ -1,4 +1,4 @@
-"""Chooses the user of engines, so that loaded code does not run as root like the agent."""
+"""Chooses the user of engines, so that code in models does not run as root like the agent."""
 
 import json
 import os
@@ -19,10 +19,10 @@ from sluice.accounts import is_root, lacking_capabilities
 
 log = structlog.get_logger(__name__)
 
-# Seconds for the trial, in which Python starts. On an idle machine the trial needs 0.1 s.
+# Longest time for the trial, in which Python starts, in seconds. An idle machine needs 0.1 s.
 _TRIAL_S = 60.0
-# This program runs as the engines' user, and checks that packages can be imported and each path is
-# readable.
+# This program runs as the engines' user. It checks that packages can be imported and that each path
+# is readable.
 _TRIAL = """
 import os, sys
 import replica, sluice
@@ -60,7 +60,7 @@ class EngineUser:
 
 
 def engine_user(settings: AgentSettings) -> EngineUser | None:
-    """Return the user that engines run as, or None for the agent's own user."""
+    """Return the user that engines run as, or None if they run as the agent's user."""
     if not is_root() or settings.engine_uid == 0:
         return None
     for path in (settings.state_dir, settings.artifacts_dir):
@@ -87,7 +87,7 @@ def needed_paths(settings: AgentSettings) -> list[Path]:
 
 
 def find_user(uid: int, paths: Sequence[Path]) -> tuple[EngineUser | None, str]:
-    """Return a user that was tested to run Python, or None and the reason why there is none."""
+    """Return a user as which a trial of Python succeeded, or None and the reason of the failure."""
     if lacking := lacking_capabilities(_capabilities(needs_view=False)):
         return None, f"this root lacks the capabilities {', '.join(lacking)}"
     view = view_for(uid, paths)

@@ -1,8 +1,8 @@
 """Finds the parts of closed directories that engines of another user need.
 
-A node's Python may be installed in a home directory that only its owner may enter. The mode of the
-home stays unchanged. Instead, engines run in a mount namespace in which that directory contains
-only the parts they need (`engine_entry`).
+A node's Python may be installed in a home directory that only its owner may enter. The home's
+permissions stay unchanged. Instead, engines run in a mount namespace where the home contains only
+the parts that they need (`engine_entry`).
 """
 
 import os
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-# Largest number of links that are followed in total, because a cycle of links has no end
+# Largest number of links followed for all paths together, because a cycle of links has no end
 _LINKS_MAX = 1024
 
 
@@ -30,11 +30,11 @@ class Closed:
 
 @dataclass(frozen=True, slots=True)
 class EngineView:
-    """The closed directories on a user's paths, with the parts to open for the user.
+    """The closed directories on a user's paths, with the parts that the user needs.
 
     Attributes:
         closed: Closed directories by path, none of which is inside another.
-        problem: Reason why the view does not work, and how to fix it, or empty if it works.
+        problem: Reason why the user cannot reach a path, and its remedy, or empty.
     """
 
     closed: Mapping[str, Closed] = field(default_factory=dict[str, Closed])
@@ -42,13 +42,13 @@ class EngineView:
 
 
 def view_for(uid: int, paths: Iterable[Path]) -> EngineView:
-    """Return the closed directories on the way to `paths` for a user without other groups.
+    """Return the closed directories on the way to `paths`, for a user without further groups.
 
     Args:
         uid: User and group id.
         paths: Paths that the user needs. Links are followed, and missing paths are left out.
     """
-    # Paths are not resolved, because engines use these very paths, including their links.
+    # Links stay in the paths, because engines open these very paths.
     waiting = [Path(os.path.abspath(path)) for path in paths]  # noqa: PTH100
     trees: dict[str, set[str]] = {}
     links: dict[str, dict[str, str]] = {}
@@ -76,11 +76,12 @@ class _Way:
     """The result of following a path.
 
     Attributes:
-        end: The path, or if the path has a link, the path after the first link is followed.
+        end: The path itself, or if it has a link, the path with the first link replaced by the
+            link's target.
         closed: First directory on the path that the user may not enter, or empty.
         link: First symbolic link on the path, or empty.
         target: Target of the link.
-        is_shut: Whether the end itself is a directory that the user may not enter.
+        is_shut: Whether the whole path is a directory that the user may not enter.
     """
 
     end: Path
@@ -96,7 +97,7 @@ def _walk(path: Path, uid: int) -> _Way:
         try:
             status = part.lstat()
         except (FileNotFoundError, NotADirectoryError):
-            return _Way(path)  # a missing path is made accessible by its creator
+            return _Way(path)  # the program that creates a missing path makes it accessible
         if stat.S_ISLNK(status.st_mode):
             target = str(part.readlink())
             aim = os.path.normpath(part.parent / target)

@@ -33,7 +33,7 @@ class NodeLauncher(Launcher, Protocol):
 
 
 def reported_state(state: LocalReplicaState) -> control.ReplicaState:
-    """Return the state to report, where routers do not attach to STOPPED and FAILED replicas."""
+    """Return the reported state of a replica. Routers do not attach to STOPPED and FAILED ones."""
     if state.has_failed:
         return control.REPLICA_STATE_FAILED
     if state.phase is ReplicaPhase.READY and state.is_draining:
@@ -59,19 +59,19 @@ class NodeReplicas:
         problem_of: Callable[[str], Awaitable[str]],
         why_waiting: Callable[[str], str] = lambda base_digest: "",  # noqa: ARG005
     ) -> None:
-        """Compose from the agent's parts.
+        """Create an empty set of replicas.
 
         Args:
             group: TaskGroup in which all tasks run.
             launcher: Launcher that starts engines.
             prober: Prober of engines.
             limits: Time limits for engines.
-            on_change: Function that is called at every change to report to the control plane.
+            on_change: Function that is called after every change to report to the control plane.
             observer: Receiver of events, for metrics.
             why_cordoned: Function that returns why one of some accelerators is out of service, or
                 empty.
             problem_of: Function that returns why a base's artifact is unusable, or empty.
-            why_waiting: Function that returns why a replica of a base cannot start yet, or empty.
+            why_waiting: Function that returns why a base is not on the disk yet, or empty.
         """
         self.runners: dict[str, ReplicaRunner] = {}
         self._group = group
@@ -83,7 +83,7 @@ class NodeReplicas:
         self._why_cordoned = why_cordoned
         self._problem_of = problem_of
         self._why_waiting = why_waiting
-        # id of a replica whose base is being fetched -> progress of the fetch
+        # id of a replica whose base is being fetched -> progress of the fetch as text
         self._waiting: dict[str, str] = {}
         self._desired: agent.SyncResponse | None = None
         self._is_stopping = False
@@ -92,7 +92,7 @@ class NodeReplicas:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def adopt(self, leftovers: Mapping[str, Leftover]) -> None:
-        """Adopt engines by replica id, which count as desired until `apply` is called."""
+        """Adopt engines by replica id. Until `apply` is called, these replicas count as desired."""
         for replica_id, leftover in leftovers.items():
             self._runner(replica_id, leftover)
 
@@ -130,7 +130,7 @@ class NodeReplicas:
             runner.want(spec, is_draining=is_draining, sleeps=wish.sleeps)
 
     def refresh(self) -> None:
-        """Start replicas whose base is complete, and update the progress of the others."""
+        """Start replicas whose base is complete, and update the progress of all waiting ones."""
         if self._waiting and self._desired is not None:
             before = self._waiting
             self.apply(self._desired)
@@ -138,12 +138,12 @@ class NodeReplicas:
                 self._on_change()
 
     def apply_cordons(self) -> None:
-        """Drain replicas with cordoned accelerators, and start those whose cordon was lifted."""
+        """Drain replicas with cordoned accelerators, and start replicas without cordons again."""
         if self._desired is not None:
             self.apply(self._desired)
 
     def fail(self, base_digest: str, problem: str) -> None:
-        """End the engines of a base as failed, which start again when the base may be used."""
+        """Stop the engines of a base as failed. They start again when the base is usable."""
         for runner in self.runners.values():
             runner.fail(base_digest, problem)
 
@@ -169,7 +169,7 @@ class NodeReplicas:
 
     @property
     def is_ready(self) -> bool:
-        """Whether every desired replica is ready, which is true if there are none."""
+        """Whether every desired replica is ready. True if no replica is desired."""
         return not self._waiting and all(runner.is_ready for runner in self.runners.values())
 
     @property
@@ -193,7 +193,7 @@ class NodeReplicas:
         return sorted(found, key=lambda replica: replica.replica_id)
 
     def _waits_for(self, replica_id: str, spec: EngineSpec) -> str:
-        """Return why a replica cannot start yet, or empty if it can, or already runs this base."""
+        """Return why a replica cannot start yet. Empty if it can, or already runs this base."""
         runner = self.runners.get(replica_id)
         wanted = runner.wanted if runner is not None else None
         if wanted is not None and wanted.base_digest == spec.base_digest:
@@ -236,7 +236,8 @@ class NodeReplicas:
             await runner.run()
             if not runner.is_wanted and not self._is_stopping:
                 await asyncio.to_thread(self._launcher.forget, runner.replica_id)
-            if not runner.is_wanted:  # otherwise the replica has become wanted again
+            # the replica may have become wanted again, and then runs again
+            if not runner.is_wanted:
                 break
         del self.runners[runner.replica_id]
         if not self.runners:

@@ -1,8 +1,8 @@
-"""Sends golden prompts to the node's ready replicas from time to time, beside their normal load.
+"""Sends golden prompts to the node's ready replicas at intervals, beside their normal requests.
 
-The control plane compares the answers across the pool, and the agent does not judge them. A golden
-request is greedy, short and urgent, and ends within a few steps. It has a new root of block hashes,
-because cached blocks could hide that an engine computes wrongly at present.
+The control plane compares the answers of a pool's replicas, and the agent only reports them. A
+golden request is greedy, short and urgent, and ends within a few steps. Its block hashes have a new
+root. So it uses no cached blocks, which could hide that an engine computes wrongly now.
 """
 
 import asyncio
@@ -29,18 +29,19 @@ from sluice.wire.engine.v1 import engine_pb2 as engine
 
 log = structlog.get_logger(__name__)
 
-OUTPUT_TOKENS_MAX = 64  # upper bound on the output tokens that a prompt may request
+OUTPUT_TOKENS_MAX = 64  # largest number of output tokens that a golden prompt may request
 PROMPTS_MAX = 512  # largest number of prompts per node
-# Prefixes of the ids of the platform's own prompts, which tenants' prompts must not displace.
+# Prefixes of the ids of the platform's own prompts, which have precedence over tenants' prompts.
 PLATFORM = ("default/", "default-")
-_REMEMBERED_MAX = 16_384  # largest number of remembered (replica, prompt) pairs
-# Largest number of results stored for the control plane, above which the oldest are deleted
+_REMEMBERED_MAX = 16_384  # largest number of stored times, one per pair (replica, prompt)
+# Largest number of unsent results, beyond which the oldest are dropped
 RESULTS_MAX = 256
-DEADLINE_S = 20.0  # seconds per golden request, in which an adapter may have to be loaded
+DEADLINE_S = 20.0  # seconds per golden request, during which the engine may have to load an adapter
 _LOOK_S = 0.25
 _PAUSE_S = 1.0  # shortest pause in seconds between two golden requests to one replica
-_FIRST_WITHIN_S = 5.0  # seconds within which a new replica, or a new prompt, has its first request
-# spread of the interval, as a share of it, so that a pool's replicas are not probed at once
+# longest time in seconds before a new replica's, or a new prompt's, first request
+_FIRST_WITHIN_S = 5.0
+# spread of the interval, as a share of the interval, so that a pool's replicas differ in time
 _JITTER = 0.2
 _ERROR_MAX = 500
 
@@ -78,20 +79,20 @@ class GoldenSchedule:
 
     def __init__(self) -> None:
         self._prompts: dict[str, agent.GoldenPrompt] = {}
-        # time of a pair's last request, which is a virtual one for a new pair
+        # (replica, prompt) -> time of the last request, or for a new pair a time in the past
         self._asked_s: dict[tuple[str, str], float] = {}
         self._free_s: dict[str, float] = {}  # replica -> earliest time of its next request
-        # replica -> time since when the platform's prompts are due
+        # suspected replica -> time from which the platform's prompts are due
         self._accused_s: dict[str, float] = {}
         self._replicas: frozenset[str] = frozenset()
 
     def want(self, prompts: Iterable[agent.GoldenPrompt]) -> None:
-        """Replace the prompts, where remaining prompts retain the time of their last request."""
+        """Replace the prompts. A prompt that remains retains the times of its last requests."""
         kept = list(prompts)[:PROMPTS_MAX]
         self._prompts = {prompt.id: prompt for prompt in kept if prompt.every_s > 0}
 
     def next(self, target: GoldenTarget, now_s: float) -> agent.GoldenPrompt | None:
-        """Return a replica's most overdue prompt, platform prompts first, or None without any."""
+        """Return the prompt that is overdue longest, platform prompts first, or None if none is."""
         if now_s < self._free_s.get(target.replica_id, 0.0):
             return None
         best, first = None, (True, now_s)
@@ -114,7 +115,7 @@ class GoldenSchedule:
         self._free_s[replica_id] = now_s + _PAUSE_S
 
     def forget(self, replica_ids: Iterable[str]) -> None:
-        """Forget all other replicas, and above a limit the oldest pairs of removed prompts."""
+        """Delete the times of all other replicas, and if too many are left, the oldest times."""
         kept = frozenset(replica_ids)
         if kept != self._replicas:
             self._replicas = kept
@@ -151,7 +152,7 @@ class GoldenAsker:
         observer: GoldenObserver,
         ask: Ask | None = None,
     ) -> None:
-        """Compose from the agent's parts.
+        """Create a sender without prompts.
 
         Args:
             targets: Function that returns the replicas that may receive a prompt at present.
@@ -167,7 +168,7 @@ class GoldenAsker:
         self._accused: dict[str, int] = {}
 
     def follow(self, desired: agent.SyncResponse) -> None:
-        """Use the prompts of this desired state from now on."""
+        """Replace the prompts by those of a desired state."""
         if not desired.golden_unchanged:
             self._schedule.want(desired.golden_prompts)
         accused = {it.replica_id: it.accused_at_unix_ms for it in desired.replicas}
@@ -177,7 +178,7 @@ class GoldenAsker:
         self._accused = accused
 
     def take(self) -> list[agent.GoldenResult]:
-        """Return the results since the last call."""
+        """Return the results since the previous call of this method."""
         results = list(self._results)
         self._results.clear()
         return results

@@ -2,8 +2,8 @@
 
 The decision is pure, since `judge` maps (state, readings, now) to the next state. A
 `HardwareReader` supplies the readings, and `replica.agent.fleet` decides how a cordon affects
-replicas. A cordon stays until an operator lifts it, even if the agent restarts, because XIDs are
-reported only once.
+replicas. A cordon lasts until an operator lifts it, even if the agent restarts, because the driver
+reports each XID only once.
 """
 
 from collections.abc import Collection, Mapping
@@ -11,13 +11,12 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 # From NVIDIA's Xid catalog (docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html, read in
-# November 2026). The table has XIDs whose immediate action is to reset the GPU, to restart the
-# machine, or to check its mechanics. It also has XIDs with a workflow that ends in one of these
-# actions. It also has 94, after which applications may continue until a convenient reset, which a
-# drain prepares. It omits XIDs that end only the application (13, 31, 43, 45, ...) and XIDs to be
-# ignored (63, 92). It omits 155, which also reports links that were disabled on purpose. It omits
-# 144-150, whose severity is in a sub-code that NVML does not report, because fatal ones occur
-# together with 48.
+# November 2026). The table has each XID whose immediate action is to reset the GPU, to restart the
+# machine, or to check its mechanics. It also has the XIDs whose workflow ends in such an action. It
+# has 94, after which a drain prepares for a reset at a convenient time. It omits XIDs that end only
+# the application (13, 31, 43, 45, ...) and XIDs to be ignored (63, 92). It omits 155, which also
+# reports links that were disabled on purpose. It omits 144-150, because NVML does not report the
+# sub-code with their severity. Fatal ones of these occur together with 48.
 CORDON_XIDS: Mapping[int, str] = {
     46: "the GPU stopped processing",
     48: "uncorrectable ECC error",
@@ -42,7 +41,7 @@ CORDON_XIDS: Mapping[int, str] = {
 
 @dataclass(frozen=True, slots=True)
 class GpuReading:
-    """One reading of an accelerator.
+    """The state of an accelerator at one time.
 
     Attributes:
         index: Index of the accelerator in its driver's numbering.
@@ -54,7 +53,7 @@ class GpuReading:
         power_w: Present power consumption in watts, or 0 if not reported.
         ecc_uncorrected: Number of uncorrected memory errors since the driver was loaded, or 0
             without ECC.
-        has_remap_failure: Whether a broken row of the memory could not be replaced.
+        has_remap_failure: Whether the GPU could not replace a broken row of its memory.
         is_lost: Whether the driver can no longer reach the accelerator.
     """
 
@@ -72,7 +71,7 @@ class GpuReading:
 
 @dataclass(frozen=True, slots=True)
 class Xid:
-    """An error reported by NVIDIA's driver, with an empty uuid if the GPU is unknown."""
+    """An error reported by NVIDIA's driver. The uuid is empty if the GPU is unknown."""
 
     uuid: str
     number: int
@@ -90,7 +89,7 @@ class HardwareReader(Protocol):
     """Reads the hardware. A read blocks, and hangs if the driver hangs."""
 
     def read(self, wait_s: float) -> Readings:
-        """Return the present readings, after waiting up to `wait_s` for an error report."""
+        """Wait up to `wait_s` for an error report, and return the present readings."""
         ...
 
 
@@ -112,7 +111,7 @@ class Cordon:
 
     @property
     def id(self) -> str:
-        """Id of this cordon, which differs from that of a later cordon of the same accelerator."""
+        """Id of this cordon. A later cordon of the same accelerator has another id."""
         return f"{self.uuid}@{self.since_unix_s:.3f}"
 
 
@@ -123,7 +122,7 @@ class HardwareState:
     Attributes:
         gpus: Last readings of all accelerators, including lost ones.
         cordons: Cordons by uuid.
-        accepted: Pairs (uuid, cause) of lifted cordons. These causes set no new cordon.
+        accepted: Pairs (uuid, cause) of lifted cordons. The same cause sets no new cordon.
     """
 
     gpus: tuple[GpuReading, ...] = ()
@@ -137,7 +136,7 @@ class HardwareState:
 
 
 def judge(state: HardwareState, readings: Readings, now_unix_s: float) -> HardwareState:
-    """Return the state after new readings, in which every broken accelerator has a cordon.
+    """Return the state after new readings. It has a cordon for every broken accelerator.
 
     Args:
         state: State from the last call.
@@ -159,7 +158,7 @@ def judge(state: HardwareState, readings: Readings, now_unix_s: float) -> Hardwa
 
 
 def lift(state: HardwareState, ids: Collection[str]) -> HardwareState:
-    """Return the state without these cordons, where present faults set no new cordon."""
+    """Return the state without these cordons, and accept the causes that are present now."""
     uuids = {cordon.uuid for cordon in state.cordons.values() if cordon.id in ids}
     if not uuids:
         return state
@@ -174,7 +173,7 @@ def lift(state: HardwareState, ids: Collection[str]) -> HardwareState:
 def _faults(gpu: GpuReading, xids: Collection[Xid]) -> list[tuple[str, str]]:
     """Return (cause, reason) of all faults, the clearest fault first.
 
-    A cause is never shown, since it only serves to recognise the faults of lifted cordons.
+    Operators read the reason. The cause only identifies the faults of lifted cordons.
     """
     faults = [
         (f"xid {xid.number}", f"XID {xid.number}: {CORDON_XIDS[xid.number]}")

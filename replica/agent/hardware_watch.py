@@ -27,15 +27,15 @@ from sluice.wire.agent.v1 import agent_pb2 as agent
 log = structlog.get_logger(__name__)
 
 READ_EVERY_S = 2.0
-# pause between readings in seconds, so that a GPU with endless errors does not busy the agent
+# seconds between readings, so that a GPU with endless errors does not occupy the agent
 _PAUSE_S = 0.2
-_SILENCE_S = 30.0  # seconds without an answer after which a driver is reported as hanging
+_SILENCE_S = 30.0  # seconds without an answer after which a driver is logged as hanging
 
-_Result = Readings | Exception | None  # None if there are no accelerators
+_Result = Readings | Exception | None  # None means that the node has no accelerators
 
 
 class CordonFile:
-    """The file of cordons. An operator can lift all cordons by removing it."""
+    """The file of cordons. An operator can lift all cordons by deleting this file."""
 
     def __init__(self, state_dir: Path) -> None:
         self.path = state_dir / "cordons.json"
@@ -86,7 +86,7 @@ class HardwareWatch:
 
         Args:
             file: File of cordons.
-            on_change: Function that is called when a cordon was set or lifted.
+            on_change: Function that is called after a cordon was set or lifted.
             on_readings: Function that is called with all readings, for metrics.
         """
         self._file = file
@@ -100,15 +100,15 @@ class HardwareWatch:
         """Read and judge until cancelled, or return at once if there are no accelerators.
 
         Args:
-            open_reader: Function that returns the reader, or None without accelerators. It may hang
-                like a reader.
+            open_reader: Function that returns the reader, or None without accelerators. It runs in
+                the reader's thread, because it may also hang.
         """
         loop = asyncio.get_running_loop()
         arrived: asyncio.Queue[_Result] = asyncio.Queue()
         stopped = threading.Event()
 
         def post(result: _Result) -> None:
-            with suppress(RuntimeError):  # the loop is closed already
+            with suppress(RuntimeError):  # the event loop has been closed
                 loop.call_soon_threadsafe(arrived.put_nowait, result)
 
         def read_on() -> None:
@@ -154,7 +154,7 @@ class HardwareWatch:
         self._change(lift(self.state, ids))
 
     def why_cordoned(self, accelerators: Collection[int]) -> str:
-        """Return the reason of a cordon of these accelerators, or of all if none is passed."""
+        """Return the reason of a cordon of these accelerators, or of any if none is named."""
         cordon = self.state.cordon_of(accelerators)
         return f"GPU {cordon.index}: {cordon.reason}" if cordon else ""
 

@@ -1,7 +1,7 @@
 """Checks whether this machine can run Triton's Python backend, and finds the parts of Triton.
 
-Each problem that this module finds would otherwise cause an obscure failure of Triton's stub
-process or, with numpy 2, wrong data. The stub is a program that embeds this environment's Python.
+Undetected, each problem would cause an obscure failure of Triton's stub process or, with numpy 2,
+wrong data. The stub is a program that embeds this environment's Python.
 """
 
 import importlib.metadata
@@ -28,17 +28,17 @@ class Installation:
 
     Attributes:
         python: Python version for which the stub must be built, for example `3.11`.
-        bin_dir: Directory of `python3`. It is the first on PATH, because the stub finds
-            site-packages by it.
-        libpython: File name of the shared libpython, which does not end in `.so` if Python is
-            linked statically.
-        libpython_dir: Directory of libpython, empty if the system's loader finds it, or None
+        bin_dir: Directory of `python3`. It must be first on PATH, because the stub finds
+            site-packages through PATH.
+        libpython: File name of the shared libpython. It does not end in `.so` if Python is linked
+            statically.
+        libpython_dir: Directory of libpython. Empty if the system's loader finds it, and None if
+            there is no libpython.
             without libpython.
         glibc: Version of glibc as (major, minor), or None if the C library is not glibc.
-        versions: Versions of the relevant Python distributions, without those that are not
-            installed.
-        triton: `pytriton/tritonserver` of the wheel, otherwise its directory in NVIDIA's images, or
-            None.
+        versions: Versions of the relevant Python distributions that are installed.
+        triton: `pytriton/tritonserver` of the wheel, or the directory in NVIDIA's images, or None
+            without either.
         shm_bytes_free: Free bytes in /dev/shm, or None if there is no /dev/shm.
     """
 
@@ -57,7 +57,7 @@ class Installation:
         if self.triton is None:
             return None
         stubs = self.triton / "python_backend_stubs"
-        # NVIDIA's images have one Python, whose stub is beside the backend.
+        # NVIDIA's images have one Python only, so its stub is in the directory of the backend.
         own = self.triton / "backends" / "python"
         path = (stubs / self.python if stubs.is_dir() else own) / STUB
         return path if path.is_file() else None

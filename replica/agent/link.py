@@ -1,4 +1,4 @@
-"""Opens one of the agent's streams to the control plane, and reopens it after every end."""
+"""Opens one of the agent's streams to the control plane, and reopens it whenever it ends."""
 
 import asyncio
 import random
@@ -26,9 +26,9 @@ OPTIONS = (
     ("grpc.use_local_subchannel_pool", 1),
 )
 CALL_S = 5.0  # seconds to connect, and to send one message
-# seconds of silence after which a stream is closed, since the control plane sends every few seconds
+# Seconds of silence after which a stream is closed. The control plane sends every few seconds.
 _SILENCE_S = 15.0
-# seconds after which a session counts as steady, so that its end causes an immediate retry
+# Seconds after which a session counts as steady. The end of a steady session is retried at once.
 _STEADY_S = 1.0
 _FIRST_PAUSE_S = 0.1
 _ERRORS = (
@@ -45,12 +45,12 @@ class Link(ABC, Generic[Sent, Received]):
     def __init__(
         self, address: str, name: str, answers: type[Received], pause_max_s: float
     ) -> None:
-        """Prepare the link without connecting.
+        """Create a link, which `run` connects.
 
         Args:
             address: host:port of the control plane.
-            name: Name of the stream, for the log.
-            answers: Type of the control plane's messages.
+            name: Name of the stream in log lines.
+            answers: Type of the messages that the control plane sends.
             pause_max_s: Longest pause before a reconnect, in seconds.
         """
         self._address = address
@@ -75,7 +75,7 @@ class Link(ABC, Generic[Sent, Received]):
             await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311 - spreads load
 
     async def _end_of_session(self) -> str:
-        """Run one session, and return the reason of its end, which is empty if already logged."""
+        """Run one session, and return why it ended. Empty if that has already been logged."""
         try:
             await self._session()
         except grpc.aio.AioRpcError as error:
@@ -90,11 +90,11 @@ class Link(ABC, Generic[Sent, Received]):
 
     @abstractmethod
     async def _speak(self, call: grpc.aio.StreamStreamCall[Sent, Received]) -> None:
-        """Send messages until cancelled, with `_write`, which has a deadline."""
+        """Send messages until cancelled. `_write` sends one message with a deadline."""
 
     @abstractmethod
     async def _take(self, received: Received) -> None:
-        """Handle a received message without delay, because further messages wait."""
+        """Handle a received message. It must be quick, because further messages wait for it."""
 
     def _lost(self) -> None:
         """Handle the end of a session, by default without any action."""
@@ -110,8 +110,8 @@ class Link(ABC, Generic[Sent, Received]):
             async with asyncio.timeout(CALL_S):
                 await channel.channel_ready()
             call = self._open(channel)
-            # The two tasks return their errors. If they raised them, the task group would swallow a
-            # cancellation of this task that arrives at the same time.
+            # The two tasks return their errors instead of raising them. A raised error would make
+            # the task group hide a cancellation of this task that arrives at the same time.
             async with asyncio.TaskGroup() as group:
                 halves = [
                     group.create_task(_outcome(half))
@@ -136,7 +136,7 @@ class Link(ABC, Generic[Sent, Received]):
 
 
 async def _outcome(half: Coroutine[object, object, None]) -> Exception:
-    """Return the error that ends one direction of the stream."""
+    """Run one direction of the stream, and return the error that ends it."""
     try:
         await half
     except Exception as error:  # noqa: BLE001 - the caller raises it

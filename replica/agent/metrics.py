@@ -1,4 +1,4 @@
-"""Declares the metrics of the agent, without replica ids as labels, because these change."""
+"""Declares the agent's metrics. Replica ids are no labels, because they change too often."""
 
 from collections.abc import Collection, Mapping
 from math import inf
@@ -10,7 +10,7 @@ from replica.agent.hardware import HardwareState, Xid
 from sluice.certificate_metric import CertificateExpiry
 from sluice.wire.control.v1 import control_pb2 as control
 
-# Field of a GpuReading -> name and description of its gauge.
+# Field of a `GpuReading` -> name and description of its gauge.
 _GPU_GAUGES = {
     "temperature_c": ("temperature_celsius", "Temperature of the chip"),
     "power_w": ("power_watts", "Power drawn"),
@@ -53,7 +53,7 @@ class ArtifactMetrics:
         self._moved_shown: dict[str, int] = {}
 
     def moved(self, downloaded: Mapping[str, int], uploaded: int) -> None:
-        """Set the bytes of chunks received and sent since the agent started."""
+        """Set the totals of chunk bytes received and sent since the agent started."""
         for way, total in {**downloaded, "served": uploaded}.items():
             self._moved.labels(way).inc(total - self._moved_shown.get(way, 0))
             self._moved_shown[way] = total
@@ -146,7 +146,7 @@ class AgentMetrics:
         }
 
     def probed(self, took_s: float, *, is_good: bool) -> None:
-        """Count a probe of a ready engine."""
+        """Count a probe of a ready engine by its result, and record the duration of a good one."""
         self._probes.labels("good" if is_good else "missed").inc()
         if is_good:
             self._probe_seconds.observe(took_s)
@@ -160,7 +160,7 @@ class AgentMetrics:
         self._failures.inc()
 
     def adopted(self) -> None:
-        """Count an engine of an earlier agent that was adopted."""
+        """Count the adoption of an engine that an earlier agent started."""
         self._adoptions.inc()
 
     def became_ready(self, took_s: float) -> None:
@@ -168,7 +168,7 @@ class AgentMetrics:
         self._start_seconds.observe(took_s)
 
     def set_replicas(self, states: list[control.ReplicaState], memory_bytes: int) -> None:
-        """Set the number of replicas by state."""
+        """Set the number of replicas in each state, and the engines' memory in bytes."""
         names = [control.ReplicaState.Name(state) for state in states]
         for state in _STATES:
             self._replicas.labels(state).set(names.count(f"REPLICA_STATE_{state.upper()}"))
@@ -184,7 +184,7 @@ class AgentMetrics:
                 gauge.labels(str(gpu.index)).set(getattr(gpu, field))
 
     def set_engine_certificate(self, left_s: float) -> None:
-        """Set the seconds until the engines' certificates expire, infinite if they never expire."""
+        """Set the seconds until the engines' certificates expire, or infinity without an expiry."""
         self._engine_certificate.set(left_s)
 
     def set_connected(self, *, is_connected: bool) -> None:

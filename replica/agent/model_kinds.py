@@ -1,6 +1,6 @@
-"""Defines the table of engines, with the Triton model and the health check of each.
+"""Defines the table of engines, with the Triton model and the health check of each engine.
 
-A node can offer only engines of this table, even if AGENT__ENGINES names others.
+A node can offer only engines in this table. AGENT__ENGINES can select from them.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -12,20 +12,20 @@ from replica.agent.embed_canary import EmbedCanary
 from replica.agent.replica_state import EngineSpec
 from sluice.profiles import EMBED, FRAMES
 
-# Runs a real inference at an address (host:port) within a number of seconds, and returns the number
-# of routers' sequences that the engine has. Raises PlatformError, OSError or TimeoutError if the
-# engine is not healthy. Raises WrongAnswerError for a wrong answer, which no load excuses.
+# Runs a real inference at an address (host:port) within a number of seconds. Returns the number of
+# routers' sequences in the engine. Raises PlatformError, OSError or TimeoutError if the engine is
+# not healthy. Raises WrongAnswerError for a wrong answer, which an overload does not excuse.
 Canary = Callable[[str, EngineSpec, float], Awaitable[int]]
 
 
-_LINKS_MAX = 64  # largest number of open connections, which exceeds the number of engines of a node
+_LINKS_MAX = 64  # largest number of open connections, more than a node has engines
 
 
 class CanaryLink(Protocol):
     """A connection to one engine for canary inferences, one at a time."""
 
     async def probe(self, spec: EngineSpec, timeout_s: float) -> int:
-        """Run an inference, with the results and errors of `Canary`."""
+        """Run an inference. Results and errors are those of `Canary`."""
         ...
 
     async def close(self) -> None:
@@ -39,11 +39,11 @@ class ModelKind:
 
     Attributes:
         model: Name of the Triton model, and of its folder in the model repository.
-        connect: Function that prepares a connection for canaries to the engine at an address.
-        uses_accelerators: Whether engines of this kind use accelerators, so that a replica drains
-            when one of its accelerators is cordoned.
-        can_sleep: Whether an engine may be requested to release its KV memory, which it may still
-            refuse.
+        connect: Function that creates a client for canaries to the engine at an address.
+        uses_accelerators: Whether engines of this kind use accelerators. If so, the cordon of an
+            accelerator drains the replicas that use it.
+        can_sleep: Whether the agent may request that an engine releases its KV memory. The engine
+            may still refuse.
     """
 
     model: str
@@ -65,11 +65,11 @@ KINDS: Mapping[str, ModelKind] = {
 class Canaries:
     """Runs canaries over open connections, because a new connection costs more than a canary.
 
-    After a failed canary its connection is closed, and the next canary opens a new connection.
+    A failed canary closes its connection, and the next canary opens a new connection.
     """
 
     def __init__(self) -> None:
-        # ordered by last use, the latest at the end
+        # Connections in the order of their last use, so that the oldest is closed first.
         self._links: dict[tuple[str, str], CanaryLink] = {}
 
     async def __call__(self, address: str, spec: EngineSpec, timeout_s: float) -> int:
@@ -81,7 +81,7 @@ class Canaries:
         except BaseException:
             await link.close()
             raise
-        # another canary of this engine has run concurrently and has stored its connection
+        # Another canary of this engine may have ended meanwhile, and have stored its connection.
         if (other := self._links.pop(key, None)) is not None:
             await other.close()
         self._links[key] = link

@@ -11,7 +11,7 @@ _CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
 def node_facts(engines: tuple[str, ...]) -> agent.NodeFacts:
-    """Return the facts of this machine, or of the container of this process."""
+    """Return the resources of this machine, or of the container in which this process runs."""
     return agent.NodeFacts(
         cpu_count=len(os.sched_getaffinity(0)),
         memory_bytes=_memory_bytes(),
@@ -22,7 +22,7 @@ def node_facts(engines: tuple[str, ...]) -> agent.NodeFacts:
 
 def _memory_bytes() -> int:
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    with suppress(OSError, ValueError):  # the text "max" means no limit
+    with suppress(OSError, ValueError):  # the text "max" means that there is no limit
         return min(machine, int(_CGROUP_LIMIT.read_text()))
     return machine
 

@@ -1,8 +1,8 @@
 """Reads accelerators through NVIDIA's management library (optional package `nvidia-ml-py`).
 
 The code follows the library's documentation and is tested against a simulated library. It has not
-run on hardware yet. Errors reported while no agent runs are missed, except where counters show them
-(ECC, failed remapping, a lost GPU).
+run on hardware yet. Errors that are reported while no agent runs are lost. Counters still show some
+of them (ECC, failed remapping, a lost GPU).
 """
 
 import importlib
@@ -16,21 +16,21 @@ from replica.agent.hardware import GpuReading, Readings, Xid
 
 log = structlog.get_logger(__name__)
 
-_EVENTS_MAX = 64  # events per reading, since a broken GPU can report thousands
+_EVENTS_MAX = 64  # largest number of errors per reading, because a broken GPU can report thousands
 
 
 class NvmlReader:
     """Reads all NVIDIA GPUs of the node in one thread, because a read blocks and may hang."""
 
     def __init__(self, nvml: Any) -> None:
-        """Use the initialized module `pynvml`, and subscribe to the errors that it reports.
+        """Subscribe to the errors that the initialized module `pynvml` reports.
 
         Raises:
             NVMLError: The library does not work here.
         """
         self._nvml = nvml
         self._events = nvml.nvmlEventSetCreate()
-        # handle, and the constant part of its readings
+        # (handle of a GPU, the fields that never change)
         self._gpus: list[tuple[Any, GpuReading]] = []
         for index in range(nvml.nvmlDeviceGetCount()):
             try:
@@ -45,7 +45,7 @@ class NvmlReader:
 
     @classmethod
     def open(cls) -> "NvmlReader | None":
-        """Return a reader, or None with a log line on a node without GPUs."""
+        """Return a reader. On a node without GPUs, log the reason and return None."""
         try:
             nvml = importlib.import_module("pynvml")
         except ImportError:
@@ -61,7 +61,7 @@ class NvmlReader:
         return None
 
     def read(self, wait_s: float) -> Readings:
-        """Return the readings of all GPUs, after waiting up to `wait_s` seconds for an error."""
+        """Wait up to `wait_s` seconds for an error, and return the readings of all GPUs."""
         xids = self._xids(wait_s)
         return Readings(tuple(self._reading(handle, known) for handle, known in self._gpus), xids)
 
@@ -88,7 +88,7 @@ class NvmlReader:
             nvml.NVML_VOLATILE_ECC,
             otherwise=0,
         )
-        # (corrected, uncorrected, whether a remapping is pending, whether one has failed)
+        # (corrected rows, uncorrected rows, is a remapping pending, has a remapping failed)
         remapped = self._read("nvmlDeviceGetRemappedRows", handle, otherwise=(0, 0, 0, 0))
         return replace(
             known,
@@ -100,7 +100,7 @@ class NvmlReader:
         )
 
     def _xids(self, wait_s: float) -> tuple[Xid, ...]:
-        """Wait for the first error, and return it with all errors that follow at once."""
+        """Wait for an error, and return it together with all errors that are already queued."""
         nvml = self._nvml
         found: list[Xid] = []
         timeout_ms = round(wait_s * 1000)
@@ -119,7 +119,7 @@ class NvmlReader:
         return tuple(found)
 
     def _read(self, function: str, *arguments: Any, otherwise: Any) -> Any:
-        """Return a reading, or the default if the GPU lacks it, as consumer cards often do."""
+        """Return a value, or the default if the GPU does not report it, like many consumer cards."""
         try:
             return getattr(self._nvml, function)(*arguments)
         except self._nvml.NVMLError:

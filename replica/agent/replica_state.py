@@ -1,12 +1,12 @@
-"""Decides when an engine is started, probed, stopped and restarted, per replica.
+"""Decides when the engine of a replica is started, probed, stopped and restarted.
 
 The state machine is pure, since `decide` maps (state, event, now) to (state, actions) without I/O.
 `replica.agent.runner` performs the actions and reports their results as events.
 
 The agent relies on one invariant. `StartEngine` is decided only after `EngineGone` reports the end
-of the previous engine and its descendants. So a replica never has two engines, in whatever order
-events arrive. Each engine has a run number, and late events of earlier runs are ignored. An engine
-that an earlier agent left running is reported as the first event.
+of the previous engine and its descendants. So a replica never has two engines, whatever the order
+of events. Each engine has a run number, and late events of earlier runs are ignored. If an earlier
+agent left an engine running, that is the first event.
 """
 
 from dataclasses import dataclass, replace
@@ -17,15 +17,15 @@ from replica.agent.resting import AWAKE, Rested, RestEngine, RestState
 from sluice.detector.evidence import AnswerVerdict, EvidenceKind
 from sluice.detector.record import CLEAN, Record, Suspicion
 
-# Used processors above which an engine counts as busy, since heartbeats alone need 1-2 %.
+# Number of used processors above which an engine counts as busy. Heartbeats alone use 0.01 to 0.02.
 _BUSY_RATIO = 0.1
-# A starting engine that works at least this share of the time is never considered frozen.
+# Share of its time that a starting engine must work at least, so that it never counts as frozen.
 _START_WORK_RATIO = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class EngineSpec:
-    """The engine that a replica runs. Different specs never share an engine process.
+    """The engine that a replica runs. A change of the spec requires a new engine process.
 
     Attributes:
         engine: Name of the driver.
@@ -48,22 +48,22 @@ class EnginePatience:
         start_s: Longest time from the start of the process to the first good canary. A slower
             engine is killed.
         start_poll_s: Pause between canaries while the engine starts.
-        start_probe_s: Deadline of one canary while the engine starts, since loading may delay
-            answers.
+        start_probe_s: Deadline of one canary while the engine starts. It is longer than
+            `probe_s`, because loading may delay answers.
         start_stall_s: Time without an answer and without work after which a starting engine counts
-            as frozen. A Triton whose stub is stopped uses no processor time at all.
+            as frozen. For example, a Triton whose stub is stopped uses no processor time.
         probe_interval_s: Time from a good probe of a ready engine to the next probe.
         probe_s: Deadline of one probe of a ready engine.
-        probe_retry_s: Pause after a missed probe.
-        misses_max: Missed probes in a row after which an idle engine counts as dead or frozen.
-        busy_misses_max: Missed probes in a row after which an engine that used or wanted a
-            processor counts as dead. The limit is high, because a kill would worsen an overload. It
-            also applies to probes during which the agent itself was stalled.
-        stall_s: Pause of the agent itself after which a missed answer is blamed on the agent.
-        backoff_first_s: Pause before the first restart, which doubles up to `backoff_max_s`.
+        probe_retry_s: Pause between a missed probe and the next probe.
+        misses_max: Number of consecutive missed probes after which an idle engine counts as dead.
+        busy_misses_max: Number of consecutive missed probes after which an engine that used or
+            wanted a processor counts as dead. The limit is high, because a kill would worsen an
+            overload. The limit also applies if the agent itself was stalled during the probes.
+        stall_s: Pause of the agent itself after which a missed probe is attributed to the agent.
+        backoff_first_s: Pause before the first restart. It doubles up to `backoff_max_s`.
         healthy_s: Time of readiness after which the count of failures starts again.
-        drain_settle_s: Shortest time of a drain, during which routers without the news of the drain
-            may still send requests.
+        drain_settle_s: Shortest time of a drain. Meanwhile, routers that are not informed of the
+            drain yet may still send requests.
         drain_s: Longest time of a drain, after which the engine is stopped with its requests.
     """
 
@@ -71,7 +71,7 @@ class EnginePatience:
     start_poll_s: float = 0.1
     start_probe_s: float = 5.0
     start_stall_s: float = 10.0
-    # At most 1.3 s from the first missed step to the decision, or 1.7 s if the agent stalled too.
+    # At most 1.3 s from the first missed step to the decision, or 1.7 s if the agent also stalled.
     probe_interval_s: float = 0.4
     probe_s: float = 0.4
     probe_retry_s: float = 0.05
@@ -93,12 +93,12 @@ class ReplicaPhase(StrEnum):
     STARTING = "starting"
     READY = "ready"
     STOPPING = "stopping"
-    WAITING = "waiting"  # until the back-off ends
+    WAITING = "waiting"  # the engine has failed, and its back-off has not ended
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The desired state changed. If spec is None, the replica is to be removed."""
+    """Event: the desired state has changed. Without a spec, the replica is to be removed."""
 
     spec: EngineSpec | None
     is_draining: bool = False
@@ -107,9 +107,9 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Adopted:
-    """An earlier agent left this engine running. This can only be the very first event.
+    """Event: an earlier agent left this engine running. Only the very first event can be this one.
 
-    The engine counts as desired until a desired state arrives. It was started `age_s` ago.
+    The engine was started `age_s` ago. Its spec is desired until a desired state arrives.
     """
 
     run: int
@@ -123,7 +123,7 @@ class Adopted:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The engine's process is running and may be probed."""
+    """Event: the engine's process is running and may be probed."""
 
     run: int
     pid: int
@@ -131,7 +131,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class ProcessEnded:
-    """The engine's process ended by itself, could not be started, or must be replaced."""
+    """Event: the engine's process ended, could not be started, or must be replaced."""
 
     run: int
     message: str
@@ -139,16 +139,16 @@ class ProcessEnded:
 
 @dataclass(frozen=True, slots=True)
 class Probed:
-    """A probe has ended.
+    """Event: a probe has ended.
 
     Attributes:
         run: Number of the engine's run.
         problem: Reason why the probe counts as missed, or empty for a good answer.
         active: Number of routers' sequences that the engine has.
         busy: Number of processors that the engine used since the previous probe, for example 0.3.
-            It is at least 1 if the engine was waiting for a processor or a disk at the end.
+            If the engine was waiting for a processor or a disk, the number is at least 1.
         stalled_s: Longest pause of the agent itself during the probe, in seconds.
-        is_wrong: Whether the problem is a wrong answer, which no load excuses.
+        is_wrong: Whether the problem is a wrong answer, which an overload does not excuse.
     """
 
     run: int
@@ -168,14 +168,14 @@ class Probed:
 
 @dataclass(frozen=True, slots=True)
 class EngineGone:
-    """The engine is gone, with all its processes and its shared memory."""
+    """Event: all processes and all shared memory of the engine are gone."""
 
     run: int
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaTick:
-    """Time has passed, until the time that `wake_at` returned."""
+    """Event: the time that `wake_at` returned has come."""
 
 
 Event = Wanted | Adopted | Started | ProcessEnded | Probed | Rested | EngineGone | ReplicaTick
@@ -183,7 +183,7 @@ Event = Wanted | Adopted | Started | ProcessEnded | Probed | Rested | EngineGone
 
 @dataclass(frozen=True, slots=True)
 class StartEngine:
-    """Start the engine's process, which results in `Started` or `ProcessEnded`."""
+    """Action: start the engine's process, and report `Started` or `ProcessEnded`."""
 
     run: int
     spec: EngineSpec
@@ -191,7 +191,7 @@ class StartEngine:
 
 @dataclass(frozen=True, slots=True)
 class ProbeEngine:
-    """Run an inference, which results in `Probed`."""
+    """Action: run an inference, and report `Probed`."""
 
     run: int
     timeout_s: float
@@ -199,10 +199,10 @@ class ProbeEngine:
 
 @dataclass(frozen=True, slots=True)
 class StopEngine:
-    """End the engine with its processes and shared memory, which results in `EngineGone`."""
+    """Action: end the engine's processes, remove its shared memory, and report `EngineGone`."""
 
     run: int
-    is_kill: bool  # kill at once, without a signal to terminate first
+    is_kill: bool  # whether SIGKILL is sent at once instead of after SIGTERM
 
 
 Action = StartEngine | ProbeEngine | RestEngine | StopEngine
@@ -215,25 +215,25 @@ class LocalReplicaState:
     Attributes:
         wanted: Desired spec, or None if the replica is to be removed.
         is_draining: Whether the replica finishes its requests, then stops, and is not restarted.
-        draining_at_s: Time when the drain began, infinite if the replica does not drain.
-        is_drained: Whether a draining engine has no more sequences.
+        draining_at_s: Time when the drain began, or infinity without a drain.
+        is_drained: Whether the replica is draining and its engine has no more sequences.
         rest: State of the engine's sleep.
         active: Number of routers' sequences in the engine at the last probe.
-        run: Run number of the last started engine, or 0 before the first start.
-        running: Spec of the last started engine, or None when it is gone.
+        run: Number of the last started run, or 0 before the first start.
+        running: Spec of the engine, or None if no engine exists.
         pid: Process id of the engine, or 0 if it has not started or has ended.
         phase_at_s: Time when the phase began.
-        probe_at_s: Time when the next probe is due, infinite while a probe is in progress.
+        probe_at_s: Time when the next probe is due, or infinity while a probe is in progress.
         retry_at_s: End of the back-off in the phase WAITING.
-        misses: Missed probes in a row.
-        stalls: Missed probes in a row during which the agent itself was stalled.
+        misses: Number of consecutive missed probes during which the agent ran normally.
+        stalls: Number of consecutive missed probes during which the agent was stalled.
         record: Record of the engine's answers.
-        probed_at_s: Time when the last probe of a starting engine ended, or when the process
-            started.
-        idle_s: Seconds for which a starting engine was idle, which work reduces.
-        failures: Failures in a row, without a healthy time between them.
+        probed_at_s: For a starting engine, the time when the last probe ended, or before the first
+            probe the start of the process.
+        idle_s: Seconds for which a starting engine was idle. Work reduces them.
+        failures: Number of failures since the engine was last healthy for `healthy_s`.
         restarts: Total number of engines that failed and were replaced.
-        message: Reason why the replica is not ready, as text.
+        message: Reason why the replica is not ready, as text for operators.
     """
 
     wanted: EngineSpec | None = None
@@ -266,7 +266,7 @@ class LocalReplicaState:
 
     @property
     def has_engine(self) -> bool:
-        """Whether there is an engine that is not being stopped."""
+        """Whether an engine exists that is not being stopped."""
         return self.phase in (ReplicaPhase.ADOPTING, ReplicaPhase.STARTING, ReplicaPhase.READY)
 
 
@@ -291,7 +291,7 @@ def decide(
 
 
 def wake_at(state: LocalReplicaState, limits: EnginePatience) -> float:
-    """Return the time when a `ReplicaTick` is due unless another event arrives earlier."""
+    """Return the time at which a `ReplicaTick` is due if no other event arrives earlier."""
     if state.phase is ReplicaPhase.STARTING:
         return min(state.probe_at_s, state.phase_at_s + limits.start_s)
     if state.phase in (ReplicaPhase.ADOPTING, ReplicaPhase.READY):
@@ -327,7 +327,7 @@ def _absorb(
         case EngineGone(run) if run == state.run and state.phase is ReplicaPhase.STOPPING:
             state = _with_end(state, now_s, limits)
         case _:
-            pass  # the event is of an earlier run, or was overtaken by another event
+            pass  # the event belongs to an earlier run, or an earlier event made it meaningless
     return state, actions
 
 
@@ -359,7 +359,7 @@ def _with_wish(state: LocalReplicaState, wish: Wanted, now_s: float) -> LocalRep
             is_drained=False,
         )
     if wish.spec != state.wanted:
-        # Another spec requires another engine, which does not wait for the old engine's back-off.
+        # A new spec starts at once, because the back-off belongs to the engine of the old spec.
         state = replace(state, wanted=wish.spec, failures=0)
         if state.phase is ReplicaPhase.WAITING:
             state = replace(state, phase=ReplicaPhase.IDLE)
@@ -392,7 +392,7 @@ def _with_probe(
 def _with_start_miss(
     state: LocalReplicaState, probe: Probed, now_s: float, limits: EnginePatience
 ) -> tuple[LocalReplicaState, list[Action]]:
-    # Capped at a probe's duration, because any longer time means that the agent stalled.
+    # A probe takes no longer than this sum. A longer time means that the agent itself was stalled.
     watched_s = min(now_s - state.probed_at_s, limits.start_probe_s + limits.start_poll_s)
     change_s = watched_s if probe.busy < _BUSY_RATIO else -watched_s / _START_WORK_RATIO
     idle_s = max(0.0, state.idle_s + change_s)

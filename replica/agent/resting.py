@@ -1,4 +1,4 @@
-"""Decides when a ready engine has to sleep or to wake, for `replica.agent.replica_state`. Pure."""
+"""Decides when a ready engine should sleep or wake, for `replica.agent.replica_state`. Pure."""
 
 from dataclasses import dataclass, replace
 from math import inf
@@ -8,7 +8,7 @@ _RETRY_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class RestEngine:
-    """Put the engine to sleep, or wake it, which results in `Rested`."""
+    """Action: put the engine to sleep or wake it, and report `Rested`."""
 
     run: int
     is_asleep: bool
@@ -16,13 +16,13 @@ class RestEngine:
 
 @dataclass(frozen=True, slots=True)
 class Rested:
-    """The result of a `RestEngine` action.
+    """Event: a `RestEngine` action has ended.
 
     Attributes:
         run: Number of the engine's run.
         is_asleep: Whether the engine sleeps after the action.
         problem: Reason why the action failed, or empty if it succeeded.
-        is_refused: Whether the engine can never sleep.
+        is_refused: Whether the engine refused because it does not support sleep.
     """
 
     run: int
@@ -36,13 +36,13 @@ class RestState:
     """The desired and the actual sleep of an engine.
 
     Attributes:
-        sleeps: Whether the engine should sleep.
+        sleeps: Whether the control plane wants the engine to sleep.
         since_s: Time when `sleeps` last changed.
         is_asleep: Whether the engine sleeps now.
         is_asked: Whether a `RestEngine` action is in progress.
         retry_at_s: Time of the next attempt after a failure.
         problem: Reason why the engine is not in the desired state, or empty if it is.
-        is_refused: Whether the engine can never sleep.
+        is_refused: Whether the engine has refused because it does not support sleep.
     """
 
     sleeps: bool = False
@@ -76,7 +76,7 @@ class RestState:
         )
 
     def ended(self) -> "RestState":
-        """Return the state after the engine's end, from which the next engine starts awake."""
+        """Return the state after the engine's end. The next engine starts awake."""
         return RestState(self.sleeps, self.since_s)
 
     def is_due(self, active: int, now_s: float, settle_s: float) -> bool:
@@ -85,8 +85,8 @@ class RestState:
         Args:
             active: Number of sequences in the engine at the last probe.
             now_s: Monotonic seconds.
-            settle_s: Seconds after a change of the desired state in which routers may still send
-                requests.
+            settle_s: Seconds after a change of `sleeps`. Meanwhile, routers that are not informed
+                yet may still send requests.
         """
         if self.sleeps == self.is_asleep or self.is_asked or now_s < self.retry_at_s:
             return False

@@ -2,8 +2,8 @@
 
 All events of a replica pass through one queue to `decide`. Each action is a task that reports its
 result as an event. One task owns the engine process of a run from start to end. Only a decision of
-the state machine ends an engine. If the owning task is cancelled or fails, the agent ends but its
-engines continue, and the next agent adopts them.
+the state machine ends an engine. If the owning task is cancelled or fails, the agent ends, but its
+engines continue to run. The next agent adopts them.
 """
 
 import asyncio
@@ -48,15 +48,16 @@ from sluice.procfs import first_end, group_processes, memory_bytes, program_name
 
 log = structlog.get_logger(__name__)
 
-# At most one change of the desired state is queued, and each run has four kinds of events.
+# Largest number of queued events. At most one is a change of the desired state, and each run has
+# four kinds of events.
 _EVENTS_MAX = 64
-# Seconds between lists of a starting engine's processes, because its stub appears after a while.
+# Seconds between two lists of a starting engine's processes. Its stub is missing at first.
 _MEMBERS_EVERY_S = 1.0
 _REST_S = 30.0  # deadline in seconds of a request to release or to allocate KV memory
 
 
 class Launcher(Protocol):
-    """Prepares engine processes. Its method blocks."""
+    """Prepares engine processes. The method blocks its thread."""
 
     def prepare(self, replica_id: str, spec: EngineSpec) -> Launch:
         """Return the launch of an engine. Raises LaunchError or OSError if it is impossible."""
@@ -75,11 +76,11 @@ class RunnerObserver(Protocol):
         ...
 
     def became_ready(self, took_s: float) -> None:
-        """Record an engine's first good answer, `took_s` after its start was decided."""
+        """Record an engine's first good answer, `took_s` seconds after the decision to start it."""
         ...
 
     def adopted(self) -> None:
-        """Record that an engine of an earlier agent answered."""
+        """Record the first good answer of an engine that an earlier agent started."""
         ...
 
 
@@ -89,8 +90,8 @@ class Leftover:
 
     Attributes:
         record: The earlier agent's record of the engine.
-        launch: Addresses of the engine, and how to clean up after it.
-        process: Process group of the engine, owned by this agent from now on.
+        launch: Addresses of the engine, and the files to remove after its end.
+        process: Process group of the engine. This agent owns it from now on.
         age_s: Seconds since the engine's start.
     """
 
@@ -102,7 +103,7 @@ class Leftover:
 
 @dataclass(slots=True)
 class _Run:
-    """Signals to the task that owns an engine."""
+    """Signals to the task that owns the engine of a run."""
 
     became_ready: asyncio.Event = field(default_factory=asyncio.Event)
     stop: asyncio.Event = field(default_factory=asyncio.Event)
@@ -110,7 +111,7 @@ class _Run:
 
 
 class ReplicaRunner:
-    """Runs one replica, with its desired state and its engine."""
+    """Runs one replica by its state machine, from its first desired state to its removal."""
 
     def __init__(
         self,
@@ -124,7 +125,7 @@ class ReplicaRunner:
         problem_of: Callable[[str], Awaitable[str]],
         leftover: Leftover | None = None,
     ) -> None:
-        """Prepare the replica, which `run` starts.
+        """Create a replica that `run` starts.
 
         Args:
             replica_id: Id of the replica, unique on the node.
@@ -134,8 +135,8 @@ class ReplicaRunner:
             on_change: Function that is called at every change of the observed state.
             observer: Observer of engines, for metrics.
             problem_of: Function that returns why a base's artifact is unusable, or empty.
-            leftover: Engine that an earlier agent left. Its spec counts as desired until a desired
-                state arrives.
+            leftover: Engine that an earlier agent left running, or None. Its spec is desired until
+                a desired state arrives.
         """
         self.replica_id = replica_id
         self.state = LocalReplicaState()
@@ -153,27 +154,28 @@ class ReplicaRunner:
         self._has_new_wish = False
         self._events: asyncio.Queue[Event] = asyncio.Queue(_EVENTS_MAX)
         self._runs: dict[int, _Run] = {}
-        self._members: list[int] = []  # processes of the engine when they were last listed
+        # process ids of the engine when its processes were last listed
+        self._members: list[int] = []
         self._members_at_s = 0.0
         self._activity = Activity()
-        self.has_settled = asyncio.Event()  # set once the health of a leftover engine is known
+        self.has_settled = asyncio.Event()  # set when the health of a leftover engine is known
         if leftover is None:
             self.has_settled.set()
 
     def want(
         self, spec: EngineSpec | None, *, is_draining: bool = False, sleeps: bool = False
     ) -> None:
-        """Change the desired spec, where None ends the replica."""
+        """Change the desired spec. None removes the replica."""
         wish = Wanted(spec, is_draining, sleeps)
         if wish == self._wish:
             return
         self._wish = wish
         if not self._has_new_wish:
             self._has_new_wish = True
-            self._events.put_nowait(wish)  # its reader uses the latest wish
+            self._events.put_nowait(wish)  # the reader of the queue then uses the latest wish
 
     def fail(self, base_digest: str, problem: str) -> None:
-        """End the engine as failed if it runs this base, after which a new engine starts."""
+        """End the engine as failed if it runs this base. The state machine then starts another."""
         running = self.state.running
         if running is not None and running.base_digest == base_digest:
             self._events.put_nowait(ProcessEnded(self.state.run, problem))
@@ -195,13 +197,13 @@ class ReplicaRunner:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the replica serves, or does not have to serve."""
+        """Whether the replica is ready, is draining, or is to be removed."""
         return self.state.phase is ReplicaPhase.READY or self.is_draining or not self.is_wanted
 
     async def run(self) -> None:
         """Run until the replica and its engine are gone.
 
-        A cancellation leaves the engine running.
+        A cancellation of this method leaves the engine running.
         """
         probe: asyncio.Task[None] | None = None
         async with asyncio.TaskGroup() as group:
@@ -220,10 +222,10 @@ class ReplicaRunner:
                 if self.state.is_finished and not self._has_new_wish:
                     break
             if probe is not None:
-                probe.cancel()  # its answer is no longer needed
+                probe.cancel()  # nothing reads this probe's answer any more
 
     async def measure_memory(self) -> None:
-        """Update `memory_bytes` in a thread, because the kernel walks page tables for it."""
+        """Update `memory_bytes` in a thread, because the kernel reads whole page tables."""
         await self._list_members()
         self.memory_bytes = await asyncio.to_thread(memory_bytes, self._members)
 
@@ -245,7 +247,7 @@ class ReplicaRunner:
         return event
 
     def _run_of(self, action: Action) -> _Run:
-        """Return the signals of the action's run, which exist before any task of the run starts."""
+        """Return the signals of an action's run, which are created before the run's first task."""
         return self._runs.setdefault(action.run, _Run())
 
     async def _perform(self, action: Action, told: _Run) -> None:
@@ -288,7 +290,7 @@ class ReplicaRunner:
         await self._events.put(EngineGone(run))
 
     async def _own_engine(self, run: int, spec: EngineSpec, told: _Run) -> None:
-        """Start the engine and own it until its end, and return when it is gone."""
+        """Start the engine of a run, own it, and return when it is gone."""
         try:
             launch = await self._prepare(spec)
             child = await launch.start()
@@ -312,7 +314,7 @@ class ReplicaRunner:
         await self._own_process(run, child, launch, told)
 
     async def _prepare(self, spec: EngineSpec) -> Launch:
-        """Return the launch of an engine with an intact base. Raises LaunchError or OSError."""
+        """Verify the base and return the launch of an engine. Raises LaunchError or OSError."""
         if problem := await self._problem_of(spec.base_digest):
             raise LaunchError(problem)
         return await asyncio.to_thread(self._launcher.prepare, self.replica_id, spec)
@@ -320,7 +322,7 @@ class ReplicaRunner:
     async def _own_process(
         self, run: int, process: OwnedProcess, launch: Launch, told: _Run
     ) -> None:
-        """Watch a running engine until it has to end, then end it."""
+        """Watch a running engine until it fails or a signal arrives, and then end it."""
         self.launch, self._activity = launch, Activity()
         try:
             async with asyncio.TaskGroup() as group:
@@ -353,7 +355,7 @@ class ReplicaRunner:
     async def _watch_stubs(
         self, run: int, process: OwnedProcess, launch: Launch, told: _Run
     ) -> None:
-        """Detect a dead stub at once, because Triton stays "ready" without it."""
+        """Detect the death of a stub at once. Triton would still report itself as ready."""
         await told.became_ready.wait()
         self._members = group_processes(process.pid)
         stubs = [pid for pid in self._members if program_name(pid) == launch.vital_program]
@@ -403,8 +405,8 @@ class ReplicaRunner:
 
     async def _probe_engine(self, launch: Launch, spec: EngineSpec, timeout_s: float) -> int:
         if self.state.phase is ReplicaPhase.STARTING:
-            # Without a listener a plain connection fails at once, while gRPC would pause before a
-            # retry.
+            # A plain connection fails at once if nothing listens yet. gRPC would instead pause
+            # before its next attempt.
             async with asyncio.timeout(timeout_s):
                 await launch.process.ready()
         return await self._prober(launch.grpc_address, spec, timeout_s)
@@ -441,5 +443,5 @@ class ReplicaRunner:
 
 
 def _reported(state: LocalReplicaState) -> tuple[object, ...]:
-    """Return the part of the state whose changes are reported."""
+    """Return the fields whose changes are reported to the control plane."""
     return state.phase, state.is_draining, state.pid, state.rest.is_hidden, state.rest.problem

@@ -1,8 +1,9 @@
 """Records started engines on disk, so that the node's next agent can adopt them.
 
-An agent that dies, or that leaves its engines running on purpose, loses only its memory. A record
-identifies an engine by its process id, the start time of that process, and the marks in its
-environment. Records are not synced, because engines do not survive a crash of the machine either.
+A new agent knows nothing of the engines that an earlier agent left running, except these records. A
+record identifies an engine by its process id, the start time of that process, and the marks in its
+environment. Records are not synced to the disk, because a crash of the machine ends the engines,
+too.
 """
 
 import json
@@ -18,7 +19,7 @@ from sluice.procfs import start_ticks
 
 log = structlog.get_logger(__name__)
 
-_FORMAT = 2  # a record of another format is of another version, whose engines are not adopted
+_FORMAT = 2  # a record of another format comes from another version, whose engines are not adopted
 _FILE = "run.json"
 
 
@@ -30,12 +31,12 @@ class RunRecord:
         replica_id: Id of the engine's replica.
         spec: Spec with which the engine was started.
         run: Number of the run within the replica.
-        pid: Process id of the leader of its process group.
-        start_ticks: Start time of the leader, in clock ticks as in /proc.
-        grpc_port: Port of its gRPC.
+        pid: Process id of the first process, which leads the engine's process group.
+        start_ticks: Start time of that process, in clock ticks as in /proc.
+        grpc_port: Port of Triton's gRPC.
         metrics_port: Port of Triton's metrics.
         was_ready: Whether the engine has answered a canary.
-        restarts: Number of the replica's engines that failed before.
+        restarts: Number of the replica's engines that failed before this one.
         is_asleep: Whether the engine has released its KV memory.
     """
 
@@ -52,7 +53,7 @@ class RunRecord:
 
     @property
     def is_running(self) -> bool:
-        """Whether the recorded process still exists, instead of a later process with its id."""
+        """Whether the recorded process still exists. A later process with its id does not count."""
         return self.start_ticks > 0 and start_ticks(self.pid) == self.start_ticks
 
 
@@ -66,8 +67,8 @@ class RunFile:
     def save(self, record: RunRecord) -> None:
         """Write the record atomically.
 
-        An unwritable disk is logged, not raised. The engine serves anyway, but the next agent
-        starts a new engine instead of adopting it.
+        An error of the disk is logged, not raised. The engine serves anyway, but the next agent
+        kills it and starts a new one instead of adopting it.
         """
         staging = self._path.with_suffix(".new")
         try:
@@ -94,7 +95,7 @@ class RunFile:
         return self._record
 
     def remove(self) -> None:
-        """Delete the record, because the engine is gone."""
+        """Delete the record after the engine is gone."""
         self._record = None
         with suppress(OSError):
             self._path.unlink(missing_ok=True)

@@ -1,13 +1,12 @@
-"""Passes a program one option that no other user of the machine can read.
+"""Passes one option to a program so that no other user of the machine can read it.
 
-A program's arguments are visible to all users (`ps`), its environment only to its own user. But
-Triton accepts secrets only as arguments. So the secret is passed in the environment. The program is
-stopped before its first instruction. Meanwhile the agent changes the pointer to the program's last
-argument, so that it points to the secret:
+All users can read a program's arguments (`ps`), but only its own user can read its environment.
+Triton accepts secrets only as arguments. So the agent passes the secret in the environment and
+stops the program before its first instruction. Then the agent changes the pointer to the program's
+last argument, so that it points to the secret in the environment:
 
-* Before the program begins, the dynamic linker opens the path in LD_PRELOAD. This path is a pipe,
-  which the agent creates. A pipe opens only when both of its ends are open, so the program waits
-  for the agent.
+* Before the program begins, the dynamic linker opens the path in LD_PRELOAD. This path is a pipe
+  that the agent created. The program waits in this open until the agent also opens the pipe.
 * The kernel stores the pointers to arguments and environment on the program's stack, where the
   parent process may change them. The agent also removes both variables from the environment, so
   that child processes do not inherit them.
@@ -26,7 +25,7 @@ from pathlib import Path
 PLACEHOLDER = "--option-of-the-environment"
 _OPTION = "SLUICE_SECRET_OPTION"
 _GATE = "LD_PRELOAD"
-# Seconds in which the program must start. On an idle machine a start needs a millisecond.
+# Longest time until the program opens the pipe, in seconds. An idle machine needs a millisecond.
 _OPEN_S = 10.0
 _POLL_S = 0.001
 _WORD = 8
@@ -46,11 +45,11 @@ class SecretOption:
     """
 
     def __init__(self, option: str, gate: Path) -> None:
-        """Prepare to pass an option.
+        """Store the option and the path of the pipe, which `prepare` creates.
 
         Args:
             option: Option with its value.
-            gate: Path of the pipe to create, which replaces an existing file.
+                gate: Path of the pipe, where `prepare` replaces an existing file.
         """
         self._option = option
         self._gate = gate
@@ -68,21 +67,21 @@ class SecretOption:
 
     @property
     def arguments(self) -> Sequence[str]:
-        """Arguments that the option replaces, which must be the last of the command line."""
+        """Arguments that the program has in place of the option. They must be the last ones."""
         return (PLACEHOLDER,)
 
     @property
     def environment(self) -> Mapping[str, str]:
-        """Environment variables with the option, which must be set when the program starts."""
+        """Environment variable with the option, which must be set when the program starts."""
         return {_OPTION: self._option}
 
     @property
     def gate(self) -> Mapping[str, str]:
-        """Environment variables that stop a program at its start until `hand_over`."""
+        """Environment variable that stops a program at its start until `hand_over`."""
         return {_GATE: str(self._gate)}
 
     def hand_over(self, pid: int) -> None:
-        """Pass the option to a program that was just started, and resume it. Blocks.
+        """Pass the option to a program that was just started, and let it run. Blocks.
 
         Raises:
             SecretOptionError: The program ended or hangs, or this kernel forbids the change of its
@@ -109,7 +108,7 @@ class SecretOption:
             try:
                 return os.open(self._gate, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             except OSError as error:
-                if error.errno != errno.ENXIO:  # no reader yet
+                if error.errno != errno.ENXIO:  # the program has not opened the pipe yet
                     raise SecretOptionError(f"{self._gate}: {error}; start it again") from None
             if not Path(f"/proc/{pid}/stat").exists() or _stat(pid)[0] == "Z":
                 raise SecretOptionError(f"process {pid} ended before it began; see its log")
@@ -120,7 +119,7 @@ class SecretOption:
 
 
 def _stat(pid: int) -> list[str]:
-    """Return the fields of /proc/PID/stat from the third field on."""
+    """Return the fields of /proc/PID/stat from the third on, which are free of spaces."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 
 
@@ -131,7 +130,8 @@ def _turn(pid: int) -> None:
     with Path(f"/proc/{pid}/mem").open("r+b", buffering=0) as memory:
         words = _Words(memory.fileno())
         count = words.read(stack, 1)[0]
-        table = stack + (count + 2) * _WORD  # after the arguments and their terminating null
+        # the pointers after the arguments and their terminating null
+        table = stack + (count + 2) * _WORD
         block = os.pread(memory.fileno(), env_end - env_start, env_start)
         texts = {env_start + at: text for at, text in _texts(block)}
         pointers = words.read(table, len(texts))

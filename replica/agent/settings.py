@@ -17,43 +17,44 @@ class AgentSettings(ServiceSettings):
         control_address: host:port of the control plane's gRPC.
         state_dir: The agent's own directory, with its desired state, replicas and logs.
         artifacts_dir: Directory with one directory per artifact digest.
-        artifacts_max_bytes: Largest number of bytes of all artifacts together, or 0 for the free
-            bytes of their disk without `artifacts_reserve_bytes`. The least used artifact is
-            evicted first.
+        artifacts_max_bytes: Largest number of bytes of all artifacts together. 0 means all free
+            bytes of the disk except `artifacts_reserve_bytes`. The least used artifact is evicted
+            first.
         artifacts_reserve_bytes: Bytes of the disk of `artifacts_dir` that stay free for other uses.
-        artifact_store_url: URL of the store of chunks, equal to the control plane's. S3 also
-            requires the environment's AWS_* variables. If empty, the node fetches nothing, and
-            operators copy artifacts to it.
+        artifact_store_url: URL of the chunk store, which must be the control plane's. S3 also
+            requires the AWS_* environment variables. If empty, the node fetches nothing, and
+            operators must copy artifacts to the node.
         peer_address: host:port on which chunks are served to other nodes, where port 0 selects a
             free port.
         peer_advertised: host:port at which other nodes reach this node, where port 0 means the
-            bound port. Empty means the bound address. If that is the loopback or a wildcard, and
-            the control plane is on another machine, the node serves no other node.
+            bound port. Empty means the bound address. If that address is the loopback or a
+            wildcard, and the control plane is on another machine, the node serves no other node.
         region: Region of the node. Nodes fetch from nodes of their own region first.
         rack: Rack of the node in its region. Nodes fetch from nodes of their own rack before
-            others.
+            nodes of other racks.
         downloads_max: Largest number of chunks that are fetched concurrently.
         uploads_max: Largest number of chunks that are served concurrently. Further requests wait.
         download_bytes_per_second: Largest rate of all downloads together, or 0 for no limit.
         upload_bytes_per_second: Largest rate of all uploads together, or 0 for no limit.
         http_address: host:port for /healthz, /readyz and /metrics.
         engines: Drivers that this node offers, separated by commas.
-        engine_host: Address that Triton listens on, which routers must reach, or a name that is
-            resolved at the start.
-        engine_uid: User and group id of the engines of an agent that runs as root, or 0 for root.
-            The needed parts of closed directories are opened for engines alone.
-        hides_secrets: Whether the secret of an engine is hidden from other users of the node, who
-            can list its processes. Otherwise the secret is an argument of Triton.
-        on_stop: Effect of SIGTERM on engines. `stop` ends them, too. `leave` ends the agent alone
-            in order to replace it, and the next agent adopts the engines, as after a crash.
+        engine_host: Address that Triton listens on, which routers must reach. A name is resolved
+            when the agent starts.
+        engine_uid: User and group id of the engines if the agent runs as root, or 0 for root. If a
+            directory is closed to this user, its needed parts become visible to engines only.
+        hides_secrets: Whether an engine's secret is hidden from other users of the node. Otherwise
+            the secret is an argument of Triton, which all users can list.
+        on_stop: Effect of SIGTERM. `stop` ends the engines and the agent. `leave` ends only the
+            agent, so that an operator can replace it. The next agent then adopts the engines, as
+            after a crash.
         start_timeout_s: Seconds from the start of an engine to its first good canary.
-        start_stall_s: Seconds without answer and processor time after which a starting engine
-            counts as frozen.
+        start_stall_s: Seconds without an answer and without processor time after which a starting
+            engine counts as frozen.
         probe_interval_s: Seconds from one good probe of an engine to the next.
         probe_timeout_s: Longest wait for a probe's answer, in seconds.
-        probe_misses_max: Missed probes in a row that end an engine.
-        probe_busy_misses_max: Missed probes in a row that end an engine which uses, or waits for, a
-            processor.
+        probe_misses_max: Number of consecutive missed probes that end an engine.
+        probe_busy_misses_max: Number of consecutive missed probes that end an engine that uses, or
+            waits for, a processor.
         drain_timeout_s: Seconds after which a draining engine is stopped, even with running
             requests.
         backoff_max_s: Longest pause in seconds before an engine that fails repeatedly is started

@@ -1,7 +1,7 @@
 """Loads an adapter and generates a token with it, before a rollout sends requests to it.
 
-This is the adapter's trial, which one ready replica of the pool on this node performs. The result
-is sent with every report for as long as the control plane wants the trial.
+Such a trial runs on one ready replica of the pool on this node. The result is part of every report
+to the control plane for as long as the control plane wants the trial.
 """
 
 import asyncio
@@ -23,21 +23,22 @@ from sluice.wire.agent.v1 import agent_pb2 as agent
 log = structlog.get_logger(__name__)
 
 TRIALS_MAX = 256  # largest number of trials per node
-# Number of failures after which the adapter is at fault, for engines able to load adapters
+# Number of failures after which the adapter is at fault, if the engine can load other adapters
 FAILURES_MAX = 3
-_DEADLINE_S = 60.0  # seconds per attempt, in which the adapter may have to be fetched
+# longest time per attempt, in seconds, during which the node may have to fetch the adapter
+_DEADLINE_S = 60.0
 _RETRY_S = 2.0
 _LOOK_S = 0.25
-_PROMPT = [1, 2, 3, 4]  # in the vocabulary of every model
+_PROMPT = [1, 2, 3, 4]  # token ids that every vocabulary has
 _MESSAGE_MAX = 500
-_REFUSED = " refused: "  # separates an engine's address from its message
+_REFUSED = " refused: "  # text between an engine's address and the engine's error
 
 Try = Callable[[GoldenTarget, str], Awaitable[None]]
 
 
 @dataclass(slots=True)
 class _Trial:
-    """An adapter to try, and the result if there is one, with times in monotonic seconds."""
+    """An adapter to try, with its failures so far. Without a result, the trial has not ended."""
 
     wish: agent.Trial
     failures: int = 0
@@ -47,14 +48,14 @@ class _Trial:
 
 
 def is_fault(code: ErrorCode, failures: int) -> bool:
-    """Return whether an adapter is at fault. Pure."""
+    """Return whether a failed attempt proves that the adapter is at fault. Pure."""
     if code is ErrorCode.ADAPTER_INVALID:
         return True
     return not code.policy.spares_adapter and failures >= FAILURES_MAX
 
 
 class AdapterTrials:
-    """Runs the trials of one node in a loop, `run`, which runs in a TaskGroup."""
+    """Runs the trials of one node in `run`, which is a task of a TaskGroup."""
 
     def __init__(
         self,
@@ -62,11 +63,11 @@ class AdapterTrials:
         on_change: Callable[[], None],
         attempt: Try | None = None,
     ) -> None:
-        """Compose from the agent's parts.
+        """Create a runner without trials.
 
         Args:
             targets: Function that returns the replicas that may receive a trial at present.
-            on_change: Function that is called when there is a result.
+            on_change: Function that is called when a trial has a result.
             attempt: Function that loads an adapter in a replica and generates, or None for the
                 engine's probe.
         """
@@ -77,7 +78,7 @@ class AdapterTrials:
         self._pools: dict[str, str] = {}  # replica id -> pool id
 
     def follow(self, desired: agent.SyncResponse) -> None:
-        """Replace the trials by those that the control plane wants, and drop all others."""
+        """Replace the trials by those of a desired state. Unchanged trials retain their results."""
         self._pools = {wish.replica_id: wish.pool_id for wish in desired.replicas}
         before = self._trials
         self._trials = {}

@@ -1,10 +1,10 @@
 """Prepares and starts a Triton process for each replica, and removes its leftovers.
 
 All files of a replica are in `<state_dir>/replicas/<replica id>/`. The backend directory has
-symlinks into the wheel, because a copied stub would lose its library path. The Triton model is a
-copy, because the stub writes `__pycache__` beside it. The directory also has the ports and the log.
-The replica's shared memory has a unique prefix, so it can be removed after a crash without
-affecting other replicas.
+symlinks into the wheel, because a copied stub would not find its libraries. The Triton model is a
+copy, because the stub writes `__pycache__` beside the model. The directory also has the ports and
+the log. The replica's shared memory has a unique prefix. So it can be removed after a crash without
+effect on other replicas.
 """
 
 import asyncio
@@ -54,14 +54,14 @@ log = structlog.get_logger(__name__)
 
 MODEL = LLM.model
 DEFAULT_ENGINES = ("openvino", "sim", "embed")
-# Variable with the state directory, which marks every process of an agent, and their children.
+# Environment variable with the state directory, which marks all processes that an agent started.
 OWNER = "SLUICE_AGENT"
-EXIT_TIMEOUT_S = 5  # seconds in which open streams may end after SIGTERM
-# Seconds until a kill, since a stop with hung streams and this exit timeout lasted 6-7 s
+EXIT_TIMEOUT_S = 5  # seconds after SIGTERM during which open streams may end
+# Seconds from SIGTERM to SIGKILL. With hung streams and this exit timeout, a stop took 6-7 s.
 _STOP_GRACE_S = 9.0
 _EXPIRES = "certificate.expires"
 _NONE: Mapping[str, int] = MappingProxyType({})
-# All groups of calls that Triton can restrict to callers with the secret.
+# All groups of calls, which Triton restricts to callers with the secret.
 _PROTOCOLS = (
     *("health", "metadata", "inference", "shared-memory", "model-config", "model-repository"),
     *("statistics", "trace", "logging"),
@@ -87,14 +87,14 @@ class Launch:
     """A prepared Triton process, and the addresses at which it will listen.
 
     Attributes:
-        process: Spec of the process, whose log file is new for this run.
+        process: Spec of the process. Its log file is new for this run.
         ports: Ports of the process.
         grpc_address: host:port of Triton's gRPC.
-        metrics_address: host:port of the agent and the path before `/metrics`, under which it
-            serves Triton's metrics, or empty without an agent.
-        vital_program: File name of the program (the stub) without which Triton fails unnoticed.
-        secret: The option that other users must not read, or None if the command contains it.
-        uid: User and group of the process, or None for those of the agent.
+        metrics_address: host:port and path at which the agent serves Triton's metrics, without the
+            final `/metrics`, or empty without an agent.
+        vital_program: File name of the stub. Triton does not detect the death of this program.
+        secret: Option that other users must not read, or None if it is part of the command.
+        uid: User and group id of the process, or None for those of the agent.
     """
 
     process: ProcessSpec
@@ -162,19 +162,18 @@ class TritonLauncher:
         metrics_told: str = "",
         hides_secrets: bool = True,
     ) -> None:
-        """Set the directories and options of the agent.
+        """Store the directories and options that all engines share.
 
         Args:
             state_dir: The agent's own directory, which no other agent may use.
             artifacts_dir: Directory with one directory per artifact digest.
             engines: Drivers that this node offers.
             host: Address that Triton listens on, which routers must reach.
-            model_source: Directory of the Triton model, or None for the product's model of the
-                engine.
+            model_source: Directory of the Triton model, or None for the product's own model.
             user: User of the engines, or None for the user of this process.
-            metrics_told: host:port at which this node serves the engines' metrics, or empty for
-                nowhere.
-            hides_secrets: Whether other users of the node must not see engines' secrets.
+            metrics_told: host:port at which the agent serves the engines' metrics, or empty if it
+                serves none.
+            hides_secrets: Whether engines' secrets are hidden from other users of the node.
         """
         self._state_dir = state_dir.resolve()
         self._artifacts_dir = artifacts_dir.resolve()
@@ -188,14 +187,14 @@ class TritonLauncher:
 
     @property
     def uid(self) -> int | None:
-        """User and group that engines run as, or None for those of the agent."""
+        """User and group id of engines, or None for those of the agent."""
         return self._user.uid if self._user else None
 
     async def remove_leftovers(self, spare: Mapping[str, int] = _NONE) -> list[int]:
-        """Kill every process that agents of this state directory started, and clean up.
+        """Kill every process that agents of this state directory started, and remove its files.
 
         Args:
-            spare: Process groups by replica id that are not killed, and whose shared memory stays.
+                spare: Replica id -> process group that is not killed. Its shared memory also stays.
 
         Returns:
             The ids of the killed processes.
@@ -217,7 +216,7 @@ class TritonLauncher:
         return found
 
     def is_engine(self, record: RunRecord, pid: int) -> bool:
-        """Return whether this process is the recorded engine of this agent or an earlier one."""
+        """Return whether a process is the recorded engine of an agent of this state directory."""
         marks = environment(pid)
         expected = self._marks(record.replica_id, record.spec)
         return (
@@ -233,7 +232,7 @@ class TritonLauncher:
             shutil.rmtree(self._home(replica_id), ignore_errors=True)
 
     def certificate_expires_unix_s(self, replica_id: str) -> float:
-        """Return when a replica's server certificate expires, infinite without mutual TLS."""
+        """Return the expiry of a replica's server certificate, or infinity without mutual TLS."""
         try:
             return float((self._home(replica_id) / _EXPIRES).read_text())
         except (OSError, ValueError):
@@ -258,7 +257,7 @@ class TritonLauncher:
         self._copy_model(model, home / "models")
         ports = self._ports(home / "ports.json")
         launch = self._launch(replica_id, ports, RunFile(home))
-        # operators need the log of the previous run, so it is renamed
+        # operators still need the log of the previous run
         with suppress(FileNotFoundError):
             (home / "triton.log").replace(home / "triton.log.1")
         launch.process.cleanup()
@@ -273,7 +272,7 @@ class TritonLauncher:
         gate = secret.gate if secret else {}
         if secret:
             variables |= secret.environment
-        if self._user:  # the program that starts Triton must not be stopped at the gate
+        if self._user:  # the gate must stop Triton itself, not the program that starts Triton
             command = self._user.command(command, gate)
         else:
             variables |= gate
@@ -282,7 +281,7 @@ class TritonLauncher:
         return replace(launch, process=process, secret=secret)
 
     def _give(self, home: Path) -> None:
-        """Make the engine's user the owner of the files that the engine writes, and of its key."""
+        """Make the engine's user the owner of all files of the replica, including its key."""
         uid = self.uid
         if uid is None:
             return
@@ -292,7 +291,7 @@ class TritonLauncher:
         home.chmod(0o700)
 
     def _launch(self, replica_id: str, ports: Ports, run_file: RunFile) -> Launch:
-        """Return the launch without command and environment, which depend on the spec."""
+        """Return a launch whose command and environment are empty until the spec is known."""
         home, prefix = self._home(replica_id), self._shm_prefix(replica_id)
         process = ProcessSpec(
             name=f"triton-{replica_id}",
@@ -367,7 +366,7 @@ class TritonLauncher:
         return Ports(*chosen)
 
     def _marks(self, replica_id: str, spec: EngineSpec) -> dict[str, str]:
-        """Return the environment variables that identify an engine by agent, replica and spec."""
+        """Return the environment variables that identify an engine's agent, replica and spec."""
         marks = {
             OWNER: self.owner,
             "SLUICE_REPLICA": replica_id,
@@ -375,7 +374,7 @@ class TritonLauncher:
             "SLUICE_BASE_DIGEST": spec.base_digest,
             "SLUICE_ENGINE_OPTIONS": json.dumps(dict(spec.options)),
         }
-        if spec.accelerators:  # NVML numbers GPUs in this order, CUDA by default in another
+        if spec.accelerators:  # NVML numbers GPUs in this order, but CUDA by default in another
             marks["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
             marks["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, spec.accelerators))
         return marks
@@ -390,12 +389,12 @@ class TritonLauncher:
             "SLUICE_ARTIFACT_DIR": artifact,
             # directory of adapters, which are loaded by digest
             "SLUICE_ARTIFACTS_DIR": str(self._artifacts_dir),
-            # for requests of missing adapters
+            # socket for requests for missing adapters
             "SLUICE_AGENT_SOCKET": str(self._state_dir / SOCKET),
             **self._marks(replica_id, spec),
         }
         libraries = [str(found.libpython_dir)] if found.libpython_dir else []
-        if found.triton == VENDOR_TRITON:  # NVIDIA's image sets where CUDA and TensorRT are
+        if found.triton == VENDOR_TRITON:  # NVIDIA's image defines where CUDA and TensorRT are
             libraries += filter(None, [os.environ.get("LD_LIBRARY_PATH")])
         if libraries:
             variables["LD_LIBRARY_PATH"] = ":".join(libraries)
@@ -415,29 +414,29 @@ def _command(
         f"--backend-config=python,shm-region-prefix-name={shm_prefix}",
         "--model-control-mode=explicit",
         f"--load-model={model}",
-        # The configurations are complete, and auto-completion would start every stub twice.
+        # The configurations are complete. Auto-completion would start every stub a second time.
         "--disable-auto-complete-config",
         f"--exit-timeout-secs={EXIT_TIMEOUT_S}",
         "--allow-http=false",
         f"--grpc-address={host}",
         f"--grpc-port={ports.grpc}",
-        # Triton's metrics support neither TLS nor a secret, so the agent serves them.
+        # Triton's metrics server has neither TLS nor a secret, so the agent serves the metrics.
         f"--metrics-address={LOOPBACK}",
         f"--metrics-port={ports.metrics}",
     ]
 
 
 def _access_option() -> str:
-    """Return the option by which Triton answers only callers with the platform's secret.
+    """Return the option that makes Triton answer only callers with the platform's secret.
 
-    Otherwise every client that reaches the port could load a model, and thus foreign code.
+    Without it, every client that reaches the port could load a model, and thus foreign code.
     """
     name, value = engine_header()
     return f"--grpc-restricted-protocol={','.join(_PROTOCOLS)}:{name}={value}"
 
 
 def _tls_options(home: Path) -> list[str]:
-    """Return Triton's options for mutual TLS, whose files Triton reads once, when it starts."""
+    """Return Triton's options for mutual TLS. Triton reads their files only when it starts."""
     certificates = ours()
     expires = inf if certificates is None else certificates.fresh().expires_unix_s
     (home / _EXPIRES).write_text(str(expires))
@@ -453,7 +452,7 @@ def _tls_options(home: Path) -> list[str]:
         }
     except CertificateError as error:
         raise LaunchError(str(error)) from None
-    for name, content in files.items():  # copies, because the engine may run as another user
+    for name, content in files.items():  # copies that an engine with another user can read
         file = home / f"{name}.pem"
         file.unlink(missing_ok=True)
         file.touch(mode=0o600)
@@ -480,7 +479,7 @@ def _link_backend(found: Installation, directory: Path) -> None:
 
 
 def _read_ports(file: Path) -> list[int]:
-    """Return the remembered ports, or none if the file is missing or incomplete."""
+    """Return the ports of the last run, or none if the file is missing or incomplete."""
     with suppress(OSError, ValueError, KeyError, TypeError):
         ports = json.loads(file.read_text())
         return [int(ports["grpc"]), int(ports["metrics"])]

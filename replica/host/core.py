@@ -120,8 +120,8 @@ class HostCore:
         """Open an attachment, and resume or close the same router's earlier attachment.
 
         Raises:
-            RefusedError: The epoch is not greater than the router's last epoch. Or the epoch belongs
-                to another router, or too many routers are attached.
+            RefusedError: The epoch is not greater than the router's last epoch. Or the epoch
+                belongs to another router, or too many routers are attached.
         """
         mine: list[HostAttachment] = []
         for known in self._attachments.values():
