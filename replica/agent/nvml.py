@@ -119,7 +119,7 @@ class NvmlReader:
         return tuple(found)
 
     def _read(self, function: str, *arguments: Any, otherwise: Any) -> Any:
-        """Return a value, or the default if the GPU does not report it, like many consumer cards."""
+        """Return a value, or the default if the GPU lacks it, as many consumer cards do."""
         try:
             return getattr(self._nvml, function)(*arguments)
         except self._nvml.NVMLError:

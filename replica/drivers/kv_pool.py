@@ -1,4 +1,4 @@
-"""Allocates the OpenVINO engine's KV pool in host memory, with two tensors per layer."""
+"""Allocates the OpenVINO engine's KV pool in host memory, with keys and values per layer."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -18,23 +18,23 @@ class KvPool:
     """A pool of `blocks` blocks of 32 tokens, which all compiled graphs of a base share.
 
     Attributes:
-        layout: Description of a block's bytes, which are the keys and then the values of each
-            layer.
+        layout: Description of a block's bytes. A block contains the keys and then the values of
+            each layer.
     """
 
     def __init__(self, ports: Iterable[Any], blocks: int) -> None:
-        """Allocate the pool for a graph's inputs, which are equal for all graphs of a base."""
+        """Allocate the pool. The `ports` are a graph's inputs, equal for all graphs of a base."""
         inputs = {port.any_name: port for port in ports if port.any_name.startswith(_PREFIXES)}
         self._tensors: dict[str, ov.Tensor] = {}
-        self._bytes: list[npt.NDArray[np.uint8]] = []  # per tensor: [blocks, bytes of a block]
+        # per tensor, an array [blocks, bytes of a block]
+        self._bytes: list[npt.NDArray[np.uint8]] = []
         parts: list[str] = []
         for layer in range(len(inputs) // 2):
             for name in (f"{prefix}{layer}" for prefix in _PREFIXES):
                 shape = [d.get_length() for d in list(inputs[name].partial_shape)[1:]]
                 element = inputs[name].element_type
                 tensor = ov.Tensor(element, ov.Shape([blocks, *shape]))
-                # This write forces the system to allocate the memory before the first request needs
-                # it.
+                # This write allocates the memory now instead of during the first requests.
                 tensor.data[...] = 0
                 self._tensors[name] = tensor
                 self._bytes.append(tensor.data.reshape(blocks, -1).view(np.uint8))
@@ -42,7 +42,7 @@ class KvPool:
         kinds = f"keys {parts[0]} values {parts[1]}"
         assert set(parts) == {parts[0], parts[1]}, parts
         self.block_bytes = sum(array.shape[1] for array in self._bytes)
-        # The content of a u8 block is private to the plugin, and may change with its version.
+        # The bytes of a u8 block are defined by the plugin, and may change with its version.
         version = ".".join(ov.__version__.split("-")[0].split(".")[:2])
         self.layout = (
             f"openvino {version}: {BLOCK_TOKENS} tokens, {len(inputs) // 2} layers of {kinds}"
@@ -54,7 +54,7 @@ class KvPool:
             request.set_tensor(name, tensor)
 
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """Copy the contents of blocks, as pairs (from, to), where no block may be in both roles."""
+        """Copy blocks by pairs (source, target). No block may be both a source and a target."""
         if pairs:
             sources, targets = (list(blocks) for blocks in zip(*pairs, strict=True))
             for array in self._bytes:
@@ -69,7 +69,7 @@ class KvPool:
         """Replace the contents of blocks.
 
         Raises:
-            RefusedError: A content has the wrong length. No block was changed.
+            RefusedError: A block's content has the wrong length. In this case no block is changed.
         """
         for content in data:
             if len(content) != self.block_bytes:

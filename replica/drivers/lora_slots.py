@@ -16,15 +16,15 @@ _Floats = npt.NDArray[np.float32]
 
 
 class LoraSlots:
-    """Tables with `slots` times `rank` rows, where unused rows of adapters of lower rank are 0.
+    """Tables with `rank` rows per slot. An adapter of lower rank leaves its last rows at 0.
 
-    The cost of a step grows with the rows that it reads. Slots are filled from 0 on, so a step
-    reads only the slots up to the highest one in use. The number of slots read is a power of two,
-    because the plugin compiles a kernel per shape.
+    The cost of a step grows with the rows that it reads. A step uses slots from 0 on, and reads
+    only the slots up to the highest one in use. The number of slots read is rounded up to a power
+    of two, because the plugin compiles a kernel per shape.
     """
 
     def __init__(self, config: ModelConfig, slots: int, rank: int) -> None:
-        """Allocate empty slots."""
+        """Allocate slots without adapters."""
         self._rank = rank
         self._tables: dict[str, _Floats] = {}
         for name, (outputs, inputs) in config.projection_shapes().items():
@@ -44,7 +44,7 @@ class LoraSlots:
         self._attached = 0
 
     def load(self, slot: int, adapter: LoraAdapter) -> None:
-        """Copy an adapter into a slot, where it replaces the previous adapter."""
+        """Copy an adapter into a slot, whose previous adapter is overwritten."""
         begin, end = slot * self._rank, (slot + 1) * self._rank
         for layer in range(self._layers):
             for name in PROJECTIONS:
@@ -63,10 +63,10 @@ class LoraSlots:
         """Set the LoRA inputs of a request for one step.
 
         Args:
-            request: Inference request of the LoRA graph, the same in every call.
+            request: Inference request of the LoRA graph, the same object in every call.
             tokens: Number of tokens in the step.
-            users: (slot, first token, end) of each run of tokens, where the slot is NO_SLOT for the
-                base.
+            users: (slot, first token, end) of each run of tokens. NO_SLOT means the base without an
+                adapter.
         """
         runs = [run for run in users if run[0] != NO_SLOT]
         highest = max((slot for slot, _, _ in runs), default=0)

@@ -1,4 +1,4 @@
-"""Loads the driver `openvino`, which batches continuously on a CPU, and parses its options."""
+"""Loads the driver `openvino`, an engine for CPUs with continuous batching, from its options."""
 
 import logging
 import os
@@ -24,15 +24,15 @@ from sluice.hashing import cache_root
 
 log = logging.getLogger(__name__)
 
-# The plugin caches a compiled kernel per input shape. Without this bound, memory would grow.
+# Largest number of compiled kernels that the plugin caches, one per input shape, to limit memory.
 _KERNEL_CACHE = "64"
-# Parameters per thread. With fewer, a second thread waits longer than it computes. A second thread
-# is slower with 3.9 M parameters, and almost twice as fast with 100 M.
+# Parameters per thread. With fewer, a second thread waits longer than it computes. With 3.9 M
+# parameters a second thread slows the engine down, and with 100 M it almost doubles the speed.
 _PARAMETERS_PER_THREAD = 25_000_000
-# Bytes of weights above which there is no second graph, because each compiled graph repacks them
-# separately.
+# Largest number of bytes of weights for which `base_graph` auto permits a second graph. Each graph
+# has its own copy of the weights.
 _SECOND_GRAPH_BYTES_MAX = 256 << 20
-_LOGPROBS_MAX = 20  # alternatives per token, as in OpenAI's API
+_LOGPROBS_MAX = 20  # alternatives per token, the limit of OpenAI's API
 _BASE_GRAPH = {"auto", "on", "off"}
 _PRECISIONS = {"auto", "f32", "bf16"}
 _KV_PRECISIONS = {"auto", "f32", "bf16", "u8"}
@@ -43,25 +43,26 @@ class OpenvinoOptions:
     """Options of the driver `openvino`, set by SLUICE_ENGINE_OPTIONS.
 
     Attributes:
-        threads: Threads of the computation, or 0 for a number by the size of the base. One thread
-            is fastest for small bases on a busy machine, where several threads wait for one
-            another.
+        threads: Threads of the computation, or 0 for a number that fits the size of the base. One
+            thread is fastest for small bases on a busy machine, where several threads would wait
+            for one another.
         blocks: Number of blocks of the KV pool, each of 32 tokens.
-        step_tokens_max: Largest number of tokens per graph call, since larger calls delay decoding
-            sequences.
+        step_tokens_max: Largest number of tokens per graph call. Larger calls delay the sequences
+            that decode.
         context_tokens_max: Largest number of tokens of a sequence, or 0 for the base's own limit.
         precision: Number format of the computation. auto means bf16 if the CPU has instructions for
-            it, else f32.
-        kv_precision: Number format of the KV pool. auto means u8 with bf16, else f32, which is
-            deterministic.
-        adapter_slots: Number of adapters in one batch, or 0 for the base alone.
-        adapter_rank: Largest rank of an adapter. The cost of a step grows with it.
+            bf16, else f32.
+        kv_precision: Number format of the KV pool. auto means u8 if the computation is bf16, else
+            f32, whose results are deterministic.
+        adapter_slots: Number of adapters in one batch, or 0 for an engine without adapters.
+        adapter_rank: Largest rank of an adapter. The cost of a step grows with this value.
         adapter_memory_bytes: Largest number of bytes of all adapters in host memory.
-        base_graph: Whether steps without adapters use a separate graph (on, off, auto). It is twice
-            as fast for small bases, but needs a second copy of the weights. auto means on for small
-            bases.
-        draft_tokens: Speculated tokens per step and sequence by prompt lookup, 0 to 16. -1 means
-            `prompt_lookup_num_tokens` of the base's generation_config.json, or none.
+        base_graph: Whether steps without adapters use a separate graph (on, off, auto). A separate
+            graph is twice as fast for small bases, but needs a second copy of the weights. auto
+            means on for small bases.
+        draft_tokens: Tokens that prompt lookup speculates per step and sequence, 0 to 16. -1 means
+            `prompt_lookup_num_tokens` of the base's generation_config.json, or 0 without that
+            field.
     """
 
     threads: int = 0
@@ -80,7 +81,7 @@ class OpenvinoOptions:
 
 
 def choose_precision(options: OpenvinoOptions, cpu_flags: frozenset[str]) -> tuple[str, str]:
-    """Return (precision of computation, precision of the pool).
+    """Return (precision of the computation, precision of the KV pool).
 
     Raises OptionsError if the options or the CPU do not permit them.
     """
@@ -116,7 +117,7 @@ def read_cpu_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
 
 
 def choose_threads(threads: int, parameters: int, cpus: int) -> int:
-    """Return the number of threads, where 0 means a choice by the number of parameters."""
+    """Return the number of threads. For 0, the number follows from the number of parameters."""
     return threads or max(1, min(cpus, parameters // _PARAMETERS_PER_THREAD))
 
 
@@ -132,7 +133,7 @@ def has_base_graph(choice: str, slots: int, weight_bytes: int) -> bool:
 def choose_drafts(wanted: int, facts: BaseFacts) -> int:
     """Return the number of speculated tokens per step.
 
-    Raises OptionsError if it is out of range.
+    Raises OptionsError if the option is out of range.
     """
     if not -1 <= wanted <= DRAFT_TOKENS_MAX:
         text = f"draft_tokens {wanted} is not in 0..{DRAFT_TOKENS_MAX}; -1: as the base says"
@@ -205,8 +206,8 @@ def _properties(precision: str, kv_precision: str, threads: int) -> dict[str, st
         "KV_CACHE_PRECISION": kv_precision,
         "INFERENCE_NUM_THREADS": str(threads),
         "CPU_RUNTIME_CACHE_CAPACITY": _KERNEL_CACHE,
-        # Without this setting, activations are rounded to 8 bits for INT8 weights, which changes
-        # logits by 0.1.
+        # Without this setting, the plugin rounds activations to 8 bits if weights are INT8. That
+        # changes logits by 0.1.
         "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0",
     }
 

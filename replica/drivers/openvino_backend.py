@@ -1,9 +1,8 @@
 """Computes steps with OpenVINO's paged attention operator, in one graph call per batch.
 
-Two graphs share one KV pool and the files of the weights. The first graph has no inputs of LoRA,
-because these cost time even when unused. The second graph has them, and is compiled when the first
-adapter is read. The thread that reads the adapter compiles the graph, so that the batch continues
-meanwhile.
+Two graphs share one KV pool and the files of the weights. The first graph has no LoRA inputs,
+because these cost time even when no adapter is used. The second graph has LoRA inputs. The thread
+that reads the first adapter compiles the second graph, so that the batch continues meanwhile.
 """
 
 import logging
@@ -36,7 +35,7 @@ from sluice.hashing import BLOCK_TOKENS
 
 log = logging.getLogger(__name__)
 
-# Numbers of tokens of the warm-up calls, where a block has room for 32
+# Numbers of tokens in the warm-up calls. They fit into the one block of the temporary pool.
 _WARM_UP_TOKENS = (1, 8, 32)
 
 
@@ -56,13 +55,13 @@ class OpenvinoBackend:
         """Compile the graph for the first step and allocate a pool of `blocks`.
 
         Args:
-            base: Base, which is stored because compiled graphs read its files.
+            base: Base, whose files must stay open because compiled graphs read them.
             sampler: Sampler for logits of this base.
             properties: Properties of the CPU plugin.
             blocks: Number of KV blocks.
             capabilities: Capabilities, which include the number and rank of adapter slots.
             has_two_graphs: Whether steps without adapters have a separate graph. A single graph
-                needs less memory, because compiled graphs do not share their repacked weights.
+                needs less memory, because each compiled graph has its own copy of the weights.
         """
         self.capabilities = capabilities
         self._base = base
@@ -127,7 +126,7 @@ class OpenvinoBackend:
         return KvPool(self._ports, blocks)
 
     def use(self, memory: KvPool) -> None:
-        """Compute with the given memory from now on, and free the previous memory."""
+        """Replace the KV memory by the given memory, and free the previous memory."""
         with self._lora_lock:
             self._pool = memory
             for request in (self._base_request, self._lora_request):
@@ -141,7 +140,7 @@ class OpenvinoBackend:
     def write_blocks(self, blocks: Sequence[int], data: Sequence[bytes]) -> None:
         """Replace the contents of KV blocks.
 
-        Raises RefusedError if a content has another length.
+        Raises RefusedError if a block's content has the wrong length.
         """
         self._pool.write(blocks, data)
 
@@ -162,10 +161,10 @@ class OpenvinoBackend:
         self._slots, self._lora_request = slots, request
 
     def _warm_request(self, compiled: Any, slots: LoraSlots | None) -> Any:
-        """Return a request that has computed some steps on a temporary KV pool.
+        """Return a request that has already computed some steps on a temporary KV pool.
 
-        The first steps pack the weights and compile kernels, which would stop the batch for a
-        while.
+        The first steps of a graph copy the weights and compile kernels. In the step loop they would
+        delay the batch.
         """
         request = compiled.create_infer_request()
         KvPool(compiled.inputs, 1).attach(request)
@@ -207,7 +206,7 @@ class StepBatch:
     """The token rows of a step, `plan.decode` before `plan.prefill`."""
 
     def __init__(self, plan: StepPlan) -> None:
-        """Arrange the rows of a plan, whose logits have the order of `replica.engine.plan`."""
+        """Arrange the rows of a plan. Logits have the order that `replica.engine.plan` defines."""
         self.sequences: list[ScheduledSequence] = plan.decode.copy()
         self.ids = [sequence.tokens[-1] for sequence in plan.decode]
         self.positions = [sequence.computed for sequence in plan.decode]
@@ -239,7 +238,7 @@ class StepBatch:
             self.begins.append(len(self.ids))
 
     def users(self) -> list[tuple[int, int, int]]:
-        """Return (slot, first token, end) of each sequence."""
+        """Return (slot, first token, end) for the run of tokens of each sequence."""
         slots = (sequence.slot for sequence in self.sequences)
         return list(zip(slots, self.begins, self.begins[1:], strict=False))
 

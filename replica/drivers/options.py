@@ -13,7 +13,7 @@ class OptionsError(ValueError):
 
 
 def parse_options(cls: type[_OptionsT], given: Mapping[str, Any]) -> _OptionsT:
-    """Return `cls(**given)`, where each field's default value defines the type of the option.
+    """Return `cls(**given)`. The type of an option is that of its field's default value.
 
     Numbers and booleans may be given as text, because a pool's options are text.
     """

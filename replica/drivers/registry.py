@@ -10,7 +10,8 @@ Loader = Callable[[Path | None, str, Mapping[str, Any]], Driver]
 
 
 def _openvino(directory: Path | None, base_digest: str, options: Mapping[str, Any]) -> Driver:
-    from replica.drivers.openvino import load_openvino  # heavy: only where it is used
+    # a slow import, which other engines do not need
+    from replica.drivers.openvino import load_openvino
 
     if directory is None:
         raise ValueError("the engine openvino needs a base artifact; import one on this node")
@@ -24,7 +25,8 @@ def _sim(directory: Path | None, base_digest: str, options: Mapping[str, Any]) -
 
 
 def _trtllm(directory: Path | None, base_digest: str, options: Mapping[str, Any]) -> Driver:
-    from replica.drivers.trtllm import load_trtllm  # heavy, and only in images with GPUs' libraries
+    # a slow import, which succeeds only in images for GPUs
+    from replica.drivers.trtllm import load_trtllm
 
     if directory is None:
         raise ValueError("the engine trtllm needs a base artifact; import one on this node")
@@ -41,8 +43,8 @@ def load_driver(
 
     Args:
         engine: Name in `LOADERS`.
-        directory: Directory of the base artifact, or None if the node does not have it, which only
-            engines without weights accept.
+        directory: Directory of the base artifact, or None if the base is not on the node. Only
+            engines without weights accept None.
         base_digest: Digest of the base, which is part of every prefix hash.
         options: Options of the engine. Unknown options are refused.
 

@@ -1,11 +1,11 @@
 """Simulates an engine without weights, whose steps last as long as a cost model computes.
 
 This is the driver `sim`. Scheduling, KV blocks, prefix cache, adapters, preemption and limits are
-those of the real engine, and only the values are missing. Token ids are ordinary words of the
+those of the real engine. Only logits and KV values are missing. Token ids are ordinary words of the
 artifact's vocabulary. Each id is a hash of the adapter and of all ids before it. So a sequence that
-resumes elsewhere continues with the same ids, and drafts can be verified. The only sampling
-parameter with an influence is the seed. Unless the temperature is 0, the first token of an answer
-depends on the seed, and so do all later tokens.
+resumes elsewhere continues with the same ids, and drafts can be verified. Sampling parameters have
+no effect except for the seed. Unless the temperature is 0, the seed selects the first token of an
+answer, and thus all later tokens.
 """
 
 import logging
@@ -48,13 +48,13 @@ log = logging.getLogger(__name__)
 
 _ANY_BASE = BaseFacts(vocabulary=32_000, context_tokens=8192, eos_ids=frozenset())
 _MASK = (1 << 32) - 1
-# 2^32 / golden ratio, which spreads the states of similar sequences, because a CRC is linear
+# 2^32 / golden ratio. Multiplication by it spreads similar CRCs over all words.
 _MIXER = 0x9E3779B1
 _BLOCK = bytes(16)  # the empty content of a KV block
 _CUSTOM = "custom"
 _CUSTOM_SIZE = EngineSize(blocks=65_536, step_tokens_max=4096, sequences_max=2048)
-# Bytes per rank of a simulated adapter. The platform's sizing assumes 66 MB for rank 8 and an 8B
-# model in 16 bits, with all seven projections of 32 layers.
+# Bytes per rank of a simulated adapter. An adapter of rank 8 for all seven projections of 32 layers
+# of an 8B model has 66 MB in 16 bits.
 _RANK_BYTES = 66_000_000 // 8
 
 
@@ -62,24 +62,25 @@ _RANK_BYTES = 66_000_000 // 8
 class SimOptions:
     """Options of the driver `sim`, set by SLUICE_ENGINE_OPTIONS.
 
-    The defaults of the constants resemble an 8B model in FP8 on one GPU with 8 TB/s of memory. A
-    step launches its kernels and reads 8 GB of weights in 2 ms. Prefill computes 250,000 tokens/s,
-    and attention reads 64 KiB of KV values per token of context in 8 ns. 1,000 sequences generate
-    about 180,000 tokens/s. The figures are invented for tests and load, and describe no machine.
+    The default constants resemble an 8B model in FP8 on one GPU with 8 TB/s of memory. A step takes
+    2 ms to launch its kernels and to read 8 GB of weights. Prefill computes 250,000 tokens/s, and
+    attention takes 8 ns to read the 64 KiB of KV values per token of context. 1,000 sequences
+    generate about 180,000 tokens/s. The figures are invented for tests, and describe no machine.
 
     Attributes:
-        blocks: Number of blocks of the KV pool, each of 32 tokens, or 0 for that of the cost model.
-        step_tokens_max: Largest number of tokens per step, or 0 for that of the cost model.
-        sequences_max: Largest number of running sequences, or 0 for that of the cost model.
+        blocks: Number of blocks of the KV pool, each of 32 tokens, or 0 for the cost model's
+            number.
+        step_tokens_max: Largest number of tokens per step, or 0 for the cost model's number.
+        sequences_max: Largest number of running sequences, or 0 for the cost model's number.
         context_tokens_max: Largest number of tokens of a sequence, or 0 for the base's own limit.
         speed: Divisor of every duration, for example 2 for an engine twice as fast.
-        cost: Name of a cost model of `sim_costs`, which is custom, h70, m8, or a GPU and a model.
-        cost_step_s: Seconds of every step. This constant and the next three are for the cost model
-            `custom`.
-        cost_decode_row_s: Seconds of every sequence that decodes.
-        cost_prefill_token_s: Seconds of every prompt token that is computed.
-        cost_context_token_s: Seconds of every token that is attended to.
-        noise: Standard deviation of the logarithm of a random factor on each step, whose mean is 1.
+        cost: Name of a cost model of `sim_costs`: custom, h70, m8, or a GPU and a model.
+        cost_step_s: Seconds that each step takes in any case. The cost model `custom` uses this
+            constant and the next three.
+        cost_decode_row_s: Additional seconds of a step per sequence that decodes.
+        cost_prefill_token_s: Additional seconds of a step per prompt token that is computed.
+        cost_context_token_s: Additional seconds of a step per token that is attended to.
+        noise: Standard deviation of the logarithm of a random factor on each step. Its mean is 1.
         seed: Seed of the noise.
         wake_s: Seconds that a sleeping engine needs to wake.
         adapter_slots: Number of adapters in one batch.
@@ -87,12 +88,12 @@ class SimOptions:
         adapter_memory_bytes: Largest number of bytes of all adapters in host memory.
         adapter_read_s: Seconds to read an adapter from disk to host memory. The platform assumes
             about 1 s from NVMe.
-        adapter_load_s: Seconds of a step to copy an adapter from host memory to a slot. The
-            platform assumes about 50 ms.
+        adapter_load_s: Seconds by which a step is longer if it copies an adapter from host memory
+            to a slot. The platform assumes about 50 ms.
         faults: Fault plan of `sim_faults`, which begins when the engine starts.
-        faults_file: Path of a file with a fault plan, where every change of the file is a new plan.
+        faults_file: Path of a file with a fault plan. Every change of the file begins a new plan.
         steps_file: Path of a file to which each step appends the time of its end, in seconds of the
-            monotonic clock. The difference to a client's time is the delay on the way.
+            monotonic clock. A client can subtract it from the time when the tokens arrive.
     """
 
     blocks: int = 0
@@ -196,7 +197,7 @@ class SimBackend:
         self._die = die
         self._random = random.Random(options.seed)  # noqa: S311 - noise, not secrets
         self._steps = 0
-        # number of steps yet to fail, number of sequences yet to receive a wrong token
+        # number of next steps that must fail, number of next sequences that receive a wrong token
         self._failures = self._corruptions = 0
         self._ended_at_s = float("-inf")
         try:
@@ -208,7 +209,7 @@ class SimBackend:
 
     @property
     def capabilities(self) -> Capabilities:
-        """The capabilities, which are adapters, drafts and KV transfer, but no probabilities."""
+        """The capabilities: adapters, drafts and KV transfer, but no probabilities."""
         return Capabilities(
             adapter_slots=self._options.adapter_slots,
             adapter_rank_max=self._options.adapter_rank if self._options.adapter_slots else 0,
@@ -217,10 +218,10 @@ class SimBackend:
         )
 
     def check_request(self, request: SequenceRequest) -> None:
-        """Accept every request, whose limits and capabilities are already checked."""
+        """Accept every request. Limits and capabilities have been checked before."""
 
     def run(self, plan: StepPlan) -> StepOutput:
-        """Return the next ids after the duration of the step."""
+        """Compute the next ids, and return them after the duration of the step."""
         stalled_s = self._suffer()
         cost_s = self._duration_s(plan) + stalled_s
         if self._failures:
@@ -262,7 +263,7 @@ class SimBackend:
         return SimAdapter(rank, rank * _RANK_BYTES)
 
     def allocated(self, blocks: int) -> int:
-        """Return the number of blocks after the duration of an allocation."""
+        """Wait as long as an allocation takes, and return the number of blocks."""
         if blocks >= self._blocks:
             self._sleep(self._options.wake_s / self._options.speed)
         return blocks
@@ -271,7 +272,7 @@ class SimBackend:
         """Do nothing, because there are no KV values."""
 
     def read_blocks(self, blocks: Sequence[int]) -> list[bytes]:
-        """Return the contents of blocks, which are empty."""
+        """Return the contents of blocks, which are all zeros."""
         return [_BLOCK] * len(blocks)
 
     def write_blocks(self, blocks: Sequence[int], data: Sequence[bytes]) -> None:
@@ -285,7 +286,7 @@ class SimBackend:
     def _verify(
         self, sequence: ScheduledSequence, index: int, draft: list[int], output: StepOutput
     ) -> None:
-        """Accept the correct part of a draft, and emit one token after it."""
+        """Accept a draft up to its first wrong token, and emit the correct token after it."""
         token = output.tokens[index]
         for tried in draft:
             if tried != token:
@@ -295,14 +296,14 @@ class SimBackend:
             output.more.setdefault(index, []).append(token)
 
     def _suffer(self) -> float:
-        """Apply the faults that are due, and return the seconds for which the step stalls."""
+        """Apply the faults that are due, and return the seconds by which the step is delayed."""
         now_s = self._clock()
         self._steps += 1
         if self._file is not None:
             try:
                 faults = self._file.read()
             except (OSError, ValueError) as error:
-                # a mistake in the file must not stop the engine
+                # a mistake in the file is logged, and the engine continues
                 log.warning("faults_file_refused: %s", error)
             else:
                 if faults is not None:
@@ -331,8 +332,8 @@ class SimBackend:
     def _pass_time(self, cost_s: float) -> None:
         """Sleep until the end of the step.
 
-        Consecutive steps begin at the end of the previous step, so the time between steps is
-        hidden, as on a GPU that computes asynchronously.
+        A step without a pause before it begins at the end of the previous step. So the time of the
+        host between steps costs nothing, as on a GPU that computes asynchronously.
         """
         now_s = self._clock()
         is_busy = now_s - self._ended_at_s < cost_s
@@ -346,12 +347,12 @@ class SimBackend:
 
 
 def _state(tokens: list[int], adapter_digest: str) -> int:
-    """Return the hash of a sequence's tokens and adapter, which determines its next id."""
+    """Return a hash of a sequence's tokens and adapter. It determines the next id."""
     return crc32(array("i", tokens).tobytes(), crc32(adapter_digest.encode()))
 
 
 def _seeded(state: int, sequence: ScheduledSequence) -> int:
-    """Return the state that selects the next token, which for the first one includes the seed."""
+    """Return the state that selects the next token. For the first token it includes the seed."""
     request = sequence.request
     emitted = len(sequence.tokens) - sequence.prompt_tokens + request.resumed_tokens
     if emitted or request.sampling.temperature == 0:
@@ -373,7 +374,7 @@ def load_sim(
     sleep: Callable[[float], None] = time.sleep,
     die: Callable[[], None] = _exit_at_once,
 ) -> ScheduledEngine:
-    """Return the engine for the base in `directory`, whose weights are not read.
+    """Return a simulated engine for the base in `directory`, whose weights are not read.
 
     Without a directory, the engine simulates a base with 32,000 ids and 8,192 tokens of context.
 
@@ -381,9 +382,9 @@ def load_sim(
         directory: Directory of the base.
         base_digest: Digest of the base.
         options: Fields of `SimOptions`.
-        clock: Clock in seconds, which is the simulated clock in a simulation.
+        clock: Clock in seconds, for example the virtual clock of a simulation.
         sleep: Function that sleeps for a number of seconds of the clock.
-        die: Effect of the fault `die`. A simulation passes a function that does not exit.
+        die: Function for the fault `die`. A simulation passes one that does not exit.
 
     Raises:
         OptionsError: An option is unknown, of the wrong type, or impossible.

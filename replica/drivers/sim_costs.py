@@ -1,12 +1,12 @@
 """Computes the duration of a step from its work, for the driver `sim`. Pure.
 
-There are three kinds of models, none of which was measured for this project:
+There are three kinds of cost models. None was measured for this project.
 
-* `custom` has constants that engine options set, with invented defaults.
-* `h70` and `m8` are published fits for one deployment each, as in the routing study. h70 is
-  Llama-3-70B in bf16 on four H100. It is Preble's measured fit for two GPUs (arXiv 2407.00023),
-  halved for four at 0.9 scaling, with a roofline for decode. Model m8 is the polynomial of Dynamo's
-  mocker for the 8B class.
+* `custom` uses constants of the engine options, whose defaults are invented.
+* `h70` and `m8` are published fits for one deployment each. h70 is Llama-3-70B in bf16 on four
+  H100. Preble measured a fit for two GPUs (arXiv 2407.00023). h70 halves its times for four GPUs at
+  a scaling of 0.9, and uses a roofline for decode. m8 is the polynomial of Dynamo's mocker for the
+  8B class.
 * `<gpu>-<model>` (`h100-8b`, `b200-70b`, ...) is a roofline estimate from the vendor's data sheets
   and the shapes in the models' config.json:
 
@@ -17,9 +17,10 @@ There are three kinds of models, none of which was measured for this project:
       all-reduces = 2 * layers * (10 us + 2 * tokens * width * 2 bytes * (gpus - 1) / gpus / link),
                     0 on one GPU
 
-  Large matrix products in prefill reach 0.5 of the peak, and the fit h70 has 0.75 of the bandwidth.
-  Launches of 2 ms per step and 10 us per all-reduce are typical with CUDA graphs and NVLink. The
-  estimates should be right within a factor of two, and so should the order of GPUs.
+  Large matrix products in prefill reach 0.5 of the peak. The share 0.75 of the bandwidth is that of
+    the fit h70. Launches of 2 ms per step and 10 us per all-reduce are typical with CUDA graphs and
+    NVLink. The estimates should be right within a factor of two, and the order of GPUs should be
+    right.
 """
 
 from dataclasses import dataclass
@@ -39,8 +40,8 @@ class StepWork:
         prefill_tokens: Number of prompt tokens.
         prefill_pairs: Sum, over prompt parts, of tokens * (tokens before the part + tokens / 2).
         prefill_context: Sum, over prompt parts, of the number of tokens before the part.
-        decode_tokens: Number of tokens of decoding sequences, which are one per sequence, and its
-            drafts.
+        decode_tokens: Number of computed tokens of decoding sequences. A sequence has one, plus the
+            tokens of its draft.
         decode_context: Number of tokens that the decoding sequences attend to.
         adapter_loads: Number of adapters copied into slots.
     """
@@ -55,7 +56,7 @@ class StepWork:
 
 @dataclass(frozen=True, slots=True)
 class EngineSize:
-    """The capacity of an engine, used where the options do not set it.
+    """The capacity of an engine. It applies where the engine options have 0.
 
     Attributes:
         blocks: Number of KV blocks.
@@ -124,8 +125,8 @@ class M8Cost:
     """Step times of Dynamo's mocker for the 8B class (see the module's docstring).
 
     The mocker's prefill polynomial for a whole prompt of n tokens is 16.50 ms + 0.01518 n + 4.21e-7
-    n^2. The constant includes the 5.74 ms of an empty decode step, which are counted once. A chunk
-    of n tokens after b other tokens costs the difference of the squares, which is twice its pairs.
+    n^2. The constant includes the 5.74 ms of an empty decode step, which a step with both kinds of
+    work pays once. A chunk of n tokens after b tokens costs (b + n)^2 - b^2, twice its pairs.
     """
 
     _KV_TOKENS = 16_384 * 64
@@ -145,9 +146,9 @@ class M8Cost:
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """Figures of a GPU's data sheet, where flops is the dense bf16 peak.
+    """Figures of a GPU's data sheet.
 
-    `link_bytes_s` is the bandwidth of NVLink in both directions together.
+    `flops` is the peak for dense bf16. `link_bytes_s` is the sum of NVLink's two directions.
     """
 
     flops: float
@@ -172,7 +173,7 @@ class ModelShape:
         return 2 * self.layers * self.kv_heads * self.head_dim * 2
 
 
-# SXM modules, from the vendor's data sheets. The peaks are those without sparsity.
+# SXM modules, from the vendor's data sheets. The peaks are without sparsity.
 GPUS = {
     "a100": Gpu(312e12, 2.039e12, 80e9, 600e9),
     "h100": Gpu(989e12, 3.35e12, 80e9, 900e9),
@@ -184,14 +185,14 @@ MODELS = {
     "8b": ModelShape(8.03e9, 32, 4096, 8, 128),
     "70b": ModelShape(70.6e9, 80, 8192, 8, 128),
 }
-# GPUs per replica, the fewest (of 1, 2, 4, 8) with memory for weights and a useful cache.
+# GPUs per replica: the smallest of 1, 2, 4 and 8 with memory for weights and a useful cache.
 _TENSOR_PARALLEL = {
     ("a100", "70b"): 4,
     ("h100", "70b"): 4,
     ("h200", "70b"): 2,
     ("b200", "70b"): 2,
 }
-# share of a GPU's memory for weights and cache, while activations and runtime need the rest
+# Share of a GPU's memory for weights and cache. Activations and runtime need the remaining memory.
 _MEMORY_SHARE = 0.9
 
 
@@ -214,7 +215,7 @@ class RooflineCost:
 
     @property
     def size(self) -> EngineSize:
-        """The capacity of the engine, whose cache has the memory that the weights leave free."""
+        """The capacity of the engine. Its cache uses the memory that the weights leave free."""
         left = self.gpus * self.gpu.memory_bytes * _MEMORY_SHARE - 2 * self.model.parameters
         return EngineSize(blocks=int(left / self.model.kv_token_bytes) // BLOCK_TOKENS)
 

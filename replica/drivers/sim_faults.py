@@ -1,15 +1,15 @@
 """Decides when a simulated engine has faults, according to a plan.
 
-A plan is data, so that one plan acts in a real Triton and in simulated time. The plan is a JSON
+The plan is data, so the same plan can be used in a real Triton and in simulated time. It is a JSON
 array:
 
     [{"kind": "stall", "at_s": 5, "amount": 3},
      {"kind": "slow", "at_step": 100, "amount": 4, "for_s": 10},
      {"kind": "corrupt"}, {"kind": "fail"}, {"kind": "die", "at_s": 60}]
 
-`at_s` and `at_step` are relative to the start of the plan, and a fault without either is due at
-once. Faults act in steps, so an idle engine has none. This module only decides which faults are
-due, and the backend applies them.
+`at_s` and `at_step` are relative to the start of the plan. A fault without either is due at once.
+Faults act during steps, so an idle engine has none. This module only decides which faults are due,
+and the backend applies them.
 """
 
 import json
@@ -24,11 +24,12 @@ from typing import Any, cast
 class FaultKind(StrEnum):
     """The kind of a fault, which defines the meaning of its `amount`.
 
-    For STALL the amount is the seconds for which the step, and thus the whole engine, stalls. For
-    SLOW it is a factor of the duration of each step, for `for_s` seconds, or with 0 until the next
-    SLOW fault. For DIE it is unused, because the process exits. For CORRUPT it is the number of
-    sequences of a step with a wrong token (at least 1). For FAIL it is the number of consecutive
-    steps that fail (at least 1).
+    STALL: seconds for which the step, and thus the whole engine, stalls.
+    SLOW: factor of the duration of each step for `for_s` seconds. If `for_s` is 0, the factor
+    applies until the next SLOW fault.
+    DIE: unused, because the process exits.
+    CORRUPT: number of sequences of a step that receive a wrong token (at least 1).
+    FAIL: number of consecutive steps that fail (at least 1).
     """
 
     STALL = "stall"
@@ -40,7 +41,7 @@ class FaultKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class EngineFault:
-    """One fault of a plan, with the fields that the module's docstring and `FaultKind` explain."""
+    """One fault of a plan. The module's docstring and `FaultKind` explain the fields."""
 
     kind: FaultKind
     at_s: float = 0.0
@@ -57,7 +58,7 @@ class EngineFault:
 
 
 class FaultPlan:
-    """The faults that are not due yet, and the lasting slowdown."""
+    """The faults of a plan that are not due yet, and the present slowdown."""
 
     def __init__(self, faults: Iterable[EngineFault], now_s: float, step: int) -> None:
         """Start a plan at time `now_s`, before step number `step`."""
@@ -83,12 +84,12 @@ class FaultPlan:
         return due
 
     def factor(self, now_s: float) -> float:
-        """Return the factor by which steps are slower at this time."""
+        """Return the factor by which steps take longer at this time."""
         return self._factor if now_s < self._slow_until_s else 1.0
 
 
 def parse_faults(text: str) -> list[EngineFault]:
-    """Return the faults of a JSON array, none for empty text. Raises ValueError for a mistake."""
+    """Return the faults of a JSON array, or none for empty text. Raises ValueError if invalid."""
     if not text.strip():
         return []
     document = json.loads(text)
@@ -116,10 +117,10 @@ def _fault(entry: Any) -> EngineFault:
 
 
 class FaultFile:
-    """A file with the fault plan of a running engine, whose changes are new plans."""
+    """A file with the fault plan of a running engine. Each change of the file is a new plan."""
 
     def __init__(self, path: Path) -> None:
-        """Watch `path`, whose present content counts as a new plan."""
+        """Watch `path`. Its present content is the first new plan."""
         self._path = path
         self._seen: tuple[int, int] | None = None
 

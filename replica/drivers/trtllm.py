@@ -1,6 +1,6 @@
-"""Loads the driver `trtllm`, which runs TensorRT-LLM on GPUs by its LLM API in this process.
+"""Loads the driver `trtllm`, which runs TensorRT-LLM in this process through its LLM API.
 
-The engine is loaded and generates one token before it is returned.
+The loaded engine generates one token before it is returned, which proves that it works.
 """
 
 import logging
@@ -20,7 +20,7 @@ from sluice.hashing import cache_root
 
 log = logging.getLogger(__name__)
 
-_STATISTICS_S = 10.0  # seconds to wait for the statistics of the first request
+_STATISTICS_S = 10.0  # longest wait for the statistics of the first request, in seconds
 
 
 def load_trtllm(
@@ -73,7 +73,7 @@ def load_trtllm(
 
 
 def _grammar_check(directory: Path, facts: BaseFacts) -> Callable[[Grammar], None] | None:
-    """Return the common check of grammars, or None if the installed llguidance is too old for it.
+    """Return the platform's check of grammars, or None if the installed llguidance is too old.
 
     TensorRT-LLM 1.2 pins a version of llguidance (0.7) that may lack a required function.
     """

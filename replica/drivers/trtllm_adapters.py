@@ -15,8 +15,8 @@ _WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 class DirectoryAdapter:
     """A LoRA adapter in PEFT's layout in a directory of this machine.
 
-    TensorRT-LLM reads the adapter at its first use, and again after each eviction of the adapter,
-    so the directory must stay in its place.
+    TensorRT-LLM reads the adapter at its first use, and again after each eviction of the adapter
+    from TensorRT-LLM's cache. So the directory must stay in its place.
     """
 
     directory: Path
@@ -25,7 +25,7 @@ class DirectoryAdapter:
 
 
 def adapter_number(digest: str) -> int:
-    """Return the number of an adapter for TensorRT-LLM, which is 63 bits of its digest, never 0.
+    """Return the number of an adapter for TensorRT-LLM: 63 bits of its digest, and never 0.
 
     TensorRT-LLM's caches use this number as key, so different adapters must never share a number.
     """
@@ -34,7 +34,7 @@ def adapter_number(digest: str) -> int:
 
 
 def read_directory_adapter(digest: str, directory: Path, rank_max: int) -> DirectoryAdapter:
-    """Return the adapter in a directory after all checks.
+    """Check the adapter in a directory and return it.
 
     Raises:
         RefusedError: The directory is not a LoRA adapter that TensorRT-LLM can serve, or lacks a

@@ -1,31 +1,31 @@
-"""Wraps TensorRT-LLM's LLM API for the driver, as the only module with names of that API.
+"""Wraps TensorRT-LLM's LLM API for the driver. Only this module uses names of that API.
 
 Differences between versions are determined once, when the engine loads, by the version number and
-by the names that exist. The following list has the names, and the places in NVIDIA/TensorRT-LLM
-where each was read (1.2 line unless stated otherwise):
+by the names that exist. The list below has the names, and where each was read in
+NVIDIA/TensorRT-LLM (1.2 line unless stated otherwise):
 
 * `LLM(...)`, `generate_async(inputs, sampling_params, lora_request, streaming, cache_salt)`,
   `get_stats_async`, `get_kv_cache_events_async`, `shutdown`: tensorrt_llm/llmapi/llm.py @4c05a748
   and tests/unittest/api_stability/references/llm.yaml @ea35fd67.
 * `SamplingParams`, `GuidedDecodingParams`: tensorrt_llm/sampling_params.py @a98a9061. A result ends
-  at `end_id`, or at a stop word, which is cut off unless `include_stop_str_in_output`. So the
-  driver passes every end as a stop word, and `end_id` is -1.
+  at `end_id`, or at a stop word. The stop word is cut off unless `include_stop_str_in_output`. So
+  the driver passes every end as a stop word, and `end_id` is -1.
 * `RequestOutput`: iteration, `abort`, `finished`, `cached_tokens`, `outputs[0].token_ids` (all so
   far), `.logprobs` (a dict of `Logprob` per token), `.finish_reason` (stop, length, cancelled,
-  timeout): tensorrt_llm/executor/result.py @a678b91a. Iterating raises `RequestError` for errors of
-  the request alone, and other errors when the engine is lost: tensorrt_llm/executor/executor.py
+  timeout): tensorrt_llm/executor/result.py @a678b91a. Iterating raises `RequestError` for an error
+  of this request only, and another error when the engine is lost: tensorrt_llm/executor/executor.py
   @ed53795b.
 * `LoRARequest(lora_name, lora_int_id, lora_path)`: tensorrt_llm/executor/request.py @4ce835a5.
   `LoraConfig`: tensorrt_llm/lora_helper.py, as the 1.2 examples import it.
 * Events: class `KVCacheEventSerializer` of tensorrt_llm/_utils.py. Statistics: `iterLatencyMS`,
   `kvCacheStats` (`maxNumBlocks`, `usedNumBlocks`), `specDecodingStats` of the executor's JSON.
 
-* `trace_headers` of `generate_async` belongs to its OpenTelemetry traces, which are newer than the
-  code that was read of the 1.2 line. It is passed if the signature has it.
+* `trace_headers` of `generate_async` belongs to its OpenTelemetry traces. They are newer than the
+  code of the 1.2 line that was read. The argument is passed if the signature has it.
 
-The driver does not use three features. 1.2's sampler has one seed for all requests, since pull
-request 17172 (seeds per request) is newer. `prompt_logprobs` of 1.2 has the most probable tokens
-without the prompt's own token. 1.2's default sampler has no penalties.
+The driver does not use three features. The sampler of 1.2 has one seed for all requests, because
+pull request 17172 (seeds per request) is newer. `prompt_logprobs` of 1.2 has the most probable
+tokens, but not the prompt's own token. The default sampler of 1.2 has no penalties.
 """
 
 import importlib
@@ -41,11 +41,11 @@ from sluice.errors import ErrorCode
 
 IMAGE = "nvidia/tritonserver:26.07-trtllm-python-py3"
 _OLDEST = (1, 2)
-# characters of an engine's error message that are stored, since the rest is a stack trace
+# Number of characters of an engine's error that are stored. A stack trace follows them.
 _MESSAGE_MAX = 500
 
-# Errors are texts. The following texts mean that one request exceeds a limit or is invalid. They
-# are from C++ and Python of the 1.2 line, and from the grammar compiler.
+# TensorRT-LLM's errors differ only in their text. These texts mean that one request exceeds a limit
+# or is invalid. They come from C++ and Python of the 1.2 line, and from the grammar compiler.
 _REFUSED = (
     "should not exceed",
     "exceeds the",
@@ -55,9 +55,9 @@ _REFUSED = (
     "Unsupported guide type",
     "require 0 <=",
 )
-# The following texts mean that there is no room at the moment.
+# These texts mean that the engine has no room for a request now.
 _BUSY = ("Maximum queue size", "Exceeds maximum queue size", "Cache is full")
-# Special characters of the regular expressions of Rust, which the grammar compiler uses.
+# Special characters of Rust's regular expressions. The grammar compiler is written in Rust.
 _REGEX_META = re.compile(r"[\\.+*?()|\[\]{}^$#&\-~]")
 
 Importer = Callable[[str], Any]
@@ -73,7 +73,7 @@ class TrtllmApi:
     """
 
     def __init__(self, importer: Importer = importlib.import_module) -> None:
-        """Import TensorRT-LLM, whose import is slow and initialises the GPUs.
+        """Import TensorRT-LLM. The import is slow and initialises the GPUs.
 
         Raises:
             ValueError: TensorRT-LLM is absent or too old. The message names an image that contains
@@ -106,7 +106,7 @@ class TrtllmApi:
 
     @property
     def request_error(self) -> type[Exception]:
-        """The class of errors that concern only one request."""
+        """The class of errors that concern a single request."""
         return self._api.RequestError
 
     def make(self, *names: str, **arguments: Any) -> Any:
@@ -128,10 +128,10 @@ class TrtllmApi:
     def poll_s(self, llm: Any) -> float:
         """Return the seconds for which an iterator over statistics or events should wait.
 
-        The executor of 1.2 has one iterator, which remains exhausted until another request is
-        submitted, so it should wait long. The executor over RPC is an option in 1.2 and the default
-        later. It queries the engine at each call, and its iterator then waits once more, so it
-        should not wait long (tensorrt_llm/executor/rpc_proxy.py).
+        The executor of 1.2 has one iterator. Once exhausted, it yields nothing until another
+        request is submitted, so it should wait long. The executor over RPC, an option in 1.2 and
+        later the default, queries the engine at each call. Its iterator then waits once more, so it
+        should wait briefly (tensorrt_llm/executor/rpc_proxy.py).
         """
         return 0.1 if "Rpc" in type(getattr(llm, "_executor", None)).__name__ else 2.0
 
@@ -152,7 +152,7 @@ class TrtllmApi:
             "add_special_tokens": False,
         }
         if wanted.temperature == 0:
-            arguments["top_k"] = 1  # greedy in every version, unlike a temperature of 0
+            arguments["top_k"] = 1  # greedy in every version, whereas a temperature of 0 is not
         else:
             arguments["temperature"] = wanted.temperature
             arguments["seed"] = wanted.seed
@@ -161,7 +161,7 @@ class TrtllmApi:
             if wanted.top_k:
                 arguments["top_k"] = wanted.top_k
         if wanted.logprobs >= 0:
-            # 1.2 treats 0 as a request without logprobs
+            # for 1.2, 0 means no logprobs at all
             arguments["logprobs"] = max(1, wanted.logprobs)
         if wanted.grammar is not None:
             arguments["guided_decoding"] = self._api.GuidedDecodingParams(**guide(wanted.grammar))
@@ -194,7 +194,7 @@ def choice_regex(text: str) -> str:
 
 
 def classify(error: Exception, request_error: type[Exception]) -> tuple[Finish, ErrorCode, str]:
-    """Return finish reason, code and message of a sequence that ends with this error."""
+    """Return finish reason, code and message for a sequence that this error ends."""
     text = str(error).partition("\nStack trace")[0].strip()[:_MESSAGE_MAX] or repr(error)
     if any(part in text for part in _BUSY):
         return Finish.BUSY, ErrorCode.ENGINE_BUSY, text

@@ -1,9 +1,9 @@
-"""Turns TensorRT-LLM's results into one stream of messages, on an event loop for `trtllm`.
+"""Collects TensorRT-LLM's results as messages in one queue, for the driver `trtllm`.
 
-TensorRT-LLM schedules requests and answers on an event loop. One thread runs that loop, in which
-one task per request reads its results. All results are put into one outbox, which the driver's
-thread empties. The outbox has at most the output of the running requests, so it needs no other
-bound.
+TensorRT-LLM accepts requests and returns results on an event loop. One thread runs that loop, with
+one task per request that reads the request's results. All results go into one outbox, which the
+driver's thread empties. The outbox has at most the output of the running requests, so it has no
+other bound.
 """
 
 import asyncio
@@ -19,9 +19,9 @@ from replica.drivers.trtllm_api import TrtllmApi
 
 log = logging.getLogger(__name__)
 
-_IDLE_S = 0.05  # seconds between two iterators over events
-# Seconds to wait for the tokens of one engine iteration, which arrive one by one, so that they are
-# sent in one frame.
+_IDLE_S = 0.05  # seconds between two reads of the engine's events
+# Seconds to wait after the first token of an engine iteration. The iteration's other tokens arrive
+# one by one, and all are sent in one frame.
 _GATHER_S = 0.0005
 
 
@@ -32,9 +32,9 @@ class RequestTokens:
     Attributes:
         handle: Handle of the request.
         tokens: New tokens, in order.
-        logprobs: Logprobs per token, which map ids to objects with `logprob` and `rank`, or empty
-            if not requested.
-        cached_tokens: Prompt tokens that were found in the prefix cache.
+        logprobs: Logprobs of each token, as a map from ids to objects with `logprob` and `rank`.
+            Empty if not requested.
+        cached_tokens: Prompt tokens that were in the prefix cache.
     """
 
     handle: int
@@ -86,7 +86,7 @@ class _Outbox:
 
 
 class TrtllmClient:
-    """A loaded `LLM`, and the thread that runs its event loop."""
+    """A loaded `LLM`, and the thread that runs the `LLM`'s event loop."""
 
     def __init__(
         self, api: TrtllmApi, arguments: dict[str, Any], *, has_cache_events: bool
@@ -96,7 +96,7 @@ class TrtllmClient:
         self._poll_s = api.poll_s(self._llm)
         self._takes_trace = api.takes_trace
         self._outbox = _Outbox()
-        self._results: dict[int, Any] = {}  # handle -> result, which only the loop's thread uses
+        self._results: dict[int, Any] = {}  # handle -> result, used by the loop's thread only
         self._has_cache_events = has_cache_events
         self._started = threading.Event()
         self._thread = threading.Thread(target=self._run, name="trtllm", daemon=True)
@@ -118,7 +118,7 @@ class TrtllmClient:
         cache_salt: str | None,
         trace: Mapping[str, str] | None = None,
     ) -> None:
-        """Send a request, whose last message is `RequestEnd`."""
+        """Send a request. Its last message is a `RequestEnd`."""
         arguments: dict[str, Any] = {
             "inputs": prompt,
             "sampling_params": sampling,
@@ -131,15 +131,15 @@ class TrtllmClient:
         self._loop.call_soon_threadsafe(self._begin, handle, arguments)
 
     def abort(self, handle: int) -> None:
-        """End a request, unless it has ended."""
+        """End a request. Has no effect if the request has ended."""
         self._loop.call_soon_threadsafe(self._abort, handle)
 
     def take(self, wait_s: float) -> list[Message]:
-        """Return all waiting messages, or wait up to `wait_s` for the first if there are none."""
+        """Return all messages. If there are none, wait up to `wait_s` for the first one."""
         return self._outbox.take(wait_s)
 
     def close(self, timeout_s: float) -> None:
-        """Shut the engine down, after waiting up to `timeout_s` for the thread."""
+        """Wait up to `timeout_s` for the thread to end, and then shut the engine down."""
         self._loop.call_soon_threadsafe(self._closing.set)
         self._thread.join(timeout_s)
         self._llm.shutdown()
@@ -150,7 +150,7 @@ class TrtllmClient:
     async def _main(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._closing = asyncio.Event()
-        # One event per poll. Every submission of a request sets all of these events.
+        # One event per running `_poll`. Every submission of a request sets all of these events.
         self._wakes: list[asyncio.Event] = []
         async with asyncio.TaskGroup() as self._tasks:
             self._tasks.create_task(self._poll(self._llm.get_stats_async, _stats))
@@ -165,10 +165,9 @@ class TrtllmClient:
 
     def _begin(self, handle: int, arguments: dict[str, Any]) -> None:
         try:
-            # This call is made in the event loop, because the result's queue belongs to the present
-            # loop.
+            # The result's queue belongs to the event loop that is running during this call.
             result = self._llm.generate_async(**arguments)
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is this request's end
+        except Exception as error:  # noqa: BLE001 - any error ends only this request
             self._outbox.put(RequestEnd(handle, error=error))
             return
         self._results[handle] = result
@@ -195,7 +194,7 @@ class TrtllmClient:
                     cached = int(getattr(result, "cached_tokens", 0) or 0)
                     self._outbox.put(RequestTokens(handle, list(tokens), list(logprobs), cached))
             self._outbox.put(RequestEnd(handle, reason=str(result.outputs[0].finish_reason)))
-        except Exception as error:  # noqa: BLE001 - the driver decides whose error it is
+        except Exception as error:  # noqa: BLE001 - the driver decides whether the engine failed
             self._outbox.put(RequestEnd(handle, error=error))
         finally:
             self._results.pop(handle, None)
@@ -205,21 +204,21 @@ class TrtllmClient:
         iterate: Callable[[float], AsyncIterable[Any]],
         convert: Callable[[Any], Message | None],
     ) -> None:
-        """Read one of the engine's own streams forever, with the waits of `TrtllmApi.poll_s`."""
+        """Read one of the engine's own streams until cancelled, as `TrtllmApi.poll_s` requires."""
         wake = asyncio.Event()
         self._wakes.append(wake)
         while True:
             await wake.wait()
             if not self._results:
-                wake.clear()  # one more round for the last results, after which no results follow
+                wake.clear()  # after an idle pause, one more read collects the last results
             try:
-                # The call runs in a thread, because over RPC it waits for events.
+                # The call blocks over RPC until there are events, so it runs in a thread.
                 async for item in await asyncio.to_thread(iterate, self._poll_s):
                     message = convert(item)
                     if message is not None:
                         self._outbox.put(message)
             except Exception:
-                log.exception("trtllm_poll_failed")  # the engine also serves without this stream
+                log.exception("trtllm_poll_failed")  # requests are served without this stream, too
                 return
             await asyncio.sleep(_IDLE_S)
 

@@ -1,14 +1,13 @@
 """Implements the driver `trtllm` over an engine that `replica.drivers.trtllm` has loaded.
 
-TensorRT-LLM schedules first come, first served. To preserve priorities and late decisions, requests
-wait in this driver. At most `sequences_max` requests are in the engine at a time, the most
-important first, and only if their adapters fit into its slots. `step()` submits requests and
-collects results. It waits only briefly for results, so that the host can add new requests in
-between.
+TensorRT-LLM serves requests in the order of their submission. So that priorities still count,
+requests wait in this driver. At most `sequences_max` requests are in the engine at a time. They are
+the most important ones whose adapters fit into its slots. `step()` submits requests and collects
+results. Its wait for results is short, so that the host can add new requests between steps.
 
-The driver infers facts that TensorRT-LLM does not report. A sequence counts as admitted when it is
-submitted, and adapters as resident by the order of their use. docs/engines.md lists the missing
-features.
+TensorRT-LLM does not report some facts, so the driver infers them. A sequence counts as admitted
+when it is submitted. The adapters that were used last count as resident. docs/engines.md lists the
+missing features.
 """
 
 import itertools
@@ -52,9 +51,9 @@ from sluice.errors import ErrorCode
 
 log = logging.getLogger(__name__)
 
-# Seconds that a step waits for results, which is the longest delay of a new request
+# Longest time that a step waits for results, in seconds. A new request waits no longer than this.
 _WAIT_S = 0.002
-_LOGPROBS_MAX = 20  # as in OpenAI's API
+_LOGPROBS_MAX = 20  # alternatives per token, the limit of OpenAI's API
 _REASONS = {"stop": Finish.STOP, "length": Finish.LENGTH}
 
 
@@ -83,9 +82,9 @@ class TrtllmDriver:
             facts: Facts of the base.
             limits: Limits of the engine, which never change.
             options: Options with which the engine was loaded.
-            root: Root of the hash chain for sequences without an own root.
-            check_grammar: Function that raises RefusedError for a grammar that cannot be served, or
-                None if grammars are not checked.
+            root: Root of the hash chain for sequences that name no root.
+            check_grammar: Function that raises RefusedError for a grammar that cannot be served.
+                None means that grammars are not checked.
             clock: Clock in seconds.
         """
         self._api = api
@@ -108,18 +107,18 @@ class TrtllmDriver:
         self._directories: dict[str, DirectoryAdapter] = {}
         self._blocks = BlockTranslator()
         self._cached: dict[bytes, None] = {}
-        self._living: dict[int, ScheduledSequence] = {}  # by key
-        self._sent: dict[int, ScheduledSequence] = {}  # by handle, the sequence's `scratch`
+        self._living: dict[int, ScheduledSequence] = {}  # sequences by key
+        self._sent: dict[int, ScheduledSequence] = {}  # submitted sequences by handle (`scratch`)
         self._waiting = WaitingQueue(self._adapters)
-        self._prefilling = 0  # submitted sequences without a token yet
-        self._following = 0  # siblings that wait for their leaders
+        self._prefilling = 0  # number of submitted sequences that have no token yet
+        self._following = 0  # number of forks that wait for their leaders
         self._owed = 0
         self._handles, self._arrivals = itertools.count(1), itertools.count(1)
         self._events = StepEvents()
         self._statistics: Mapping[str, Any] = {}
         self._prompt_tokens = self._cached_tokens = 0
         self._drafted = self._accepted = 0
-        self._step_prompt_tokens = 0  # prompt tokens in the iterations of the last step
+        self._step_prompt_tokens = 0  # prompt tokens that the iterations of the last step computed
         self._heard_at_s = clock()
         self._failure = ""
 
@@ -135,7 +134,7 @@ class TrtllmDriver:
 
     @property
     def has_work(self) -> bool:
-        """Whether `step()` would compute or report anything."""
+        """Whether the next `step()` would compute tokens or report events."""
         return bool(self._living or self._events.finished or self._client.has_messages)
 
     def add(self, request: SequenceRequest) -> None:
@@ -146,8 +145,8 @@ class TrtllmDriver:
             stop_ids = request.stop_token_ids | self._facts.eos_ids
         leader = self._enter(request, stop_ids)
         for fork in request.forks:
-            # A fork is submitted when the leader's prompt is computed, so the prompt is in the
-            # cache.
+            # A fork is submitted after its leader's prompt is computed, so that it finds the prompt
+            # in the cache.
             sampling = replace(request.sampling, seed=fork.seed)
             own = replace(request, key=fork.key, sampling=sampling, forks=())
             sibling = self._enter(own, stop_ids)
@@ -157,7 +156,7 @@ class TrtllmDriver:
         self._waiting.push(leader)
 
     def check_grammar(self, request: SequenceRequest) -> None:
-        """Check a request's grammar, in any thread, because the first check may be slow."""
+        """Check a request's grammar. The check may be slow, so any thread may call this."""
         grammar = request.sampling.grammar
         if grammar is None or not self._capabilities.has_grammars:
             return
@@ -177,7 +176,7 @@ class TrtllmDriver:
             raise RefusedError(ErrorCode.INVALID_REQUEST, text, param="grammar") from None
 
     def cancel(self, key: int) -> None:
-        """End a sequence at once, which the next step reports."""
+        """End a sequence at once. The next step reports the end."""
         sequence = self._living.get(key)
         if sequence is not None:
             if sequence.scratch:
@@ -185,7 +184,7 @@ class TrtllmDriver:
             self._finish(sequence, Finish.CANCELLED)
 
     def step(self) -> StepEvents:
-        """Submit requests and collect results, with a short wait for results."""
+        """Submit requests, wait briefly for results, and return the results."""
         self._hand_over()
         self._step_prompt_tokens = 0
         has_news = self._events.finished or not self._living
@@ -215,7 +214,7 @@ class TrtllmDriver:
             running=len(self._sent),
             prefilling=self._prefilling,
             waiting=self._waiting.count + self._following,
-            # An idle engine reports nothing, so the last figure is outdated if nothing is running.
+            # An idle engine reports no statistics, so without requests the last figure is outdated.
             kv_blocks_used=int(cache.get("usedNumBlocks") or 0) if self._sent else 0,
             prefill_tokens_owed=self._owed,
             step_prompt_tokens=self._step_prompt_tokens,
@@ -232,7 +231,7 @@ class TrtllmDriver:
         return list(self._cached)
 
     def read_adapter(self, digest: str, directory: Path) -> DirectoryAdapter:
-        """Check an adapter, whose directory must stay because TensorRT-LLM reads it later."""
+        """Check an adapter. Its directory must stay, because TensorRT-LLM reads it later."""
         return read_directory_adapter(digest, directory, self._options.adapter_rank)
 
     def put_adapter(self, digest: str, adapter: Any) -> None:
@@ -251,7 +250,7 @@ class TrtllmDriver:
         return self._adapters.has(digest)
 
     def adapters(self) -> list[AdapterState]:
-        """Return the adapters, of which those used most recently count as in slots."""
+        """Return the adapters. The most recently used ones count as in slots."""
         emitted: dict[str, int] = {}
         for sequence in self._living.values():
             digest = sequence.request.adapter_digest
@@ -316,7 +315,7 @@ class TrtllmDriver:
         self._waiting.pop(sequence)
         if request.adapter_digest:
             self._adapters.acquire(request.adapter_digest)
-            # TensorRT-LLM loads adapters itself, so the table only counts them
+            # TensorRT-LLM loads adapters, so the table's own list of loads is dropped
             self._adapters.take_loads()
         sequence.admitted_at_s = now_s = self._clock()
         if not self._sent:
@@ -330,8 +329,8 @@ class TrtllmDriver:
             sequence.tokens.copy(),
             sampling,
             lora=lora,
-            # The root depends on base, adapter and tenant, so blocks are shared only if all three
-            # are equal.
+            # The root depends on base, adapter and tenant. As a salt, it prevents that requests
+            # with different roots share blocks.
             cache_salt=request.cache_root.hex() if request.cache_root else None,
             trace=request.trace,
         )
@@ -349,7 +348,7 @@ class TrtllmDriver:
         self._heard_at_s = now_s = self._clock()
         sequence = self._sent.get(message.handle)
         if sequence is None:
-            return  # the sequence was cancelled
+            return  # the sequence was cancelled, so its tokens are dropped
         request = sequence.request
         if sequence.first_token_at_s is None:
             sequence.first_token_at_s = now_s
@@ -401,18 +400,18 @@ class TrtllmDriver:
             self._finish(sequence, Finish.FAILED, ErrorCode.ENGINE_FAILED, text)
 
     def _is_own(self, error: Exception) -> bool:
-        """Whether an error concerns only one request, so that the engine continues."""
+        """Whether an error concerns only its request, so that the engine can continue."""
         return isinstance(error, self._api.request_error | ValueError | TypeError)
 
     def _fail_all(self, message: str) -> None:
-        """End all sequences now and fail all later ones, because the process must be replaced."""
+        """End all sequences and refuse all later ones. Only a new process can serve again."""
         log.error("trtllm_failed: %s", message)
         self._failure = message
         for sequence in list(self._living.values()):
             self._finish(sequence, Finish.FAILED, ErrorCode.ENGINE_FAILED, message)
 
     def _watch(self) -> None:
-        """Declare an engine failed that is silent although it has requests."""
+        """Declare the engine failed if it has requests, but has sent no token for too long."""
         silent_s = self._clock() - self._heard_at_s
         if self._sent and silent_s > self._options.silence_s_max:
             self._fail_all(f"TensorRT-LLM has said nothing for {silent_s:.0f} s")
@@ -467,8 +466,8 @@ def _output_tokens(sequence: ScheduledSequence) -> int:
 def _logprobs(key: int, token: int, found: Mapping[int, Any], wanted: int) -> TokenLogprobs:
     """Return the logprobs of one token.
 
-    Version 1.2 leaves out a sampled token that is not among the most probable tokens. The least
-    probable of these is then the best known upper bound.
+    If the sampled token is not among the most probable tokens, version 1.2 leaves out its logprob.
+    The logprob of the least probable of these tokens is then returned as an upper bound.
     """
     ranked = sorted(found.items(), key=lambda item: -item[1].logprob)
     own = found[token] if token in found else ranked[-1][1]

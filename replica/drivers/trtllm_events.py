@@ -1,13 +1,12 @@
 """Translates TensorRT-LLM's KV cache events into the platform's events. Pure.
 
-TensorRT-LLM names cached blocks by its own hashes. But its events contain the tokens of each block
-and the hash of the previous block. So the platform's chained hashes can be computed as well. Its
-events lack the other two inputs of a chain, adapter and tenant salt (1.2 leaves both out). So this
-module infers the root of a chain from the submitted requests. Among requests with the tokens of the
-first block, the oldest one whose root has no such block yet determines the root. If two requests
-with equal beginnings and different roots overlap, this rule can swap the roots until the blocks are
-evicted. A router then expects a hit at the wrong place, and `cached_tokens` of the request corrects
-this.
+TensorRT-LLM names cached blocks by its own hashes. Its events contain the tokens of each block and
+the hash of the previous block, from which this module computes the platform's chained hashes. A
+chain's root also depends on adapter and tenant salt, which events of 1.2 lack. So this module
+infers the root from the submitted requests. The oldest request with the tokens of the first block,
+and without such a block yet, determines the root. Two such requests with different roots may
+overlap. Then their roots can be swapped until the blocks are evicted. A router expects a hit at the
+wrong place in this case, until `cached_tokens` of a request corrects it.
 """
 
 from array import array
@@ -17,24 +16,26 @@ from typing import Any
 
 from sluice.hashing import BLOCK_TOKENS, block_hashes
 
-# Largest number of first blocks for which the roots of requests are remembered.
+# Largest number of first blocks whose requests' roots are stored
 _BEGINNINGS_MAX = 65_536
-_ROOTS_MAX = 64  # largest number of roots per first block
+_ROOTS_MAX = 64  # largest number of stored roots per first block
 
 
 class BlockTranslator:
     """Maps TensorRT-LLM's blocks to the platform's blocks."""
 
     def __init__(self) -> None:
-        # Tokens of a first block -> roots of requests that began with it, oldest first.
+        # Tokens of a first block -> roots of the requests that began with these tokens, oldest
+        # first.
         self._roots: OrderedDict[bytes, list[bytes]] = OrderedDict()
-        # (window, TensorRT-LLM's hash) -> platform's hash, or None for partial blocks and for
-        # unknown roots.
+        # (window, TensorRT-LLM's hash) -> platform's hash, or None if the block is partial or its
+        # root is unknown.
         self._hashes: dict[tuple[int, Any], bytes | None] = {}
-        self._holders: dict[bytes, int] = {}  # platform's hash -> number of TensorRT-LLM's blocks
+        # platform's hash -> number of TensorRT-LLM's blocks with it
+        self._holders: dict[bytes, int] = {}
 
     def expect(self, prompt: Sequence[int], root: bytes) -> None:
-        """Record that a request with this prompt and root will be computed soon."""
+        """Record the root of a request with this prompt, before the request is submitted."""
         if len(prompt) < BLOCK_TOKENS:
             return
         beginning = _key(prompt[:BLOCK_TOKENS])

@@ -3,7 +3,7 @@
 The names are from the 1.2 line of NVIDIA/TensorRT-LLM. The arguments of `LLM` are in
 references_committed/llm.yaml @e00a1866 and references/llm.yaml @ea35fd67 of
 tests/unittest/api_stability. The classes are in tensorrt_llm/llmapi/__init__.py @5ca85aff. Comments
-name relevant changes in newer lines.
+name changes in newer lines that matter here.
 """
 
 import json
@@ -17,14 +17,14 @@ from replica.drivers.trtllm_api import TrtllmApi
 from sluice.adapter_ranks import TRTLLM
 from sluice.hashing import BLOCK_TOKENS
 
-# Classes of each kind of speculation. The first class that exists in the installed version is used.
+# Kind of speculation -> its class names, of which the first that the installed version has is used.
 _SPECULATION: Mapping[str, tuple[str, ...]] = {
     "NGram": ("NGramDecodingConfig",),
-    "Eagle3": ("Eagle3DecodingConfig", "EagleDecodingConfig"),  # split after 1.2
+    "Eagle3": ("Eagle3DecodingConfig", "EagleDecodingConfig"),  # split into two classes after 1.2
     "MTP": ("MTPDecodingConfig",),
     "DraftTarget": ("DraftTargetDecodingConfig",),
 }
-# TensorRT-LLM serves first come, first served, so one place is reserved for urgent requests.
+# Additional places in a batch. Without one, a probe would wait for the sequences before it.
 PROBE_PLACES = 1
 _GRAMMAR_ENGINES = ("llguidance", "")
 
@@ -33,45 +33,45 @@ _GRAMMAR_ENGINES = ("llguidance", "")
 class TrtllmOptions:
     """Options of the driver `trtllm`, set by SLUICE_ENGINE_OPTIONS.
 
-    Quantized checkpoints need no option, because TensorRT-LLM reads the method from the checkpoint.
+    Quantized checkpoints need no option, because TensorRT-LLM reads their method from their files.
 
     Attributes:
-        tensor_parallel: Number of GPUs over which each layer is spread.
-        pipeline_parallel: Number of GPUs over which the layers are spread.
+        tensor_parallel: Number of GPUs that share each layer.
+        pipeline_parallel: Number of GPUs between which the layers are divided.
         expert_parallel: Number of GPUs that share the experts of a mixture, or 0 for TensorRT-LLM's
             choice.
         dtype: Number format of the computation, or auto for that of the checkpoint.
-        sequences_max: Largest number of sequences in one batch, while `max_batch_size` is one more,
-            for probes.
+        sequences_max: Largest number of sequences in one batch. `max_batch_size` is one more, so
+            that a probe always has a place.
         step_tokens_max: Largest number of tokens per iteration (`max_num_tokens`). Longer prompts
             are chunked.
         context_tokens_max: Largest number of tokens of a sequence, or 0 for the base's own limit.
-        kv_memory_share: Share of the GPU memory left after loading that the KV cache may use.
-        kv_tokens_max: Upper bound of the cache in tokens, or 0 if only memory limits it.
-        kv_dtype: Number format of the cache, as TensorRT-LLM names it: auto, fp8, ...
-        kv_host_bytes: Bytes of host memory to which blocks are evicted first.
-        kv_events_max: Largest number of cache events between two reads, or 0 for no reports of the
-            cache to routers.
-        stream_interval: Number of tokens per sequence and message. More tokens save CPU but are
-            delayed.
-        grammars: Compiler of grammars, which is llguidance, or empty for none. xgrammar is not
-            supported, because its EBNF differs from Lark's.
-        grammars_unchecked: Whether grammars are served although the installed llguidance is too old
+        kv_memory_share: Share of the GPU memory that remains after loading, for the KV cache.
+        kv_tokens_max: Upper bound of the cache in tokens, or 0 for no bound except memory.
+        kv_dtype: Number format of the cache, by TensorRT-LLM's names: auto, fp8, ...
+        kv_host_bytes: Bytes of host memory to which blocks move when the GPU's memory is full.
+        kv_events_max: Largest number of cache events between two reads. 0 means that routers
+            receive no reports of the cache.
+        stream_interval: Number of tokens per sequence and message. Larger numbers save CPU time but
+            delay tokens.
+        grammars: Compiler of grammars, llguidance or empty for none. xgrammar is not supported,
+            because its EBNF differs from Lark's.
+        grammars_unchecked: Whether grammars are served even if the installed llguidance is too old
             for the check. Without the check, a hostile grammar can end the process.
         adapter_slots: Number of LoRA adapters in one batch, or 0 if none are served.
         adapter_rank: Largest rank of an adapter.
-        adapter_modules: Target modules by TensorRT-LLM's names, separated by commas.
+        adapter_modules: Target modules of adapters by TensorRT-LLM's names, separated by commas.
         adapter_memory_bytes: Largest number of bytes of all adapters in host memory.
         adapters_cached_max: Number of adapters that TensorRT-LLM itself stores in host memory
             (`max_cpu_loras`).
         speculation: JSON object with decoding_type (NGram, Eagle3, MTP, DraftTarget, ...) and the
             fields of its class, or empty for none.
-        load_s_max: Longest time for loading and the first token together, in seconds.
+        load_s_max: Longest time until the engine is loaded and has generated a token, in seconds.
         silence_s_max: Seconds without any token, while sequences run, after which the engine counts
             as dead.
         trust_remote_code: Whether the checkpoint's own Python code may run.
-        extra: JSON object of further `LLM` arguments, for example moe_config, except for those of
-            other options.
+        extra: JSON object of further `LLM` arguments, for example moe_config. Arguments that other
+            options set are refused.
     """
 
     tensor_parallel: int = 1
@@ -103,7 +103,7 @@ class TrtllmOptions:
 
 
 def check_options(options: TrtllmOptions) -> None:
-    """Raise OptionsError for invalid values, without TensorRT-LLM, so that tests can run this."""
+    """Raise OptionsError for invalid values. Tests run this check without TensorRT-LLM."""
     positive = {
         "tensor_parallel": options.tensor_parallel,
         "pipeline_parallel": options.pipeline_parallel,
@@ -151,7 +151,7 @@ def llm_arguments(
         cache["host_cache_size"] = options.kv_host_bytes
     arguments: dict[str, Any] = {
         "model": str(directory),
-        "skip_tokenizer_init": not options.grammars,  # a grammar needs the tokenizer's texts
+        "skip_tokenizer_init": not options.grammars,  # a grammar needs the texts of tokens
         "trust_remote_code": options.trust_remote_code,
         "tensor_parallel_size": options.tensor_parallel,
         "pipeline_parallel_size": options.pipeline_parallel,

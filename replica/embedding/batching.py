@@ -1,7 +1,7 @@
 """Groups texts of similar length into batches. Pure.
 
-In a graph call, every text costs as many tokens as the longest text, because shorter texts are
-padded. So texts of similar length are computed together.
+In a graph call, every text costs as much as the longest text of the call, because shorter texts are
+padded. So texts of similar length are computed in the same call.
 """
 
 from collections.abc import Sequence
@@ -12,18 +12,19 @@ def plan_batches(
 ) -> list[tuple[int, ...]]:
     """Return groups of indices into `lengths`, where each index is in exactly one group.
 
-    The groups are the cheapest division of the sorted lengths. A group costs its tokens, padding
-    included, plus the fixed cost of a call.
+    The groups are the cheapest division of the texts in order of length. A group costs its tokens
+    and padding, plus the fixed cost of a call.
 
     Args:
         lengths: Number of tokens of each text, at least 1.
-        tokens_max: Largest number of tokens of a group of several texts, padding included, to limit
-            the memory of a call.
-        call_tokens: Fixed cost of a call, in tokens.
+        tokens_max: Largest number of tokens and padding of a group, which limits the memory of a
+            call. A longer text is a group of one.
+        call_tokens: Fixed cost of a call, expressed as a number of tokens.
     """
     order = sorted(range(len(lengths)), key=lengths.__getitem__)
-    best = [0]  # best[n]: cost of the n shortest texts
-    begins: list[int] = []  # begins[n]: begin of the last group of the n + 1 shortest
+    best = [0]  # best[n]: cost of the n shortest texts in their best groups
+    # begins[n]: index of the first text in the last group of the n + 1 shortest texts
+    begins: list[int] = []
     for end, index in enumerate(order, start=1):
         longest = lengths[index]
         widest = max(1, tokens_max // longest)

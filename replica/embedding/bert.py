@@ -2,9 +2,9 @@
 
 A field that a graph builder ignores causes wrong vectors, not an error. So each field must be used,
 have no effect, or have the only supported value. This applies to config.json and to the files in
-which sentence-transformers describes the layers after the encoder. A base for the classification of
-sequences (`BertForSequenceClassification`) has only config.json. As a cross-encoder, it reads one
-text or a pair of texts, and returns a score per label.
+which sentence-transformers describes the layers after the encoder. A base that classifies
+(`BertForSequenceClassification`) has only config.json. As a cross-encoder, it reads one text or a
+pair of texts, and returns one score per label.
 """
 
 import json
@@ -26,23 +26,24 @@ _REQUIRED = (
     "type_vocab_size",
     "vocab_size",
 )
-# Fields about training, bookkeeping or the tokenizer, which do not affect the graph.
+# Fields about training or the tokenizer, which do not affect the graph.
 _HARMLESS = frozenset(
     {"_name_or_path", "architectures", "attention_probs_dropout_prob", "classifier_dropout"}
     | {"dtype", "gradient_checkpointing", "hidden_dropout_prob", "initializer_range"}
     | {"name_or_path", "pad_token_id", "torch_dtype", "transformers_version", "use_cache"}
 )
 _ONLY: dict[str, tuple[Any, ...]] = {
-    "chunk_size_feed_forward": (0,),  # splits the computation without changing the result
+    # divides the computation into parts without a change of the result
+    "chunk_size_feed_forward": (0,),
     "hidden_act": ("gelu",),
     "model_type": ("bert",),
     "position_embedding_type": ("absolute",),
 }
-# Fields for the gateway, which are names of labels, and how scores become probabilities.
+# Fields that only the gateway uses: names of labels, and the function from scores to probabilities.
 _OF_LABELS = frozenset(
     {"_num_labels", "id2label", "label2id", "num_labels", "problem_type", "sentence_transformers"}
 )
-# Weights of the head that classifies pairs of sentences, which embeddings do not need.
+# Weights of a head that BERT's training used, but embeddings do not.
 _HEAD = ("pooler.dense.weight", "pooler.dense.bias")
 _MODULES = ("Transformer", "Pooling", "Normalize")
 _POOLING = "pooling_mode_mean_tokens"
@@ -53,8 +54,9 @@ class BertConfig:
     """The sizes of the encoder, and of the classifier if there is one.
 
     Attributes:
-        positions: Length of the table of positions, which is the longest possible text.
-        tokens_max: Longest text that the model was tuned for, including special tokens.
+        positions: Length of the table of positions, and thus of the longest possible text in
+            tokens.
+        tokens_max: Longest text for which the model was tuned, in tokens with special tokens.
         labels: Number of scores per text or pair of texts, or 0 if the base computes embeddings.
     """
 
@@ -71,7 +73,7 @@ class BertConfig:
 
     @property
     def unused_weights(self) -> frozenset[str]:
-        """The names of tensors that a checkpoint may have but the graph does not read."""
+        """The names of tensors that a checkpoint may contain although the graph ignores them."""
         return frozenset() if self.labels else frozenset(_HEAD)
 
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
@@ -107,7 +109,7 @@ class BertConfig:
 
 
 def read_bert_config(directory: Path) -> BertConfig:
-    """Return the config of a base, including sentence-transformers' files if it embeds.
+    """Return the config of a base. If it embeds, sentence-transformers' files are also read.
 
     Raises:
         ArtifactError: A file is missing or broken, or needs a feature that this engine lacks.
@@ -142,7 +144,7 @@ def _config_problems(config: Mapping[str, Any], harmless: frozenset[str]) -> lis
     problems = [f"a config without {name}" for name in _REQUIRED if config.get(name) is None]
     for name, value in {"model_type": None, "hidden_act": None, **config}.items():
         if name in _ONLY:
-            # Positions are absolute by default. The type of the model is required.
+            # A missing field means absolute positions. The type of the model must be present.
             is_absent = value is None and name not in ("model_type", "hidden_act")
             if not is_absent and value not in _ONLY[name]:
                 problems.append(f"{name} {value!r}")
@@ -167,7 +169,7 @@ def _sentence_problems(sentence: Mapping[str, Any]) -> list[str]:
 
 
 def _module_problems(directory: Path) -> list[str]:
-    """Return the layers after the encoder other than a token mean, scaled to length 1."""
+    """Return the layers after the encoder that are neither the mean of tokens nor the scaling."""
     path = directory / "modules.json"
     try:
         modules = json.loads(path.read_bytes())

@@ -1,7 +1,8 @@
-"""Computes embeddings or scores of token ids, in batches whose requests fail independently.
+"""Computes embeddings or scores of token ids, where several requests share a graph call.
 
-All computation is float32, which was as fast as half precision on CPUs. So a text's vector does not
-depend on the other texts of its batch. After loading, the engine has neither I/O nor own threads.
+A request that fails does not affect the others. All computation is float32, which is as fast as
+half precision on CPUs. So a text's vector does not depend on the other texts of its batch. After
+loading, the engine performs no I/O and starts no threads.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,10 +20,10 @@ from replica.embedding.graph import build_graph
 from replica.engine.safetensors import Array
 from sluice.errors import BadRequestError, ErrorCode, FailedError, PlatformError
 
-# Tokens per call. Larger calls are no faster, and intermediate results need 30 KB per token.
+# Tokens per call. Larger calls are no faster, and each token needs 30 KB for intermediate results.
 _CALL_TOKENS_MAX = 1024
-_CALL_COST_TOKENS = 16  # fixed cost of a call, 1.5 to 3 ms, in tokens of 0.18 ms each
-# The plugin caches compiled kernels per input shape. Without this bound, memory would grow.
+_CALL_COST_TOKENS = 16  # fixed cost of a call, 1.5 to 3 ms, as a number of tokens of 0.18 ms each
+# Largest number of compiled kernels that the plugin caches, one per input shape, to limit memory.
 _KERNEL_CACHE = "64"
 _LENGTH_ERROR_MAX = 1e-3  # largest deviation of an embedding's length from 1
 
@@ -32,9 +33,9 @@ class EmbeddingOptions:
     """Options of the embedding engine, set by SLUICE_ENGINE_OPTIONS.
 
     Attributes:
-        threads: Threads of the computation. One thread leaves the other cores to the chat engine,
-            and more threads speed up long batches.
-        tokens_max: Longest text in tokens, special tokens included, or 0 for the base's own limit.
+        threads: Threads of the computation. More threads speed up long batches, but compete with
+            the chat engine for cores.
+        tokens_max: Longest text in tokens with special tokens, or 0 for the base's own limit.
     """
 
     threads: int = 1
@@ -46,10 +47,10 @@ class EmbeddingLimits:
     """The limits of requests to an embedding engine.
 
     Attributes:
-        dimensions: Length of a result, which is that of an embedding, or the number of labels.
-        tokens_max: Largest number of tokens of one text, including special tokens.
+        dimensions: Length of a result: the dimensions of an embedding, or the number of labels.
+        tokens_max: Largest number of tokens of one text with its special tokens.
         vocabulary: Number of token ids.
-        reads_pairs: Whether the base classifies, and thus may read two texts as one.
+        reads_pairs: Whether the base classifies, so that a request may contain pairs of texts.
     """
 
     dimensions: int
@@ -63,11 +64,11 @@ class EmbeddingBatch:
     """The results of requests that were computed together.
 
     Attributes:
-        outcomes: Outcomes in the order of the requests, each float32 [texts, dimensions], or an
-            error.
+        outcomes: Outcomes in the order of the requests, each either an array float32 [texts,
+            dimensions] or an error.
         texts: Number of computed texts.
         tokens: Number of tokens of these texts.
-        padding_tokens: Number of padding tokens that the graph computed in addition.
+        padding_tokens: Number of padding tokens that the graph also computed.
     """
 
     outcomes: list[Array | PlatformError]
@@ -95,12 +96,12 @@ class EmbeddingEngine:
         """Compute several requests together, each an int array [texts, tokens] without padding.
 
         A request that is refused or fails does not affect the others. The outcome of a refused
-        request is a `BadRequestError`, that of a failed request a `FailedError`.
+        request is a `BadRequestError`, and that of a failed request is a `FailedError`.
 
         Args:
             requests: Token ids of each request.
-            second_begins: Position of the second text in the rows of each request, or 0 if its rows
-                are single texts. None means 0 for all requests.
+            second_begins: For each request, the position in its rows where the second text begins,
+                or 0 if its rows are single texts. None means 0 for all requests.
         """
         begins = second_begins or [0] * len(requests)
         outcomes: list[Array | PlatformError] = []
@@ -137,18 +138,18 @@ class EmbeddingEngine:
         return EmbeddingBatch(outcomes, len(rows), sum(lengths), computed - sum(lengths))
 
     def _problem(self, vector: Array) -> FailedError | None:
-        """Return the error of a vector that cannot be correct, or None if it can."""
+        """Return an error if a vector cannot be correct, for example one of the wrong length."""
         if self.limits.reads_pairs:
             if np.isfinite(vector).all():
                 return None
             return FailedError(ErrorCode.ENGINE_FAILED, "a score is no finite number")
         length = float(np.linalg.norm(vector))
-        if abs(length - 1.0) <= _LENGTH_ERROR_MAX:  # false for nan
+        if abs(length - 1.0) <= _LENGTH_ERROR_MAX:  # False if the length is not a number
             return None
         return FailedError(ErrorCode.ENGINE_FAILED, f"a vector has length {length}, not 1")
 
     def _refusal(self, request: Array, second_begins: int) -> BadRequestError | None:
-        """Return why a request cannot be served, with limit and value, or None if it can."""
+        """Return why a request cannot be served, with the limit and the value, or None."""
         limits = self.limits
         if request.ndim != 2 or not request.size:
             return BadRequestError(
@@ -178,7 +179,8 @@ class EmbeddingEngine:
 
     def _compute(self, rows: Sequence[Array], second_begins: Sequence[int]) -> Array:
         longest = max(len(row) for row in rows)
-        ids = np.zeros((len(rows), longest), np.int64)  # the ids of padding have no effect
+        # zeros are padding, whose ids have no effect
+        ids = np.zeros((len(rows), longest), np.int64)
         mask, kinds = np.zeros_like(ids), np.zeros_like(ids)
         for number, row in enumerate(rows):
             ids[number, : len(row)] = row

@@ -1,4 +1,4 @@
-"""Builds the OpenVINO graph of a BERT base from its checkpoint, to embed or to classify."""
+"""Builds the OpenVINO graph that embeds or classifies texts, from a BERT base's checkpoint."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,16 +13,16 @@ from replica.embedding.bert import BertConfig
 from replica.engine.checkpoint import Weight, check_shapes, join_scales, read_checkpoint
 
 Node = Any  # openvino's nodes have no usable types
-_HEADED = "bert."  # prefix of the encoder's tensors in a checkpoint that classifies
-_HIDDEN_BY_MASK = -65504.0  # exp() of this is exactly 0, so padding has no effect
+_HEADED = "bert."  # prefix of the encoder's tensors in a base that classifies
+_HIDDEN_BY_MASK = -65504.0  # added to the scores of padding, whose exp() is then exactly 0
 
 
 def build_graph(directory: Path, config: BertConfig) -> ov.Model:
     """Return the graph of the base in `directory`.
 
-    The inputs are input_ids and attention_mask, both int64 [rows, tokens], where the mask is 1 for
-    tokens and 0 for padding. The output is vectors, float32. For a base that embeds, the output is
-    [rows, hidden], the mean over the tokens, scaled to length 1. For a base that classifies, the
+    The inputs are input_ids and attention_mask, both int64 [rows, tokens]. The mask is 1 for tokens
+    and 0 for padding. The output is float32. If the base embeds, the output is [rows, hidden],
+    where each row is the mean over the tokens, scaled to length 1. If the base classifies, the
     output is [rows, labels], scores without bounds. Its graph has a third input, token_type_ids,
     int64 [rows, tokens], which is 1 for the second text of a pair.
 
@@ -32,7 +32,8 @@ def build_graph(directory: Path, config: BertConfig) -> ov.Model:
     tensors = read_checkpoint(directory)
     if config.labels:
         tensors = {name.removeprefix(_HEADED): values for name, values in tensors.items()}
-    tensors.pop("embeddings.position_ids", None)  # always 0, 1, 2, ...
+    # the numbers 0, 1, 2, ..., which the graph builder knows
+    tensors.pop("embeddings.position_ids", None)
     weights = join_scales(tensors)
     check_shapes(weights, config.weight_shapes(), config.unused_weights)
     return _BertGraph(config, weights).build()
@@ -59,7 +60,7 @@ class _BertGraph:
         kinds = [_input("token_type_ids")] if self._config.labels else []
         present = op.unsqueeze(op.greater(attention, _i64(0)), _i64([1, 2]))
         self._mask = op.select(present, _f32(0.0), _f32(_HIDDEN_BY_MASK))
-        # A base that embeds reads single texts, whose tokens are all of the first type.
+        # A base that embeds reads single texts, so all tokens have the first type.
         x = self._embedded(ids, kinds[0] if kinds else _i64(0))
         for layer in range(self._config.layers):
             x = self._layer(x, f"encoder.layer.{layer}.")
@@ -73,7 +74,7 @@ class _BertGraph:
         )
 
     def _weight(self, name: str) -> Node:
-        """Return a node with a weight as float32, while memory has half precision if stored so."""
+        """Return a weight as float32. A weight stored in half precision stays so in memory."""
         weight = self._weights[name]
         if weight.values.dtype == np.float16:
             return op.convert(op.constant(weight.values), Type.f32)

@@ -1,7 +1,7 @@
 """Finds the embedding model in a Python package, of which only the model's files are used.
 
-The package is installed without its dependencies, which would include torch and CUDA. Its code
-needs them, so the code is never imported.
+The package is installed without its dependencies, which include torch and CUDA. Its code needs
+them, so the code is never imported.
 """
 
 from importlib.metadata import PackageNotFoundError, distribution

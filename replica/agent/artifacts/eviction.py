@@ -1,28 +1,28 @@
-"""Chooses the artifacts to evict from the disk to make room for a new artifact. Pure."""
+"""Chooses the artifacts to evict from the disk when a new artifact needs room. Pure."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 
-# Seconds after which a use counts half, so that artifacts used last week are evicted before those
-# used today.
+# Seconds after which a use counts half. So an artifact that was used last week is evicted before
+# one that was used today.
 HALF_LIFE_S = 6 * 3600.0
 
 
 class Hold(IntEnum):
-    """The degree to which an artifact is protected from eviction."""
+    """The degree to which an artifact is protected from eviction, from low to high."""
 
     NONE = 0
-    PREFETCHED = 1  # wanted on this node, but no request waits for the artifact
-    FAST = 2  # a replica's base, in use by an engine, or needed by a waiting replica
+    PREFETCHED = 1  # expected to be used on this node, although no request waits for the artifact
+    FAST = 2  # a desired replica's base, or in use by an engine, or awaited by a request
 
 
 @dataclass(frozen=True, slots=True)
 class Heat:
-    """The amount of use of an artifact, in which older uses count less.
+    """The amount of use of an artifact, where older uses count less.
 
     Attributes:
-        score: Number of uses as of `at_s`, with older uses weighted less.
+        score: Weighted number of uses at the time `at_s`.
         at_s: Unix time of the score.
     """
 
@@ -30,7 +30,7 @@ class Heat:
     at_s: float
 
     def at(self, now_s: float) -> float:
-        """Return the score as of `now_s`."""
+        """Return the score at the time `now_s`, where each half-life halves it."""
         return self.score * 0.5 ** (max(0.0, now_s - self.at_s) / HALF_LIFE_S)
 
     def used(self, count: int, now_s: float) -> "Heat":
@@ -43,7 +43,7 @@ class EvictionCandidate:
     """An artifact on the disk.
 
     Attributes:
-        heat: Present score of the artifact's use.
+        heat: Score of the artifact's use now.
         is_adapter: Whether the artifact is an adapter. Adapters are evicted before bases, because
             bases are slow to fetch.
     """
@@ -60,14 +60,13 @@ def to_evict(
 ) -> list[str] | None:
     """Return the artifacts to evict, the least used adapter first, or None if that is impossible.
 
-    Artifacts are evicted only if that frees enough bytes. If all evictable artifacts together are
-    not enough, none is evicted.
+    If all evictable artifacts together have too few bytes, none is evicted.
 
     Args:
         items: All artifacts on the disk.
         room_bytes: Number of bytes to free. For 0 or less, nothing is evicted.
-        needed: Whether a request waits for the room. If not, prefetched artifacts stay, because one
-            prefetched artifact is worth as much as another.
+        needed: Whether a request waits for the room. If not, prefetched artifacts stay, because a
+            new prefetched artifact is not worth more than they are.
     """
     highest = Hold.PREFETCHED if needed else Hold.NONE
     movable = sorted(
@@ -83,7 +82,7 @@ def to_evict(
         freed += item.size_bytes
     if freed < room_bytes:
         return None
-    # the eviction of smaller artifacts may be unnecessary after that of a larger one
+    # After the choice of a larger artifact, smaller ones chosen before may be unnecessary.
     for item in reversed(chosen[:]):
         if freed - item.size_bytes >= room_bytes:
             chosen.remove(item)

@@ -1,4 +1,4 @@
-"""Runs the agent's distribution stream, which reports chunks and receives orders to fetch."""
+"""Runs the agent's stream about artifacts, which reports chunks and receives orders to fetch."""
 
 import asyncio
 import json
@@ -25,7 +25,8 @@ log = structlog.get_logger(__name__)
 _MANIFEST_S = 20.0
 _FETCHING_S = 0.5
 _IDLE_S = 2.0
-_SETTLE_S = 0.05  # seconds to collect news, so that simultaneous changes are sent as one message
+# seconds to wait after a change, so that simultaneous changes are sent as one message
+_SETTLE_S = 0.05
 _BACKOFF_MAX_S = 3.0
 
 _Call = grpc.aio.StreamStreamCall[wire.DistributionReport, wire.DistributionAnswer]
@@ -41,17 +42,17 @@ class NodeIdentity:
 
 
 class ArtifactNews:
-    """Signals that a report should be sent to the control plane at once."""
+    """A signal that a report should be sent to the control plane without delay."""
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
 
     def note(self) -> None:
-        """Request that a report is sent soon."""
+        """Request a report without delay."""
         self._event.set()
 
     async def wait(self, at_most_s: float) -> None:
-        """Wait until a report is due early, for at most `at_most_s` seconds."""
+        """Wait until `note` requests a report, for at most `at_most_s` seconds."""
         try:
             async with asyncio.timeout(at_most_s):
                 await self._event.wait()
@@ -73,16 +74,16 @@ class ArtifactExchange(Link[wire.DistributionReport, wire.DistributionAnswer]):
         news: ArtifactNews,
         directory: Path,
     ) -> None:
-        """Prepare the stream, which `run` opens.
+        """Create a stream that `run` opens.
 
         Args:
             address: host:port of the control plane.
-            identity: Id and place of the node.
-            fetcher: Provides the reports, and executes the orders.
+            identity: Id and location of the node.
+            fetcher: Fetcher that makes the reports and executes the orders.
             keys: Keys that verify the tickets of other nodes. The control plane changes them every
                 hour.
-            news: Signal to send a report at once.
-            directory: Directory of artifacts, whose disk's free space is reported.
+            news: Signal that a report should be sent without delay.
+            directory: Directory of artifacts. The free bytes of its disk are reported.
         """
         super().__init__(address, "distribution", wire.DistributionAnswer, _BACKOFF_MAX_S)
         self._identity = identity
@@ -95,7 +96,7 @@ class ArtifactExchange(Link[wire.DistributionReport, wire.DistributionAnswer]):
         self._peer_address = ""
 
     def serve_at(self, peer_address: str) -> None:
-        """Set the host:port at which this node serves others, or empty if it serves none."""
+        """Set the host:port at which this node serves other nodes, or empty if it serves none."""
         self._peer_address = peer_address
         self._changes.note()
 

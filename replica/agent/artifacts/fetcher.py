@@ -1,7 +1,7 @@
-"""Fetches artifacts chunk by chunk, by the control plane's orders, or without it from the store.
+"""Fetches artifacts in chunks. The control plane orders chunks, else they come from the store.
 
-Every answer of the control plane replaces all orders. Several downloads run concurrently. Each
-chunk is verified before it is written. Once the chunk is on the disk, it is recorded and served to
+Every answer of the control plane replaces all earlier orders. Several downloads run concurrently.
+Each chunk is verified before it is written. Once it is on the disk, it is recorded and served to
 other nodes.
 """
 
@@ -25,19 +25,21 @@ from sluice.wire.distribution.v1 import distribution_pb2 as wire
 
 log = structlog.get_logger(__name__)
 
-# seconds for one chunk, including the wait in a peer's queue, less than the planner's deadline
+# seconds for one chunk, with its wait in a peer's queue, and below the control plane's deadline
 _CHUNK_S = 25.0
-# Seconds without a control plane, or without an order, after which a node fetches from the store
-# without orders. The time is longer if there was a control plane, because a new one may start soon
-# and plan. It is spread, so that not all nodes begin at once.
+# Seconds after which a node fetches from the store without orders. `_AWAY_S` counts without any
+# control plane so far. `_LOST_S` counts after one was lost, and is longer because another one may
+# soon send orders. Its spread prevents that all nodes begin at once. `_UNORDERED_S` counts for an
+# artifact without an order.
 _AWAY_S = 2.0
 _LOST_S = 10.0
 _LOST_SPREAD_S = 5.0
 _UNORDERED_S = 6.0
-# seconds after which orders are ignored, because their tickets may expire in a peer's queue
+# seconds after which orders from peers are ignored, because tickets may expire in a peer's queue
 _ORDERS_S = LIFETIME_S - 30.0
 _IDLE_S = 300.0  # seconds after which a partial artifact that is no longer wanted is deleted
-_FAILED_S = 1.0  # seconds for which a chunk is not requested again from a source that failed
+# seconds after a failure during which the same source is not used for the same chunk
+_FAILED_S = 1.0
 _DISK_PAUSE_S = 5.0
 _DECLINED_S = 20.0
 _LOOK_S = 1.0
@@ -58,14 +60,14 @@ class ChunkSource(Protocol):
         ...
 
 
-# Function that returns a manifest. It raises UnknownArtifactError if there is none, and
-# ConnectionError without an answer.
+# Returns the manifest of an artifact. Raises UnknownArtifactError if there is none, and
+# ConnectionError if the control plane does not answer.
 AskManifest = Callable[[str], Awaitable[Manifest]]
 
 
 @dataclass(slots=True)
 class _Wait:
-    """The callers that wait for an artifact, of which `needed` have a waiting request."""
+    """The callers that wait for an artifact. `needed` is the number of those with a request."""
 
     since_s: float
     count: int = 0
@@ -88,7 +90,7 @@ class _State:
     problems: dict[str, tuple[float, str]] = field(default_factory=dict[str, tuple[float, str]])
     declined: dict[str, float] = field(default_factory=dict[str, float])
     preparing: set[str] = field(default_factory=set[str])
-    # digest -> time since when the partial artifact is idle
+    # digest -> time since when the partial artifact has not been wanted
     idle: dict[str, float] = field(default_factory=dict[str, float])
     running: dict[tuple[str, int], _Download] = field(
         default_factory=dict[tuple[str, int], _Download]
@@ -111,15 +113,15 @@ class Fetcher:
         downloads_max: int,
         on_news: Callable[[], None],
     ) -> None:
-        """Compose the fetcher.
+        """Create an idle fetcher.
 
         Args:
             holdings: The node's whole and partial artifacts.
-            source: Source of chunks.
+            source: Peers and store, from which chunks are fetched.
             fetch_manifest: Fetches an artifact's manifest from the control plane.
             node_id: Id of the node, which spreads the times at which nodes fetch from the store.
             downloads_max: Largest number of concurrent downloads of chunks.
-            on_news: Function that is called when a report should be sent at once.
+            on_news: Function that is called when a report should be sent without delay.
         """
         self._holdings = holdings
         self._library = holdings.library
@@ -129,7 +131,8 @@ class Fetcher:
         self._on_change = on_news
         self._orders: tuple[wire.Order, ...] = ()
         self._ordered_s = 0.0
-        self._shared: Mapping[str, int] = {}  # the last complete `wanted` of an answer
+        # wanted artifacts (digest -> priority) of the last answer with a complete list
+        self._shared: Mapping[str, int] = {}
         self._wanted: Mapping[str, int] = {}
         self._state = _State()
         self._failures: list[wire.Failure] = []
@@ -149,7 +152,7 @@ class Fetcher:
             self._away_since_s = time.monotonic()
 
     def take(self, answer: wire.DistributionAnswer) -> None:
-        """Replace the orders, and abort downloads that are no longer ordered."""
+        """Replace all orders, and abort the downloads that are not ordered any more."""
         self._orders = tuple(answer.orders)
         self._ordered_s = time.monotonic()
         if not answer.is_wanted_unchanged:
@@ -161,12 +164,13 @@ class Fetcher:
             is_ordered = download.source == STORE or (digest, download.source) in sources
             if not is_ordered and not download.is_over:
                 download.is_given_up = True
-                if not download.scope.expired():  # the deadline may be expiring at this moment
+                # the deadline is not ending the download right now
+                if not download.scope.expired():
                     download.scope.reschedule(asyncio.get_running_loop().time())
         self._note_change()
 
     def report(self, *, is_full: bool) -> wire.DistributionReport:
-        """Return a report of all changes since the last one, without the node's identity."""
+        """Return the changes since the last report, or everything if `is_full`, without identity."""
         failures, self._failures = self._failures, []
         now_s = time.monotonic()
         state = self._state
@@ -181,7 +185,7 @@ class Fetcher:
 
     @property
     def is_fetching(self) -> bool:
-        """Whether chunks are being fetched, or should be."""
+        """Whether chunks are being fetched, or are to be fetched."""
         return bool(self._state.running or self._orders or self._state.waits)
 
     # --- towards the node
@@ -194,13 +198,13 @@ class Fetcher:
             needed: Whether a request waits for the artifact.
 
         Raises:
-            PlatformError: With ADAPTER_NOT_FOUND if the artifact is unknown. If needed, also with
-                ENGINE_BUSY if the disk has no room, and with UNAVAILABLE if no source answers.
+            PlatformError: With ADAPTER_NOT_FOUND if the artifact is unknown. If a request waits,
+                also with ENGINE_BUSY for a full disk, and UNAVAILABLE if no source answers.
         """
         if self._library.has(digest):
             return
         if digest not in self._state.waits:
-            # room may have become free meanwhile, so a new wait tries at once
+            # the disk may have room again, so a new wait does not inherit the last problem
             self._state.problems.pop(digest, None)
         wait = self._state.waits.setdefault(digest, _Wait(time.monotonic()))
         wait.count += 1
@@ -220,7 +224,7 @@ class Fetcher:
                 del self._state.waits[digest]
 
     def progress(self, digest: str) -> str:
-        """Return the progress of an artifact as text, which is empty once it is complete."""
+        """Return the progress of an artifact as text, or empty if the artifact is complete."""
         if self._library.has(digest):
             return ""
         have, count = self._holdings.progress(digest)
@@ -238,7 +242,7 @@ class Fetcher:
     # --- the next chunk or artifact
 
     def _next(self) -> tuple[wire.Order, int] | None:
-        """Return a chunk to fetch, or an order to begin or complete an artifact (chunk -1)."""
+        """Return an order with a chunk to fetch, or with -1 to begin or complete the artifact."""
         now_s, state = time.monotonic(), self._state
         state.failed = {key: until_s for key, until_s in state.failed.items() if until_s > now_s}
         for order in self._all_orders(now_s):
@@ -259,7 +263,7 @@ class Fetcher:
         return None
 
     def _all_orders(self, now_s: float) -> Iterator[wire.Order]:
-        """Yield the control plane's orders, and own orders for artifacts that it does not order."""
+        """Yield the control plane's orders, and own orders for artifacts without such an order."""
         ordered = {order.digest for order in self._orders}
         away_since_s = self._away_since_s
         is_away = away_since_s is not None and now_s - away_since_s > self._patience_s
@@ -267,8 +271,8 @@ class Fetcher:
             is_unordered = away_since_s is None and digest not in ordered
             if is_away or (is_unordered and now_s - wait.since_s > _UNORDERED_S):
                 yield wire.Order(digest=digest, stop=1 << 16)
-        # Without a newer answer, tickets for peers have expired, so a refusal would not be the
-        # peer's fault.
+        # After this time, tickets for peers have expired. Peers would refuse such requests, and
+        # would wrongly count as faulty.
         is_stale = now_s - self._ordered_s > _ORDERS_S
         yield from (o for o in self._orders if not (is_stale and o.source_node_id))
 
@@ -296,7 +300,7 @@ class Fetcher:
                 await self._do(*found)
 
     async def _do(self, order: wire.Order, number: int) -> None:
-        """Fetch a chunk, or begin or end an artifact, where errors affect no other artifact."""
+        """Fetch a chunk, or begin or complete an artifact. An error affects only this artifact."""
         try:
             if number < 0:
                 await self._prepare(order.digest)
@@ -309,7 +313,7 @@ class Fetcher:
                 self._failed(order, number, wire.TROUBLE_REFUSED)
 
     async def _prepare(self, digest: str) -> None:
-        """Begin a partial artifact, or complete it if all chunks are present."""
+        """Begin a partial artifact, or complete it if all its chunks are on the disk."""
         self._state.preparing.add(digest)
         try:
             partial = self._holdings.partials.get(digest)
@@ -351,14 +355,14 @@ class Fetcher:
         except CorruptChunkError as error:
             log.warning("artifact_download_corrupt", digest=partial.digest, error=str(error))
             self._hold_up(partial.digest, _DISK_PAUSE_S, str(error))
-            # If the artifact is still wanted, its download begins again
+            # If the artifact is still wanted, its download begins again.
             self._library.give_up(partial.digest)
         else:
             log.info("artifact_download_completed", digest=partial.digest)
         self._on_change()
 
     async def _drop_idle(self, after_s: float) -> bool:
-        """Remove partial artifacts not requested for `after_s`, and return whether any existed."""
+        """Remove partial artifacts not wanted for `after_s`, and return whether there were any."""
         now_s, state = time.monotonic(), self._state
         asked = {order.digest for order in self._orders} | self._wanted.keys() | state.waits.keys()
         busy = {digest for digest, _ in state.running} | state.preparing
@@ -366,7 +370,8 @@ class Fetcher:
         idle = {d for d in free if d not in asked or self._library.has(d)}
         state.idle = {digest: state.idle.get(digest, now_s) for digest in idle}
         leaving = [d for d, since_s in state.idle.items() if now_s - since_s >= after_s]
-        state.preparing.update(leaving)  # no worker begins these artifacts meanwhile
+        # so that no worker begins these artifacts while their files are removed
+        state.preparing.update(leaving)
         try:
             for digest in leaving:
                 await self._holdings.drop(digest)
@@ -403,7 +408,8 @@ class Fetcher:
             if digest in self._holdings.partials:
                 await self._prepare(digest)
         elif not self._state.running:
-            self._on_change()  # nothing is left to fetch, so a report requests the next orders
+            # all ordered chunks are fetched, and the report requests the next orders
+            self._on_change()
 
     def _failed(self, order: wire.Order, number: int, trouble: wire.Trouble) -> None:
         key = (order.digest, number, order.source_node_id)
@@ -453,7 +459,7 @@ class Fetcher:
         return manifest
 
     async def _tidy(self) -> None:
-        """Adopt wanted artifacts that others put into the folder, and delete idle partial ones."""
+        """Adopt wanted artifacts that operators copied here, and delete idle partial ones."""
         while True:
             try:
                 await self._drop_idle(_IDLE_S)
@@ -480,7 +486,7 @@ class Fetcher:
 
 
 def _with_own(shared: Mapping[str, int], own: Collection[wire.Wanted]) -> Mapping[str, int]:
-    """Return the wanted artifacts with the changes in an answer for this node alone."""
+    """Return the priorities of all wanted artifacts, where `own` replaces those of `shared`."""
     if not own:
         return shared
     without = {item.digest for item in own}

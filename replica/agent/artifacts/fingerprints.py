@@ -1,7 +1,8 @@
-"""Records inode, size and time of verified artifacts' files, to avoid reading them again.
+"""Records inode, size and time of verified artifacts' files, so that they need not be read again.
 
-A file whose inode, size and time of change equal those at its verification counts as unchanged.
-Damage on the disk changes none of the three, so all files of a doubted artifact are read again.
+A file whose inode, size and time of modification equal those at its verification counts as
+unchanged. Damage on the disk changes none of the three. So if an artifact is doubted, its
+fingerprint is deleted and all its files are read again.
 """
 
 import json
@@ -35,14 +36,14 @@ def fingerprint_of(directory: Path) -> Fingerprint:
 
 
 class Fingerprints:
-    """Stores one small file per verified artifact, whose loss only costs another verification."""
+    """Stores one small file per verified artifact. Without it, the artifact is verified again."""
 
     def __init__(self, directory: Path) -> None:
-        """Set the folder of the fingerprints, which is created when it is needed."""
+        """Set the folder of the fingerprints, which is created when the first one is stored."""
         self._directory = directory
 
     def matches(self, digest: str, artifact: Path) -> bool:
-        """Return whether an artifact still has the fingerprint of its verification."""
+        """Return whether an artifact's files are unchanged since their verification."""
         try:
             kept = json.loads(self._path(digest).read_bytes())
             return bool(kept) and kept == fingerprint_of(artifact)
@@ -53,7 +54,7 @@ class Fingerprints:
             return False
 
     def keep(self, digest: str, seen: Fingerprint) -> None:
-        """Store a verified artifact's fingerprint, without which it is verified again later."""
+        """Store the fingerprint that an artifact had when it was verified."""
         path = self._path(digest)
         staging = path.with_suffix(".new")
         try:
@@ -64,7 +65,7 @@ class Fingerprints:
             log.warning("fingerprint_not_kept", digest=digest, error=str(error))
 
     def forget(self, digest: str) -> None:
-        """Delete an artifact's fingerprint, so that it is read again before its next use."""
+        """Delete a fingerprint, so that its artifact is verified again before its next use."""
         self._path(digest).unlink(missing_ok=True)
 
     def _path(self, digest: str) -> Path:

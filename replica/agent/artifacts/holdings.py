@@ -1,7 +1,7 @@
-"""Manages a node's artifacts: whole ones, partial ones, and the manifests that list their files.
+"""Manages a node's whole artifacts, its partial artifacts, and the manifests of both.
 
-Manifests stay on the disk under `.manifests/`, even those of evicted artifacts. With its manifest,
-an artifact can be fetched from the store while no control plane answers.
+Manifests stay on the disk under `.manifests/`, even after the eviction of their artifacts. A node
+needs the manifest to fetch an artifact from the store while no control plane answers.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ _MANIFESTS = ".manifests"
 
 
 class Holdings:
-    """The artifacts of a node, owned by one event loop, with slow work in threads."""
+    """The artifacts of a node. One event loop uses this object, and threads do the slow work."""
 
     def __init__(self, directory: Path, library: Library) -> None:
         self.library = library
@@ -39,7 +39,7 @@ class Holdings:
         self._directory = directory
         self._pieces: dict[str, tuple[Piece, ...]] = {}  # digest of a whole artifact -> its chunks
         self._reported: dict[str, tuple[int, bool]] = {}
-        # digests of artifacts whose content does not match their name
+        # digests of damaged artifacts, whose content does not have the digest
         self._spoiled: set[str] = set()
 
     async def start(self) -> None:
@@ -55,7 +55,7 @@ class Holdings:
                 self._pieces[digest] = pieces_of(manifest)
 
     def close(self) -> None:
-        """Close the files of partial artifacts, which the next agent continues."""
+        """Close the files of partial artifacts. The next agent continues these artifacts."""
         for partial in self.partials.values():
             partial.close()
 
@@ -70,16 +70,16 @@ class Holdings:
         await asyncio.to_thread(write_synced, path, manifest.canonical_json())
 
     async def begin(self, manifest: Manifest) -> Partial:
-        """Begin a partial artifact. Raises OSError if it cannot be written."""
+        """Create the files of a partial artifact. Raises OSError if they cannot be written."""
         root = self._directory / PARTIAL / manifest.digest
         partial = await asyncio.to_thread(Partial, root, manifest)
         return self.partials.setdefault(partial.digest, partial)
 
     async def complete(self, partial: Partial) -> None:
-        """Turn a complete set of chunks into an artifact.
+        """Turn a partial artifact with all chunks into a whole artifact.
 
         Raises:
-            CorruptChunkError: The disk damaged the artifact, which has to be fetched again.
+            CorruptChunkError: The disk has damaged the artifact, which must be fetched again.
             OSError: The artifact cannot be read or renamed.
         """
         try:
@@ -92,7 +92,7 @@ class Holdings:
         await asyncio.to_thread(partial.remove)
 
     async def drop(self, digest: str) -> None:
-        """Remove a partial artifact, if there is one, and release its reserved room."""
+        """Remove a partial artifact, if there is one, and release the room reserved for it."""
         partial = self.partials.pop(digest, None)
         if partial is not None:
             await asyncio.to_thread(partial.remove)
@@ -100,7 +100,7 @@ class Holdings:
         self.library.give_up(digest)
 
     async def adopt(self, digest: str) -> None:
-        """Compute the manifest of a whole artifact that others have copied into the folder."""
+        """Compute the manifest of a whole artifact that an operator has copied into the folder."""
         if digest in self._pieces or digest in self._spoiled or not self.library.has(digest):
             return
         manifest = await asyncio.to_thread(self._load, digest)
@@ -119,7 +119,7 @@ class Holdings:
         self._pieces[digest] = pieces_of(manifest)
 
     def progress(self, digest: str) -> tuple[int, int]:
-        """Return the number of present chunks and of all chunks of a partial artifact."""
+        """Return two numbers of a partial artifact: its chunks on the disk, and all its chunks."""
         partial = self.partials.get(digest)
         return (partial.held.bit_count(), len(partial.pieces)) if partial else (0, 0)
 
@@ -137,7 +137,7 @@ class Holdings:
         return None
 
     def held(self, *, is_full: bool) -> list[wire.Held]:
-        """Return all present chunks, or only the artifacts that changed since the last call."""
+        """Return all chunks on the disk, or without `is_full` only changes since the last call."""
         now = self._now()
         if is_full:
             self._reported = {}
@@ -155,8 +155,8 @@ class Holdings:
         for digest in self._pieces.keys() - whole.keys():
             del self._pieces[digest]
         for digest, pieces in self._pieces.items():
-            # An artifact without chunks is planned as one chunk, which is present if the artifact
-            # is.
+            # An empty artifact has no chunks. It is reported as an artifact with one chunk, so that
+            # the control plane can plan its fetch.
             now[digest] = ((1 << max(1, len(pieces))) - 1, True)
         return now
 
@@ -188,16 +188,16 @@ class Holdings:
         root = self._directory / PARTIAL
         for path in sorted(root.iterdir()) if root.is_dir() else ():
             manifest = self._load(path.name)
-            # a partial artifact without a manifest is useless, and would never be removed
+            # a partial artifact without its manifest cannot be continued
             if manifest is None:
                 shutil.rmtree(path, ignore_errors=True)
                 continue
             try:
                 partial = Partial(path, manifest)
-            except OSError as error:  # the other partial artifacts can still be used
+            except OSError as error:  # the other partial artifacts are not affected
                 log.warning("artifact_download_not_resumed", digest=path.name, error=str(error))
                 continue
-            # the agent was killed just after it renamed the files
+            # an earlier agent was killed just after it renamed the files
             if (self._directory / path.name).is_dir():
                 partial.remove()
             else:

@@ -1,8 +1,8 @@
 """Records the chunks of a partial artifact that are verified and on the disk, in a journal file.
 
-The file only grows. It has a header with the artifact's digest, and then a record per chunk. An
-opened journal is read up to the first invalid byte and continued from there. So a crash during a
-write may lose the last records, but never adds a chunk that is not on the disk.
+The file only grows. It has a header with the artifact's digest, and then one record per chunk. When
+a journal is opened, bytes from the first invalid record on are dropped. So a crash during a write
+may lose the last records, but never records a chunk that is not on the disk.
 """
 
 import os
@@ -12,7 +12,8 @@ from struct import Struct
 from typing import Self
 from zlib import crc32
 
-_RECORD = Struct("<II")  # chunk, checksum of the chunk number and the artifact's digest
+# number of the chunk, and a checksum of this number and the artifact's digest
+_RECORD = Struct("<II")
 _HEADER_BYTES = 32
 
 
@@ -26,7 +27,7 @@ class Journal:
 
     @classmethod
     def open(cls, path: Path, digest: str, count: int) -> Self:
-        """Open the journal, or create it.
+        """Open the journal, or create it if there is none.
 
         Args:
             path: Path of the file.
@@ -34,7 +35,7 @@ class Journal:
             count: Number of chunks of the artifact.
 
         Returns:
-            The journal, where bit i of `held` is set if chunk i is on the disk.
+            The journal. Bit i of its `held` is set if chunk i is on the disk.
 
         Raises:
             OSError: The file cannot be read or written.
@@ -56,7 +57,7 @@ class Journal:
         return cls(file, seed, held)
 
     def add(self, chunks: Iterable[int]) -> None:
-        """Record chunks whose bytes are already synced. Raises OSError if that fails."""
+        """Record chunks whose bytes are already synced. Raises OSError if the write fails."""
         numbers = list(chunks)
         records = b"".join(_RECORD.pack(i, _checksum(i, self._seed)) for i in numbers)
         begin = os.lseek(self._file, 0, os.SEEK_CUR)
@@ -77,7 +78,7 @@ class Journal:
 
 
 def _read(content: bytes, header: bytes, seed: int, count: int) -> tuple[int, int]:
-    """Return the chunks that a journal records, and the length of its valid part in bytes."""
+    """Return a bit mask of the recorded chunks, and the length of the valid part in bytes."""
     if content[:_HEADER_BYTES] != header:
         return 0, 0
     held, length = 0, _HEADER_BYTES

@@ -1,8 +1,8 @@
-"""Manages a node's folder of whole artifacts, and evicts artifacts to make room for more.
+"""Manages a node's folder of whole artifacts, and evicts artifacts when new ones need room.
 
-The folder is the third tier of adapters, below the engines' device slots and host memory, and above
-the store. An artifact is present as a whole or not at all, because it is added and removed by a
-rename. `replica.agent.artifacts.eviction` chooses the artifacts to evict.
+For adapters, the folder is the third of four tiers: device slots, host memory, this folder, store.
+An artifact is always present as a whole, because a rename adds or removes all its files at once.
+`replica.agent.artifacts.eviction` chooses the artifacts to evict.
 """
 
 import asyncio
@@ -25,15 +25,15 @@ from sluice.manifests import ManifestError, manifest_of_directory
 
 log = structlog.get_logger(__name__)
 
-PARTIAL = ".partial"  # downloads, one directory per digest
+PARTIAL = ".partial"  # directory of downloads, with one directory per digest
 _LEAVING = ".leaving"
-# Followed by the digest of the artifact, whose last bad copy is stored for operators
+# Prefix before the digest of a damaged artifact, whose last copy is stored for operators
 _SPOILED = ".spoiled-"
 _FINGERPRINTS = ".fingerprints"
 _HEAT_FILE = ".heat.json"
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _ADAPTER_FILE = "adapter_config.json"
-_PREFETCH = 2  # lowest of the priorities that the control plane sends
+_PREFETCH = 2  # lowest of the priorities that the control plane sends, for expected use
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Library:
         clock: Callable[[], float] = time.time,
         free_bytes: Callable[[], int] | None = None,
     ) -> None:
-        """Prepare to use the folder, which `scan` has to read before any other call.
+        """Create a library. `scan` must read the folder before any other call.
 
         Args:
             directory: Folder of artifacts, created if missing.
@@ -80,7 +80,7 @@ class Library:
         self._desired: frozenset[str] = frozenset()
         self._wanted: Mapping[str, int] = {}
         self._in_use: dict[str, frozenset[str]] = {}
-        self._coming: dict[str, int] = {}  # digest -> bytes reserved for it
+        self._coming: dict[str, int] = {}  # digest -> bytes that are reserved for this artifact
         self._room = asyncio.Lock()
         self._fingerprints = Fingerprints(directory / _FINGERPRINTS)
         self._readings: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
@@ -88,7 +88,7 @@ class Library:
         self.spoiled = 0
 
     async def scan(self) -> None:
-        """Read the folder, at the start and at intervals, because others may add artifacts."""
+        """Read the folder, at the start and at intervals, because operators may add artifacts."""
         known = frozenset(self._entries)
         found, heat = await asyncio.to_thread(self._look, known)
         for digest in known - found.keys():
@@ -106,31 +106,31 @@ class Library:
         return {digest: entry.size_bytes for digest, entry in self._entries.items()}
 
     def looks_sound(self, digest: str) -> bool:
-        """Return whether an artifact is present, was verified, and has not been changed since."""
+        """Return whether an artifact is present, and unchanged since its verification."""
         return self.has(digest) and self._fingerprints.matches(digest, self._directory / digest)
 
     async def problem_of(self, digest: str) -> str:
-        """Return why a present artifact must not be used, or empty if it may be used or is absent.
+        """Return why a present artifact is unusable. Empty if it is usable or absent.
 
-        An artifact that was changed since its verification, or is doubted, is read as a whole. If
+        An artifact that was changed or doubted since its last verification is read completely. If
         its content does not match its digest, the artifact is moved away, so that it is fetched
         again.
         """
         if not self.has(digest) or self.looks_sound(digest):
             return ""
-        async with self._readings[digest]:  # one reader is enough
+        async with self._readings[digest]:  # a second caller waits for the result of the first
             if not self.has(digest) or self.looks_sound(digest):
                 return ""
             return await self._verify(digest)
 
     def doubt(self, digest: str, *, with_adapters: bool) -> None:
-        """Have an artifact, and if `with_adapters` all adapters, verified before their next use."""
+        """Verify an artifact before its next use, and if `with_adapters` also every adapter."""
         adapters = [name for name, entry in self._entries.items() if entry.is_adapter]
         for name in (digest, *(adapters if with_adapters else ())):
             self._fingerprints.forget(name)
 
     def has(self, digest: str) -> bool:
-        """Return whether an artifact is present now, even if it was added since the last scan."""
+        """Return whether an artifact is in the folder now, which may be after the last scan."""
         return bool(_DIGEST.fullmatch(digest)) and (self._directory / digest).is_dir()
 
     @property
@@ -139,7 +139,7 @@ class Library:
         return sum(entry.size_bytes for entry in self._entries.values())
 
     def want(self, wanted: Mapping[str, int]) -> None:
-        """Set the wanted artifacts: digest -> 0 needed, 1 warming, 2 prefetch."""
+        """Set the wanted artifacts: digest -> 0 (a request waits), 1 (warming) or 2 (prefetch)."""
         self._wanted = wanted
 
     def desire(self, bases: Collection[str]) -> None:
@@ -147,43 +147,44 @@ class Library:
         self._desired = frozenset(bases)
 
     def use(self, engine: str, digests: Collection[str]) -> None:
-        """Set the artifacts that an engine reads or will read again, which must not be evicted."""
+        """Set the artifacts that an engine reads, or may read again. They are not evicted."""
         if digests:
             self._in_use[engine] = frozenset(digests)
         else:
             self._in_use.pop(engine, None)
 
     def used(self, digest: str, count: int = 1) -> None:
-        """Count requests for an artifact, if it is on this node."""
+        """Count requests for an artifact if it is on this node."""
         known = self._heat.get(digest)
         if known is not None:
             self._heat[digest] = known.used(count, self._clock())
             self._is_heat_saved = False
 
     async def make_room(self, size_bytes: int, *, needed: bool, digest: str = "") -> bool:
-        """Free room for an artifact, or return False without any eviction if that is impossible.
+        """Free room for an artifact. If that is impossible, evict nothing and return False.
 
         Args:
             size_bytes: Size of the whole artifact.
-            needed: Whether a request waits for the artifact, so that prefetched artifacts may be
-                evicted for it.
-            digest: Artifact for which the room is reserved until `admit` or `give_up`, or empty for
-                no reservation.
+            needed: Whether a request waits for the artifact. If so, prefetched artifacts may be
+                evicted.
+            digest: Artifact for which the room is reserved until `admit` or `give_up`, or empty to
+                reserve no room.
         """
         async with self._room:
             if digest:
                 self._coming.pop(digest, None)
             coming, used_bytes = dict(self._coming), self.used_bytes
             missing = size_bytes - await asyncio.to_thread(self._left, coming, used_bytes)
-            if missing > 0:  # stored bad copies are removed first
+            # the stored copies of damaged artifacts are removed before any eviction
+            if missing > 0:
                 await asyncio.to_thread(self._remove_spoiled)
                 missing = size_bytes - await asyncio.to_thread(self._left, coming, used_bytes)
             leaving = to_evict(self._items(), missing, needed=needed)
             if leaving is None:
                 log.warning("artifact_room_exhausted", size_bytes=size_bytes, missing_bytes=missing)
                 return False
-            # All artifacts are renamed before any is deleted, because a deletion is slow and an
-            # artifact may become used meanwhile.
+            # All artifacts are renamed before the first is deleted. During the slow deletion, an
+            # engine could begin to use an artifact that is next.
             paths = [path for name in leaving if (path := self._take_away(name)) is not None]
             for path in paths:
                 await asyncio.to_thread(shutil.rmtree, path, ignore_errors=True)
@@ -192,7 +193,7 @@ class Library:
             return True
 
     def expect(self, digest: str, size_bytes: int) -> None:
-        """Reserve room for an artifact that is being fetched, even if there is no room."""
+        """Reserve room for an artifact that is being fetched, even if the disk lacks the room."""
         self._coming[digest] = size_bytes
 
     def give_up(self, digest: str) -> None:
@@ -200,7 +201,7 @@ class Library:
         self._coming.pop(digest, None)
 
     def admit(self, digest: str, staging: Path) -> None:
-        """Add a complete and verified directory of this file system to the library, by a rename.
+        """Move a complete and verified directory of the same file system into the library.
 
         Raises:
             OSError: The directory cannot be renamed.
@@ -209,7 +210,7 @@ class Library:
         target = self._directory / digest
         try:
             staging.rename(target)
-        except OSError:  # another process may have added the artifact first, which is fine
+        except OSError:  # another process may have added the same artifact first
             if not target.is_dir():
                 raise
             shutil.rmtree(staging, ignore_errors=True)
@@ -235,8 +236,8 @@ class Library:
             found = (await asyncio.to_thread(manifest_of_directory, path)).digest
         except ManifestError as error:
             seen, found = {}, str(error)
-        except OSError as error:  # an unreadable disk proves nothing about the content
-            if not path.is_dir():  # evicted meanwhile
+        except OSError as error:  # an error of a read does not prove that the content is wrong
+            if not path.is_dir():  # the artifact was evicted during the read
                 return ""
             return f"artifact {digest} cannot be read: {error}; look at the disk of this node"
         if found == digest:
@@ -248,7 +249,7 @@ class Library:
         await asyncio.to_thread(shutil.rmtree, aside, ignore_errors=True)
         try:
             path.rename(aside)
-        except FileNotFoundError:  # evicted meanwhile
+        except FileNotFoundError:  # the artifact was evicted before the rename
             return ""
         self._entries.pop(digest, None)
         self._heat.pop(digest, None)
@@ -273,8 +274,8 @@ class Library:
             yield EvictionCandidate(digest, entry.size_bytes, heat, entry.is_adapter, hold)
 
     def _left(self, coming: Mapping[str, int], used_bytes: int) -> int:
-        """Return the bytes that may be used, without reserved room."""
-        # bytes still to be written, since the written part of a reservation uses the disk already
+        """Return the bytes of the disk that are neither used nor reserved."""
+        # bytes of reservations that are not written yet, because the written bytes are not free
         owed = 0
         for digest, size in coming.items():
             written = sum(size for size, _ in _files(self._directory / PARTIAL / digest))
@@ -285,12 +286,13 @@ class Library:
         return left
 
     def _take_away(self, digest: str) -> Path | None:
-        """Move an artifact aside for deletion, and return its new path, or None if it is gone."""
+        """Rename an artifact for its deletion, and return its new path, or None if it is gone."""
         leaving = self._directory / new_id(_LEAVING)
         try:
-            (self._directory / digest).rename(leaving)  # from here on no reader finds the artifact
+            # readers cannot find the artifact after this rename
+            (self._directory / digest).rename(leaving)
         except FileNotFoundError:
-            leaving = None  # another process removed it
+            leaving = None  # another process has removed the artifact
         entry = self._entries.pop(digest, None)
         self._heat.pop(digest, None)
         self._fingerprints.forget(digest)
@@ -301,12 +303,13 @@ class Library:
         return leaving
 
     def _look(self, known: frozenset[str]) -> tuple[dict[str, _Entry | None], dict[str, Heat]]:
-        """Return the contents of the folder (None for artifacts in `known`), and the saved heat."""
+        """Return the folder's artifacts (None for each one in `known`), and the saved heat."""
         self._directory.mkdir(parents=True, exist_ok=True)
         found: dict[str, _Entry | None] = {}
         for path in self._directory.iterdir():
             if path.name.startswith(_LEAVING):
-                shutil.rmtree(path, ignore_errors=True)  # an agent was killed during the deletion
+                # left by an agent that was killed during a deletion
+                shutil.rmtree(path, ignore_errors=True)
             elif path.name in known:
                 found[path.name] = None
             elif _DIGEST.fullmatch(path.name) and path.is_dir():
@@ -342,7 +345,7 @@ def _entry(path: Path) -> _Entry:
 
 
 def _files(directory: Path) -> Iterator[tuple[int, float]]:
-    """Yield size and time of change of each file below a directory, or nothing if it is missing."""
+    """Yield size and time of modification of each file in a directory, if the directory exists."""
     for root, _, names in os.walk(directory):
         for name in names:
             try:

@@ -1,7 +1,7 @@
 """Serves the socket on which a node's engines request artifacts from the agent.
 
-The socket is a file, whose mode permits only engines of this agent to request fetches. An artifact
-is fetched once, even if several engines and requests wait for it.
+The socket is a file. Its permissions admit only engines of this agent. An artifact is fetched once,
+even if several engines and requests wait for it.
 """
 
 import asyncio
@@ -28,8 +28,8 @@ from sluice.errors import ErrorCode, PlatformError
 log = structlog.get_logger(__name__)
 
 SOCKET = "artifacts.sock"
-FETCHES_MAX = 256  # largest number of artifacts that are being fetched for requests
-FETCH_S_MAX = 120.0  # longest wait in seconds, since the requests' own deadlines are shorter
+FETCHES_MAX = 256  # largest number of artifacts that are fetched at a time for requests
+FETCH_S_MAX = 120.0  # longest wait for an artifact in seconds, longer than requests' own deadlines
 _ENGINES_MAX = 256
 _UNSENT_BYTES_MAX = 1 << 20
 
@@ -48,7 +48,7 @@ class AdapterFetcher(Protocol):
 
 
 class OnlyHere:
-    """A fetcher for nodes without a store, which provides only the artifacts in the library."""
+    """A fetcher for nodes without a store, which only reports missing artifacts."""
 
     async def ensure(self, digest: str, *, needed: bool) -> None:  # noqa: ARG002 - of the protocol
         """Raise ADAPTER_NOT_FOUND, because the artifact is not in the library."""
@@ -62,7 +62,7 @@ class LocalApi:
     def __init__(
         self, state_dir: Path, library: Library, fetcher: AdapterFetcher, *, uid: int | None = None
     ) -> None:
-        """Prepare the socket, which `serve` opens.
+        """Set the path of the socket, which `serve` opens.
 
         Args:
             state_dir: Directory of the agent, in which the socket is created.
@@ -82,7 +82,7 @@ class LocalApi:
 
     @property
     def fetches(self) -> int:
-        """Number of artifacts that are being fetched for waiting requests."""
+        """Number of artifacts that are now fetched for waiting requests."""
         return len(self._fetches)
 
     @asynccontextmanager
@@ -102,7 +102,7 @@ class LocalApi:
                 async with server:
                     try:
                         yield
-                    finally:  # otherwise the server would wait for its last connection
+                    finally:  # without this, the server would wait until all engines disconnect
                         for writer in self._engines:
                             writer.transport.abort()
             finally:
@@ -143,7 +143,7 @@ class LocalApi:
                 _send(writer, ArtifactOutcome(digest, ErrorCode.ENGINE_BUSY, text))
 
     def _forget(self, writer: asyncio.StreamWriter, waits: Collection[str]) -> None:
-        """Remove an engine from artifacts that it no longer waits for, whose downloads continue."""
+        """Remove an engine's waits for artifacts. Their downloads continue."""
         for digest, writers in self._waiting.items():
             if digest not in waits:
                 writers.discard(writer)
@@ -160,10 +160,10 @@ class LocalApi:
         told = ArtifactOutcome(digest)
         try:
             async with asyncio.timeout(FETCH_S_MAX):
-                await self._library.problem_of(digest)  # this moves a bad copy away
+                await self._library.problem_of(digest)  # moves the artifact away if it is damaged
                 if not self._library.has(digest):
                     await self._fetcher.ensure(digest, needed=True)
-            if not self._library.has(digest):  # evicted just after it was fetched
+            if not self._library.has(digest):  # the artifact was evicted just after its fetch
                 told = ArtifactOutcome(
                     digest, ErrorCode.ENGINE_BUSY, "the artifact made way for another one"
                 )
@@ -187,7 +187,7 @@ class LocalApi:
 
 
 def _code_of(error: PlatformError) -> ErrorCode:
-    """Return the error code for a request, which is retryable if only this node is at fault."""
+    """Return the code for the engine. A fault of this node alone becomes retryable."""
     no_engine_loads_it = error.code.policy.goes_to_control
     return error.code if no_engine_loads_it else ErrorCode.ENGINE_BUSY
 
@@ -197,14 +197,14 @@ def _send(writer: asyncio.StreamWriter, told: ArtifactOutcome) -> None:
         return
     writer.write(encode_outcome(told))
     if writer.transport.get_write_buffer_size() > _UNSENT_BYTES_MAX:
-        writer.transport.abort()  # the engine does not read, and it can connect again
+        writer.transport.abort()  # the engine does not read its answers, and may connect again
 
 
 def _listen(state_dir: Path, uid: int | None) -> socket.socket:
-    """Return the listening socket, which only the engines' user (and root) may open.
+    """Return the listening socket. Only the engines' user and root can connect.
 
-    The path may exceed the 107 bytes of a socket address, so the socket is bound through a handle
-    of the directory.
+    A socket address has at most 107 bytes, and the path may be longer. So the socket is bound
+    through a handle of its directory.
     """
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     directory = os.open(state_dir, os.O_RDONLY | os.O_DIRECTORY)

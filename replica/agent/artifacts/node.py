@@ -1,4 +1,4 @@
-"""Composes a node's distribution of artifacts: exchange with the control plane, fetch, service."""
+"""Connects a node's parts for artifacts: exchange with the control plane, fetch, and service."""
 
 import asyncio
 import time
@@ -32,7 +32,7 @@ log = structlog.get_logger(__name__)
 _LOOK_S = 0.5
 _STARTING_LOOK_S = 0.05
 _RESTART_PAUSE_S = 5.0
-_LOOKUP_PAUSE_S = 5.0  # seconds before an unknown base is requested from the control plane again
+_LOOKUP_PAUSE_S = 5.0  # seconds between two requests to the control plane for an unknown base
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class NodeOptions:
         rack: Rack of the node, unique within its region.
         control_address: host:port of the control plane's gRPC.
         directory: Directory of artifacts.
-        store_url: URL of the store of chunks.
+        store_url: URL of the chunk store.
         keys_file: File of the keys that verify other nodes' tickets.
         peer_address: host:port on which other nodes are served, where port 0 selects a free port.
         peer_advertised: host:port at which other nodes reach this node, where port 0 means the
@@ -76,9 +76,9 @@ def advertised(bound: str, told: str, control_address: str) -> str:
 
     Args:
         bound: host:port of the listener.
-        told: host:port that the operator configured, with port 0 for the bound port, or empty.
-        control_address: Address of the control plane. If it is on this machine, so are the other
-            nodes.
+        told: host:port that the operator configured, or empty. Port 0 stands for the bound port.
+        control_address: Address of the control plane. If it is on this machine, all nodes are on
+            this machine.
     """
     port = bound.rpartition(":")[2]
     if told:
@@ -92,7 +92,7 @@ def _ip_of(address: str) -> IPv4Address | IPv6Address | None:
     try:
         return ip_address(host_and_port(address)[0])
     except ValueError:
-        return None  # a host name
+        return None  # the address is a host name
 
 
 def _is_local(address: str) -> bool:
@@ -106,29 +106,29 @@ def _is_any(address: str) -> bool:
 
 
 class ArtifactCache:
-    """Fetches the wanted artifacts and serves the present ones, while `run` runs."""
+    """Fetches the wanted artifacts, and serves the present artifacts to other nodes."""
 
     def __init__(self, options: NodeOptions, library: Library) -> None:
-        """Compose the parts of the node, without any I/O."""
+        """Store the options. Only `run` starts to fetch and to serve."""
         self._options = options
         self._library = library
         self._fetcher: Fetcher | None = None
         self._sources: Sources | None = None
-        # bytes received before the last restart of the sources
+        # bytes received by sources that were closed since the agent's start, by kind of source
         self._before: Mapping[str, int] = {}
         self._is_up = asyncio.Event()
-        self._trouble = ""  # reason why artifacts cannot be fetched at present
+        self._trouble = ""  # reason why no artifact can be fetched now, or empty
         self._bases: frozenset[str] = frozenset()
         self._warming: set[str] = set()
-        # digest of an unknown base -> time of its next request to the control plane
+        # digest of an unknown base -> time of the next request to the control plane for this base
         self._unknown: dict[str, float] = {}
         self.uploaded_bytes = 0
 
     async def run(self) -> None:
         """Fetch and serve until cancelled.
 
-        While the folder cannot be used, engines run without new artifacts, and the start is
-        retried. Without an address for other nodes, the node fetches but does not serve.
+        While the folder is unusable, engines run without new artifacts, and this method retries.
+        Without an address for other nodes, the node fetches artifacts but serves none.
         """
         while True:
             try:
@@ -168,7 +168,7 @@ class ArtifactCache:
             async with asyncio.TaskGroup() as group:
                 group.create_task(fetcher.run())
                 group.create_task(self._serve(holdings, keys, exchange, is_serving_tried))
-                await is_serving_tried.wait()  # so that the first report contains the address
+                await is_serving_tried.wait()  # the first report must contain this node's address
                 group.create_task(exchange.run())
                 await self._warm(group)
 
@@ -212,13 +212,13 @@ class ArtifactCache:
         await self._fetcher.ensure(digest, needed=needed)
 
     def desire(self, bases: Collection[str]) -> None:
-        """Set the bases of the desired replicas, which are fetched even without a control plane."""
+        """Set the bases of desired replicas. They are fetched even without a control plane."""
         self._bases = frozenset(bases)
 
     def why_waiting(self, base_digest: str) -> str:
         """Return why a replica of a base has to wait, or empty if it may start.
 
-        A replica of an unknown base may also start, so that its failure to start reports this.
+        A replica of an unknown base may also start. Its failure then reports the unknown base.
         """
         if self._library.has(base_digest) or base_digest in self._unknown:
             return ""
@@ -227,7 +227,7 @@ class ArtifactCache:
 
     @property
     def downloaded_bytes(self) -> dict[str, int]:
-        """Number of bytes of received chunks, by source (peer or store)."""
+        """Number of received bytes of chunks, by source (peer or store)."""
         come = self._sources.bytes_from if self._sources else {"peer": 0, "store": 0}
         return {name: count + self._before.get(name, 0) for name, count in come.items()}
 
@@ -235,7 +235,7 @@ class ArtifactCache:
         self.uploaded_bytes += size_bytes
 
     async def _warm(self, group: asyncio.TaskGroup) -> None:
-        """Wait for each missing base, so that the fetcher requests it from the store if needed."""
+        """Wait for each missing base. A base with a wait is fetched even without an order."""
 
         async def look() -> None:
             now_s = time.monotonic()

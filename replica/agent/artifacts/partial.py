@@ -1,7 +1,7 @@
 """Stores a partial artifact as sparse files, with a journal of the verified chunks.
 
-The artifact is in `<artifacts>/.partial/<digest>/`, where `files/` is filled chunk by chunk in any
-order and is renamed when complete. All methods block, so callers run them in threads.
+The artifact is in `<artifacts>/.partial/<digest>/`. Its `files/` is filled chunk by chunk in any
+order, and is renamed when complete. All methods block, so callers run them in threads.
 """
 
 import hashlib
@@ -17,17 +17,17 @@ from sluice.artifacts import digest_directory
 from sluice.ids import new_id
 from sluice.manifests import CHUNK_BYTES, Manifest
 
-# Prefix of small files being written, whose leftovers are those of a killed agent
+# Prefix of small files that are being written. Such files at the start are of a killed agent.
 STAGING = ".staging"
 
 
 class CorruptChunkError(ValueError):
-    """Bytes do not have the hash of their chunk."""
+    """The bytes of a chunk do not have the chunk's hash."""
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A chunk and its places, which are names of files with offsets in bytes."""
+    """A chunk, and the places of its bytes, each a file name and an offset in bytes."""
 
     sha256: str
     size_bytes: int
@@ -45,7 +45,7 @@ def pieces_of(manifest: Manifest) -> tuple[Piece, ...]:
 
 
 def read_piece(directory: Path, piece: Piece) -> bytes:
-    """Return a chunk's bytes from a directory. Raises OSError if it is not there in full."""
+    """Return a chunk's bytes from a directory. Raises OSError if a byte is missing."""
     name, offset = piece.places[0]
     file = os.open(directory / name, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -58,10 +58,10 @@ def read_piece(directory: Path, piece: Piece) -> bytes:
 
 
 class Partial:
-    """A partial artifact, which any number of threads may fill with chunks."""
+    """A partial artifact. Any number of threads may write its chunks."""
 
     def __init__(self, root: Path, manifest: Manifest) -> None:
-        """Continue the partial artifact in `root`, or begin a new one.
+        """Continue the partial artifact in `root`, or begin a new one if there is none.
 
         Args:
             root: The artifact's own directory, created if missing.
@@ -96,9 +96,9 @@ class Partial:
         return ((1 << len(self.pieces)) - 1) & ~self._journal.held
 
     def write(self, number: int, content: bytes) -> None:
-        """Write a chunk, and return when the chunk will survive any crash.
+        """Write a chunk and sync it, so that the chunk survives a crash.
 
-        Concurrent threads share the syncs of files.
+        Threads that write at the same time share the syncs of files.
 
         Raises:
             CorruptChunkError: The bytes do not match the chunk's hash.
@@ -117,7 +117,7 @@ class Partial:
             with self._lock:
                 written, self._written = sorted(self._written), set()
             if not written:
-                return  # another thread's sync included this chunk
+                return  # the sync of another thread included this chunk
             try:
                 for name in {name for i in written for name, _ in self.pieces[i].places}:
                     _sync(self.files / name)
@@ -128,15 +128,15 @@ class Partial:
                 raise
 
     def read(self, number: int) -> bytes:
-        """Return a present chunk. Raises OSError if it cannot be read."""
+        """Return the bytes of a chunk in `held`. Raises OSError if they cannot be read."""
         return read_piece(self.files, self.pieces[number])
 
     def seal(self) -> Path:
-        """Verify and sync the whole artifact, and return its directory, which the caller renames.
+        """Verify and sync the whole artifact, and return its directory for the caller to rename.
 
         Raises:
-            CorruptChunkError: The disk returned other bytes than were written. All files were
-                removed.
+            CorruptChunkError: The disk returned other bytes than those written. All files have
+                been removed.
             OSError: The artifact cannot be read.
         """
         assert not self.missing
@@ -148,13 +148,13 @@ class Partial:
         return self.files
 
     def remove(self) -> None:
-        """Remove all files, the journal first."""
+        """Remove the journal and then all files, so that no journal lists missing chunks."""
         self.close()
         (self.root / "journal").unlink(missing_ok=True)
         shutil.rmtree(self.root, ignore_errors=True)
 
     def close(self) -> None:
-        """Close the journal, after which writes raise OSError."""
+        """Close the journal. Later writes raise OSError."""
         with self._commit_lock:
             if not self._is_closed:
                 self._is_closed = True
@@ -166,7 +166,7 @@ class Partial:
 
 
 def write_synced(path: Path, content: bytes) -> None:
-    """Write a small file atomically, even if another process writes it at the same time."""
+    """Write a small file atomically, even if two processes write it at the same time."""
     path.parent.mkdir(parents=True, exist_ok=True)
     staging = path.with_name(new_id(STAGING))
     try:
@@ -199,12 +199,12 @@ def _sync(path: Path) -> None:
 
 
 def bitmap(chunks: int) -> bytes:
-    """Return a set of chunks, a bit mask, in wire form."""
+    """Return a set of chunks, given as a bit mask, in the form of the wire."""
     return chunks.to_bytes((chunks.bit_length() + 7) // 8, "little")
 
 
 def members(mask: int) -> Iterable[int]:
-    """Return the numbers of the set bits of a mask, ascending."""
+    """Return the numbers of the set bits of a mask in ascending order."""
     while mask:
         low = mask & -mask
         yield low.bit_length() - 1

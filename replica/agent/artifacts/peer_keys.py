@@ -1,4 +1,4 @@
-"""Stores the keys with which this node verifies the tickets of other nodes, for the next start."""
+"""Stores on disk the keys with which this node verifies the tickets of other nodes."""
 
 import json
 import os
@@ -11,10 +11,10 @@ log = structlog.get_logger(__name__)
 
 
 class PeerKeys:
-    """The last keys from the control plane, in a file that only its owner can read."""
+    """The last keys of the control plane. Only their owner can read the file."""
 
     def __init__(self, path: Path) -> None:
-        """Read the keys from their file, if it exists."""
+        """Read the keys of an earlier agent from the file, if it exists."""
         self._path = path
         self._keys: Mapping[int, bytes] = {}
         try:
@@ -27,13 +27,13 @@ class PeerKeys:
 
     @property
     def known(self) -> Mapping[int, bytes]:
-        """All valid keys by id, which are empty until the control plane has sent keys."""
+        """All valid keys by id. Empty until the control plane has sent the first keys."""
         return self._keys
 
     def take(self, keys: Mapping[int, bytes]) -> None:
-        """Replace the keys and store them. The call blocks if they have changed.
+        """Replace the keys, and write changed keys to the file, which blocks.
 
-        An unwritable disk is logged instead of raised, because serving does not depend on it.
+        An error of the disk is logged instead of raised, because serving does not need the file.
         """
         if not keys or keys == self._keys:
             return
@@ -45,7 +45,7 @@ class PeerKeys:
 
     def _save(self, document: Mapping[str, str]) -> None:
         staging = self._path.with_suffix(".new")
-        staging.unlink(missing_ok=True)  # a leftover of a killed agent
+        staging.unlink(missing_ok=True)  # the file of an agent that was killed during a write
         descriptor = os.open(staging, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "w") as file:
             json.dump(document, file)

@@ -1,8 +1,8 @@
 """Serves verified chunks to other nodes: `GET /v1/artifacts/{digest}/chunks/{number}`.
 
-Artifacts are tenants' property. A request without the control plane's ticket for an artifact is
-refused, and the answer does not reveal whether the artifact is on this node. With mutual TLS the
-peer must also be an agent. Without mutual TLS, traffic is not encrypted.
+Artifacts belong to tenants. A request needs a ticket of the control plane for the artifact. Without
+it, the answer does not reveal whether the artifact is on this node. With mutual TLS the peer must
+also be an agent. Without mutual TLS, traffic is not encrypted.
 """
 
 import asyncio
@@ -22,14 +22,14 @@ from sluice.identity import Service
 from sluice.tickets import is_valid
 
 _CHUNK = r"/v1/artifacts/{digest:[0-9a-f]{64}}/chunks/{number:\d{1,5}}"
-_LINE_MAX = 256  # largest number of requests in the queue, above which requests are refused
+_LINE_MAX = 256  # largest number of queued requests, while further ones are refused
 _SEND_S = 30.0
 _SHUTDOWN_S = 1.0
 _KEEPALIVE_S = 15.0
 
 
 class _Handler:
-    """Serves a few chunks concurrently, while further requests wait in a queue."""
+    """Serves a few chunks at a time. Further requests wait in a queue."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class _Handler:
             return web.Response(status=HTTPStatus.FORBIDDEN, text=f"{why}\n")
         scheme, _, ticket = request.headers.get("Authorization", "").partition(" ")
         digest, keys = request.match_info["digest"], self._keys.known
-        if ticket and not keys:  # the first keys arrive with the control plane's first answer
+        if ticket and not keys:  # the control plane has not sent the first keys yet
             return web.Response(status=HTTPStatus.SERVICE_UNAVAILABLE, text="no keys yet\n")
         if scheme == "Bearer" and is_valid(ticket, keys, digest, time.time()):
             return None

@@ -1,4 +1,4 @@
-"""Fetches chunks from their sources, which are peers over HTTP, and the store."""
+"""Fetches chunks from peers over HTTP, and from the store."""
 
 import asyncio
 import time
@@ -14,9 +14,9 @@ from sluice.certificates import http_options, ours
 from sluice.chunk_store import ChunkStore, LostChunkError, StoreDownError, open_backend
 from sluice.identity import CertificateRole
 
-STORE = ""  # node id that stands for the store
+STORE = ""  # node id that means the store instead of a peer
 _CONNECT_S = 3.0
-_BUSY_PAUSE_S = 0.2  # seconds before a busy peer is requested again
+_BUSY_PAUSE_S = 0.2  # seconds between two requests to a busy peer
 
 
 class SourceRefusedError(Exception):
@@ -24,7 +24,7 @@ class SourceRefusedError(Exception):
 
 
 class FetchPace:
-    """Limits a flow of bytes to a rate."""
+    """Limits a transfer to a number of bytes per second."""
 
     def __init__(self, bytes_per_s: float) -> None:
         """Set the rate in bytes per second, or 0 for no limit."""
@@ -42,7 +42,7 @@ class FetchPace:
 
 
 class Sources:
-    """Fetches chunks without verification. Created by `Sources.open`."""
+    """Fetches chunks without verifying them. `Sources.open` creates this object."""
 
     def __init__(self, session: aiohttp.ClientSession, store: ChunkStore, pace: FetchPace) -> None:
         self._session = session
@@ -85,7 +85,8 @@ class Sources:
 
         Raises:
             SourceRefusedError: The source does not exist, or does not have the chunk.
-            TimeoutError: The source does not answer. The caller's deadline must end slower answers.
+            TimeoutError: The source refuses connections for too long. A slow answer does not
+                raise it, so the caller needs its own deadline.
         """
         await self._pace.take(piece.size_bytes)
         if address:
@@ -128,7 +129,7 @@ class Sources:
 
 
 async def _body(answer: aiohttp.ClientResponse, size_bytes: int) -> bytes:
-    """Return the received bytes, at most one byte more than expected."""
+    """Return the received bytes. A body that is too long is cut one byte after `size_bytes`."""
     parts: list[bytes] = []
     have = 0
     async for part in answer.content.iter_any():

@@ -1,9 +1,9 @@
 """Verifies all files of replicas that answer wrongly, and reports which bases are damaged.
 
 The control plane names the replicas. A quarantined replica is being removed, so its files are
-verified before another engine uses them. A suspected replica has to stay because its pool is small,
-so its base is verified at once. A damaged base proves a fault, while a comparison of few answers
-does not.
+verified before another engine uses them. A suspected replica in a small pool continues to run, so
+its base is verified at once. A damaged base proves the fault. A comparison of a few answers does
+not.
 """
 
 import asyncio
@@ -18,10 +18,10 @@ log = structlog.get_logger(__name__)
 
 
 class SuspectReader:
-    """Verifies the bases of suspected replicas in a loop, one after another."""
+    """Verifies the bases of suspected replicas, one after another, in `run`."""
 
     def __init__(self, library: Library, on_spoiled: Callable[[str, str], None]) -> None:
-        """Prepare the reader, whose `run` the caller starts in a TaskGroup.
+        """Create a reader without suspects. The caller starts `run` in a TaskGroup.
 
         Args:
             library: Artifacts of this node.
@@ -31,7 +31,8 @@ class SuspectReader:
         self._library = library
         self._on_spoiled = on_spoiled
         self._quarantined: set[str] = set()
-        self._suspected: dict[str, int] = {}  # replica -> Unix time in ms
+        # replica -> Unix time of its last suspicion in milliseconds
+        self._suspected: dict[str, int] = {}
         self._unread: dict[str, None] = {}  # digests to verify, in the order of their suspicions
         self._has_unread = asyncio.Event()
 
@@ -60,7 +61,8 @@ class SuspectReader:
                 digest = next(iter(self._unread))
                 del self._unread[digest]
                 problem = await self._library.problem_of(digest)
-                if problem and self._library.has(digest):  # the disk cannot be read at present
+                # otherwise the disk could not be read, so the base may be intact
+                if problem and self._library.has(digest):
                     log.error("base_not_read", digest=digest, problem=problem)
                 elif problem:
                     self._on_spoiled(digest, problem)
