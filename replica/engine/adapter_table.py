@@ -1,8 +1,8 @@
 """Tracks an engine's adapters, in host memory within a byte budget and in the slots of a batch.
 
-A slot is *busy* while running sequences use its adapter. Otherwise the slot is *idle*, and its
-adapter may be replaced by another, longest unused first. The table only records the state, and
-`StepPlan.loads` lists the adapters that the backend has to copy.
+A slot is *busy* while running sequences use its adapter. Otherwise the slot is *idle*, and another
+adapter may replace its adapter. The longest unused adapter is replaced first. The table only
+records the state. The backend copies the adapters that `StepPlan.loads` lists.
 """
 
 from collections import OrderedDict
@@ -13,7 +13,7 @@ from replica.engine.plan import Adapter
 from replica.engine.types import AdapterState, RefusedError
 from sluice.errors import ErrorCode
 
-# Number of evicted adapters whose counters are stored in case the adapter returns.
+# Number of evicted adapters whose counters stay stored. A returning adapter continues its counts.
 _FORGOTTEN_MAX = 4096
 
 
@@ -29,8 +29,8 @@ class _Entry:
     adapter: Adapter
     usage: _Usage
     slot: int | None = None
-    living: int = 0  # sequences that wait or run
-    running: int = 0  # sequences in the batch
+    living: int = 0  # number of waiting and running sequences
+    running: int = 0  # number of sequences in the batch
     is_dropped: bool = False
 
 
@@ -46,9 +46,10 @@ class AdapterTable:
         """
         self.memory_bytes = memory_bytes
         self._used_bytes = 0
-        self._entries: OrderedDict[str, _Entry] = OrderedDict()  # longest unused first
+        # the longest unused adapter is first
+        self._entries: OrderedDict[str, _Entry] = OrderedDict()
         self._slots: list[str | None] = [None] * slots
-        # adapters in idle slots, longest unused first
+        # adapters in idle slots, the longest unused first
         self._idle: OrderedDict[str, None] = OrderedDict()
         self._empty = list(range(slots))[::-1]
         self._loads: list[tuple[int, Adapter]] = []
@@ -62,16 +63,16 @@ class AdapterTable:
 
     @property
     def resident(self) -> tuple[str, ...]:
-        """Digests of adapters in slots, sorted, as the identical tuple until the digests change."""
+        """Digests of adapters in slots, sorted. The tuple object changes only with its content."""
         return self._resident
 
     def put(self, digest: str, adapter: Adapter) -> None:
-        """Store an adapter in host memory, and evict unused adapters for it, longest unused first.
+        """Store an adapter in host memory. The longest unused adapters are evicted to make room.
 
         Raises:
-            RefusedError: With UNSUPPORTED_PARAMETER without slots, with ADAPTER_INVALID if the
-                adapter exceeds the whole budget, or with ENGINE_BUSY if adapters in use fill the
-                budget.
+            RefusedError: With UNSUPPORTED_PARAMETER if there are no slots, with ADAPTER_INVALID if
+                the adapter alone exceeds the budget, and with ENGINE_BUSY if adapters in use leave
+                too little of it.
         """
         if not self._slots:
             raise RefusedError(
@@ -88,7 +89,7 @@ class AdapterTable:
         self._used_bytes += adapter.memory_bytes
 
     def drop(self, digest: str) -> None:
-        """Drop an adapter as soon as its last sequence has ended."""
+        """Drop an adapter once it has no living sequence. New sequences cannot use it any more."""
         entry = self._entries.get(digest)
         if entry is not None:
             entry.is_dropped = True
@@ -101,7 +102,7 @@ class AdapterTable:
         return entry is not None and not entry.is_dropped
 
     def states(self, emitted: Mapping[str, int]) -> list[AdapterState]:
-        """Return all adapters, where `emitted` has the tokens of living sequences by adapter."""
+        """Return all adapters. `emitted` has the output tokens of living sequences by adapter."""
         return [
             AdapterState(
                 digest=digest,
@@ -117,12 +118,12 @@ class AdapterTable:
         ]
 
     def join(self, digest: str) -> None:
-        """Count a new sequence of an adapter, which stays in memory until `leave`."""
+        """Count a new sequence of an adapter. The adapter stays in memory until `leave`."""
         self._entries[digest].living += 1
         self._entries.move_to_end(digest)
 
     def leave(self, digest: str, output_tokens: int) -> None:
-        """Subtract a sequence that has ended and no longer runs."""
+        """Subtract a sequence that has ended, and add its output tokens to those of the adapter."""
         entry = self._entries[digest]
         entry.living -= 1
         entry.usage.output_tokens += output_tokens
@@ -135,24 +136,24 @@ class AdapterTable:
         self._entries[digest].usage.prompt_tokens += tokens
 
     def slot_of(self, digest: str) -> int | None:
-        """Return the slot that contains an adapter, or None if the adapter is in no slot."""
+        """Return the slot of an adapter, or None if the adapter is in no slot."""
         entry = self._entries.get(digest)
         return None if entry is None else entry.slot
 
     @property
     def has_room(self) -> bool:
-        """Whether a slot is empty or idle."""
+        """Whether an adapter can be loaded now, because a slot is empty or idle."""
         return bool(self._empty or self._idle)
 
     def least_busy_slot(self) -> int:
-        """Return the slot with the fewest running sequences, in a table with at least one slot."""
+        """Return the slot with the fewest running sequences. The table must have a slot."""
         running = [self._entries[digest].running if digest else 0 for digest in self._slots]
         return running.index(min(running))
 
     def acquire(self, digest: str) -> int:
-        """Return a slot for one more running sequence.
+        """Reserve an adapter's slot for one more running sequence, and return the slot.
 
-        The adapter must be resident or `has_room` true.
+        The adapter must be in a slot already, or `has_room` must be true.
         """
         entry = self._entries[digest]
         if entry.slot is None:
@@ -166,7 +167,7 @@ class AdapterTable:
         return entry.slot
 
     def release(self, digest: str) -> None:
-        """Subtract a running sequence of an adapter."""
+        """Subtract a running sequence of an adapter, whose slot may thus become idle."""
         entry = self._entries[digest]
         entry.running -= 1
         assert entry.running >= 0, digest
@@ -179,7 +180,7 @@ class AdapterTable:
         return loads
 
     def redo_loads(self, loads: list[tuple[int, Adapter]]) -> None:
-        """Load adapters of a failed step again, if they are still in use."""
+        """List the loads of a failed step again, except for adapters that have left their slots."""
         for slot, adapter in loads:
             digest = self._slots[slot]
             if digest is None:

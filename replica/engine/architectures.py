@@ -25,7 +25,7 @@ _USED = frozenset(
     | {"tie_word_embeddings", "eos_token_id", "max_position_embeddings", "quantization_config"}
     | {"rope_theta", "rope_scaling", "rope_parameters"}
 )
-# Fields about training, bookkeeping or the tokenizer, which do not affect the graph.
+# Fields about training or the tokenizer, which do not affect the graph.
 _HARMLESS = frozenset(
     {"_name_or_path", "architectures", "attention_dropout", "bos_token_id", "dtype"}
     | {"initializer_range", "name_or_path", "pad_token_id", "torch_dtype", "transformers_version"}
@@ -52,14 +52,14 @@ PROJECTIONS = (
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """The differences of a family of dense decoders from Llama.
+    """The differences between a family of dense decoders and Llama.
 
     Attributes:
         has_qkv_bias: Whether the projections to query, key and value have a bias.
         has_qk_norm: Whether an RMS norm is applied to each head of query and key before the
             rotation.
-        required: Fields that must be present, because the reference implementation has its own
-            defaults for them.
+        required: Fields that must be present, because the reference implementation has defaults for
+            them that differ from those of Llama.
         window: Fields that define layers with a sliding window, or empty if no layer has a window.
     """
 
@@ -89,8 +89,8 @@ class ModelConfig:
     """A dense decoder with RMS norms, rotary positions, grouped queries and SwiGLU.
 
     Attributes:
-        windows: Number of tokens per layer that a token attends to, including itself, or 0 if it
-            attends to all tokens before it.
+        windows: Per layer, the number of tokens that a token attends to, including itself. 0 means
+            itself and all tokens before it.
     """
 
     hidden: int
@@ -203,7 +203,7 @@ def _problems(config: Mapping[str, Any], architecture: Architecture) -> list[str
 
 
 def _contradictions(config: ModelConfig) -> list[str]:
-    """Return descriptions of the contradictions among the sizes."""
+    """Return descriptions of sizes in a config that contradict each other."""
     sizes = (config.hidden, config.layers, config.heads, config.kv_heads, config.head_dim)
     if min(*sizes, config.intermediate, config.vocabulary) < 1:
         return ["sizes below 1"]
@@ -216,7 +216,7 @@ def _contradictions(config: ModelConfig) -> list[str]:
 
 
 def _windows(config: Mapping[str, Any], architecture: Architecture) -> tuple[int, ...]:
-    """Return the sliding window of each layer. Raises ValueError that names a contradiction."""
+    """Return the sliding window of each layer. Raises ValueError for contradictory fields."""
     layers = int(config["num_hidden_layers"])
     window = int(config.get("sliding_window") or 0) if architecture.window else 0
     if window < 0:

@@ -1,4 +1,4 @@
-"""Reads a base's size of vocabulary, length of context and end-of-sequence ids."""
+"""Reads a base's number of token ids, length of context and end-of-sequence ids."""
 
 import json
 import re
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-# A byte-level BPE entry that is an English word or a part of one, with or without a space before.
+# A byte-level BPE token that is an English word or a part of one, perhaps after a space.
 _ORDINARY = re.compile("Ġ?[A-Za-z]+")
 
 
@@ -20,10 +20,10 @@ class BaseFacts:
 
     Attributes:
         vocabulary: Number of token ids.
-        context_tokens: Largest number of tokens of a sequence that the base was trained for.
+        context_tokens: Largest number of tokens in a sequence for which the base was trained.
         eos_ids: Ids that end a sequence.
-        draft_tokens: Draft length that the base's authors recommend (`prompt_lookup_num_tokens`),
-            or 0 without one.
+        draft_tokens: Number of tokens per draft that the base's authors recommend
+            (`prompt_lookup_num_tokens`), or 0 if they recommend none.
     """
 
     vocabulary: int

@@ -1,16 +1,17 @@
 """Manages the pool of KV blocks, with their reference counts and the prefix cache.
 
-A block is in exactly one of four states. A *free* block has no content. An *idle* block is not in
-use, but its content can be found by its hash. A *kept* block is idle and pinned, so it must not be
-evicted. A *held* block is used by one or more sequences. Full blocks are never written again, so
-several holders can share them. The pool has only block numbers, and the driver has the KV values.
+A block is in exactly one of four states. A *free* block has no content. An *idle* block is used by
+no sequence, but its content can be found by its hash. A *kept* block is idle and pinned, so it must
+not be evicted. A *held* block is used by one or more sequences. Full blocks are never written
+again, so several sequences can share them. The pool has only block numbers. The driver has the KV
+values.
 """
 
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
 from math import inf
 
-# Share of the pool that may be pinned, since the rest must suffice for running sequences.
+# Largest share of the pool that may be pinned. Running sequences need the remaining blocks.
 PINNED_RATIO_MAX = 0.5
 PIN_S = 3600.0  # seconds that a pin lasts after the last use of the block
 
@@ -25,14 +26,15 @@ class BlockPool:
         self._holders = [0] * count
         self._block_of: dict[bytes, int] = {}
         self._hash_of: dict[int, bytes] = {}
-        self._idle: OrderedDict[int, None] = OrderedDict()  # idle blocks, longest unused first
+        self._idle: OrderedDict[int, None] = OrderedDict()  # idle blocks, the longest unused first
         self._kept: set[int] = set()
-        self._pinned_until_s: dict[int, float] = {}  # expiry by block, of kept and of held blocks
+        # block -> expiry of its pin, for kept and held blocks
+        self._pinned_until_s: dict[int, float] = {}
         self._first_expiry_s = inf
         self._events: dict[bytes, bool] = {}
 
     def resize(self, count: int) -> None:
-        """Replace the pool by `count` free blocks, while no block is held."""
+        """Replace the pool by `count` free blocks. No block may be held."""
         assert not any(self._holders), "blocks are held"
         for key in self._block_of:
             self._events[key] = False
@@ -46,7 +48,7 @@ class BlockPool:
 
     @property
     def available(self) -> int:
-        """Number of blocks that `take` can return, which are free or idle."""
+        """Number of free and idle blocks, which `take` can return."""
         return len(self._free) + len(self._idle)
 
     @property
@@ -56,7 +58,7 @@ class BlockPool:
 
     @property
     def pinned(self) -> int:
-        """Number of cached blocks that must not be evicted, whether held or not."""
+        """Number of pinned blocks, both kept and held ones."""
         return len(self._pinned_until_s)
 
     @property
@@ -65,7 +67,7 @@ class BlockPool:
         return bool(self._events)
 
     def take(self) -> int | None:
-        """Return a block for one holder, after evicting the oldest idle block if necessary.
+        """Return a block for one sequence. If no block is free, evict the longest unused idle one.
 
         The result is None if all blocks are held or pinned.
 
@@ -85,7 +87,7 @@ class BlockPool:
         return block
 
     def find(self, hashes: Sequence[bytes]) -> tuple[int, int]:
-        """Return the number of leading cached hashes, and how many of their blocks are idle."""
+        """Return how many of the first hashes are cached, and how many of those blocks are idle."""
         idle = 0
         for index, key in enumerate(hashes):
             block = self._block_of.get(key)
@@ -95,7 +97,7 @@ class BlockPool:
         return len(hashes), idle
 
     def share(self, key: bytes) -> int:
-        """Return the block of a hash, which must be cached, and add one holder to it."""
+        """Add one user to the cached block with this hash, and return the block."""
         block = self._block_of[key]
         if self._holders[block] == 0:
             self._idle.pop(block, None)
@@ -104,7 +106,7 @@ class BlockPool:
         return block
 
     def hold(self, blocks: Iterable[int]) -> None:
-        """Add one holder to each block, which must have a holder already."""
+        """Add one user to each block. Every block must already have a user."""
         for block in blocks:
             assert self._holders[block] > 0, block
             self._holders[block] += 1
@@ -112,7 +114,7 @@ class BlockPool:
     def publish(self, block: int, key: bytes) -> None:
         """Enter a full block into the cache under its hash.
 
-        If another block with equal content is cached already, that block remains the cached one.
+        If the cache already has another block with this hash, the other block stays in the cache.
         """
         assert self._holders[block] > 0, block
         if key not in self._block_of:
@@ -122,11 +124,11 @@ class BlockPool:
             self._events[key] = True
 
     def release(self, blocks: Iterable[int]) -> None:
-        """Remove one holder from each block.
+        """Remove one user from each block.
 
-        The caller lists the blocks of a chain first to last. The blocks become idle last to first,
-        so that the tail of a chain is evicted before its head. The head serves more prompts, and
-        the tail is useless without the head.
+        The caller lists the blocks of a chain from first to last. They become idle from last to
+        first, so the end of a chain is evicted before its beginning. The beginning serves more
+        prompts, and the end is useless without the beginning.
         """
         for block in reversed(list(blocks)):
             left = self._holders[block] - 1
@@ -144,8 +146,8 @@ class BlockPool:
         """Protect cached blocks from eviction until `until_s`, which replaces an earlier expiry.
 
         Returns:
-            Number of leading blocks that are now cached and pinned, which is 0 if `until_s` is
-                past, and fewer than all if PINNED_RATIO_MAX is reached.
+            Number of blocks, counted from the first, that are now cached and pinned. It is 0 if
+                `until_s` has passed, and below the number of hashes if PINNED_RATIO_MAX is reached.
         """
         self.expire_pins(now_s)
         blocks = [self._block_of[key] for key in hashes[: self.find(hashes)[0]]]
@@ -171,7 +173,7 @@ class BlockPool:
             self._first_expiry_s = min(pins.values(), default=inf)
 
     def drop_pins(self) -> None:
-        """Remove the pins of all blocks not in use, because no sequence could run otherwise."""
+        """Remove the pins of all kept blocks, because no sequence could run otherwise."""
         self._unpin(sorted(self._kept))
 
     def _unpin(self, blocks: Iterable[int]) -> None:

@@ -1,4 +1,4 @@
-"""Reads the weights of a base from one safetensors file, or from several with an index."""
+"""Reads the weights of a base from one safetensors file, or from several files with an index."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,7 +19,8 @@ from replica.engine.safetensors import (
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 _FLOATS = (np.dtype(np.float32), np.dtype(np.float16), BFLOAT16)
-# Suffix of tensors that older checkpoints contain although config.json determines them.
+# End of the names of tensors that older checkpoints contain. config.json also determines their
+# values, so they are ignored.
 _DERIVED = "rotary_emb.inv_freq"
 
 
@@ -92,7 +93,7 @@ def _shards(directory: Path) -> list[str]:
 
 
 def join_scales(tensors: Mapping[str, Array]) -> dict[str, Weight]:
-    """Return the weights by name, where INT8 weights are combined with their scales.
+    """Return the weights by name. An INT8 matrix and its scale become one weight.
 
     Raises:
         ArtifactError: A type is not supported, or an INT8 matrix has no scale per row.

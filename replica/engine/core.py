@@ -1,7 +1,7 @@
-"""Implements a driver that consists of the scheduler and a backend that computes steps.
+"""Implements a driver by the scheduler and a backend that computes steps.
 
-Engines differ only in their backend, which receives a plan and returns the new tokens of the
-sampled sequences. A step that the backend fails ends only its own sequences.
+Engines differ only in their backend. It receives a plan and returns the new tokens of the sampled
+sequences. If a step fails, only the sequences of this step end.
 """
 
 from collections.abc import Callable, Sequence
@@ -39,7 +39,7 @@ class ScheduledEngine:
         *,
         draft_tokens: int = 0,
     ) -> None:
-        """Connect scheduler and backend, where `draft_tokens` is the default length of a draft."""
+        """Connect scheduler and backend. `draft_tokens` is the default length of a draft."""
         self._draft_tokens = draft_tokens
         slots = backend.capabilities.adapter_slots
         assert scheduler.adapters.slots == slots, (scheduler.adapters.slots, slots)
@@ -49,7 +49,7 @@ class ScheduledEngine:
         self._clock = clock
         self._step_s = 0.0
         self._step_prompt_tokens = 0
-        # end of the previous step, None if the engine was idle after it
+        # time when the previous step ended, or None if the engine had no work after that step
         self._ended_at_s: float | None = None
 
     @property
@@ -69,7 +69,7 @@ class ScheduledEngine:
 
     @property
     def has_work(self) -> bool:
-        """Whether `step()` would compute or report anything."""
+        """Whether the next `step()` would compute tokens or report events."""
         return self._scheduler.has_work
 
     @property
@@ -104,7 +104,7 @@ class ScheduledEngine:
     def step(self) -> StepEvents:
         """Compute one step.
 
-        On a busy engine `step_s` is measured from the end of the previous step.
+        While the engine has work, `EngineLoad.step_s` counts from the end of the previous step.
         """
         started_at_s = self._clock()
         plan = self._scheduler.plan(started_at_s)
@@ -114,8 +114,8 @@ class ScheduledEngine:
             except StepFailedError as error:
                 self._scheduler.fail(plan, str(error))
             except MemoryError as error:
-                # A memory error is no bug. A smaller batch may fit, or the same batch after other
-                # sequences have ended.
+                # A lack of memory is no bug. A smaller batch may fit, or the same batch later, when
+                # other sequences have ended.
                 self._scheduler.fail(plan, f"no memory for a step of {plan.tokens} tokens: {error}")
             else:
                 now_s = self._clock()
@@ -141,7 +141,7 @@ class ScheduledEngine:
         return self._backend.read_adapter(digest, directory)
 
     def put_adapter(self, digest: str, adapter: Adapter) -> None:
-        """Store an adapter in host memory. Raises RefusedError if there is no room for it."""
+        """Store an adapter in host memory. Raises RefusedError if other adapters leave no room."""
         self._scheduler.adapters.put(digest, adapter)
 
     def drop_adapter(self, digest: str) -> None:
@@ -157,7 +157,7 @@ class ScheduledEngine:
         return self._scheduler.adapter_states()
 
     def export_blocks(self, hashes: Sequence[bytes]) -> KvBlocks:
-        """Return the contents of those leading blocks of `hashes` that are cached."""
+        """Return the contents of the cached blocks among `hashes`, up to the first missing one."""
         self._check_transfer()
         pool = self._scheduler.pool
         found = tuple(hashes[: pool.find(hashes)[0]])
@@ -169,16 +169,15 @@ class ScheduledEngine:
         return KvBlocks(self._backend.block_layout, found, tuple(data))
 
     def import_blocks(self, blocks: KvBlocks) -> int:
-        """Add blocks to the cache where there is room, and return how many leading ones are cached.
+        """Add blocks to the cache where there is room.
 
-        Imported blocks use free blocks and evict idle blocks, but never pinned blocks or blocks in
-        use.
+        Returns how many of the blocks, counted from the first, are now in the cache. Imported
+        blocks use free blocks and evict idle blocks, but never pinned blocks or blocks in use.
         """
         self._check_transfer()
         _check_blocks(blocks, self._backend.block_layout)
         pool = self._scheduler.pool
-        # Blocks that are cached already are held first, so that they are not evicted for the new
-        # blocks.
+        # Cached blocks of this chain are held first. Otherwise, the new blocks could evict them.
         held = {key: pool.share(key) for key in blocks.hashes if pool.has(key)}
         taken: dict[bytes, int] = {}
         data: list[bytes] = []
@@ -199,7 +198,7 @@ class ScheduledEngine:
         return pool.find(blocks.hashes)[0]
 
     def sleep(self, blocks: int) -> bool:
-        """Free all KV memory but `blocks` blocks, or return False if that is impossible.
+        """Free all KV memory except for `blocks` blocks. Returns False if that is impossible.
 
         The engine cannot sleep while it has work, or if its backend cannot free memory.
         """
@@ -216,7 +215,7 @@ class ScheduledEngine:
         return self._backend.allocated(self.limits.kv_blocks)
 
     def wake(self, memory: Any) -> None:
-        """Use the given memory for all KV blocks again, while no sequence is running."""
+        """Use the given memory for all KV blocks again. No sequence may be running."""
         assert isinstance(self._backend, ResizableBackend)
         self._backend.use(memory)
         self._scheduler.pool.resize(self.limits.kv_blocks)
@@ -231,7 +230,7 @@ class ScheduledEngine:
 
 
 def _check_blocks(blocks: KvBlocks, layout: str) -> None:
-    """Raise RefusedError unless these blocks are well-formed and of an equal engine."""
+    """Raise RefusedError if blocks are malformed, or come from an engine with another layout."""
     hashes, sizes = blocks.hashes, {len(data) for data in blocks.data}
     message = ""
     if blocks.layout != layout:

@@ -1,7 +1,7 @@
 """Defines the interface of all engines.
 
-A driver owns sequences from `add` until their `FinishedEvent`. One thread calls `step()`, and the
-driver never calls back. `tests/contract/test_drivers.py` tests every driver for this contract.
+A driver owns a sequence from `add` until its `FinishedEvent`. One thread calls `step()`, and the
+driver never calls its caller. `tests/contract/test_drivers.py` tests every driver's contract.
 """
 
 from collections.abc import Sequence
@@ -39,25 +39,25 @@ class Driver(Protocol):
 
     @property
     def has_work(self) -> bool:
-        """Whether `step()` would compute or report anything."""
+        """Whether the next `step()` would compute tokens or report events."""
         ...
 
     def add(self, request: SequenceRequest) -> None:
-        """Accept a sequence, which ends with one `FinishedEvent`, as does each of its forks.
+        """Accept a sequence and its forks, each of which ends with one `FinishedEvent`.
 
-        The sequence's adapter must have been stored by `put_adapter` before.
+        The caller must have stored the sequence's adapter with `put_adapter`.
 
         Raises:
-            RefusedError: The request is not valid for this engine, and no part of it was accepted.
+            RefusedError: The request is not valid for this engine. Nothing was accepted.
         """
         ...
 
     def cancel(self, key: int) -> None:
-        """End a sequence at the next step, unless the key is unknown."""
+        """End a sequence at the next step. An unknown key has no effect."""
         ...
 
     def step(self) -> StepEvents:
-        """Compute one step for all running sequences, and return its events. Blocks until then."""
+        """Compute one step of all running sequences, and return its events. This call blocks."""
         ...
 
     def load(self) -> EngineLoad:
@@ -65,7 +65,7 @@ class Driver(Protocol):
         ...
 
     def cached_blocks(self) -> list[bytes]:
-        """Return the hashes of all cached blocks, as reported by all `StepEvents.kv` so far."""
+        """Return the hashes of all cached blocks, which the sum of all `StepEvents.kv` also has."""
         ...
 
     def read_adapter(self, digest: str, directory: Path) -> Any:
@@ -82,9 +82,9 @@ class Driver(Protocol):
         ...
 
     def put_adapter(self, digest: str, adapter: Any) -> None:
-        """Store an adapter in host memory quickly, so that sequences may use it from now on.
+        """Store an adapter in host memory quickly. From then on, sequences may use the adapter.
 
-        Unused adapters are evicted to make room, longest unused first.
+        The longest unused adapters are evicted to make room.
 
         Raises:
             RefusedError: With ENGINE_BUSY if adapters in use fill the memory for adapters.
@@ -92,9 +92,9 @@ class Driver(Protocol):
         ...
 
     def drop_adapter(self, digest: str) -> None:
-        """Drop an adapter as soon as its last sequence has ended, unless it is unknown.
+        """Drop an adapter once its last sequence has ended. An unknown adapter has no effect.
 
-        `has_adapter` returns false from this call on.
+        `has_adapter` returns false immediately after this call.
         """
         ...
 
@@ -107,7 +107,7 @@ class Driver(Protocol):
         ...
 
     def export_blocks(self, hashes: Sequence[bytes]) -> KvBlocks:
-        """Return the contents of those leading blocks of `hashes` that are cached.
+        """Return the contents of the cached blocks among `hashes`, up to the first missing one.
 
         Raises:
             RefusedError: The engine cannot export its blocks.
@@ -115,9 +115,9 @@ class Driver(Protocol):
         ...
 
     def import_blocks(self, blocks: KvBlocks) -> int:
-        """Add blocks to the cache, and return how many leading ones are cached now.
+        """Add blocks to the cache. Returns how many, from the first on, are then in the cache.
 
-        The caller must have verified that contents and hashes match.
+        The caller must have verified that the contents belong to the hashes.
 
         Raises:
             RefusedError: The layout differs, or the engine cannot import blocks.
@@ -130,14 +130,14 @@ class Sleeper(Protocol):
     """A driver that can free its KV memory and allocate it again while the weights stay loaded."""
 
     def sleep(self, blocks: int) -> bool:
-        """Drop all KV contents and free all memory but `blocks` blocks.
+        """Drop all KV contents, and free all KV memory except for `blocks` blocks.
 
-        The result is False while there is work.
+        Returns False, without any effect, while the driver has work.
         """
         ...
 
     def restored(self) -> Any:
-        """Allocate and return KV memory for `wake`, slowly and in any thread.
+        """Allocate and return KV memory for `wake`. This is slow, and any thread may call it.
 
         Raises:
             MemoryError: There is not enough memory.
@@ -145,16 +145,16 @@ class Sleeper(Protocol):
         ...
 
     def wake(self, memory: Any) -> None:
-        """Use the given memory for all KV blocks again, only while `has_work` is false."""
+        """Use the given memory for all KV blocks again. `has_work` must be false."""
         ...
 
 
 @runtime_checkable
 class ChecksGrammars(Protocol):
-    """A driver that can compile a request's grammar early, so that `add` is quick."""
+    """A driver that can compile a request's grammar before `add`, so that `add` is quick."""
 
     def check_grammar(self, request: SequenceRequest) -> None:
-        """Compile the grammar of a request before the request is added, in any thread.
+        """Compile the grammar of a request that is not added yet. Any thread may call this.
 
         Raises:
             RefusedError: The grammar cannot be used. The message has the reason.

@@ -1,7 +1,7 @@
 """Turns the output of a computed step into events, and appends the new tokens to the sequences.
 
-Most sequences have one new token and nothing else, so the common step is one pass over two columns.
-Runs of tokens (accepted drafts), failures and logprobs cost time only in steps that have them.
+Most sequences have one new token and nothing else. So the common step is one pass over two columns.
+Runs of several tokens (accepted drafts), failures and logprobs cost time only in steps with them.
 """
 
 from collections.abc import Iterable, Mapping
@@ -18,12 +18,12 @@ def emit(
 ) -> tuple[Ended, Runs]:
     """Append the new tokens to their sequences and to `events`. This is the hot loop of an engine.
 
-    No token is emitted after a stop token or after the last requested token, and no token of a
-    failed sequence is emitted.
+    A sequence emits no token after a stop token or after its last requested token. A failed
+    sequence emits no token.
 
     Returns:
-        The sequences that have ended, and pairs of a sequence and the number of its tokens after
-        the first, if it has any.
+        The sequences that have ended. Also pairs of a sequence and the number of its additional
+        tokens, for sequences with more than one new token.
     """
     if output.failed:
         sampled, output = _without_failed(sampled, output)
@@ -53,7 +53,7 @@ def emit(
 def report_prompts(
     parts: Iterable[PromptLogprobs], living: Mapping[int, ScheduledSequence], events: StepEvents
 ) -> None:
-    """Report each prompt position's logprobs once, even if a preempted prompt is recomputed."""
+    """Report each prompt position's logprobs once, even if the prompt is computed twice."""
     for part in parts:
         sequence = living[part.key]
         first = max(part.first, sequence.scored)
@@ -71,7 +71,7 @@ def report_prompts(
 def _extend(
     sampled: list[ScheduledSequence], more: Mapping[int, list[int]], ended: Ended
 ) -> dict[int, int]:
-    """Append the tokens after the first ones, and return their numbers by index, without zeros."""
+    """Append the additional tokens of sequences, and return index -> number of such tokens."""
     runs: dict[int, int] = {}
     for index in sorted(more):
         sequence = sampled[index]
@@ -100,7 +100,7 @@ def _end_of(sequence: ScheduledSequence) -> Finish | None:
 def _with_runs(
     keys: list[int], tokens: list[int], more: Mapping[int, list[int]], runs: Mapping[int, int]
 ) -> tuple[list[int], list[int]]:
-    """Return the two columns with each run of tokens inserted after its first token."""
+    """Return the columns of keys and tokens, with additional tokens after each first token."""
     all_keys: list[int] = []
     all_tokens: list[int] = []
     done = 0
@@ -115,7 +115,7 @@ def _with_runs(
 def _without_failed(
     sampled: list[ScheduledSequence], output: StepOutput
 ) -> tuple[list[ScheduledSequence], StepOutput]:
-    """Return the sequences and the output without the sequences that failed."""
+    """Return the sampled sequences that did not fail, and the output for these sequences."""
     kept = [index for index in range(len(sampled)) if index not in output.failed]
     new_index = {index: position for position, index in enumerate(kept)}
     return [sampled[index] for index in kept], StepOutput(

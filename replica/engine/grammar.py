@@ -1,7 +1,7 @@
 """Compiles grammars, and computes the tokens that may follow in a constrained answer.
 
-This module and `replica.engine.grammar_source`, which reads the text of grammars, are the only ones
-that use llguidance.
+Only this module and `replica.engine.grammar_source` use llguidance. The latter reads the text of
+grammars.
 """
 
 from collections import OrderedDict
@@ -30,12 +30,12 @@ from replica.engine.types import Grammar
 Words = npt.NDArray[np.int32]
 
 _PROBES = 3
-# bounds of the cache, since a compiled grammar needs 60 KB to 30 MB
+# Bounds of the cache. A compiled grammar needs 60 KB to 30 MB.
 _CACHE_ENTRIES, _CACHE_TEXT_BYTES = 256, 1 << 20
 
 
 class Matcher:
-    """A compiled grammar with the position that one sequence has reached."""
+    """A compiled grammar, with the position in it that one sequence has reached."""
 
     def __init__(self, matcher: LLMatcher, eos_ids: frozenset[int], text_mask: Words) -> None:
         self._matcher = matcher
@@ -44,7 +44,7 @@ class Matcher:
 
     @property
     def text_mask(self) -> Words:
-        """The mask of tokens that are text, and of special tokens that the grammar names."""
+        """The mask of tokens that are text, plus the special tokens that the grammar names."""
         return self._text_mask
 
     @property
@@ -57,10 +57,10 @@ class Matcher:
         return Matcher(self._matcher.deep_copy(), self._eos_ids, self._text_mask)
 
     def advance(self, tokens: Sequence[int]) -> None:
-        """Advance by emitted tokens, where a token that the grammar excludes sets `error`.
+        """Advance by emitted tokens. A token that the grammar excludes sets `error`.
 
-        End tokens are skipped, because they are not text. If an end token did not end the sequence,
-        more tokens may follow.
+        End tokens are skipped, because they are not text. The sequence may have ignored one, so
+        further tokens may follow it.
         """
         text = [token for token in tokens if token not in self._eos_ids]
         if text and not self._matcher.is_error():
@@ -68,7 +68,7 @@ class Matcher:
 
     @property
     def error(self) -> str:
-        """Reason why the sequence cannot continue, or empty while it can."""
+        """Reason why the sequence cannot continue, or empty if it can."""
         if not self._matcher.is_error():
             return ""
         return shortened(self._matcher.get_error()) or "a token does not follow from the grammar"
@@ -80,14 +80,14 @@ class GrammarCompiler:
     def __init__(
         self, tokenizer_json: Path, vocabulary: int, eos_ids: Iterable[int], *, threads: int = 1
     ) -> None:
-        """Prepare to compile. The tokenizer is read when the first grammar is compiled.
+        """Create a compiler, which reads the tokenizer when the first grammar is compiled.
 
         Args:
             tokenizer_json: The base's tokenizer.json.
             vocabulary: Number of columns of the logits, which may exceed the tokenizer's
                 vocabulary.
             eos_ids: Ids that end an answer.
-            threads: Number of threads that fill the masks of a step while the graph runs.
+            threads: Number of threads that compute the masks of a step while the graph runs.
         """
         self._path = tokenizer_json
         self.vocabulary = vocabulary
@@ -98,8 +98,8 @@ class GrammarCompiler:
         self._executor: LLExecutor | None = None
         self._cache: OrderedDict[Grammar, LLMatcher] = OrderedDict()
         self._cache_text_bytes = 0
-        # One bit per token. `eos_mask` has the tokens that end an answer. `text_mask` has the
-        # tokens that are text, neither special nor beyond the tokenizer.
+        # These masks have one bit per token. `eos_mask` has the tokens that end an answer.
+        # `text_mask` has all tokens of the tokenizer except for special tokens.
         self.eos_mask = self.text_mask = np.zeros(0, np.int32)
 
     @property
@@ -108,24 +108,24 @@ class GrammarCompiler:
         return len(self._cache)
 
     def check(self, grammar: Grammar) -> None:
-        """Compile and cache a grammar before its sequence begins.
+        """Compile and cache a grammar before its sequence is added.
 
-        Raises RefusedError if it is unusable.
+        Raises RefusedError if the grammar is not usable.
         """
         self._compiled(grammar)
 
     def matcher(self, grammar: Grammar) -> Matcher:
-        """Return a matcher at the beginning of a grammar. Raises RefusedError like `check`."""
+        """Return a matcher at the beginning of a grammar. Raises RefusedError if not usable."""
         matcher = self._compiled(grammar).deep_copy()
         return Matcher(matcher, self.eos_ids, self._text_mask(grammar))
 
     def fill(self, entries: Sequence[tuple[Matcher, int, list[int]]], rows: int) -> Words:
-        """Return one bit per token that may follow, with end tokens only where the text may end.
+        """Return one bit per token that may follow. End tokens may follow only a complete text.
 
         Args:
-            entries: Tuples (matcher, row, draft). `row` gets the mask of the next token, and the
-                rows after it the masks of the tokens after each token of the draft. After a draft
-                token that the grammar excludes, every token is permitted.
+            entries: Tuples (matcher, row, draft). Row number `row` receives the mask of the next
+                token. The rows after it receive the masks after each token of the draft. After a
+                draft token that the grammar excludes, every token is permitted.
             rows: Number of rows of the result, whose shape is (rows, words).
         """
         size = self._load().vocab_size
@@ -140,7 +140,7 @@ class GrammarCompiler:
         return np.ascontiguousarray(masks[:, : len(self.eos_mask)])
 
     def load(self) -> None:
-        """Read the tokenizer before the first grammar, in 0.1 s, or 1 s for 128k tokens."""
+        """Read the tokenizer before the first grammar. Takes 0.1 s, or 1 s for 128k tokens."""
         self._load()
 
     def _load(self) -> LLTokenizer:
@@ -185,8 +185,8 @@ class GrammarCompiler:
         source = grammar_source(grammar)
         compiled = LLMatcher(self._load(), source, log_level=0, limits=_limits())
         text_mask = self._text_mask(grammar)
-        # The first mask builds tables that all copies share. A grammar that is too ambiguous fails
-        # here, or after a few more tokens.
+        # The first mask builds tables that all copies of a grammar share. Most grammars that are
+        # too ambiguous fail here, and others after a few more tokens.
         mask = np.frombuffer(compiled.compute_bitmask(), np.int32)
         probe = compiled.deep_copy()
         for _ in range(_PROBES):
@@ -204,21 +204,21 @@ class GrammarCompiler:
 
 
 def bit_mask(ids: Iterable[int] | npt.NDArray[np.intp], vocabulary: int) -> Words:
-    """Return a bit mask, shape (words,), in which the bits of `ids` are set."""
+    """Return a bit mask of shape (words,) in which the bits of `ids` are set."""
     bits = np.zeros(-(-vocabulary // 32) * 32, np.uint8)
     bits[np.array(list(ids), np.intp)] = 1
     return np.packbits(bits, bitorder="little").view(np.int32)
 
 
 def _bits(masks: Words) -> npt.NDArray[np.uint8]:
-    """Return one array element per bit of the last axis, in the order of the tokens."""
+    """Return one array element per bit of the last axis, in the order of the token ids."""
     return np.unpackbits(masks.view(np.uint8), axis=-1, bitorder="little")
 
 
 def _limits() -> LLParserLimits:
-    # With these limits, a step of a hostile grammar needs about ten milliseconds and its tables
-    # about 30 MB. `(a{1000}){1000}` is refused after 0.3 s instead of 4 s with a million lexer
-    # states.
+    # With these limits, a step of a hostile grammar takes about ten milliseconds, and its
+    # tables have about 30 MB. They refuse `(a{1000}){1000}` after 0.3 s. Without them, its
+    # compilation takes 4 s and makes a million lexer states.
     return LLParserLimits(
         initial_lexer_fuel=200_000,
         step_lexer_fuel=100_000,

@@ -1,8 +1,8 @@
 """Finds the numbers of a schema that llguidance would change, and their replacements. Pure.
 
-llguidance stores each number as a float. Whole numbers become 64-bit integers. A number below their
-range becomes the least 64-bit integer, with which llguidance overflows its stack. Other numbers are
-compared as text, by their shortest digits.
+llguidance reads each number as a float, and converts whole numbers to 64-bit integers. A number
+below their range becomes the least 64-bit integer, and then llguidance overflows its stack. Numbers
+that are not whole are compared as text, in the shortest form of their digits.
 """
 
 import math
@@ -10,14 +10,14 @@ from collections.abc import Iterable
 from decimal import Decimal
 from typing import Any
 
-_EXACT_MAX = 1 << 53  # from here on, not every whole number is a float
+_EXACT_MAX = 1 << 53  # above this number, some whole numbers are not floats
 _KEPT_MAX = (1 << 63) - (1 << 10)  # the greatest float that is a 64-bit integer
-# Distance by which exclusive bounds of fractional numbers are moved away from 0 if they are whole.
-# Otherwise the compiler would permit the bound itself if the other bound is less than 1 away. From
-# about 10,000 on, adjacent floats are further apart than this distance.
+# Distance by which exclusive bounds of fractional numbers are moved away from 0, if they are whole.
+# Otherwise, with the other bound less than 1 away, the compiler would permit the bound itself. From
+# about 10,000 on, the distance between adjacent floats is greater than this.
 _STEP = 1e-12
-# Bound -> side that it permits (1 for greater numbers), and the keyword that excludes the bound
-# itself.
+# Keyword of a bound -> the permitted side (1 for greater numbers, -1 for lesser numbers), and the
+# keyword that also excludes the bound itself.
 _BOUNDS = {
     "minimum": (1, "exclusiveMinimum"),
     "exclusiveMinimum": (1, None),
@@ -27,18 +27,18 @@ _BOUNDS = {
 
 
 def read_float(text: str) -> float:
-    """Return a number, exactly if it is whole, because the compiler reads exponents inexactly."""
+    """Return a number, exactly if it is whole. The compiler would read its exponent inexactly."""
     value = float(text)
     return int(value) if value.is_integer() and is_kept(value) else value
 
 
 def is_kept(constant: float) -> bool:
-    """Return whether the compiler leaves a number unchanged."""
+    """Return whether the compiler uses a number unchanged."""
     return abs(constant) <= _KEPT_MAX and float(constant) == constant
 
 
 def overflows(constant: float) -> bool:
-    """Return whether the compiler would overflow its stack if it read a number as whole."""
+    """Return whether the compiler would overflow its stack when it reads a number."""
     return constant < -_KEPT_MAX
 
 
@@ -48,7 +48,7 @@ def numeric_bounds(schema: dict[str, Any]) -> dict[str, float]:
 
 
 def changed_bounds(schema: dict[str, Any]) -> Iterable[tuple[str, float | None]]:
-    """Yield bounds that the compiler would change, with replacements, or None without one."""
+    """Yield (keyword, replacement) of bounds that the compiler changes. None has no replacement."""
     types = schema.get("type", "number")
     types = types if isinstance(types, list) else [types]
     is_whole = "number" not in types
@@ -56,7 +56,7 @@ def changed_bounds(schema: dict[str, Any]) -> Iterable[tuple[str, float | None]]
         return
     for key, value in numeric_bounds(schema).items():
         side, flag = _BOUNDS[key]
-        # a boolean flag is the syntax before draft 6
+        # before draft 6, this keyword was a boolean flag
         is_open = flag is None or schema.get(flag) is True
         kept: float | None = value
         if abs(value) >= _EXACT_MAX:
@@ -68,18 +68,18 @@ def changed_bounds(schema: dict[str, Any]) -> Iterable[tuple[str, float | None]]
 
 
 def nearest_bound(value: float, side: int, *, is_open: bool, is_whole: bool) -> int | None:
-    """Return the nearest bound that permits no additional number, or None if there is none.
+    """Return the nearest bound that permits no additional number, or None if none exists.
 
     Args:
-        value: Number from 2^53 on.
+        value: Number whose absolute value is 2^53 or more.
         side: Permitted side, 1 for greater numbers and -1 for lesser numbers.
         is_open: Whether the bound itself is excluded.
-        is_whole: Whether the numbers are whole, so that digits after the point are ignored.
+        is_whole: Whether the schema permits whole numbers only, so that fractions do not count.
     """
     if value * side > _KEPT_MAX:
         return None
     kept = float(max(-_KEPT_MAX, min(value, _KEPT_MAX)))
-    # An exclusive bound moves to the next whole number, which is not always a different float.
+    # An exclusive bound moves to the next float, which may be the same for several whole numbers.
     while not _lets_through_less(kept, value, side, is_whole) or (is_open and kept == value):
         kept = math.nextafter(kept, math.inf * side)
     return int(kept) if abs(kept) <= _KEPT_MAX else None

@@ -2,9 +2,9 @@
 
 A grammar is foreign text, and llguidance bounds neither its time nor its stack. A chain of a
 thousand references crashes the process, and a large `multipleOf` never ends. So the text is checked
-first. An accepted text typically compiles in one or two milliseconds, or in 0.2 s if it is large.
-The worst case is below two seconds, for a product of many `anyOf` in one `allOf`, which is then
-refused. The slowest step needs 30 ms, and a few of these steps end the answer with an error.
+before. An accepted text typically compiles in one or two milliseconds, or in 0.2 s if it is large.
+The worst case, a product of many `anyOf` in one `allOf`, is refused after less than two seconds.
+The slowest step takes 30 ms, and a few such steps end the answer with an error.
 """
 
 import json
@@ -33,51 +33,51 @@ _TEXT_BYTES_MAX = {
     GrammarKind.JSON: 0,
     GrammarKind.JSON_SCHEMA: 65_536,
     GrammarKind.CHOICE: 65_536,
-    GrammarKind.REGEX: 8_192,  # a step of a long expression needs 0.3 ms per KiB
+    GrammarKind.REGEX: 8_192,  # a step of a long expression takes 0.3 ms per KiB
     GrammarKind.EBNF: 16_384 + 65_536,
 }
-# largest number of bytes of the rules, and of the schemas, in a grammar in Lark's syntax
+# Largest numbers of bytes of the rules, and of the schemas, in one grammar in Lark's syntax
 _LARK_BYTES_MAX, _SCHEMAS_BYTES_MAX = 16_384, 65_536
-# characters per string in a schema or a choice, for the reason that limits a regex
+# Largest number of characters of a string in a schema or a choice. Long ones slow down each step.
 _STRING_CHARACTERS_MAX = 4_096
-# Limits on nesting, because the compiler follows references and rules on the stack. With 8 MiB of
-# stack it survives 3,000 to 4,000 levels of a schema, and chains of 2,000 rules.
+# Limits on nesting, because the compiler follows references and rules recursively. A stack of 8 MiB
+# suffices for 3,000 to 4,000 levels of a schema, and for chains of 2,000 rules.
 _LEVELS_MAX = 1_000
 _RULES_MAX = 500
-# Optional properties of one object. The parser aborts at about this number, after 150 ms, a time
-# that grows with the square of the number.
+# Largest number of optional properties of one object. The parser aborts near this number after
+# 150 ms, and its time grows with the square of the number.
 _OPTIONAL_MAX = 500
-_PATTERNS_MAX = 20  # patterns are compared pairwise, and 400 patterns were far too slow
-# states of the automaton of a multiple, which equal the multiple, and 10,000 need 40 ms
+_PATTERNS_MAX = 20  # patterns are compared in pairs, and 400 patterns took far too long
+# Largest value of a `multipleOf`. Its automaton has as many states, and 10,000 take 40 ms.
 _MULTIPLE_MAX = 10_000
 _CONSTANTS = ("const", "enum")
-# Keywords whose values map names to schemas.
+# Keywords whose value maps names to schemas.
 _NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _DIRECTIVES = re.compile(r"%\s*(json|regex|lark|llguidance)")
-# The keyword for the format of JSON, which the gateway decides, not the schema.
+# The key under which the gateway chooses the format of JSON. Schemas of clients cannot use it.
 _OPTIONS_KEY, _OPTIONS_CHARACTERS_MAX = "x-guidance", 200
-# Special tokens are written by number, because their names could be confused with text.
+# Special tokens are written by number, because their names could also occur as text.
 _TOKEN = re.compile(r"<\[([0-9]{1,7})\]>")
 _UNQUOTABLE = re.compile("[\x00-\x1f\ud800-\udfff]")
-# Optional spaces are permitted only after commas and colons. With free spacing, a weak model would
-# emit spaces endlessly. Without the usual spaces, which it has learned, its answers become worse.
+# A space may follow a comma or a colon, but no other spaces are permitted. With free spaces, a weak
+# model would emit spaces endlessly. Without any, its answers become worse than with the usual ones.
 _SPACED: Any = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
 _MESSAGE_CHARACTERS = 300
-# llguidance appends lines of the grammar, or its state, to its messages, and prepends the place.
+# llguidance's messages begin with the place, and end with lines of the grammar or internal state.
 _BEHIND_MESSAGE = re.compile(r"\n(?:<|\s*[0-9]+ \| )")
 _PLACE = re.compile(r"at ([0-9]+)\([0-9]+\): ")
 _LITERAL = re.compile(r'"(?:[^"\\\n]|\\.)*"')
 
 
 def grammar_source(grammar: Grammar) -> str:
-    """Return the grammar in llguidance's form. Raises RefusedError if its compilation is unsafe."""
+    """Return the grammar in llguidance's form. Raises RefusedError if compiling it is unsafe."""
     _check_size(grammar)
     kind, text = grammar.kind, grammar.text
     if kind is GrammarKind.JSON:
         text = '{"type":"object"}'
     if kind is GrammarKind.REGEX:
-        # \\d, \\w and \\s mean ASCII only, because a client that writes \\d does not expect
-        # Devanagari digits.
+        # \\d, \\w and \\s match ASCII only, because a client that writes \\d does not expect the
+        # digits of other scripts.
         return LLMatcher.grammar_from_lark(f"start: /{regex_to_lark(text, use_ascii='dws')}/")
     if kind is GrammarKind.EBNF:
         return LLMatcher.grammar_from_lark(_checked_lark(grammar))
@@ -89,33 +89,33 @@ def grammar_source(grammar: Grammar) -> str:
         return LLMatcher.grammar_from_lark(_choice(grammar, document))
     _check_schema(grammar, document)
     try:
-        # The parsed schema is compiled instead of the text, because the two could differ if keys
-        # are duplicate.
+        # The parsed schema is compiled, not its text. With duplicate keys, a check of the parsed
+        # schema would not apply to the text.
         return LLMatcher.grammar_from_json_schema(json.dumps(document | {_OPTIONS_KEY: _SPACED}))
-    # Python's JSON reader accepts NaN and surrogates, which llguidance does not
+    # Python's JSON reader accepts NaN and surrogates, but llguidance does not
     except ValueError as error:
         raise refused(grammar, shortened(str(error))) from None
 
 
 def refused(grammar: Grammar, reason: str) -> RefusedError:
-    """Return the error that reports the reason to a client."""
+    """Return the error that reports to a client why a grammar is refused."""
     message = f"the grammar ({grammar.kind.value}) cannot be used: {reason}"
     return RefusedError(ErrorCode.INVALID_REQUEST, message, param="grammar")
 
 
 def shortened(message: str) -> str:
-    """Return the useful part of an llguidance message, which ends with its internal state."""
+    """Return an llguidance message without the internal state at its end."""
     return _BEHIND_MESSAGE.split(message, 1)[0].strip()[:_MESSAGE_CHARACTERS]
 
 
 def located(grammar: Grammar, message: str) -> str:
-    """Return a message with a place that the caller can find, a literal instead of a line."""
+    """Return a message that names a literal as the place, not a line unknown to the client."""
     message = shortened(message)
     place = _PLACE.match(message)
     if place is None:
         return message
     literal = None
-    if grammar.kind is GrammarKind.EBNF:  # only this kind is compiled with the caller's own lines
+    if grammar.kind is GrammarKind.EBNF:  # only this kind is compiled with the client's own lines
         rule = grammar.text.split("\n")[int(place[1]) - 1].partition("%json")[0]
         literal = _LITERAL.search(rule)
     name = "" if literal is None else f"{literal[0]}: "
@@ -134,7 +134,7 @@ def _check_size(grammar: Grammar) -> None:
 
 
 def _choice(grammar: Grammar, document: Any) -> str:
-    """Return a grammar of one terminal that matches exactly one of the strings."""
+    """Return a grammar with one terminal, which matches exactly the given strings."""
     if not isinstance(document, list) or not document:
         raise refused(grammar, "it must be a JSON array of at least one string")
     for choice in document:
@@ -144,7 +144,7 @@ def _choice(grammar: Grammar, document: Any) -> str:
             )
         if _UNQUOTABLE.search(choice):
             raise refused(grammar, "a choice has a control character or half a surrogate pair")
-    # The strings are quoted as in JSON, because Lark's strings have the same escapes.
+    # JSON's quotes are valid here, because Lark's strings have the same escapes.
     return "start: CHOICE\nCHOICE: " + " | ".join(
         json.dumps(choice, ensure_ascii=False) for choice in dict.fromkeys(document)
     )
@@ -158,12 +158,12 @@ def named_tokens(grammar: Grammar) -> frozenset[int]:
 
 
 def _checked_lark(grammar: Grammar) -> str:
-    """Return a grammar in Lark's syntax after all checks, with its schemas as checked."""
+    """Check a grammar in Lark's syntax, and return it with the replaced bounds in its schemas."""
     try:
         lark = read_lark(grammar.text)
     except (ValueError, RecursionError) as error:
         raise refused(grammar, f"a schema in it is not JSON: {error}") from None
-    # an unclosed string would cause the compiler to read the rest as text
+    # after an unclosed string, the compiler would read the following text as part of it
     if lark.is_open or "/" in lark.bare:
         raise refused(grammar, "a string or an expression is not closed on its line")
     if "<" in _TOKEN.sub("", lark.bare):
@@ -171,7 +171,7 @@ def _checked_lark(grammar: Grammar) -> str:
     text = "".join(lark.texts)
     if len(_DIRECTIVES.findall(text)) > len(lark.schemas):
         raise refused(grammar, "%regex, %lark and %llguidance are not supported, nor a bare %json")
-    # Every rule has a colon after its name.
+    # Every rule has a colon after its name, so the colons bound the number of rules.
     if lark.bare.count(":") > _RULES_MAX:
         raise refused(grammar, f"it has more than {_RULES_MAX} rules (colons)")
     _check_schemas(grammar, text, lark.schemas)
@@ -207,15 +207,15 @@ class _Place(Enum):
 
 @dataclass(slots=True)
 class _Survey:
-    """The features of a schema that determine the cost of compiling it.
+    """The features of a schema that determine the time and stack of its compilation.
 
     Attributes:
         depth: Levels of nested objects and arrays.
-        optional: Sum over all objects of the square of their number of optional properties.
-        patterns: Sum over all objects of the square of their number of `patternProperties`.
+        optional: Sum over all objects of the squared number of optional properties.
+        patterns: Sum over all objects of the squared number of `patternProperties`.
         string: Length of the longest string.
-        bounds: Tuples (object, key, number), where the number must replace the bound in the schema.
-        lost: Numbers that the compiler would change, and that have no replacement.
+        bounds: Tuples (object, key, number). The number must replace the object's value of the key.
+        lost: Numbers that the compiler would change and that cannot be replaced.
     """
 
     depth: int = 0
@@ -250,7 +250,7 @@ class _Survey:
         return [*((key, place) for key in node), *rest]
 
     def _add_number(self, number: float, place: _Place) -> None:
-        # A reference can turn any node into a constant, so overflows are refused everywhere.
+        # A reference may use any node as a constant, so numbers that overflow are always refused.
         if overflows(number) or (place is _Place.CONSTANT and not is_kept(number)):
             self.lost.append(number)
 
@@ -258,8 +258,7 @@ class _Survey:
         changed = dict(changed_bounds(schema))
         for key, value in bounds.items():
             kept = changed.get(key, value)
-            # A bound without effect in its own schema may still be a constant of a schema that
-            # refers to it.
+            # A bound that has no effect here may be a constant of a schema that refers to it.
             if kept is None or overflows(kept):
                 self.lost.append(value)
             elif key in changed:
@@ -276,7 +275,7 @@ def _survey(document: Any) -> _Survey:
 
 
 def _check_schema(grammar: Grammar, document: Any) -> None:
-    """Refuse schemas that are too costly to compile, and replace inexact bounds in place."""
+    """Refuse schemas whose compilation is too costly, and replace inexact bounds in place."""
     if not isinstance(document, dict):
         raise refused(grammar, "a schema is a JSON object")
     survey = _survey(document)
@@ -297,7 +296,7 @@ def _check_schema(grammar: Grammar, document: Any) -> None:
 
 
 def _check_sums(grammar: Grammar, survey: _Survey) -> None:
-    """Check the sums over one schema, or over all schemas of a grammar."""
+    """Refuse a grammar if the sums over all its schemas are too large."""
     if survey.optional > _OPTIONAL_MAX**2:
         raise refused(
             grammar, f"it has more than {_OPTIONAL_MAX} optional properties; require or remove some"
@@ -323,14 +322,14 @@ def _mapping(value: Any) -> dict[str, Any]:
 
 
 def _number(value: Any) -> list[Fraction]:
-    """Return a list with the exact value of a number, or empty if it is not finite, or 0."""
+    """Return a list with the exact value of a number, or empty for 0 and infinite values."""
     if isinstance(value, float) and math.isfinite(value) and value:
         return [Fraction(str(value))]
     return [Fraction(value)] if type(value) is int and value else []
 
 
 def _common_multiple(values: list[Fraction]) -> int:
-    """Return the least common multiple of all values, scaled by a power of ten to whole numbers."""
+    """Return the least common multiple, after a power of ten has made all values whole."""
     for places in range(20):
         shifted = [value * 10**places for value in values]
         if all(value.denominator == 1 for value in shifted):

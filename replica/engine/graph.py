@@ -1,7 +1,7 @@
 """Builds the OpenVINO graph of a dense decoder from its checkpoint, using only numpy and openvino.
 
-The graph has OpenVINO's stateful form, in which the KV cache consists of variables beside scaled
-dot product attention. Tests run this form unchanged as the reference. `paged` turns the graph into
+The graph has OpenVINO's stateful form. In that form, scaled dot product attention reads the KV
+cache from variables. Tests run this form unchanged as the reference. `paged` turns the graph into
 the engine's form, whose KV cache is a pool of blocks.
 """
 
@@ -26,14 +26,14 @@ Node = Any  # openvino's nodes have no usable types
 SAMPLED_ROWS = "sampled_tokens_indices"
 LORA_MASK = "lora_mask"
 LORA_DOWN, LORA_UP = "lora_a.", "lora_b."  # prefixes of inputs, followed by "<layer>.<projection>"
-_WINDOW_INPUT = 10  # index of the window among the inputs of the paged attention operator
+_WINDOW_INPUT = 10  # index of the window among the inputs of the operator for paged attention
 
 
 @dataclass(frozen=True, slots=True)
 class Base:
     """A checked base artifact, whose weights are views of memory-mapped files.
 
-    Compiled graphs may still read the weights, so callers store the base while its graphs run.
+    Compiled graphs may still read the weights, so callers store the base as long as its graphs run.
     """
 
     config: ModelConfig
@@ -71,13 +71,12 @@ def build_graph(base: Base, *, has_sampled_rows: bool = False, has_lora: bool = 
     Args:
         base: Base from `read_base`.
         has_sampled_rows: Whether to add the input sampled_tokens_indices [rows]. The output
-            projection, which is the largest matrix of a small model, is then computed only for
-            these tokens.
+            projection, the largest matrix of a small model, is then computed for these tokens only.
         has_lora: Whether to add low-rank deltas to every projection, as y = Wx + ((x A^T) * mask)
-            B. The inputs, all float32, are then lora_mask [batch, new, ranks] and, per layer and
-            projection, lora_a.* [ranks, inputs] and lora_b.* [ranks, outputs]. Each adapter has its
-            own range of ranks, and each token has a mask that is 1 for the ranks of its adapter.
-            The number of ranks is dynamic.
+            B. All inputs are float32: lora_mask [batch, new, ranks], and per layer and projection,
+            lora_a.* [ranks, inputs] and lora_b.* [ranks, outputs]. Each adapter has a separate
+            range of ranks. The mask of a token is 1 for the ranks of the token's adapter. The
+            number of ranks is dynamic.
     """
     return _Builder(base, has_lora=has_lora).build(has_sampled_rows=has_sampled_rows)
 
@@ -87,8 +86,8 @@ def paged(model: ov.Model, windows: tuple[int, ...]) -> ov.Model:
 
     The inputs are then input_ids [tokens], position_ids [tokens], past_lens [rows],
     subsequence_begins [rows + 1], block_indices, block_indices_begins [rows + 1], max_context_len,
-    key_cache.<layer> and value_cache.<layer>. Inputs of sampled rows and of LoRA remain, with an
-    adapter mask of [tokens, 1, ranks].
+    key_cache.<layer> and value_cache.<layer>. The inputs for sampled rows and for LoRA remain,
+    where the adapter mask is [tokens, 1, ranks].
 
     Args:
         model: Model from `build_graph`.
@@ -97,7 +96,7 @@ def paged(model: ov.Model, windows: tuple[int, ...]) -> ov.Model:
     from openvino._offline_transformations import paged_attention_transformation
 
     paged_attention_transformation(model)
-    # The transformation drops the attention mask and thus the sliding window, which is set here.
+    # The transformation drops the attention mask, and with it the sliding window.
     layers = 0
     for node in model.get_ordered_ops():
         if node.get_type_name() == "PagedAttentionExtension":
@@ -126,7 +125,7 @@ class _Builder:
         self._has_lora = has_lora
         self._parameters: list[Node] = []
         self._cache_writes: list[Node] = []
-        self._sums: list[Node] = []  # per layer, the sum of the value vectors of each token
+        self._sums: list[Node] = []  # per layer and token, the sum of the value vector
         self._to_heads = op.constant(np.array([0, 2, 1, 3], np.int32))
 
     def build(self, *, has_sampled_rows: bool) -> ov.Model:
@@ -178,18 +177,18 @@ class _Builder:
         return node
 
     def _weight(self, name: str) -> Node:
-        """Return a node that converts a weight to float32, while memory has its smaller type."""
+        """Return a node that converts a weight to float32. Memory has only the stored type."""
         node = self._constant(name)
         scale = self._weights[name].scale
         if node.get_element_type() != Type.f32:
             node = op.convert(node, Type.f32)
-            # Without this mark the plugin folds both into a float32 copy, which needs 2 to 4 times
-            # the memory.
+            # Without this mark, the plugin would store a float32 copy, which needs 2 to 4 times the
+            # memory.
             node.get_rt_info()["decompression_0"] = ""
         return node if scale is None else op.multiply(node, _f32(scale[:, None]))
 
     def _embeddings(self, ids: Node) -> Node:
-        """Return embeddings [batch, new, hidden], of which only the selected rows are converted."""
+        """Return embeddings [batch, new, hidden]. Only the rows of the given ids are converted."""
         name = "model.embed_tokens.weight"
         rows = op.gather(self._constant(name), ids, _i64(0))
         scale = self._weights[name].scale
@@ -202,7 +201,7 @@ class _Builder:
         )
 
     def _attention_mask(self, ids: Node, attention: Node, window: int) -> Node:
-        """Return the mask of causality, padding and window, which the paged form drops."""
+        """Return the mask of causality, padding and window. The paged form does not use it."""
         new = op.gather(op.shape_of(ids), _i64(1), _i64(0))
         first = op.subtract(self._all_tokens, new)
         rows = op.unsqueeze(op.range(first, self._all_tokens, _i64(1), Type.i64), _i64(1))
@@ -238,7 +237,7 @@ class _Builder:
         return op.multiply(op.multiply(x, op.divide(_f32(1.0), root)), self._weight(name))
 
     def _linear(self, x: Node, layer: int, name: str, *, has_bias: bool = False) -> Node:
-        """Return a projection of a layer, with its bias and its low-rank deltas."""
+        """Return a projection of a layer, including its bias and low-rank deltas if present."""
         full = f"model.layers.{layer}.{name}"
         y = op.matmul(x, self._weight(f"{full}.weight"), transpose_a=False, transpose_b=True)
         if has_bias:
@@ -279,9 +278,9 @@ class _Builder:
         return self._linear(mixed, layer, "self_attn.o_proj")
 
     def _doubt(self) -> Node:
-        """Return 0 per token whose values are finite in all layers, else NaN, as [batch, new, 1].
+        """Return 0 for each token with finite values in all layers, else NaN, as [batch, new, 1].
 
-        An 8-bit KV cache turns NaN into a number, so without this check the answer would appear
+        An 8-bit KV cache turns NaN into a number. Without this check, such an answer would appear
         valid.
         """
         total = reduce(op.add, self._sums)
@@ -299,7 +298,7 @@ class _Builder:
         return op.transpose(split, self._to_heads)
 
     def _cached(self, name: str, current: Node) -> Node:
-        """Append the new entries to the KV cache, and return the whole cache."""
+        """Append new keys or values to the KV cache, and return the whole cache."""
         heads, dim = self._config.kv_heads, self._config.head_dim
         info = VariableInfo()
         info.data_shape = PartialShape([-1, heads, -1, dim])
@@ -314,7 +313,7 @@ class _Builder:
         return full
 
     def _repeated(self, x: Node) -> Node:
-        """Repeat each KV head for all query heads that share it."""
+        """Repeat each KV head once for each query head that shares it."""
         config = self._config
         if config.heads == config.kv_heads:
             return x

@@ -1,4 +1,4 @@
-"""Splits a grammar in Lark's syntax into text, literals and the JSON schemas inside. Pure."""
+"""Splits a grammar in Lark's syntax into text, literals and the JSON schemas in it. Pure."""
 
 import json
 import re
@@ -7,8 +7,8 @@ from typing import Any
 
 from replica.engine.grammar_numbers import read_float
 
-# The pattern also matches literals that are not closed on their line. Otherwise each quote would
-# start another search to the end of the line, which could last a second and block all threads.
+# The pattern also matches literals without an end on their line. Otherwise, each quote would start
+# another search to the end of the line. Such searches could block all threads for a second.
 _PARTS = re.compile(r'"(?:[^"\\\n]|\\.)*("?)|/(?:[^/\\\n]|\\.)+(/?)|//.*|#.*|%\s*json\s*(?=\{)')
 _DECODER = json.JSONDecoder(parse_float=read_float)
 
@@ -19,8 +19,8 @@ class LarkText:
 
     Attributes:
         bare: Text outside strings, expressions, comments and schemas.
-        texts: Texts before, between and after the schemas.
-        schemas: The schema after each `%json`.
+        texts: Text before the first schema, texts between schemas, and text after the last schema.
+        schemas: Parsed schema of each `%json`.
         is_open: Whether a string or an expression is not closed on its line.
     """
 
@@ -30,7 +30,7 @@ class LarkText:
     is_open: bool = False
 
     def joined(self) -> str:
-        """Return the grammar as one text again, with its schemas as parsed."""
+        """Return the grammar as one text again, with the parsed schemas in their places."""
         written = [*map(json.dumps, self.schemas), ""]
         pairs = zip(self.texts, written, strict=True)
         return "".join(text + schema for text, schema in pairs)

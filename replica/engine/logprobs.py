@@ -1,4 +1,4 @@
-"""Computes logprobs, under the model's own distribution, of chosen, prompt and best tokens."""
+"""Computes logprobs of output and prompt tokens, and the best tokens, before sampling changes."""
 
 from collections.abc import Sequence
 
@@ -8,9 +8,9 @@ import numpy.typing as npt
 from replica.engine.types import TokenLogprobs
 
 Floats = npt.NDArray[np.float32]
-# 8 MiB per temporary array, independent of the number of rows of a prompt
+# Elements of a temporary array, 8 MiB, which does not grow with the rows of a prompt
 _BLOCK_ELEMENTS = 1 << 21
-# Elements per maximum in `least_of_top`, where larger groups would admit more candidates
+# Elements per group in `least_of_top`. Larger groups would admit more candidates.
 _GROUP = 16
 
 
@@ -21,8 +21,8 @@ def token_logprobs(
 
     Args:
         logits: Logits of the model, shape (rows, vocabulary).
-        tokens: Token of each row, either chosen or of the prompt.
-        tops: Number of best tokens to report per row. Equal logits are ordered by id.
+        tokens: Token of each row, which is an output token or a prompt token.
+        tops: Number of best tokens to report per row. Equal logits are ordered by token id.
         keys: Key of the sequence of each row.
     """
     entries: list[TokenLogprobs] = []
@@ -62,7 +62,7 @@ def score_tokens(logits: Floats, tokens: Sequence[int], key: int) -> list[TokenL
 
 
 def best_tokens(values: Floats, count: int) -> npt.NDArray[np.intp]:
-    """Return the ids of the greatest values of each row, best first, and equal values by id.
+    """Return the ids of the greatest values per row, best first. Equal values are ordered by id.
 
     Args:
         values: Values, shape (rows, vocabulary).
@@ -71,7 +71,7 @@ def best_tokens(values: Floats, count: int) -> npt.NDArray[np.intp]:
     count = max(0, min(count, values.shape[1]))
     if not count:
         return np.zeros((len(values), 0), np.intp)
-    # NaN compares false with everything. NaN values must not change the shape of the result.
+    # Every comparison with NaN is false, so NaN counts as a candidate and the shape stays.
     is_candidate = ~(values < least_of_top(values, count)[:, None])
     rows, ids = np.divmod(np.flatnonzero(is_candidate), values.shape[1])
     order = np.lexsort((ids, -values[rows, ids], rows))
@@ -80,25 +80,25 @@ def best_tokens(values: Floats, count: int) -> npt.NDArray[np.intp]:
 
 
 def least_of_top(values: Floats, count: int) -> Floats:
-    """Return, per row, a lower bound that at least `count` values reach, and few others.
+    """Return a value per row that at least `count` elements reach, and few others.
 
-    The bound is the `count`-th greatest of the maxima of disjoint groups, so `count` values reach
-    it. This is several times faster than an exact partition of all values.
+    The value is the `count`-th greatest of the maxima of disjoint groups, so `count` elements reach
+    it. This is several times faster than an exact partition of all elements.
     """
     rows, vocabulary = values.shape
     groups = vocabulary // _GROUP
     if groups < 2 * count:
         return np.partition(values, vocabulary - count, axis=1)[:, vocabulary - count]
-    # The groups are strided, so that numpy computes the maxima over whole vectors.
+    # A group consists of every n-th element, so numpy computes maxima over whole vectors.
     maxima = values[:, : groups * _GROUP].reshape(rows, _GROUP, groups).max(axis=1)
     return np.partition(maxima, groups - count, axis=1)[:, groups - count]
 
 
 def _log_sums(logits: Floats) -> npt.NDArray[np.float64]:
-    """Return, per row, the logarithm of the sum of exponentials, accumulated in float64."""
+    """Return the logarithm of the sum of exponentials per row, accumulated in float64."""
     best = logits.max(axis=1, keepdims=True)
     weights = np.exp(logits - best)
-    # Small groups are summed in float32, which is much faster, and the groups' sums in float64.
+    # A group is summed in float32, which is much faster. The groups' sums are added in float64.
     vocabulary = weights.shape[1]
     whole = vocabulary - vocabulary % _GROUP
     parts = np.einsum("ijk->ij", weights[:, :whole].reshape(len(weights), -1, _GROUP))

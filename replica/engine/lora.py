@@ -1,8 +1,8 @@
 """Reads LoRA adapters in PEFT's layout: adapter_config.json and adapter_model.safetensors.
 
-An adapter is foreign data, and an adapter that is applied in part causes wrong answers, not an
+An adapter is foreign data. If only a part of it were applied, answers would be wrong without an
 error. So each field of its config and each tensor must be used or have no effect. All others are
-refused by name.
+refused, and the refusal names them.
 """
 
 import math
@@ -31,7 +31,7 @@ _USED = frozenset(
     {"peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern"}
     | {"target_modules", "exclude_modules", "layers_to_transform"}
 )
-# Fields of training and bookkeeping, and those whose content follows from the names of tensors.
+# Fields about training, and fields whose content follows from the names of the tensors.
 _HARMLESS = frozenset(
     {"auto_mapping", "base_model_name_or_path", "inference_mode", "lora_dropout", "peft_version"}
     | {"revision", "task_type", "layers_pattern", "runtime_config", "megatron_core", "eva_config"}
@@ -40,11 +40,11 @@ _HARMLESS = frozenset(
 _ONLY: Mapping[str, tuple[Any, ...]] = {
     "peft_type": ("LORA",),
     "bias": ("none", None),
-    # Other initialisations (pissa, olora, loftq, ...) train against a changed base.
+    # With other initialisations (pissa, olora, loftq, ...), the adapter belongs to a changed base.
     "init_lora_weights": (True, False, None, "gaussian", "eva", "orthogonal"),
 }
-# Limits, because reading JSON blocks all other threads for 10 ms per megabyte. A header needs about
-# 200 bytes per tensor.
+# Largest sizes of JSON in bytes. To read a megabyte blocks all other threads for 10 ms. A header
+# has about 200 bytes per tensor.
 _CONFIG_BYTES_MAX, _HEADER_BYTES_MAX = 1 << 20, 4 << 20
 _FLOATS = (np.dtype(np.float32), np.dtype(np.float16), BFLOAT16)
 _TENSOR = re.compile(r"base_model\.model\.model\.layers\.(\d+)\.([a-z_.]+)\.lora_([AB])\.weight")
@@ -60,7 +60,7 @@ class LoraDelta:
 
     Attributes:
         down: Matrix from the inputs to the rank, float32 [rank, inputs].
-        up: Matrix from the rank to the outputs, float32 [rank, outputs], already scaled.
+        up: Matrix from the rank to the outputs, float32 [rank, outputs]. It includes the scaling.
     """
 
     down: Array
@@ -69,7 +69,7 @@ class LoraDelta:
 
 @dataclass(frozen=True, slots=True)
 class LoraAdapter:
-    """A checked adapter in host memory, whose arrays do not refer to the file."""
+    """A checked adapter in host memory. Its arrays are copies, not views of the file."""
 
     rank: int
     deltas: Mapping[Module, LoraDelta]
@@ -84,14 +84,14 @@ def read_adapter(digest: str, directory: Path, base: ModelConfig, rank_max: int)
     """Return the adapter in `directory`.
 
     Args:
-        digest: Digest of the adapter, for error messages.
+        digest: Digest of the adapter, which error messages name.
         directory: Directory in PEFT's layout.
         base: Configuration of the base whose projections the adapter changes.
         rank_max: Largest rank of one adapter.
 
     Raises:
-        RefusedError: With ADAPTER_NOT_FOUND if there is no directory, otherwise with
-            ADAPTER_INVALID. The message names the unsupported part, and the limit if there is one.
+        RefusedError: With ADAPTER_NOT_FOUND if there is no directory, or with ADAPTER_INVALID for
+            any defect. The message names the unsupported part, and the limit if there is one.
     """
     if not directory.is_dir():
         raise RefusedError(
@@ -133,7 +133,7 @@ def _check_size(path: Path, bytes_max: int) -> None:
 
 
 def _is_one_of(value: Any, values: Iterable[Any]) -> bool:
-    # Types are compared too, because 1 == True, although they are different settings.
+    # The types are also compared, because 1 == True, but their meanings differ here.
     return any(value == known and type(value) is type(known) for known in values)
 
 
@@ -147,7 +147,7 @@ class _Scaling:
 
     rank: int
     alpha: float
-    is_stabilised: bool  # the factor of rslora, alpha / sqrt(rank) instead of alpha / rank
+    is_stabilised: bool  # whether rslora's factor alpha / sqrt(rank) replaces alpha / rank
     rank_pattern: Mapping[str, Any]
     alpha_pattern: Mapping[str, Any]
     rank_max: int
@@ -183,7 +183,7 @@ class _Scaling:
 
 
 def _pattern(config: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return a rank or alpha pattern after a check that its keys are plain names of modules."""
+    """Return a rank or alpha pattern, whose keys must be plain names of modules."""
     given = config.get(name) or {}
     if not isinstance(given, dict):
         raise ArtifactError(f"{CONFIG_FILE}: {name} is {given!r}; an object is needed")
@@ -201,7 +201,7 @@ def _first_match(pattern: Mapping[str, Any], module: Module, default: Any) -> An
 
 
 def _names(target: str, module: Module) -> bool:
-    """Whether a name in a config matches the module's whole path, or the end of its path."""
+    """Whether a name in a config equals the module's whole path, or the end of its path."""
     path = f"model.layers.{module[0]}.{module[1]}"
     return path == target or path.endswith(f".{target}")
 
@@ -215,7 +215,7 @@ def _read_deltas(directory: Path, base: ModelConfig, scaling: _Scaling) -> dict[
         )
     shapes = base.projection_shapes()
     sizes = sum(outputs + inputs for outputs, inputs in shapes.values())
-    # An adapter of all projections, with the largest rank, in float32, has this size.
+    # The largest possible adapter has the largest rank in all projections, in float32.
     _check_size(path, _HEADER_BYTES_MAX + 4 * base.layers * sizes * scaling.rank_max)
     read = read_safetensors(
         path, keeps_bf16=True, is_mapped=False, header_bytes_max=_HEADER_BYTES_MAX
@@ -252,7 +252,7 @@ def _read_deltas(directory: Path, base: ModelConfig, scaling: _Scaling) -> dict[
 
 
 def _place(name: str, base: ModelConfig) -> tuple[Module, str]:
-    """Return the layer, the projection and the half (A or B) that a tensor's name denotes."""
+    """Return the layer, the projection and the matrix (A or B) that a tensor's name denotes."""
     match = _TENSOR.fullmatch(name)
     if match is None or match[2] not in PROJECTIONS:
         raise ArtifactError(
@@ -266,7 +266,7 @@ def _place(name: str, base: ModelConfig) -> tuple[Module, str]:
 
 
 def _checked(name: str, array: Array) -> Array:
-    """Return a copy as float32. Raises ArtifactError for other types and non-finite numbers."""
+    """Return a float32 copy. Raises ArtifactError for other types and non-finite numbers."""
     if array.dtype not in _FLOATS:
         raise ArtifactError(f"{TENSOR_FILE}: {name} is {array.dtype}; F32, F16 or BF16 is needed")
     values = np.array(widened(array))
@@ -309,7 +309,7 @@ def _check_complete(
 
 
 def _layers(config: Mapping[str, Any]) -> list[int] | None:
-    """Return the layers that the adapter changes, or None for all layers."""
+    """Return the layers that the adapter changes, or None if it changes all layers."""
     given = config.get("layers_to_transform")
     if given is None:
         return None

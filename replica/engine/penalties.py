@@ -12,7 +12,7 @@ Floats = npt.NDArray[np.float32]
 
 
 def has_penalties(sampling: Sampling) -> bool:
-    """Whether the sampling parameters have a penalty, for which tokens must be counted."""
+    """Whether the sampling parameters have a penalty, which requires counts of the tokens."""
     return bool(
         sampling.repetition_penalty != 1 or sampling.presence_penalty or sampling.frequency_penalty
     )
@@ -21,11 +21,11 @@ def has_penalties(sampling: Sampling) -> bool:
 class PenaltyCounts:
     """The number of occurrences of each emitted token of a sequence, for penalties.
 
-    Each step only counts its new tokens, so its cost does not grow with the history.
+    A step only counts its new tokens, so its time does not grow with the length of the sequence.
     """
 
     def __init__(self, prompt: Sequence[int]) -> None:
-        """Begin with count 0 for the prompt's tokens, or empty if no penalty depends on them."""
+        """Begin with count 0 for each token of `prompt`. Empty if no penalty depends on it."""
         self._prompt_index = {token: at for at, token in enumerate(dict.fromkeys(prompt))}
         self._index: dict[int, int] = {}  # token -> index, for tokens that are not in the prompt
         self._size = len(self._prompt_index)
@@ -34,7 +34,7 @@ class PenaltyCounts:
         self._counts = np.zeros(len(self._ids), np.float32)
 
     def copy(self) -> "PenaltyCounts":
-        """Return counts for a sibling, which shares the prompt's index because it is large."""
+        """Return separate counts for a sibling. Both share the prompt's index, which is large."""
         other = PenaltyCounts(())
         other._prompt_index = self._prompt_index
         other._index = self._index.copy()
@@ -57,7 +57,7 @@ class PenaltyCounts:
             self._counts[at] += 1
 
     def view(self, ahead: Sequence[int] = ()) -> tuple[Ids, Floats]:
-        """Return (ids, counts) as if the tokens `ahead` were emitted too, as read-only views."""
+        """Return (ids, counts) as if the tokens `ahead` were also emitted. Both are read-only."""
         ids, counts = self._ids[: self._size], self._counts[: self._size]
         if not ahead:
             return ids, counts
@@ -75,7 +75,7 @@ class PenaltyCounts:
 
 
 class Changes:
-    """The changes of a step to the logits of some rows, collected and then applied at once."""
+    """The changes of a step to the logits of some rows. `apply` makes all of them at once."""
 
     def __init__(self) -> None:
         self._penalized: list[tuple[int, Sampling, Ids, Floats]] = []
@@ -83,12 +83,12 @@ class Changes:
         self._banned: list[tuple[int, Ids]] = []
 
     def penalize(self, row: int, sampling: Sampling, counts: tuple[Ids, Floats]) -> None:
-        """Add the three penalties on the counted tokens of a row."""
+        """Add the three penalties for the counted tokens of a row."""
         if len(counts[0]):
             self._penalized.append((row, sampling, *counts))
 
     def bias(self, row: int, ids: Ids, values: Floats) -> None:
-        """Add a bias to some logits of a row, for distinct `ids`."""
+        """Add a value to some logits of a row. The `ids` must be distinct."""
         self._biased.append((row, ids, values))
 
     def ban(self, row: int, ids: Ids) -> None:
@@ -125,7 +125,7 @@ class Changes:
 
 
 def _lengths(entries: Sequence[tuple[int, *tuple[object, ...]]]) -> tuple[Ids, Ids]:
-    """Return the row of each entry, and the length of its first array, which has the ids."""
+    """Return the row of each entry, and the number of token ids in each entry."""
     rows = np.array([entry[0] for entry in entries], np.intp)
     arrays = [next(part for part in entry if isinstance(part, np.ndarray)) for entry in entries]
     return rows, np.array([len(array) for array in arrays], np.intp)

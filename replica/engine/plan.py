@@ -1,15 +1,16 @@
-"""Defines the interface of scheduler and backend, which are the plan and the output of a step.
+"""Defines the interface between scheduler and backend: the plan and the output of a step.
 
-A backend only computes, while queues and pools belong to the scheduler. Backends and
-`replica.engine.sampler` use this order of a step's rows of logits:
+A backend only computes. Queues and pools belong to the scheduler. A step's rows of logits have this
+order, on which backends and `replica.engine.sampler` rely:
 
 1. `plan.decode`, in order, 1 + len(draft) rows per sequence. The first row is for the token after
-   the last token. The others are for the tokens after each token of the draft, and are valid if the
-   draft is right so far.
-2. Parts of `plan.prefill` that end their prompt, in order, one row each, shared with the forks.
+   the last token. Each other row is for the token after one token of the draft, and is valid if the
+   draft is right up to that token.
+2. Parts of `plan.prefill` that end their prompt, in order, with one row each. A sequence and its
+   forks share the row.
 3. Parts of `plan.prefill` that need logprobs of their prompt, in order, with the rows of
-   `logprob_rows`. The row of the prompt's last token is not among these, because it is of the
-   second kind.
+   `logprob_rows`. These rows do not include the row of the prompt's last token, which is already
+   in the second group.
 """
 
 from collections.abc import Sequence
@@ -38,15 +39,14 @@ class ScheduledSequence:
     Attributes:
         tokens: Ids of the prompt and of the emitted tokens.
         computed: Number of leading tokens whose KV values are in the pool.
-        blocks: Blocks that the sequence holds, in the order of its tokens.
-        slot: Slot of its adapter while the sequence runs, or NO_SLOT for a sequence of the base.
+        blocks: Blocks that the sequence uses, in the order of its tokens.
+        slot: Slot of its adapter while the sequence runs, or NO_SLOT without an adapter.
         scratch: Data that the backend stores for the sequence.
-        sampler: Data that the sampler stores for the sequence, None at first.
-        leader: The sibling that computes the prompt, while this sequence waits to be forked from
-            it.
+        sampler: Data that the sampler stores for the sequence, or None before the first sampling.
+        leader: Sibling that computes the prompt for this waiting sequence, or None.
         forks: Siblings that wait until this sequence has computed the prompt.
-        scored: Number of leading prompt tokens whose logprobs were reported, are not requested, or
-            are undefined, as for the first token.
+        scored: Number of prompt tokens, from the first on, without a logprob to report. It was
+            reported, is not requested, or is undefined, as for the first token.
         drafter: Source of drafts, or None if the sequence uses no drafts.
     """
 
@@ -83,7 +83,7 @@ class ScheduledSequence:
         stop_ids: frozenset[int],
         leader: "ScheduledSequence | None" = None,
     ) -> None:
-        """Create a waiting sequence, which with a leader shares the leader's computed prompt."""
+        """Create a waiting sequence. With a leader, it waits to share the leader's prompt."""
         self.request = request
         self.arrival = arrival
         self.root = root
@@ -93,7 +93,7 @@ class ScheduledSequence:
         self.tokens_max = self.prompt_tokens + request.output_tokens_max
         self.computed = 0
         self.blocks: list[int] = []
-        self.capacity = 0  # number of tokens for which `blocks` have room
+        self.capacity = 0  # number of tokens that fit into `blocks`
         self.hashes: list[bytes] = []
         self.slot = NO_SLOT
         self.ended = False
@@ -104,11 +104,12 @@ class ScheduledSequence:
         self.leader: ScheduledSequence | None = None
         self.forks: list[ScheduledSequence] = []
         self.scored = self.prompt_tokens - request.scored_tokens if request.scored_tokens else 1
-        self.scores = (0.0, 0.0)  # sums of logprobs and of entropies over the scored tokens
+        # sums of the logprobs and of the entropies of the scored tokens so far
+        self.scores = (0.0, 0.0)
         self.drafter: PromptLookup | None = None
         width, prediction = request.draft_tokens_max, None
-        # A grammar excludes drafts, because its matcher would have to be rolled back after each
-        # wrong draft.
+        # A sequence with a grammar uses no drafts, because every wrong draft would require a
+        # rollback of its matcher.
         if (width or request.prediction) and request.sampling.grammar is None:
             if request.prediction:
                 answer_from = self.prompt_tokens - request.resumed_tokens
@@ -117,14 +118,14 @@ class ScheduledSequence:
             self.drafter = PromptLookup(width, self.prompt_tokens, sibling, prediction)
 
     def score(self, tokens: Sequence[TokenLogprobs]) -> None:
-        """Add the scores of further tokens to the sums."""
+        """Add the logprobs and entropies of further scored tokens to the sums."""
         logprobs, entropies = self.scores
         logprobs += sum([token.logprob for token in tokens])
         self.scores = logprobs, entropies + sum([token.entropy for token in tokens])
 
     @property
     def final_score(self) -> Score | None:
-        """Mean score of the scored tokens, or None if some are not computed yet or none exist."""
+        """Means over the scored tokens. None if there are none, or not all are computed yet."""
         count = self.request.scored_tokens
         if not count or self.scored < self.prompt_tokens:
             return None
@@ -134,11 +135,11 @@ class ScheduledSequence:
     def logprob_rows(self, count: int) -> range:
         """Return the rows of a prompt part that determine the logprobs of prompt tokens.
 
-        The row of a position predicts the next token. The row of the last token is used for
-        sampling.
+        The row of a position predicts the token after that position. The row of the last token is
+        used for sampling instead.
 
         Args:
-            count: Number of tokens of the part, from `computed` on.
+            count: Number of tokens of the part, which begins at `computed`.
         """
         if self.request.prompt_logprobs < 0:
             return range(0)
@@ -147,7 +148,7 @@ class ScheduledSequence:
 
     @property
     def is_urgent(self) -> bool:
-        """Whether the sequence is a probe, which never waits."""
+        """Whether the sequence is a probe, which is admitted at once."""
         return self.request.priority >= URGENT_PRIORITY
 
     @property
@@ -157,7 +158,7 @@ class ScheduledSequence:
 
     @property
     def prefill_s(self) -> float:
-        """Seconds from the first scheduling to the first token, or 0 if no token was emitted."""
+        """Seconds from the first scheduling to the first token, or 0 before the first token."""
         begun, first = self.admitted_at_s, self.first_token_at_s
         if begun is None or first is None or not self.output_tokens:
             return 0.0
@@ -169,7 +170,7 @@ class ScheduledSequence:
         return NO_DRAFTS if self.drafter is None else self.drafter.counts
 
     def rank(self) -> tuple[int, int]:
-        """Return the sort key of importance, which is least for the most important sequence."""
+        """Return the sort key of importance. The most important sequence has the least key."""
         return (-self.request.priority, self.arrival)
 
 
@@ -192,11 +193,11 @@ class ResizableBackend(Protocol):
     """A backend whose KV memory can be freed and allocated again."""
 
     def allocated(self, blocks: int) -> Any:
-        """Allocate and return KV memory for this many blocks, slowly and in any thread."""
+        """Allocate and return KV memory for this many blocks. Slow, and callable in any thread."""
         ...
 
     def use(self, memory: Any) -> None:
-        """Compute with the given memory from now on, without the content of the previous memory."""
+        """Replace the KV memory by the given memory. The contents of the blocks are lost."""
         ...
 
 
@@ -204,18 +205,17 @@ class StepPlan:
     """The sequences and tokens that one step computes.
 
     Attributes:
-        decode: Sequences whose last token is computed, and also their draft if there is one.
+        decode: Sequences whose last token is computed. Their draft is also computed, if any.
         prefill: Sequences, each with the number of tokens to compute after `computed`.
-        sampled: Sequences with new tokens, in the order in which the backend returns the tokens.
-            First are those of `decode`, then those of `prefill` whose prompt ends, each followed by
+        sampled: Sequences with new tokens, in the order of the backend's output. The sequences of
+            `decode` are first. Then follow those of `prefill` whose prompt ends, each followed by
             its forks.
-        fork_of: Index of a fork in `sampled` -> index of the sequence whose row of logits it
+        fork_of: Index of a fork in `sampled` -> index of the sequence whose row of logits the fork
             shares.
-        drafts: Index into `decode` -> ids to try after the last token. Most sequences have no
-            draft.
-        loads: Pairs of a slot and the adapter to load into the slot before the computation.
-        copies: Pairs (from, to) of blocks to copy after the computation, which are the unfinished
-            last block of a prompt, once per fork.
+        drafts: Index into `decode` -> ids to try after the last token, for sequences with a draft.
+        loads: Pairs of a slot and the adapter to copy into the slot before the computation.
+        copies: Pairs (source, target) of blocks to copy after the computation. A source is the
+            unfinished last block of a prompt, and each of its forks has a target.
     """
 
     __slots__ = ("copies", "decode", "drafts", "fork_of", "loads", "prefill", "sampled")
@@ -249,17 +249,17 @@ class StepPlan:
 
 @dataclass(slots=True)
 class StepOutput:
-    """The result of a computed step, where every index refers to `plan.sampled`.
+    """The result of a computed step. Every index refers to `plan.sampled`.
 
     Attributes:
         tokens: The first new token of each sampled sequence.
-        more: Index -> further tokens after the first, if tokens of a draft were right.
+        more: Index -> additional tokens after the first, if tokens of a draft were right.
         logprobs: Index -> one entry per new token, for sequences that requested logprobs.
         prompt_logprobs: Logprobs of prompt parts computed in this step.
         failed: Index -> reason why the sequence cannot continue. Its tokens of this step are
             dropped.
-        refused: Index of a sequence that failed because of its request -> field at fault, for
-            example the grammar. The same sequence would fail on every replica.
+        refused: Index of a sequence that failed because of its request -> request field at fault,
+            for example the grammar. The sequence would fail on every replica.
     """
 
     tokens: list[int] = field(default_factory=list[int])
@@ -271,11 +271,11 @@ class StepOutput:
 
 
 class StepFailedError(RuntimeError):
-    """A backend could not compute a step. Its sequences may be retried elsewhere."""
+    """A backend could not compute a step. Another engine may retry the step's sequences."""
 
 
 class Backend(Protocol):
-    """A backend that computes steps, without queues and pools."""
+    """Computes steps for an engine. Queues and pools belong to the scheduler."""
 
     @property
     def capabilities(self) -> Capabilities:
@@ -288,12 +288,12 @@ class Backend(Protocol):
         ...
 
     def check_request(self, request: SequenceRequest) -> None:
-        """Check the parts of a request that only the backend can judge, above all its grammar.
+        """Check the parts of a request that only the backend can check, such as its grammar.
 
-        The step thread calls this method before it accepts a sequence. Otherwise a bad request
-        would fail a step of all sequences. Another thread may call it earlier, because the
-        compilation of a grammar can be slow. The compiled grammar should be cached, since its
-        sequence follows.
+        The step thread calls this method before it accepts a sequence. Otherwise, a bad request
+        would fail a whole step with all its sequences. Another thread may call it earlier, because
+        a grammar may compile slowly. The compiled grammar should be cached until its sequence is
+        added.
 
         Raises:
             RefusedError: The backend cannot compute the request, so the sequence is not accepted.
@@ -304,7 +304,7 @@ class Backend(Protocol):
         """Compute a plan.
 
         Raises:
-            StepFailedError: No part of the plan was computed.
+            StepFailedError: The computation failed. No sequence has a new token.
         """
         ...
 

@@ -1,9 +1,9 @@
 """Writes and checks INT8 checkpoints with one scale per matrix row, as in compressed-tensors.
 
 `<name>.weight` is I8 [outputs, inputs]. `<name>.weight_scale` is F32, F16 or BF16 [outputs] or
-[outputs, 1], and multiplies the rows (format `int-quantized`, symmetric, strategy `channel`).
-Activations retain the engine's precision. The command `python -m replica.engine.quantized SOURCE
-TARGET` quantises a base.
+[outputs, 1]. Each row is multiplied by its scale (format `int-quantized`, symmetric, strategy
+`channel`). Activations have the engine's precision. The command `python -m replica.engine.quantized
+SOURCE TARGET` quantises a base.
 """
 
 import argparse
@@ -45,10 +45,10 @@ _SUPPORTED = "supported is compressed-tensors, int-quantized, 8 bits, symmetric,
 
 
 def quantization_problem(config: Any) -> str:
-    """Return a description of the unsupported part of `quantization_config`, or empty.
+    """Return why a `quantization_config` is not supported, or empty if it is.
 
-    A checkpoint for 8-bit activations is accepted. Its activations are not rounded, which is more
-    exact.
+    A checkpoint for 8-bit activations is accepted. The engine does not round its activations, so
+    its results are more exact.
     """
     if not isinstance(config, dict):
         return f"{config!r}"
@@ -77,9 +77,10 @@ def quantize_rows(matrix: Array) -> tuple[Array, Array]:
 
 
 def quantize_base(source: Path, target: Path) -> None:
-    """Write the base in `source` with INT8 matrices into `target`, which is created if necessary.
+    """Write the base in `source` with INT8 matrices into the directory `target`.
 
-    Vectors (norms, biases) retain their type, and every file without weights is copied.
+    The directory is created if it is missing. Vectors (norms, biases) retain their type, and every
+    file without weights is copied.
 
     Raises:
         ArtifactError: `source` is not a valid checkpoint.

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 _LLAMA3 = ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
-# Fields that each kind of scaling needs besides its name.
+# Kind of scaling -> fields that it requires in addition to its name.
 _FIELDS: Mapping[str, tuple[str, ...]] = {
     "default": (),
     "linear": ("factor",),
@@ -25,11 +25,11 @@ class Rope:
         theta: Base of the frequencies.
         kind: Kind of scaling: default, linear or llama3.
         factor: Factor by which the context was extended.
-        low_freq_factor: For llama3, waves longer than the original context / this factor are
-            stretched in full.
-        high_freq_factor: For llama3, waves shorter than the original context / this factor are not
+        low_freq_factor: For llama3. Waves longer than the original context / this factor are
+            stretched by the whole `factor`.
+        high_freq_factor: For llama3. Waves shorter than the original context / this factor are not
             stretched.
-        original_context_tokens: For llama3, context in tokens before its extension.
+        original_context_tokens: For llama3. Length of the context in tokens before its extension.
     """
 
     theta: float
@@ -52,7 +52,7 @@ class Rope:
         kinds = {given.pop(key) for key in ("rope_type", "type") if key in given}
         kind = str(kinds.pop()) if len(kinds) == 1 else "default"
         fields = _FIELDS.get(kind)
-        # Some checkpoints state the default explicitly.
+        # Some checkpoints contain the default value of this field.
         if given.get("partial_rotary_factor") == 1:
             del given["partial_rotary_factor"]
         if kinds or fields is None or given.keys() != set(fields):

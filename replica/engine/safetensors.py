@@ -1,4 +1,4 @@
-"""Reads and writes safetensors files with numpy alone.
+"""Reads and writes safetensors files with numpy only.
 
 A file is foreign data, so every length and offset is checked before it is used.
 """
@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 Array = npt.NDArray[Any]
 
-# numpy has no bfloat16. The bits have a separate type, so that no code mistakes them for numbers.
+# bfloat16 for numpy, which lacks it. A separate type prevents that its bits are used as numbers.
 BFLOAT16 = np.dtype([("bfloat16", np.uint16)])
 _DTYPES: dict[str, np.dtype[Any]] = {
     "F64": np.dtype(np.float64),
@@ -28,7 +28,7 @@ _DTYPES: dict[str, np.dtype[Any]] = {
 }
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 HEADER_BYTES_MAX = 100_000_000  # the limit of the reference implementation
-_AXES_MAX = 8  # largest number of axes, which suffices for all models and is below numpy's limit
+_AXES_MAX = 8  # largest number of axes, more than models use and fewer than numpy permits
 
 
 class SafetensorsError(ValueError):
@@ -49,14 +49,15 @@ def read_safetensors(
     is_mapped: bool = True,
     header_bytes_max: int = HEADER_BYTES_MAX,
 ) -> dict[str, Array]:
-    """Return all tensors of a file by name, as views of the memory-mapped file if it is mapped.
+    """Return all tensors of a file by name. If the file is mapped, they are views of the mapping.
 
     Args:
         path: Path of the file.
-        keeps_bf16: Whether BF16 stays `BFLOAT16`. Otherwise it is copied and widened to float32.
-        is_mapped: Whether the file is mapped into memory. If the file is read instead, a failing
-            disk raises OSError, while a read error of a mapped file would crash the process.
-        header_bytes_max: Largest header in bytes. Parsing a megabyte of JSON needs about ten
+        keeps_bf16: Whether BF16 tensors have the type `BFLOAT16`. Otherwise they are copied and
+            widened to float32.
+        is_mapped: Whether the file is mapped into memory. A failing disk then crashes the process,
+            while a file that is read raises OSError.
+        header_bytes_max: Largest header in bytes. To parse a megabyte of JSON takes about ten
             milliseconds, during which no other thread runs.
 
     Raises:
@@ -82,8 +83,7 @@ def read_safetensors(
         if not is_mapped:
             data = np.frombuffer(file.read(), np.uint8)
         elif size > begin:
-            # Copy on write, because openvino shares only writable arrays as constants without a
-            # copy.
+            # The mapping is copy-on-write, because openvino copies constants that are not writable.
             data = np.memmap(path, dtype=np.uint8, mode="c", offset=begin)
     entries = cast("dict[str, Any]", header)
     tensors = {
@@ -111,13 +111,13 @@ def _tensor(where: str, info: Any, data: Array | None) -> Array:
     item = _DTYPES[dtype]
     if math.prod(shape) * item.itemsize != end - begin or len(shape) > _AXES_MAX:
         raise SafetensorsError(f"{where}: {end - begin} bytes do not hold {shape} of {dtype}")
-    # A view of a memory map may be unaligned, which frombuffer accepts and ndarray.view does not.
+    # frombuffer accepts an unaligned view of a memory map, and ndarray.view does not.
     raw = b"" if data is None else data[begin:end].data
     return np.frombuffer(raw, item).reshape(shape)
 
 
 def write_safetensors(path: Path, tensors: Mapping[str, Array]) -> None:
-    """Write arrays as a safetensors file, with equal bytes for equal tensors."""
+    """Write arrays as a safetensors file. Equal tensors result in equal bytes."""
     header: dict[str, dict[str, Any]] = {}
     offset = 0
     for name, array in tensors.items():

@@ -1,8 +1,8 @@
 """Turns the logits of a step into new tokens, in the order of `replica.engine.sampling`.
 
 Rows without penalties, masks or logprobs are sampled together in one call. A row after a draft
-token is prepared as if the draft were right, so its history is known before the graph has run. If
-the draft is wrong, the row is ignored. So the penalties and grammar masks of all rows are prepared
+token assumes that the draft is right, so its history is known before the graph has run. If the
+draft is wrong, the row is ignored. So the penalties and grammar masks of all rows are computed
 together while the graph runs.
 """
 
@@ -24,7 +24,7 @@ Floats = npt.NDArray[np.float32]
 Words = npt.NDArray[np.int32]
 _NOT_FINITE = "the model's logits are not finite; the base, the adapter or the precision is broken"
 _DEAD_END = "the grammar allows no token of this model's vocabulary here"
-# For each byte of a bit mask, the values to add to eight logits: 0, or minus infinity.
+# Byte of a bit mask -> the values to add to eight logits, each 0 or minus infinity.
 _BYTE_TO_LOGITS = np.where(
     np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"), 0.0, -np.inf
 ).astype(np.float32)
@@ -33,8 +33,8 @@ _BYTE_TO_LOGITS = np.where(
 class _State:
     """The sampler's state of one sequence.
 
-    The state depends only on the sequence's request and tokens, so it stays valid when the sequence
-    is preempted and computed again.
+    The state depends only on the request and the tokens. So a sequence that is preempted and
+    computed again continues with the same state.
     """
 
     __slots__ = (
@@ -61,8 +61,8 @@ class _State:
         stop_ids = np.array(sorted(eos_ids | sequence.request.stop_token_ids), np.intp)
         stop_ids = stop_ids[stop_ids < vocabulary]
         self.output_start = sequence.prompt_tokens - sequence.request.resumed_tokens
-        # A leader's state includes the prompt and resumed tokens, but no new token of the leader
-        # yet.
+        # A leader's state includes the tokens of the prompt and of an earlier attempt, but not yet
+        # the leader's new tokens.
         self.seen = self.output_start if leader is None else leader.seen
         self.counts: PenaltyCounts | None = None
         if leader is not None:
@@ -87,7 +87,7 @@ class _State:
         self.is_plain = not self.is_changed and sampling.logprobs < 0
 
     def emitted(self, sequence: ScheduledSequence) -> int:
-        """Return the number of output tokens so far, including those of an earlier attempt."""
+        """Return the number of output tokens so far, where tokens of an earlier attempt count."""
         return len(sequence.tokens) - self.output_start
 
     def catch_up(self, tokens: Sequence[int]) -> None:
@@ -103,18 +103,18 @@ class _State:
 
 @dataclass(slots=True)
 class _Prepared:
-    """The part of a step's sampling that is prepared before the logits are computed.
+    """The part of a step's sampling that needs no logits.
 
-    A step has one pick per sampled sequence, followed by one pick per token of its draft. `changes`
-    and `masked` refer to rows by their picks.
+    A pick is a token to sample. A step has one pick per sampled sequence, followed by one pick per
+    token of its draft. `changes` and `masked` refer to rows by their picks.
 
     Attributes:
         owners: Pick -> index into `plan.sampled`.
         rows: Pick -> row of the logits.
-        offsets: Pick -> number of draft tokens before it.
-        changes: Changes to the logits, without grammars.
+        offsets: Pick -> number of draft tokens before the pick.
+        changes: Changes of the logits by penalties, bias and bans.
         masked: Picks whose sequence has a grammar.
-        masks: Masks, one per entry of `masked`.
+        masks: Masks of the grammars, one per entry of `masked`.
         refused: Index into `plan.sampled` -> reason why the sequence's grammar cannot continue.
     """
 
@@ -138,7 +138,7 @@ class _Prepared:
 
 
 class Sampler:
-    """Samples the tokens of one engine in one thread, while any thread may call `check`."""
+    """Samples the tokens of one engine in one thread. Any thread may call `check`."""
 
     def __init__(
         self,
@@ -146,7 +146,7 @@ class Sampler:
         eos_ids: frozenset[int],
         grammars: GrammarCompiler | None = None,
     ) -> None:
-        """Create a sampler for logits of `vocabulary` columns, without grammars if None is passed.
+        """Create a sampler for logits of `vocabulary` columns. Grammars need a compiler.
 
         The state of each sequence is in `ScheduledSequence.sampler`.
         """
@@ -156,10 +156,10 @@ class Sampler:
         self._prepared: _Prepared | None = None
 
     def check(self, request: SequenceRequest) -> None:
-        """Raise RefusedError if the request's grammar cannot be used. Any thread may call this.
+        """Raise RefusedError if the request's grammar is not usable. Any thread may call this.
 
-        A new grammar is compiled here, usually in 1 to 2 ms, and cached for the sequence. A cached
-        grammar costs nothing. `replica.engine.grammar_source` describes the worst case.
+        This method compiles a new grammar, usually in 1 to 2 ms, and caches it for the sequence. A
+        cached grammar costs no time. `replica.engine.grammar_source` describes the worst case.
         """
         grammar = request.sampling.grammar
         if grammar is None:
@@ -173,16 +173,16 @@ class Sampler:
         self._grammars.check(grammar)
 
     def prepare(self, plan: StepPlan) -> None:
-        """Prepare everything that needs no logits, while the graph computes them."""
+        """Compute everything that needs no logits, while the graph computes the logits."""
         self._prepared = self._prepare(plan)
 
     def sample(self, logits: Floats, plan: StepPlan) -> StepOutput:
         """Return the new tokens of a step.
 
         Args:
-            logits: Logits of shape (rows, vocabulary), in the order of `replica.engine.plan`, which
+            logits: Logits of shape (rows, vocabulary), in the order of `replica.engine.plan`. They
                 are not changed.
-            plan: The computed plan, which is prepared now if `prepare` was not called with it.
+            plan: The computed plan. If `prepare` was not called with it, this method calls it.
         """
         prepared, self._prepared = self._prepared, None
         if prepared is None or prepared.plan is not plan:
@@ -238,7 +238,7 @@ class Sampler:
         return state
 
     def _collect(self, prepared: _Prepared, states: dict[int, _State]) -> None:
-        """Add the changes and masks of the sequences in `states`, which is keyed by index."""
+        """Add the changes and masks of sequences. `states` has their states by index."""
         plan = prepared.plan
         masked: list[tuple[Matcher, int, list[int]]] = []
         for pick, (index, offset) in enumerate(zip(prepared.owners, prepared.offsets, strict=True)):
@@ -279,8 +279,8 @@ class Sampler:
             assert state.matcher is not None
             masks[row] &= state.matcher.text_mask & ~state.stop_mask
             emitted = state.emitted(sequence) + prepared.offsets[pick]
-            # If the sequence must not end yet, end tokens are permitted only where no other token
-            # can follow.
+            # The sequence may not be permitted to end yet. Then end tokens are permitted only where
+            # the grammar permits no other token.
             is_early = emitted < sequence.request.sampling.tokens_min or not sequence.stop_ids
             if is_complete[row] and not (is_early and masks[row].any()):
                 masks[row] |= state.stop_mask if sequence.stop_ids else self._grammars.eos_mask
@@ -310,7 +310,7 @@ def _lay_out(plan: StepPlan) -> _Prepared:
 
 
 def _keep(prepared: _Prepared, chosen: list[int], output: StepOutput) -> list[int]:
-    """Add the valid tokens to the output, and return their picks."""
+    """Add the valid tokens of all picks to the output, and return the picks of these tokens."""
     plan = prepared.plan
     if NO_TOKEN in chosen:
         for pick, token in enumerate(chosen):
@@ -333,10 +333,10 @@ def _keep(prepared: _Prepared, chosen: list[int], output: StepOutput) -> list[in
 
 
 def _verified(chosen: list[int], draft: list[int], sequence: ScheduledSequence) -> list[int]:
-    """Return the leading valid tokens, up to a stop or the first difference from the draft.
+    """Return the valid tokens, up to a stop token or the first that differs from the draft.
 
-    A row that cannot be sampled ends the run before it. The next step first computes that row
-    again.
+    If a row cannot be sampled, the valid tokens end before that row. The next step computes the row
+    again as its first.
     """
     count = 1
     for token, tried in zip(chosen, draft, strict=False):
@@ -349,7 +349,7 @@ def _verified(chosen: list[int], draft: list[int], sequence: ScheduledSequence) 
 def _add_logprobs(
     prepared: _Prepared, logits: Floats, kept: list[int], chosen: list[int], output: StepOutput
 ) -> None:
-    """Add the logprobs of the valid tokens to the output, for sequences that requested them."""
+    """Add the logprobs of the valid tokens to the output, for sequences that requested any."""
     requests = [sequence.request for sequence in prepared.plan.sampled]
     owners = prepared.owners
     picks = [
@@ -370,7 +370,7 @@ def _add_logprobs(
 
 
 def _prompt_logprobs(logits: Floats, plan: StepPlan) -> list[PromptLogprobs]:
-    """Return the logprobs of prompt tokens, where the row of a position predicts the next token."""
+    """Return the logprobs of prompt tokens. The row of a position predicts the next token."""
     parts: list[PromptLogprobs] = []
     row = len(logits)
     for sequence, count in reversed(plan.prefill):
@@ -379,8 +379,8 @@ def _prompt_logprobs(logits: Floats, plan: StepPlan) -> list[PromptLogprobs]:
             continue
         told = sequence.logprob_rows(count)
         row -= len(told)
-        # Emitted tokens that are computed again are not part of the prompt, and no position is
-        # reported twice.
+        # Emitted tokens that are computed again do not belong to the prompt. A position that was
+        # reported is not reported again.
         first = max(sequence.computed + 1, sequence.scored)
         end = min(sequence.computed + count + 1, sequence.prompt_tokens)
         if first >= end:

@@ -1,16 +1,16 @@
 """Chooses which tokens of which sequences a step computes (continuous batching).
 
-A step has at most `step_tokens_max` tokens. First comes one token for every decoding sequence, then
-prompt chunks of admitted sequences in order, then new admissions, then drafts. A sequence is
-admitted when its whole prompt fits into the pool above a watermark. When decoding sequences need a
-block and none is left, the least important sequence (lowest priority, then newest) is preempted. It
-releases its blocks, and waits at its old position. It is computed again from its prompt and emitted
-tokens, most of which are usually still cached. The most important sequence always advances, if
-necessary by evicting pinned blocks. So the engine always makes progress.
+A step has at most `step_tokens_max` tokens. They are assigned in this order: one token for every
+decoding sequence, prompt chunks of admitted sequences, new admissions, drafts. A sequence is
+admitted when its whole prompt fits and leaves the watermark free. When a decoding sequence needs
+a block and none is left, the least important sequence (lowest priority, then newest) is preempted.
+It releases its blocks, and waits at its old position. Later its prompt and emitted tokens are
+computed again, but most of them are usually still cached. The most important sequence always
+advances, if necessary after an eviction of pinned blocks. So the engine always makes progress.
 
-Siblings (n > 1) wait for the prompt of their leader, the first of them. They join in the step that
-computes the prompt's end, where they share its full blocks and copy the unfinished block. Siblings
-that do not fit, or whose leader ends early, are queued again, with the first of them as leader.
+The first of several siblings (n > 1) is their leader, for whose prompt the others wait. They start
+in the step that computes the prompt's end. There they share its full blocks and copy the unfinished
+block. Siblings that do not fit, or whose leader ends early, are queued again with a new leader.
 """
 
 from dataclasses import replace
@@ -33,7 +33,7 @@ from replica.engine.waiting import WaitingQueue
 from sluice.errors import ErrorCode
 from sluice.hashing import BLOCK_TOKENS, block_hashes
 
-# Prompts advance by at least this many tokens per step, even if decoding sequences fill the step.
+# Tokens per step that are reserved for prompts, even if decoding sequences fill the step.
 _PREFILL_TOKENS_MIN = 16
 
 
@@ -54,12 +54,12 @@ class EngineScheduler:
 
         Args:
             limits: Limits of the engine, which never change.
-            root: Root of the hash chain for sequences without an own root.
+            root: Root of the hash chain for sequences that name no root.
             eos_ids: The model's own end-of-sequence ids.
-            prefix_cache: Whether prefixes are cached. If not, every prompt is computed in full.
+            prefix_cache: Whether prefixes are cached. If not, whole prompts are computed.
             watermark_ratio: Share of the pool that admissions must leave free for running
                 sequences.
-            adapters: Table of adapters, or None if only the base is served.
+            adapters: Table of adapters, or None for an engine without adapters.
         """
         self.limits = limits
         self.pool = BlockPool(limits.kv_blocks)
@@ -71,11 +71,11 @@ class EngineScheduler:
         self._watermark = max(1, int(limits.kv_blocks * watermark_ratio))
         self._living: dict[int, ScheduledSequence] = {}
         self._waiting = WaitingQueue(self.adapters)
-        self._following = 0  # siblings that wait for their leaders
+        self._following = 0  # number of siblings that wait for their leaders
         self._prefilling: list[ScheduledSequence] = []
-        self._joining: list[ScheduledSequence] = []  # siblings that this step forks
+        self._joining: list[ScheduledSequence] = []  # siblings that start in this step
         self._decoding: list[ScheduledSequence] = []
-        self._drafting = 0  # living sequences with a drafter
+        self._drafting = 0  # number of living sequences with a drafter
         self._arrivals = 0
         self._prompt_tokens = self._cached_tokens = 0
         self._draft_tokens = self._accepted_tokens = 0
@@ -83,11 +83,11 @@ class EngineScheduler:
 
     @property
     def has_work(self) -> bool:
-        """Whether any sequence is living or any event was not yet returned."""
+        """Whether any sequence is living, or any event was not returned yet."""
         return bool(self._living or self._events.finished or self.pool.has_events)
 
     def add(self, request: SequenceRequest) -> None:
-        """Queue a sequence and its siblings, for a valid `request` whose adapter is loaded."""
+        """Queue a sequence and its siblings. The request is valid, and its adapter is loaded."""
         stop_ids = request.stop_token_ids
         if request.ignore_eos:
             stop_ids = frozenset()
@@ -100,20 +100,20 @@ class EngineScheduler:
                 key=fork.key,
                 sampling=replace(request.sampling, seed=fork.seed),
                 forks=(),
-                prompt_logprobs=-1,  # the leader reports the prompt's logprobs
+                prompt_logprobs=-1,  # only the leader reports the prompt's logprobs
             )
             self._enter(own, stop_ids, leader)
         self._waiting.push(leader)
 
     def cancel(self, key: int) -> None:
-        """End a sequence at once, which the next step reports."""
+        """End a sequence at once. The next step reports the end."""
         sequence = self._living.get(key)
         if sequence is not None:
             self._remove(sequence)
             self._finish(sequence, Finish.CANCELLED)
 
     def load(self, step_s: float, step_prompt_tokens: int) -> EngineLoad:
-        """Return the present load, with the figures of the last step that the caller passes."""
+        """Return the present load. The caller passes the figures of the last step."""
         return EngineLoad(
             running=self._running,
             waiting=self._waiting.count + self._following,
@@ -141,13 +141,13 @@ class EngineScheduler:
         return self.adapters.states(emitted)
 
     def plan(self, now_s: float) -> StepPlan:
-        """Return the plan of the next step, which is empty when no sequence can run."""
+        """Return the plan of the next step, which is empty if no sequence can run."""
         preempted_before = self.preemptions
         self.pool.expire_pins(now_s)
         self._grow()
         self._admit_urgent(now_s)
         plan = StepPlan(self._decoding, [], self._decoding.copy())
-        # A sequence that was just preempted would be admitted first, and be preempted again.
+        # After a preemption, the preempted sequence would be admitted again, and preempted again.
         self._fill(plan, now_s, admits=self.preemptions == preempted_before)
         if plan:
             plan.loads = self.adapters.take_loads()
@@ -180,7 +180,7 @@ class EngineScheduler:
             self._decoding = [s for s in self._decoding if not s.ended]
 
     def fail(self, plan: StepPlan, message: str) -> None:
-        """End the sequences of a step that failed as a whole, which may be retried elsewhere."""
+        """End all sequences of a failed step. Another engine may retry these sequences."""
         self._decoding = self._decoding + self._joining
         joined, self._joining = self._joining, []
         for sequence in plan.decode + [s for s, _ in plan.prefill] + joined:
@@ -189,7 +189,7 @@ class EngineScheduler:
         self.adapters.redo_loads(plan.loads)
 
     def take_events(self) -> StepEvents:
-        """Return the events since the last call."""
+        """Return the events since the previous call of this method."""
         events, self._events = self._events, StepEvents()
         events.kv = self.pool.drain_events()
         return events
@@ -204,7 +204,7 @@ class EngineScheduler:
         stop_ids: frozenset[int],
         leader: ScheduledSequence | None,
     ) -> ScheduledSequence:
-        """Register a new sequence, which waits for its leader's prompt if it has a leader."""
+        """Register a new sequence. A sequence with a leader waits for the leader's prompt."""
         assert request.key not in self._living, request.key
         self._arrivals += 1
         root = request.cache_root or self._root
@@ -230,7 +230,7 @@ class EngineScheduler:
         self._following -= 1
 
     def _hand_over(self, leader: ScheduledSequence) -> ScheduledSequence:
-        """Queue the first of a leader's remaining followers, as the new leader of the others."""
+        """Queue the first of a leader's waiting siblings. It becomes the leader of the others."""
         heir, *others = leader.forks
         self._unfollow(heir)
         heir.tokens = leader.tokens.copy()
@@ -241,7 +241,7 @@ class EngineScheduler:
         return heir
 
     def _fill(self, plan: StepPlan, now_s: float, *, admits: bool) -> None:
-        """Add prompt chunks to a plan, first of prompts in progress, then of new admissions."""
+        """Add prompt chunks to a plan: first of admitted sequences, then of new admissions."""
         left = max(_PREFILL_TOKENS_MIN, self.limits.step_tokens_max - len(plan.decode))
         begun = iter(self._prefilling.copy())
         while left > 0:
@@ -259,7 +259,7 @@ class EngineScheduler:
                     self._fork(plan, sequence, now_s)
 
     def _fork(self, plan: StepPlan, leader: ScheduledSequence, now_s: float) -> None:
-        """Add the siblings that fit to the batch of their leader, which was planned last."""
+        """Start the siblings that fit, after their leader's prompt was added to the plan last."""
         row = len(plan.sampled) - 1
         full, unfinished = divmod(leader.prompt_tokens, BLOCK_TOKENS)
         while leader.forks:
@@ -282,7 +282,7 @@ class EngineScheduler:
             plan.sampled.append(sibling)
 
     def _advance(self, plan: StepPlan, now_s: float) -> None:
-        """Record the computed tokens, and start to decode sequences whose prompts are complete."""
+        """Record the computed tokens. A sequence whose prompt is complete begins to decode."""
         for sequence in plan.decode:
             sequence.computed = computed = sequence.computed + 1
             if computed % BLOCK_TOKENS == 0:
@@ -307,7 +307,7 @@ class EngineScheduler:
         self._joining = []
 
     def _draft(self, plan: StepPlan) -> None:
-        """Fill the rest of the step with drafts, in blocks that no other sequence needs."""
+        """Fill the free tokens of the step with drafts, in blocks that no other sequence needs."""
         left = self.limits.step_tokens_max - plan.tokens
         for index, sequence in enumerate(plan.decode):
             if left <= 0:
@@ -330,7 +330,7 @@ class EngineScheduler:
         self._accepted_tokens += right
 
     def _admit_next(self, now_s: float) -> ScheduledSequence | None:
-        """Admit the queue's first sequence, or return None if there is none or it does not fit."""
+        """Admit the first sequence of the queue. Returns None if it does not fit or none waits."""
         if self._running >= self.limits.sequences_max:
             return None
         sequence = self._waiting.first()
@@ -348,9 +348,9 @@ class EngineScheduler:
         return sequence
 
     def _admit_urgent(self, now_s: float) -> None:
-        """Admit probes at once, beyond `sequences_max`, and preempt sequences for their blocks.
+        """Admit probes at once, even beyond `sequences_max`, and preempt sequences if necessary.
 
-        If a probe had to wait, a busy engine would look dead.
+        If a probe had to wait, a busy engine would appear dead.
         """
         while (sequence := self._waiting.first()) and sequence.is_urgent:
             hits, spare = self._room_for(sequence)
@@ -369,20 +369,20 @@ class EngineScheduler:
                 self._preempt(victim)
 
     def _room_for(self, sequence: ScheduledSequence) -> tuple[int, int]:
-        """Return a waiting sequence's cached blocks, and the pool's blocks left if admitted."""
-        # At least one token must be computed, because sampling needs logits.
+        """Return how many blocks of a sequence are cached, and how many would be left."""
+        # The last token must be computed in any case, because sampling needs its logits.
         full = (len(sequence.tokens) - 1) // BLOCK_TOKENS if self.has_prefix_cache else 0
         if len(sequence.hashes) < full:
             sequence.hashes = block_hashes(sequence.tokens, sequence.root, full, sequence.hashes)
         if sequence.request.prompt_logprobs >= 0 and sequence.scored < sequence.prompt_tokens:
-            # The logprob of the next token to report is computed at the token before it.
+            # The first logprob to report is computed at the token before it.
             full = min(full, (sequence.scored - 1) // BLOCK_TOKENS)
         hits, idle = self.pool.find(sequence.hashes[:full])
         needed = -(-len(sequence.tokens) // BLOCK_TOKENS) - hits
         return hits, self.pool.available - idle - needed
 
     def _admit(self, sequence: ScheduledSequence, hits: int, now_s: float) -> None:
-        """Allocate all blocks of the queue's first sequence, where the first `hits` are cached."""
+        """Allocate all blocks of the queue's first sequence. The first `hits` blocks are cached."""
         self._waiting.pop(sequence)
         sequence.blocks = [self.pool.share(key) for key in sequence.hashes[:hits]]
         sequence.capacity = hits * BLOCK_TOKENS
@@ -393,7 +393,7 @@ class EngineScheduler:
         self._begin(sequence, sequence.computed, now_s)
 
     def _begin(self, sequence: ScheduledSequence, cached_tokens: int, now_s: float) -> None:
-        """Assign an adapter slot to a sequence with blocks, and report its first admission."""
+        """Assign an adapter slot to a sequence that has its blocks, and report its admission."""
         request = sequence.request
         if request.adapter_digest:
             sequence.slot = self.adapters.acquire(request.adapter_digest)
@@ -415,7 +415,7 @@ class EngineScheduler:
         return True
 
     def _grow(self) -> None:
-        """Allocate a block to every decoding sequence that needs it, with preemptions if needed."""
+        """Allocate a block to every decoding sequence that needs one, and preempt if necessary."""
         short = [s for s in self._decoding if s.computed >= s.capacity]
         if len(short) > 1:
             short.sort(key=ScheduledSequence.rank)
@@ -429,14 +429,14 @@ class EngineScheduler:
                     self._preempt(max(running, key=ScheduledSequence.rank))
 
     def _preempt(self, victim: ScheduledSequence) -> None:
-        """Release a running sequence's blocks and queue it. `_grow` checks for empty `blocks`."""
+        """Release a sequence's blocks and queue the sequence. Its `blocks` are then empty."""
         self.preemptions += 1
         self._remove(victim)
         victim.computed = 0
         self._waiting.push(victim)
 
     def _remove(self, sequence: ScheduledSequence) -> None:
-        """Remove a sequence from the batch, from its leader or from the queue."""
+        """Remove a sequence from the batch, from its leader's siblings, or from the queue."""
         if sequence.blocks:
             self._prefilling = [s for s in self._prefilling if s is not sequence]
             self._decoding = [s for s in self._decoding if s is not sequence]
@@ -455,7 +455,7 @@ class EngineScheduler:
             sequence.slot = NO_SLOT
 
     def _publish(self, sequence: ScheduledSequence, before: int) -> None:
-        """Enter the blocks that became full since `before` tokens into the prefix cache."""
+        """Add the blocks that became full after the first `before` tokens to the prefix cache."""
         if not self.has_prefix_cache:
             return
         for index in range(before // BLOCK_TOKENS, sequence.computed // BLOCK_TOKENS):
@@ -480,7 +480,7 @@ class EngineScheduler:
         if request.adapter_digest:
             self.adapters.leave(request.adapter_digest, sequence.output_tokens)
         if sequence.forks:
-            # The new leader reports the logprobs of the prompt, because this leader has not.
+            # The leader has not reported the prompt's logprobs, so the new leader reports them.
             heir = self._hand_over(sequence)
             heir.request = replace(heir.request, prompt_logprobs=request.prompt_logprobs)
         self._events.finished.append(

@@ -1,12 +1,13 @@
-"""Drafts the tokens that followed the text's last tokens at an earlier place (prompt lookup).
+"""Drafts the tokens that followed an earlier occurrence of the last tokens (prompt lookup).
 
-A caller that can predict most of the answer, for example a file with one change, sends this text as
-a prediction. Its tokens are proposed while the answer follows the prediction, in preference to
-those of the lookup.
+A client can send a prediction, a text that it expects as most of the answer, for example a file
+with one change. While the answer follows the prediction, the prediction's next tokens are the
+draft. Otherwise the lookup provides the draft.
 
 The drafts need no draft model, and save steps if answers repeat their prompt (summaries, edits,
-code, JSON). The engine computes a draft beside the last token and accepts only the tokens that it
-would have chosen anyway. So the answer is unchanged, and a wrong draft only costs its computation.
+code, JSON). The engine computes a draft after the last token and accepts only those tokens that it
+would have chosen without the draft. So the answer is unchanged, and a wrong draft costs only its
+computation.
 """
 
 from bisect import bisect_right
@@ -14,36 +15,36 @@ from collections.abc import Sequence
 
 from replica.engine.types import DraftCounts
 
-# Tokens that must match, since two match by chance too often, and four match rarely in short
-# prompts.
+# Number of equal last tokens that an earlier occurrence needs. Two are often equal by chance, and
+# four are seldom equal in short prompts.
 NGRAM_TOKENS = 3
-# Prompt tokens to index per step, which needs about a millisecond. Indexing a long prompt at once
-# would delay the step of all sequences.
+# Largest number of prompt tokens to index per step, in about a millisecond. To index a long prompt
+# at once would delay the step for all sequences.
 READ_TOKENS_MAX = 2048
 DRAFT_TOKENS_MAX = 16  # largest number of drafted tokens per step and sequence
-_ID_BITS = 24  # bits per token id, which exceeds the needs of any vocabulary
+_ID_BITS = 24  # bits per token id, enough for any vocabulary
 _NGRAM_MASK = (1 << NGRAM_TOKENS * _ID_BITS) - 1
 _WIDTH_FIRST = 4
 _PAUSE_MAX = 32
 
 
 class _NgramIndex:
-    """The last position of each n-gram among the tokens up to `seen`."""
+    """The last position of each n-gram among the first `seen` tokens."""
 
     __slots__ = ("_older", "follower", "match", "ngram", "seen")
 
     def __init__(self, older: "_NgramIndex | None" = None) -> None:
-        """Begin with the first token, or continue at the end of `older`, which is complete."""
+        """Begin with the first token, or continue after the tokens of `older`."""
         self.follower: dict[int, int] = {}  # n-gram -> position after its last occurrence
         self._older: dict[int, int] = {} if older is None else older.follower
-        # `ngram` has the last tokens, packed. `match` is the position after their previous
-        # occurrence, or 0.
+        # `ngram` has the last tokens as one number. `match` is the position after their previous
+        # occurrence, or 0 if there is none.
         self.ngram, self.match, self.seen = 0, 0, 0
         if older is not None:
             self.ngram, self.match, self.seen = older.ngram, older.match, older.seen
 
     def read(self, tokens: Sequence[int], end: int) -> None:
-        """Index `tokens` up to `end`, where each token is indexed once."""
+        """Index `tokens` up to `end`. Each token is indexed only once."""
         ngram, follower, older = self.ngram, self.follower, self._older
         for position in range(self.seen, end):
             ngram = (ngram << _ID_BITS | tokens[position]) & _NGRAM_MASK
@@ -57,8 +58,8 @@ class _NgramIndex:
 class _Pace:
     """The adaptive length of drafts.
 
-    The length doubles after a draft that was right as a whole, and otherwise falls to the length of
-    the accepted part. After a draft without any accepted token, drafting pauses for 2, 4, ... 32
+    The length doubles after a completely right draft. After any other draft, it becomes the number
+    of accepted tokens. After a draft without an accepted token, drafting pauses for 2, 4, ... 32
     steps.
 
     Attributes:
@@ -74,12 +75,12 @@ class _Pace:
         self._misses = self._pause = 0
 
     def rests(self) -> bool:
-        """Return whether drafting pauses in this step, and count the step."""
+        """Return whether drafting pauses in this step. Each call counts as one step."""
         self._pause -= (is_resting := self._pause > 0)
         return is_resting
 
     def observe(self, tried: int, right: int) -> None:
-        """Adapt the length to the number of tried tokens that were right."""
+        """Adapt the length to a draft of `tried` tokens, of which `right` were accepted."""
         self.width = min(2 * self.width, self._width_max) if right == tried else max(1, right)
         self._misses = 0 if right else self._misses + 1
         if self._misses:
@@ -90,8 +91,8 @@ class PredictedText:
     """The position of an answer in its prediction.
 
     Answer and prediction are compared from their first tokens on. After a difference, the position
-    moves to the next occurrence of the answer's last tokens in the prediction. The prediction is
-    indexed in parts, like a long prompt.
+    moves to the next occurrence of the answer's last tokens in the prediction. A long prediction
+    is indexed in parts over several steps.
     """
 
     __slots__ = (
@@ -100,7 +101,7 @@ class PredictedText:
     )
 
     def __init__(self, text: Sequence[int], answer_from: int, width_max: int) -> None:
-        """Prepare to follow an answer in its prediction.
+        """Set the prediction. The answer begins at position `answer_from` of the sequence.
 
         Args:
             text: Token ids of the prediction.
@@ -110,21 +111,21 @@ class PredictedText:
         self._text = text
         self._followed = answer_from
         self._at, self._is_lost = 0, False
-        self._ngram = 0  # the last tokens of the answer, packed
+        self._ngram = 0  # the last tokens of the answer as one number
         # n-gram of the prediction -> positions after its occurrences
         self._follower: dict[int, list[int]] = {}
         self._read, self._read_ngram = 0, 0
         self.pace = _Pace(width_max, width_max)
 
     def propose(self, tokens: Sequence[int], count_max: int) -> list[int]:
-        """Return at most `count_max` ids that may follow the whole sequence `tokens`."""
+        """Return at most `count_max` ids that may follow `tokens`, which is the whole sequence."""
         self._follow(tokens)
         if self._is_lost or self._at == len(self._text) or self.pace.rests():
             return []
         return list(self._text[self._at : self._at + min(self.pace.width, count_max)])
 
     def _follow(self, tokens: Sequence[int]) -> None:
-        """Advance the position by the new tokens, each once."""
+        """Advance the position by those tokens that are new since the last call."""
         text, begun = self._text, self._followed
         for position in range(begun, len(tokens)):
             token = tokens[position]
@@ -138,7 +139,7 @@ class PredictedText:
             self._find()
 
     def _find(self) -> None:
-        """Move behind the next occurrence of the answer's last tokens, otherwise the first."""
+        """Move after the next occurrence of the answer's last tokens, else after the first."""
         end = min(len(self._text), self._read + READ_TOKENS_MAX)
         for position in range(self._read, end):
             self._read_ngram = (self._read_ngram << _ID_BITS | self._text[position]) & _NGRAM_MASK
@@ -147,16 +148,16 @@ class PredictedText:
         self._read = end
         found = self._follower.get(self._ngram)
         if found:
-            index = bisect_right(found, self._at)  # the token at `_at` was just wrong
+            index = bisect_right(found, self._at)  # the token at `_at` has just proved wrong
             self._at = found[index] if index < len(found) else found[0]
             self._is_lost = False
 
 
 class PromptLookup:
-    """Drafts for one sequence, where each token is indexed once, in constant time.
+    """Drafts for one sequence. Each token is indexed once, in constant time.
 
-    A long prompt is indexed in parts, once for all siblings. There are no drafts until its index is
-    complete.
+    A long prompt is indexed in parts, once for all siblings. The sequence has no drafts until the
+    whole prompt is indexed.
     """
 
     __slots__ = (
@@ -176,7 +177,7 @@ class PromptLookup:
         Args:
             width_max: Largest number of tokens of a draft, or 0 if only the prediction is used.
             prompt_tokens: Number of leading tokens that all siblings share.
-            sibling: Sibling with the same prompt, whose index of the prompt is shared.
+            sibling: Sibling with the same prompt, whose index is used, or None.
             prediction: Prediction of the answer, or None if the request has none.
         """
         self.counts = DraftCounts()
@@ -184,18 +185,18 @@ class PromptLookup:
         self._pace, self._has_lookup = _Pace(_WIDTH_FIRST, width_max), width_max > 0
         self.prompt = _NgramIndex() if sibling is None else sibling.prompt
         self._prompt_tokens = prompt_tokens
-        self._index: _NgramIndex | None = None  # None until the prompt is indexed to its end
+        self._index: _NgramIndex | None = None  # None until the whole prompt is indexed
 
     @property
     def width(self) -> int:
-        """Largest number of tokens of the next draft by lookup."""
+        """Largest number of tokens of the next draft that the lookup provides."""
         return self._pace.width
 
     def propose(self, tokens: Sequence[int], count_max: int) -> list[int]:
         """Return at most `count_max` ids that may follow the sequence.
 
         Args:
-            tokens: All tokens of the sequence, in a list that only grows.
+            tokens: All tokens of the sequence. The same list is passed each time, and only grows.
             count_max: Largest number of tokens to propose.
         """
         if self._prediction is not None:
@@ -208,14 +209,14 @@ class PromptLookup:
             return []
         count = min(self._pace.width, count_max)
         draft = list(tokens[match : match + count])
-        # An occurrence that overlaps the end is a repetition, so its continuation repeats too.
+        # An occurrence that overlaps the end is a repetition, which the draft continues.
         period = len(draft)
         while len(draft) < count:
             draft.append(draft[-period])
         return draft
 
     def observe(self, tried: int, right: int) -> None:
-        """Count the tokens tried last, and adapt the next draft to the number that were right."""
+        """Count a draft of `tried` tokens, of which `right` were accepted, and adapt `_Pace`."""
         before = self.counts
         predicted = (tried, right) if self._is_predicted else (0, 0)
         self.counts = DraftCounts(

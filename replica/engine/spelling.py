@@ -1,13 +1,13 @@
-"""Changes a tokenizer so that it encodes the text of its added tokens in ordinary tokens.
+"""Changes a tokenizer so that it encodes the names of added tokens as ordinary text.
 
-The compiler of grammars encodes required text with the tokenizer, which uses an added token for
-each occurrence of that token's text. So `<|im_end|>` in a schema's `const` would end the answer,
-and `<tool_call>` would become the mark of a tool call. This module renames added tokens to names
-that occur in no text. It also marks them as special, so that free text in a grammar does not match
-the names either.
+The compiler of grammars encodes required text with the tokenizer. An unchanged tokenizer encodes
+the name of an added token as that token. So `<|im_end|>` in a schema's `const` would end the
+answer, and `<tool_call>` would begin a tool call. This module renames added tokens to names that
+occur in no text. It also marks them as special, so that free text in a grammar does not match these
+names.
 
-A disadvantage concerns bases whose added tokens are ordinary text, for example a run of spaces. A
-grammar then produces that text only from the model's ordinary tokens or bytes.
+The change has a disadvantage for bases whose added tokens are ordinary text, such as a run of
+spaces. In a grammar, such text consists of the model's other tokens or bytes.
 """
 
 import json
@@ -19,16 +19,15 @@ _Document = dict[str, Any]
 
 
 def spelled(tokenizer_json: str, special_ids: Iterable[int]) -> str:
-    """Return a tokenizer with the same ids that reads and writes text only in its model's tokens.
+    """Return a tokenizer with the same ids that uses no added token for text.
 
     Args:
         tokenizer_json: Text of a Hugging Face tokenizer.json.
-        special_ids: Ids that are no text, even if the tokenizer does not list them as added tokens.
+        special_ids: Ids that are not text, even if the tokenizer does not list them as added.
     """
     document: _Document = json.loads(tokenizer_json)
     model: _Document = document["model"]
-    # The post-processor names the first and last tokens of a sequence, which bare text does not
-    # need.
+    # The post-processor adds the first and last tokens of a sequence, which a part of a text lacks.
     document["post_processor"] = None
     added: list[_Document] = document.get("added_tokens") or []
     document["added_tokens"] = added = added + _missing(model, added, special_ids)
@@ -64,7 +63,7 @@ def _vocabulary(model: _Document) -> Iterable[tuple[str, int]]:
     vocabulary = model["vocab"]
     if isinstance(vocabulary, dict):
         return cast("dict[str, int]", vocabulary).items()
-    # A unigram model has a list of pieces with scores.
+    # A unigram model has a list of (text, score) instead of a map.
     return ((piece[0], token) for token, piece in enumerate(vocabulary))
 
 
@@ -77,7 +76,7 @@ def _rename(model: _Document, names: Mapping[str, str]) -> None:
     if model.get("unk_token") in names:
         model["unk_token"] = names[model["unk_token"]]
     if "merges" in model:
-        # SentencePiece vocabularies also have merges that end in an added token, which are dropped.
+        # In SentencePiece vocabularies, some merges end in an added token. These are dropped.
         model["merges"] = [merge for merge in model["merges"] if _is_kept(merge, names)]
 
 

@@ -1,7 +1,7 @@
-"""Defines the data between an engine host and a driver, which are requests, events and states.
+"""Defines the data between an engine host and a driver: requests, events and states.
 
-`replica.engine.driver` defines the interface itself. The caller chooses the key of each sequence,
-and no two living sequences may have equal keys.
+`replica.engine.driver` defines the methods. The host chooses the key of each sequence, and no two
+living sequences may have equal keys.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,12 +11,12 @@ from typing import NamedTuple
 
 from sluice.errors import ErrorCode
 
-# Sequences of this priority or above are admitted at once. Only health probes have this priority.
+# Lowest priority that is admitted at once. Only health probes have such a priority.
 URGENT_PRIORITY = 1 << 31
 
 
 class Finish(IntEnum):
-    """The reason why a sequence ended, with the numbers of `FinishReason` on the wire."""
+    """The reason why a sequence ended. The numbers are those of `FinishReason` on the wire."""
 
     STOP = 1
     LENGTH = 2
@@ -29,11 +29,11 @@ class Finish(IntEnum):
 class GrammarKind(StrEnum):
     """The syntax of a grammar."""
 
-    JSON = "json"  # any JSON object, with empty text
+    JSON = "json"  # any JSON object, and the text of the grammar is empty
     JSON_SCHEMA = "json_schema"
     REGEX = "regex"
-    CHOICE = "choice"  # the text is a JSON array of strings
-    EBNF = "ebnf"  # in Lark's syntax
+    CHOICE = "choice"  # one of several strings, which the text lists as a JSON array
+    EBNF = "ebnf"  # a grammar in Lark's syntax
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,22 +49,22 @@ class Sampling:
     """The sampling parameters of a sequence. `replica.engine.sampling` defines their order.
 
     Attributes:
-        temperature: Temperature, where 0 is greedy decoding, which ignores top_p, top_k and min_p.
-        top_p: Probability mass of the smallest set of tokens to sample from, where 1 is off.
-        top_k: Number of the most probable tokens to sample from, where 0 is off.
-        min_p: Least probability of a token, as a share of the most probable token's, where 0 is
-            off.
-        seed: Seed of the random numbers. A token depends on (seed, position, logits) alone. So the
-            rest of the batch has no influence, and a sequence that another replica resumes
-            continues with the same tokens.
+        temperature: Temperature. 0 is greedy decoding, which ignores top_p, top_k and min_p.
+        top_p: Probability mass of the smallest set of tokens to sample from. 1 means all tokens.
+        top_k: Number of the most probable tokens to sample from. 0 means all tokens.
+        min_p: Least probability of a token, as a share of the greatest probability. 0 means all
+            tokens.
+        seed: Seed of the random numbers. A token depends only on (seed, position, logits). So other
+            sequences have no influence, and a sequence that another replica resumes continues with
+            the same tokens.
         presence_penalty: Penalty that is subtracted from the logit of every emitted token.
         frequency_penalty: Penalty that is subtracted once for each occurrence of an emitted token.
-        repetition_penalty: Factor for tokens in the prompt or the output. Their positive logits are
-            divided by it, and their negative logits multiplied. 1 is off.
+        repetition_penalty: Factor for tokens in the prompt or the output. A positive logit is
+            divided by it, and a negative logit is multiplied by it. 1 has no effect.
         logit_bias: Pairs of a token and the value added to its logit, at most one pair per token.
-        tokens_min: Number of tokens to emit before any end-of-sequence or stop token may follow.
+        tokens_min: Number of tokens to emit before an end-of-sequence or stop token is permitted.
         logprobs: Number of alternatives to report per token. 0 reports only the token's own
-            logprob, and -1 nothing.
+            logprob, and -1 reports no logprob.
         grammar: Grammar that the answer must match, or None without a constraint.
     """
 
@@ -84,7 +84,7 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Fork:
-    """A sibling of a sequence, which shares the prompt's computation but has a separate answer.
+    """A sibling of a sequence. Both share the prompt's computation, but have separate answers.
 
     Attributes:
         key: Key of the sibling in events.
@@ -109,23 +109,22 @@ class SequenceRequest:
             the root of the base.
         adapter_digest: Digest of the adapter, or empty for the base.
         priority: Priority. Sequences with a higher priority are scheduled first and preempted last.
-        ignore_eos: Whether the sequence ends only at `output_tokens_max` or by a cancel, for
-            benchmarks.
+        ignore_eos: Whether end-of-sequence and stop ids do not end the sequence. Benchmarks use
+            this for answers of a fixed length.
         submitted_at_s: Time when the sequence arrived at the host, by the driver's clock.
         forks: Siblings (n > 1). Each sibling has its own admission and end events. Logprobs of the
             prompt are reported once, under the key of the sequence that computes the prompt.
         resumed_tokens: Number of trailing prompt tokens that an earlier attempt emitted. Penalties,
             `tokens_min` and the grammar treat them as output.
         prompt_logprobs: Number of alternatives to report per prompt token, or -1 to report nothing.
-            Otherwise the whole prompt is computed, even if parts of it are cached.
-        draft_tokens_max: Largest number of tokens to speculate per step by prompt lookup, or 0 for
-            the engine's own option. Speculation does not change the answer.
-        prediction: Expected answer, whose tokens are proposed as drafts while the answer follows
-            it.
-        pinned_blocks: Number of leading prompt blocks that stay in the cache for `PIN_S` after the
-            first token, within the pool's limit on pinned blocks.
-        scored_tokens: Number of trailing prompt tokens to score together instead of one by one.
-            `prompt_logprobs` must then be 0, and only the scored tokens are always computed.
+            Unless it is -1, the whole prompt is computed, even if parts of it are cached.
+        draft_tokens_max: Largest number of tokens that prompt lookup speculates per step, or 0 for
+            the engine's default. Speculation does not change the answer.
+        prediction: Expected answer. Its tokens are the drafts as long as the answer follows it.
+        pinned_blocks: Number of prompt blocks, from the first on, that stay in the cache for
+            `PIN_S` after the first token, within the pool's limit on pinned blocks.
+        scored_tokens: Number of last prompt tokens whose mean logprob is computed.
+            `prompt_logprobs` must then be 0. The tokens before the scored ones may be cached.
         trace: W3C trace context as headers by name, for engines that emit spans.
     """
 
@@ -151,9 +150,9 @@ class SequenceRequest:
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """The abilities of an engine beyond plain sampling.
+    """The features of an engine that not every engine has.
 
-    Requests that need a missing ability are refused.
+    A request that needs a missing feature is refused.
 
     Attributes:
         adapter_slots: Number of adapters that fit into one batch, or 0 if the engine serves no
@@ -166,8 +165,8 @@ class Capabilities:
         has_grammars: Whether the engine can constrain answers by a grammar.
         has_drafts: Whether the engine supports speculative decoding by prompt lookup.
         has_kv_transfer: Whether the engine exports and imports KV blocks.
-        rereads_adapters: Whether the engine reads adapter files again later, so that they must stay
-            on disk while the adapter is in host memory.
+        rereads_adapters: Whether the engine reads an adapter's files again later. The files must
+            then stay on disk while the adapter is in host memory.
         has_scores: Whether the engine scores given answers.
     """
 
@@ -191,8 +190,8 @@ class Limits:
         context_tokens_max: Largest number of prompt and output tokens of one sequence together.
         sequences_max: Largest number of running sequences. Further sequences wait.
         step_tokens_max: Largest number of tokens per step. It is at least `sequences_max`, so that
-            every running sequence can advance in every step. Prompts and probes may exceed it
-            slightly.
+            every running sequence can advance in every step. Tokens reserved for prompts, and
+            probes, may exceed it slightly.
         kv_blocks: Number of KV blocks, of `sluice.hashing.BLOCK_TOKENS` tokens each.
         vocabulary: Number of token ids. Valid ids are 0 .. vocabulary - 1.
     """
@@ -229,13 +228,13 @@ class AdmittedEvent:
 
 
 class DraftCounts(NamedTuple):
-    """Counts of speculated tokens and of how many of them were accepted.
+    """Counts of speculated tokens and of the accepted tokens among them.
 
     Attributes:
         tried: Tokens that were proposed and computed.
-        accepted: Accepted tokens.
-        prediction_tried: Tokens that were proposed from the caller's prediction.
-        prediction_accepted: Accepted tokens that came from the caller's prediction.
+        accepted: Tokens of `tried` that were accepted.
+        prediction_tried: Tokens of `tried` that came from the client's prediction.
+        prediction_accepted: Tokens of `prediction_tried` that were accepted.
     """
 
     tried: int = 0
@@ -257,7 +256,7 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class FinishedEvent:
-    """A sequence ended, and no further event names this sequence.
+    """A sequence ended. This is the last event with its key.
 
     Attributes:
         key: Key of the sequence.
@@ -269,9 +268,9 @@ class FinishedEvent:
         prefill_s: Seconds from the first scheduling to the first token, or 0 if no token was
             emitted.
         param: Request field at fault, as in `RefusedError`, set for REFUSED.
-        drafts: Draft counts of the sequence alone.
-        score: Score of the `SequenceRequest.scored_tokens`, or None if there are none or the engine
-            reports no score.
+        drafts: Counts of this sequence's speculated tokens.
+        score: Score of the `SequenceRequest.scored_tokens`. None if the request has none, or the
+            engine reports no score.
     """
 
     key: int
@@ -288,7 +287,7 @@ class FinishedEvent:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Natural logarithms of the model's own distribution, before sampling parameters change it.
+    """Logprobs of one token, by the model's own distribution before sampling parameters change it.
 
     Attributes:
         key: Key of the sequence.
@@ -305,7 +304,7 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class PromptLogprobs:
-    """Logprobs of consecutive prompt tokens, each given all tokens before it.
+    """Logprobs of consecutive prompt tokens. Each depends on all tokens before it.
 
     Attributes:
         key: Key of the sequence.
@@ -324,11 +323,12 @@ class StepEvents:
     """Events of one step.
 
     Attributes:
-        keys: Column of sequence keys, where several tokens of one sequence appear in their order.
-        tokens: Column of tokens, where `tokens[i]` is a new token of the sequence `keys[i]`.
+        keys: Column of sequence keys. A sequence with several tokens appears once per token.
+        tokens: Column of tokens. `tokens[i]` is a new token of the sequence `keys[i]`, and the
+            tokens of one sequence are in their order.
         has_runs: Whether a sequence may appear more than once in the columns.
-        logprobs: One entry per token of the sequences that requested logprobs, in the columns'
-            order.
+        logprobs: One entry per token of the sequences that requested logprobs, in the order of
+            the columns.
         prompt_logprobs: Logprobs of prompt parts computed in this step.
         admitted: Sequences admitted in this step, in order.
         finished: Sequences that finished in this step, in order. The columns include their last
@@ -354,20 +354,20 @@ class EngineLoad:
     Attributes:
         running: Number of sequences that hold KV blocks.
         waiting: Number of sequences without KV blocks, including preempted ones.
-        kv_blocks_used: Number of blocks that sequences hold. Cached blocks without a sequence count
-            as free.
-        prefill_tokens_owed: Prompt tokens that are accepted and not yet computed, counted as if no
-            block were cached.
+        kv_blocks_used: Number of blocks that sequences use. Cached blocks that no sequence uses
+            count as free.
+        prefill_tokens_owed: Prompt tokens of accepted sequences that are not computed yet. Tokens
+            in the prefix cache count, too.
         step_s: Duration of the last step.
         preemptions: Number of preemptions since the start.
         prompt_tokens: Prompt tokens of all sequences admitted since the start.
         cached_tokens: Part of `prompt_tokens` that was found in the prefix cache.
-        kv_blocks_pinned: Number of pinned blocks, which must not be evicted at present.
+        kv_blocks_pinned: Number of pinned blocks, which must not be evicted now.
         draft_tokens: Speculated tokens since the start.
         accepted_tokens: Speculated tokens that were accepted since the start.
-        adapters_resident: Digests of adapters in slots, sorted, as the identical tuple object until
-            the digests change.
-        prefilling: Running sequences whose prompt is not yet computed in full.
+        adapters_resident: Digests of the adapters in slots, sorted. The tuple object changes only
+            with its content.
+        prefilling: Number of running sequences whose prompt is not completely computed yet.
         step_prompt_tokens: Prompt tokens computed in the last step.
     """
 
@@ -393,7 +393,7 @@ class AdapterState:
 
     Attributes:
         digest: Digest of the adapter's artifact.
-        is_in_slot: Whether the adapter is in a slot, ready for use by a batch. Otherwise it is only
+        is_in_slot: Whether the adapter is in a slot, where a batch can use it. Otherwise it is only
             in host memory.
         rank: Rank of the adapter's matrices.
         memory_bytes: Bytes in host memory.
@@ -416,11 +416,11 @@ class AdapterState:
 
 @dataclass(frozen=True, slots=True)
 class KvBlocks:
-    """Contents of cached KV blocks, for the transfer from one engine to another.
+    """Contents of cached KV blocks that one engine sends to another.
 
     Attributes:
         layout: Description of the types and shapes of a block's bytes. Engines with equal layouts
-            and equal bases can use each other's blocks.
+            and equal bases can exchange blocks.
         hashes: Hashes that name the blocks, in the order of their chain.
         data: One array of bytes per block, all of the same length.
     """

@@ -1,8 +1,8 @@
 """Checks a sequence request before an engine accepts it.
 
-An engine does not detect bad input itself. An id outside the vocabulary or a position beyond the
-context produces nonsense, and an empty or oversized prompt waits forever. Checks that only a
-backend can perform are in `Backend.check_request`.
+An engine computes nonsense for an id outside the vocabulary or a position beyond the context. It
+would never schedule an empty or oversized prompt. So this module refuses such requests. Checks that
+only a backend can perform are in `Backend.check_request`.
 """
 
 import math
@@ -14,7 +14,7 @@ from sluice.hashing import BLOCK_TOKENS, HASH_BYTES
 
 STOP_IDS_MAX = 64
 TEMPERATURE_MAX = 100.0
-# N = 128 as in OpenAI's API, which is also the source of the limits on penalties and biases
+# The limits on n (128), penalties and biases are those of OpenAI's API.
 FORKS_MAX = 127
 PENALTY_MAX = 2.0
 REPETITION_PENALTY_MIN, REPETITION_PENALTY_MAX = 0.01, 10.0  # near 0, logits would overflow
@@ -24,7 +24,7 @@ GRAMMAR_BYTES_MAX = 64 * 1024
 
 
 def check_request(request: SequenceRequest, limits: Limits, capabilities: Capabilities) -> None:
-    """Raise RefusedError, with the limit and the value, if the engine cannot serve a request."""
+    """Raise RefusedError if the engine cannot serve a request. The message has limit and value."""
     _check_size(request, limits)
     if max(request.prompt) >= limits.vocabulary or min(request.prompt) < 0:
         text = f"a prompt id is outside the vocabulary of {limits.vocabulary} tokens"
@@ -59,7 +59,7 @@ def check_request(request: SequenceRequest, limits: Limits, capabilities: Capabi
 
 
 _PLAIN = Sampling()
-# Fields that only an engine with `has_penalties` supports.
+# Fields that an engine supports only if `has_penalties` is set.
 _OF_LOGITS = (
     *("presence_penalty", "frequency_penalty", "repetition_penalty"),
     *("logit_bias", "min_p", "tokens_min"),
@@ -123,7 +123,7 @@ def _check_draft(draft_tokens_max: int, capabilities: Capabilities) -> None:
 def _check_prediction(request: SequenceRequest, limits: Limits, capabilities: Capabilities) -> None:
     prediction = request.prediction
     if not prediction or not capabilities.has_drafts:
-        return  # without speculation the answer is equal, only later
+        return  # without speculation the answer is the same, and only takes longer
     if len(prediction) > limits.context_tokens_max:
         size = f"{len(prediction)} tokens; at most {limits.context_tokens_max}"
         raise _invalid("prediction", f"the prediction has {size}")

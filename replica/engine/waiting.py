@@ -1,12 +1,12 @@
 """Queues waiting sequences, and decides which of them receives an adapter slot next.
 
-The order is that of `ScheduledSequence.rank`. A sequence whose adapter is in no slot, while all
-slots are busy, is skipped, so that it does not block the sequences behind it. But these could use
-the slots forever, and the skipped sequence would starve. So when OVERTAKEN_MAX sequences with
-adapters have overtaken the first skipped sequence, it claims the slot with the fewest sequences.
-From then on, no sequence behind the claimant is admitted to the claimed slot. The slot becomes
-empty when its sequences, and those that wait for it before the claimant, have ended. Only the first
-skipped sequence has a claim, and the count starts again for the next.
+The order is that of `ScheduledSequence.rank`. If all slots are busy, a sequence whose adapter is in
+no slot is skipped, so that the sequences behind it can run. But their adapters could occupy the
+slots forever, and the skipped sequence would starve. So the queue counts the sequences that
+overtake the first skipped sequence. After OVERTAKEN_MAX of them, the skipped sequence claims the
+slot with the fewest sequences. From then on, no sequence behind the claimant is admitted to that
+slot. The slot becomes empty when its sequences, and those before the claimant that wait for it,
+have ended. Only the first skipped sequence has a claim, and the count then starts again.
 """
 
 from heapq import heapify, heappop, heappush
@@ -14,10 +14,10 @@ from heapq import heapify, heappop, heappush
 from replica.engine.adapter_table import AdapterTable
 from replica.engine.plan import ScheduledSequence
 
-# Sequences of resident adapters that may overtake, since a batch of one adapter is cheaper than
-# loads.
+# Number of sequences that may overtake a skipped one. It is large, because a batch with few
+# adapters is cheaper than loads of adapters.
 OVERTAKEN_MAX = 32
-# Ended sequences that may stay in the heaps, beyond the number of living ones, before a cleanup.
+# Largest number of ended sequences in the heaps, beyond the number of living ones.
 _DEAD_MAX = 32
 _Entry = tuple[tuple[int, int], ScheduledSequence]
 
@@ -27,15 +27,16 @@ class WaitingQueue:
 
     def __init__(self, adapters: AdapterTable) -> None:
         self.count = 0
-        self.tokens = 0  # sum over all waiting sequences
+        self.tokens = 0  # sum of the tokens of all waiting sequences
         self._adapters = adapters
-        # adapter digest -> its waiting sequences, in heaps that are never empty
+        # adapter digest -> heap of its waiting sequences, which is never empty
         self._heaps: dict[str, list[_Entry]] = {}
         self._heads: dict[str, _Entry] = {}  # adapter digest -> first entry of its heap
-        # first sequence without a slot, or None if it is unknown
+        # first sequence that is skipped for lack of a slot, or None if it must be computed again
         self._passed_over: ScheduledSequence | None = None
-        self._passed_over_by: tuple[str, ...] = ()  # residents when `_passed_over` was computed
-        self._dead = 0  # ended sequences that are still in the heaps
+        # adapters in slots when `_passed_over` was computed
+        self._passed_over_by: tuple[str, ...] = ()
+        self._dead = 0  # number of ended sequences that are still in the heaps
         self._claimant: ScheduledSequence | None = None
         self._overtaken = 0
         self._claimed_slot: int | None = None
@@ -51,7 +52,7 @@ class WaitingQueue:
         self.tokens += len(sequence.tokens)
 
     def first(self) -> ScheduledSequence | None:
-        """Return the first sequence that can have a slot for its adapter, without removing it."""
+        """Return the first sequence whose adapter can have a slot. It stays in the queue."""
         heads = self._heads
         if self._adapters.has_room or not heads:
             self._note_claimant(None)
@@ -65,7 +66,7 @@ class WaitingQueue:
         return min(ready)[1] if ready else None
 
     def pop(self, sequence: ScheduledSequence) -> None:
-        """Remove the sequence that `first` returned, because it is admitted."""
+        """Remove the sequence that `first` returned, after its admission."""
         digest = sequence.request.adapter_digest
         _, popped = heappop(self._heaps[digest])
         assert popped is sequence, sequence.request.key
@@ -77,7 +78,7 @@ class WaitingQueue:
 
     def discard(self, sequence: ScheduledSequence) -> None:
         """Remove a sequence that ends while it waits."""
-        # the heap entry stays until it is at the head, or until the next cleanup
+        # the heap still contains the sequence, until it is first or until the next cleanup
         sequence.ended = True
         self.count -= 1
         self.tokens -= len(sequence.tokens)
@@ -92,7 +93,7 @@ class WaitingQueue:
             self._dead = 0
 
     def _refresh(self, digest: str) -> None:
-        """Remove ended sequences from the top of an adapter's heap, and update its head."""
+        """Remove ended sequences from the top of an adapter's heap, and update its first entry."""
         self._passed_over = None
         heap = self._heaps[digest]
         while heap and heap[0][1].ended:
@@ -104,7 +105,7 @@ class WaitingQueue:
             del self._heaps[digest], self._heads[digest]
 
     def _first_without_slot(self) -> ScheduledSequence:
-        """Return the first sequence whose adapter is in no slot, cached until something changes."""
+        """Return the first sequence whose adapter is in no slot. The result is cached."""
         resident = self._adapters.resident
         if self._passed_over is None or self._passed_over_by is not resident:
             slot_of = self._adapters.slot_of

@@ -170,7 +170,7 @@ class Fetcher:
         self._note_change()
 
     def report(self, *, is_full: bool) -> wire.DistributionReport:
-        """Return the changes since the last report, or everything if `is_full`, without identity."""
+        """Return a report without the node's identity, of all changes since the last report."""
         failures, self._failures = self._failures, []
         now_s = time.monotonic()
         state = self._state
