@@ -1,4 +1,4 @@
-"""Composes the telemetry service from its store, sinks, loops and HTTP server, and runs it."""
+"""Starts the parts of the telemetry service (store, sinks, loops, HTTP server), and runs them."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -34,9 +34,11 @@ log = structlog.get_logger(__name__)
 
 _SHUTDOWN_S = 5.0
 _DRAIN_S = 5.0
-# Seconds for texts after the events are drained, because texts must not delay usage
+# Longest time to drain the texts, in seconds. It begins after the events are drained, because texts
+# must not delay usage.
 _TEXTS_DRAIN_S = 0.5
-# Messages per batch of texts, since one message may have a few hundred kilobytes
+# Messages per batch of texts. The number is small, because a message may have hundreds of
+# kilobytes.
 _TEXTS_AT_ONCE = 200
 
 
@@ -46,9 +48,9 @@ def make_runner(app: web.Application) -> web.AppRunner:
 
 
 async def run(settings: Settings, stop: asyncio.Event, prices: Prices | None = None) -> None:
-    """Run until `stop` is set, and then write the broker's remaining messages for at most 5 s.
+    """Run until `stop` is set, and then write the messages left in the broker for at most 5 s.
 
-    Messages that are not written within that time are read again by the next process.
+    The next process reads the messages again that were not written by then.
 
     Args:
         settings: Settings of the service.
@@ -139,7 +141,7 @@ def _reader(settings: Settings, topic: str) -> EventConsumer:
 
 
 async def _serving(api: TelemetryApi, address: str) -> Callable[[], Awaitable[None]]:
-    """Start the HTTP server at a host:port, and return the function that stops it."""
+    """Start the HTTP server at a host:port, and return a function that stops the server."""
     runner = make_runner(api.application())
     await runner.setup()
     try:
@@ -156,7 +158,7 @@ async def _serving(api: TelemetryApi, address: str) -> Callable[[], Awaitable[No
 def _span_export(settings: Settings, metrics: TelemetryMetrics) -> "SpanExport | None":
     if not settings.otlp_endpoint:
         return None
-    # The import needs a second of CPU and is rarely necessary.
+    # The import takes a second of CPU time, and most installations export no spans.
     from telemetry.otlp import SpanExport, http_exporter
 
     exporter = partial(http_exporter, settings.otlp_endpoint)

@@ -1,4 +1,7 @@
-"""Converts the placements of answers from events to rows of `attempts`, and the rows to JSON."""
+"""Converts the attempts of requests from events to rows of `attempts`, and rows to JSON.
+
+An attempt is one placement of an answer on a replica.
+"""
 
 from base64 import b64decode
 from collections.abc import Sequence
@@ -10,8 +13,9 @@ from google.protobuf.message import DecodeError
 from sluice.wire.router.v1.router_pb2 import Explanation
 from sluice.wire.telemetry.v1.telemetry_pb2 import Attempt, RequestEvent
 
-ATTEMPTS_MAX = 64  # attempts stored per event, while gateways report at most 16
-# Types by column, in the order of the insert. The first three columns are those of the event.
+# largest number of attempts stored per event, more than the 16 that gateways report
+ATTEMPTS_MAX = 64
+# Column -> type, in the order of the insert. The first three columns are fields of the event.
 _OF_EVENT = {
     "event_id": "String",
     "received_at": "DateTime64(3, 'UTC')",
@@ -30,12 +34,12 @@ _COPIED = {
     "outcome": "LowCardinality(String)",
     "reason": "String",
 }
-# The column `decision` has the bytes of an `Explanation`.
+# The column `decision` has the bytes of the router's `Explanation`.
 COLUMNS: dict[str, str] = _OF_EVENT | _COPIED | {"decision": "String"}
 
 
 def columns(events: Sequence[RequestEvent]) -> list[list[Any]]:
-    """Return the values by column of `COLUMNS`, with empty lists if no event has attempts."""
+    """Return one list of values per column of `COLUMNS`. All are empty if no event has attempts."""
     found: list[list[Any]] = [[] for _ in COLUMNS]
     for event in events:
         for attempt in event.attempts[:ATTEMPTS_MAX]:
@@ -53,7 +57,7 @@ def _row(event: RequestEvent, attempt: Attempt) -> list[Any]:
 
 
 def shown(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a row of `attempts` in the form of the API, from a row with its decision in base64."""
+    """Return a row of `attempts` in the form of the API. Its decision arrives in base64."""
     return {name: row[name] for name in _COPIED} | {"decision": _decision(row["decision"])}
 
 

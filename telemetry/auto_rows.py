@@ -1,12 +1,16 @@
-"""Converts choices of `auto` and feedback on answers from events to rows. Pure."""
+"""Converts events about `auto` to rows: choices of a model, and feedback on answers. Pure.
+
+`auto` is the public name for which a gateway chooses a model per request.
+"""
 
 from collections.abc import Sequence
 from typing import Any
 
 from sluice.wire.telemetry.v1.telemetry_pb2 import RequestEvent
 
-OPTIONS_MAX = 16  # options stored per choice, the maximum that a policy has
-# Types by column, in the order of the insert.
+# largest number of options stored per choice, and of options that a policy may have
+OPTIONS_MAX = 16
+# Column -> type, in the order of the insert.
 CHOICE_COLUMNS: dict[str, str] = {
     **dict.fromkeys(("event_id", "request_id"), "String"),
     "received_at": "DateTime64(3, 'UTC')",
@@ -24,7 +28,7 @@ FEEDBACK_COLUMNS: dict[str, str] = {
 
 
 def choice_columns(events: Sequence[RequestEvent]) -> list[list[Any]]:
-    """Return the values by column of `CHOICE_COLUMNS`, with times in integer milliseconds."""
+    """Return one list of values per column of `CHOICE_COLUMNS`, with times in milliseconds."""
     found: list[list[Any]] = [[] for _ in CHOICE_COLUMNS]
     for event in events:
         if not event.HasField("auto"):
@@ -35,7 +39,7 @@ def choice_columns(events: Sequence[RequestEvent]) -> list[list[Any]]:
 
 
 def feedback_columns(events: Sequence[RequestEvent]) -> list[list[Any]]:
-    """Return the values by column of `FEEDBACK_COLUMNS`, with times in integer milliseconds."""
+    """Return one list of values per column of `FEEDBACK_COLUMNS`, with times in milliseconds."""
     return [
         [event.tenant_id for event in events],
         [event.feedback.answer for event in events],

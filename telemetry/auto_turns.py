@@ -1,12 +1,12 @@
-"""Reads logged choices of `auto` with the feedback on their answers, to compute quality tables."""
+"""Reads logged choices of `auto` and the feedback on their answers, to compute quality tables."""
 
 from typing import Any
 
 from telemetry.store import Store
 
 TURNS_MAX = 50_000
-# Choices with feedback are returned first, because the other choices only show costs. The `answer`
-# of feedback is an event id or a request id.
+# Choices with feedback are first, because choices without feedback only show costs. Feedback names
+# its `answer` by an event id or a request id.
 _TURNS = """
 SELECT
     toUnixTimestamp64Milli(received_at) AS received_at_unix_ms,
@@ -33,7 +33,7 @@ SETTINGS max_execution_time = 20, join_use_nulls = 0
 async def logged_turns(
     store: Store, tenant_id: str, since_ms: int, limit: int
 ) -> list[dict[str, Any]]:
-    """Return choices of a tenant, those with feedback before all others, and each newest first."""
+    """Return choices of a tenant: first those with feedback, then the others, each newest first."""
     found = await store.query(_TURNS, {"tenant": tenant_id, "since_ms": since_ms, "limit": limit})
     for row in found:
         row["good"] = row["good"] if row.pop("is_judged") else None

@@ -1,4 +1,4 @@
-"""Reads token sums of many tenants in one query, for the control plane's budgets."""
+"""Reads token sums of many tenants in one query, by which the control plane enforces budgets."""
 
 import asyncio
 from typing import Annotated, Any
@@ -42,8 +42,8 @@ _Moment = Annotated[int, Field(ge=0, le=UNIX_MS_MAX)]
 class TotalsQuery(BaseModel):
     """A query for token sums of tenants in a time range of Unix milliseconds, end exclusive.
 
-    The range has at most 31 days. A query names at most 500 tenants and 500 models. The answer has
-    one sum per named model, and one common sum for all other models.
+    The range has at most 31 days. A query names at most 500 tenants and 500 models. For each
+    tenant, the answer has one sum per named model, and one sum for all other models together.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
@@ -61,7 +61,7 @@ class TotalsQuery(BaseModel):
 
 
 async def totals_query(request: web.Request) -> TotalsQuery:
-    """Return the query in a request's body, or raise BadRequestError for its first invalid part."""
+    """Return the query in a request's body. Raises BadRequestError for the first invalid part."""
     try:
         async with asyncio.timeout(_BODY_TIMEOUT_S):
             return TotalsQuery.model_validate_json(await request.read())
@@ -76,7 +76,7 @@ async def totals_query(request: web.Request) -> TotalsQuery:
 
 
 async def totals(store: Store, query: TotalsQuery) -> list[dict[str, Any]]:
-    """Return a row per tenant and named model, and a row with an empty name for all other models.
+    """Return a row per tenant and named model. A row without a name is for all other models.
 
     Raises:
         STORE_ERRORS: ClickHouse cannot be reached, or the result has more than 100,000 rows.

@@ -1,21 +1,22 @@
 """Writes events for requests whose gateway was killed, from the closings that routers report.
 
-A router sends a closing for each request of a gateway when the gateway's stream breaks, whether or
-not the gateway is dead. Two rules prevent wrong sums:
+A closing is a router's report on a request after the stream of the request's gateway broke. The
+router cannot know whether the gateway is dead. Two rules prevent wrong sums:
 
 * The gateway's own event has precedence over a closing. If the event arrives first, no row is
   written for the closing. If the event arrives later, it replaces the row, because its ingestion
   time is later.
 * An answer that was resumed on another router has several closings. The closing with the most
-  tokens is used, because token counts only grow. Among equal counts, the latest closing with a
-  placement is used.
+  tokens is used, because token counts only grow. Among closings with equal counts, the latest one
+  with a placement is used.
 
-The tokens of a request are the sum over its answers. Prompts of answers without a placement are
-left out if another answer was placed.
+The tokens of a request are the sum over its answers. If one answer was placed, the prompts of
+answers without a placement do not count.
 
-A closing waits for `closing_settle_s`, in which most gateways that are alive send their events. The
-row has the ingestion time of its closing. So the row is older than any event that the gateway sent
-meanwhile, even if the row is written later. It counts as late exactly if the closing was late.
+A closing waits for `closing_settle_s`, during which most gateways that are alive send their events.
+The row has the ingestion time of its closing, even if it is written later. So an event that the
+gateway sent meanwhile is newer than the row. The row also counts as late exactly if the closing was
+late.
 """
 
 from collections.abc import Iterable
@@ -27,7 +28,8 @@ from telemetry.store import STORE_ERRORS, Store
 
 OUTCOME = "gateway_lost"
 _EVERY_S = 10.0
-_WRITTEN_MS = 30_000  # longest time between an insert's timestamp and its visibility
+# longest time from an insert's timestamp until its rows are visible, in milliseconds
+_WRITTEN_MS = 30_000
 _STEP_S = 120.0
 
 _KEY = "tenant_id, received_at, event_id"
@@ -42,7 +44,7 @@ def _each(form: str, columns: Iterable[str]) -> str:
 
 _LATEST = "argMax({0}, (replica_id != '', output_tokens, ingested_at)) AS {0}"
 
-# With `prefer_column_name_to_alias`, a name means the column even if an aggregate has that alias.
+# The setting `prefer_column_name_to_alias` is on, so a name always means the column, not an alias.
 _CLOSE = f"""
 INSERT INTO requests ({", ".join(COLUMNS)}, ingested_at)
 SELECT {", ".join(COLUMNS)}, last_at
@@ -78,9 +80,9 @@ WHERE ({_KEY}) NOT IN (
 )
 SETTINGS prefer_column_name_to_alias = 1, max_execution_time = 60
 """  # noqa: S608 - constants of the code, with values as parameters
-# A view marks the changed intervals for the rollups when rows are inserted. A server that dies
-# during the insert may have written the row without its mark, and `_CLOSE` does not write the row
-# again. So this statement marks all intervals that may have such a row once more.
+# When rows are inserted, a view marks the changed intervals for the rollups. If the server died
+# during an insert, the row may exist without its mark, and `_CLOSE` would not write it again. So
+# this statement marks all intervals that may have such a row once more.
 _MARK = """
 INSERT INTO rollup_marks (marked_at, tenant_id, minute)
 SELECT DISTINCT now64(3, 'UTC'), tenant_id, toStartOfMinute(received_at, 'UTC')
@@ -93,11 +95,11 @@ _NOW = "SELECT toUnixTimestamp64Milli(now64(3)) AS now_ms"
 
 
 class Closer:
-    """Writes rows for closings in a loop, `run`, which the caller starts in a TaskGroup.
+    """Writes rows for closings in the loop `run`, which the caller starts in a TaskGroup.
 
     Attributes:
-        until_ms: Ingestion time in Unix milliseconds before which all closings have their rows, or
-            0 if unknown.
+        until_ms: Unix milliseconds. All closings that were ingested earlier have their rows. 0
+            means unknown.
     """
 
     def __init__(self, store: Store, metrics: TelemetryMetrics, *, settle_s: float) -> None:
@@ -113,8 +115,8 @@ class Closer:
         )
 
     async def step(self) -> None:
-        """Write rows for closings whose waiting time has ended, or raise STORE_ERRORS."""
-        [row] = await self._store.query(_NOW, {})  # all times are by the store's clock
+        """Write rows for closings that have waited long enough. Raises STORE_ERRORS."""
+        [row] = await self._store.query(_NOW, {})  # all times are those of the store's clock
         to_ms = row["now_ms"] - self._settle_ms
         span = {"from_ms": self._from_ms, "to_ms": to_ms}
         rows = await self._store.write(_CLOSE, span)

@@ -1,12 +1,12 @@
 """Reads events from the broker as a member of a consumer group, in a dedicated thread.
 
 Offsets are stored only after the caller reports that the messages were written. The client commits
-stored offsets in the background and on `close`. So a message whose write was interrupted by a crash
-is read again and never skipped.
+stored offsets in the background and on `close`. So if a crash interrupts a write, its messages are
+read again and never skipped.
 
-The group's name ends with the id of the Kafka cluster, because offsets mean nothing in another
-cluster. A broker that has lost its data, like the local stack's after a restart, is a new cluster.
-Its topic is then read from the beginning instead of from an old offset.
+The group's name ends with the id of the Kafka cluster, because an offset of one cluster is
+meaningless in another. A broker that has lost its data is a new cluster, for example the local
+stack's broker after a restart. Its topic is then read from the beginning.
 """
 
 import asyncio
@@ -26,14 +26,14 @@ log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
 
-# Errors that end without a new membership. For example, the topic does not exist yet, a leader
-# moves, or a poll was too late.
+# Errors after which the client recovers without a new membership. For example, the topic does not
+# exist yet, a partition's leader moves, or a poll was too late.
 _PASSING = {
     KafkaError.UNKNOWN_TOPIC_OR_PART,
     KafkaError.LEADER_NOT_AVAILABLE,
     KafkaError.NOT_LEADER_FOR_PARTITION,
     KafkaError.TOPIC_AUTHORIZATION_FAILED,
-    KafkaError._MAX_POLL_EXCEEDED,  # noqa: SLF001 - the client's own codes have this form
+    KafkaError._MAX_POLL_EXCEEDED,  # noqa: SLF001 - the client's own codes have names of this form
     KafkaError._TRANSPORT,  # noqa: SLF001
     KafkaError._ALL_BROKERS_DOWN,  # noqa: SLF001
     KafkaError._TIMED_OUT,  # noqa: SLF001
@@ -43,16 +43,16 @@ _CLOSE_S = 10.0
 
 
 class ConsumerLostError(RuntimeError):
-    """The membership in the consumer group has ended, and a new one has to be opened."""
+    """The membership in the consumer group has ended, so the caller must open a new one."""
 
 
 class EventConsumer:
     """A member of the consumer group.
 
-    The caller runs `open` first, then `read` and `written` in turn, and `close` at the end.
+    The caller calls `open` once, then `read` and `written` alternately, and `close` at the end.
 
     Attributes:
-        is_assigned: Whether the group has assigned partitions to this member, possibly none.
+        is_assigned: Whether the group has assigned partitions to this member, perhaps none.
         missing: Number of messages since `open` that the broker deleted before they were read.
     """
 
@@ -93,7 +93,7 @@ class EventConsumer:
         await self._call(self._open)
 
     async def read(self, batch_max: int) -> list[BrokerMessage]:
-        """Return the next messages, or none if none arrive within the batch's waiting time.
+        """Return the next messages, or none if none arrive within `batch_wait_s`.
 
         Raises:
             ConsumerLostError: Partitions were lost, or the client failed permanently.
@@ -101,7 +101,7 @@ class EventConsumer:
         return await self._call(self._read, batch_max)
 
     async def written(self, messages: Sequence[BrokerMessage]) -> None:
-        """Record that messages were written to the store and must not be read again."""
+        """Record that messages were written to the store, so that they are not read again."""
         ends: dict[int, int] = {}
         for message in messages:
             ends[message.partition] = max(ends.get(message.partition, 0), message.offset + 1)
@@ -112,7 +112,7 @@ class EventConsumer:
         return await self._call(self._lag)
 
     async def is_drained(self) -> bool:
-        """Return whether all messages that the broker has at present were read.
+        """Return whether all messages in the broker at the time of the call were read.
 
         Raises:
             KafkaException: The broker does not answer.
@@ -120,7 +120,7 @@ class EventConsumer:
         return await self._call(self._is_drained)
 
     async def close(self) -> None:
-        """Commit stored offsets and leave the group, without raising errors."""
+        """Commit stored offsets and leave the group. Errors are logged, not raised."""
         try:
             async with asyncio.timeout(_CLOSE_S):
                 await self._call(self._close)
@@ -178,7 +178,7 @@ class EventConsumer:
                     offsets=[TopicPartition(self._topic, partition, offset)]
                 )
             except KafkaException as error:
-                # The partition was assigned to another member meanwhile, which reads these messages
+                # The group has assigned the partition to another member, which reads these messages
                 # again.
                 log.info("offset_not_stored", partition=partition, error=str(error))
 
@@ -200,10 +200,10 @@ class EventConsumer:
         positions = self._consumer.position(partitions)
         committed = self._consumer.committed(partitions, timeout=_METADATA_S)
         for position, kept in zip(positions, committed, strict=True):
-            # The end offset of the last fetch is used, because a request for a new one would wait
-            # for the running fetch.
+            # The end offset of the last fetch is used, because a request for the present one would
+            # wait for the fetch in progress.
             _, high = self._consumer.get_watermark_offsets(position, cached=True)
-            # A negative end offset means that none was fetched yet.
+            # A negative end offset means that nothing was fetched yet.
             if high < 0 or (high > 0 and max(position.offset, kept.offset) < high):
                 return False
         return True

@@ -1,4 +1,4 @@
-"""Computes sums for web pages, a day at a time, which `usage_sums` and `costs.sums` read."""
+"""Computes sums of whole days, which `usage_sums` and `costs.sums` read for web pages."""
 
 import asyncio
 from collections.abc import Sequence
@@ -45,8 +45,10 @@ class DayStatements:
 
     Attributes:
         name: Name of the sums in the stored progress and in metrics.
-        statements: INSERT statements for the day at `day_ms`, with the version `now_ms`.
-        reach_minutes: Minutes after its arrival in which an event may still count in an hour.
+        statements: INSERT statements for the day that begins at `day_ms`, with the version
+            `now_ms`.
+        reach_minutes: Minutes after its arrival in which a request may still count in further
+            hours, or 0 if it counts only in the hour of its arrival.
     """
 
     name: str
@@ -72,10 +74,10 @@ class DaySums:
         self._until_ms = 0
 
     async def step(self) -> bool:
-        """Recompute all days with changed hours, or return False if the time ran out earlier.
+        """Recompute all days with changed hours. Returns False if the time ran out before the end.
 
         After False, the next call continues with the remaining days. Progress is stored only after
-        the last day, so a step of a killed process is repeated.
+        the last day. So if the process is killed, the next one repeats the step.
         """
         clock = asyncio.get_running_loop().time
         end_s = clock() + _STEP_S
@@ -94,13 +96,13 @@ class DaySums:
             }
             is_known = made_ms is not None
             days = await self._store.query(_MARKED if is_known else _ALL, span if is_known else {})
-            # The newest day is last and so computed first, because pages mostly show it.
+            # The newest day is last, and thus computed first, because pages mostly show this day.
             self._todo = sorted(row["day_ms"] for row in days)
         while self._todo:
             if clock() >= end_s:
                 return False
-            # The version of the row is the store's time before the hours are read, so later rounds
-            # replace the row.
+            # The version of the row is the store's time before the hours are read. A later round
+            # has a greater version, so its row replaces this one.
             known = await progress(self._store)
             for statement in self._statements.statements:
                 await self._store.write(

@@ -1,7 +1,8 @@
 """Reads the counts of a rollout's control and canary from the trace store, by time window.
 
-`control_plane.rollouts.evidence` defines the counts, and this module has their SQL. Windows are
-multiples of their length in Unix time. A request is in the window in which it was *received*.
+`control_plane.rollouts.evidence` defines the counts, and this module computes them in SQL. Windows
+are multiples of their length in Unix time. A request belongs to the window in which it was
+*received*.
 """
 
 from collections.abc import Iterable, Mapping
@@ -15,20 +16,21 @@ from telemetry.scores import ScoreCounts, score_counts
 from telemetry.store import Store
 
 WINDOWS_MAX = 1_000
-SESSION_QUIET_S = 300  # seconds without a request after which a session counts as a new session
+SESSION_QUIET_S = 300  # seconds without a request after which the next one begins a new session
 WINDOW_MS_MIN, WINDOW_MS_MAX = 1_000, 3_600_000
 
 
-# The TTFT of a stream is the time at which its first token was sent. Without streaming, the answer
-# is sent at its end, so the durations of the stages up to the first token are summed instead.
+# The TTFT of a stream is the time at which its first token was sent. An answer without streaming is
+# sent at its end, so the durations of its stages up to the first token are summed instead.
 #
 # LIMIT 1 BY selects the first request of each session per window and arm. It also removes
 # duplicates of events that are not merged yet. Every request without a session is selected.
 #
 # Properties of answers are counted once per session. An answer does not count if the session had
-# another request shortly before, in an earlier window. So the rows start earlier than the windows.
+# another request shortly before, which may be in an earlier window. So rows are read from before
+# the first window.
 #
-# A failure with a code that this version does not define is counted by its HTTP status.
+# A failure whose code this version does not define is counted by its HTTP status.
 _WINDOWS = f"""
 SELECT
     window,
@@ -93,20 +95,20 @@ _CODES = [str(code) for code in ErrorCode]
 
 @dataclass(frozen=True, slots=True)
 class ArmCounts:
-    """The counts of one arm in one window. Histograms map non-empty buckets to counts.
+    """The counts of one arm in one window. Histograms map each bucket with answers to a count.
 
     Attributes:
         requests: Number of requests.
         errors: Failed requests, by error code.
-        first_answers: Number of first answers of sessions, and of answers without a session. All
-            following counts include only these answers, but the times include all requests.
+        first_answers: Number of first answers of sessions, and of answers without a session. The
+            counts below include only these answers, but the times include all requests.
         refusals: Answers in which the model declined to answer.
         empty_answers: Answers without content.
         repetitive_answers: Answers with repeated text.
         cut_answers: Answers that were cut at their maximum length.
-        ttft_ms: TTFT in milliseconds, of requests with a first token.
+        ttft_ms: TTFT in milliseconds, of each request with a first token.
         tpot_us: TPOT in microseconds, of each complete answer.
-        output_tokens: Output tokens of complete first answers.
+        output_tokens: Number of output tokens, of each complete first answer.
         scores: Likelihoods of the answers that were scored in this window.
     """
 
@@ -128,7 +130,7 @@ _NO_COUNTS = ArmCounts()
 
 @dataclass(frozen=True, slots=True)
 class WindowCounts:
-    """The counts of both arms of a rollout in one window in Unix milliseconds, end exclusive."""
+    """The counts of both arms in one window, whose bounds are Unix milliseconds, end exclusive."""
 
     start_ms: int
     end_ms: int
@@ -141,7 +143,7 @@ class WindowCounts:
 
 
 def complete_windows(after_ms: int, until_ms: int, window_ms: int) -> range:
-    """Return the starts of the first 1,000 windows that are completely within a time range."""
+    """Return the starts of the windows that lie completely in a time range, at most 1,000."""
     first = -(-after_ms // window_ms)
     last = min(until_ms // window_ms, first + WINDOWS_MAX)
     return range(first * window_ms, last * window_ms, window_ms)

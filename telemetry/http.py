@@ -1,4 +1,4 @@
-"""Serves the HTTP API, with queries for holders of the admin key, health and metrics."""
+"""Serves the HTTP API: queries for holders of the admin key, health and metrics."""
 
 import asyncio
 import hashlib
@@ -46,7 +46,7 @@ _EXPORTS = {"csv": Export.CSV, "parquet": Export.PARQUET}
 
 
 class TelemetryApi:
-    """The routes of the telemetry service."""
+    """The routes of the telemetry service, with their handlers."""
 
     def __init__(
         self,
@@ -105,11 +105,11 @@ class TelemetryApi:
         return web.json_response({"data": rows})
 
     async def _trace(self, request: web.Request) -> web.Response:
-        """Return all data on a request, if it is the tenant's or the query names no `tenant`."""
+        """Return all data on a request. If the query names a tenant, only a request of this one."""
         self._check_key(request)
         request_id = params.ident(request.match_info, "request_id")
         tenant_id = params.ident(request.query, "tenant")
-        # Read before the query, so that all events up to this time are in the result.
+        # The progress is read before the query, so all events up to this time are in the result.
         until_ms = self._progress.until_ms
         trace = await _result_of(traces.find_trace(self._store, request_id, tenant_id=tenant_id))
         until = params.iso(until_ms) if until_ms else None
@@ -118,7 +118,7 @@ class TelemetryApi:
         return web.json_response(trace.as_json() | {"ingested_until": until})
 
     async def _texts(self, request: web.Request) -> web.Response:
-        """Return the stored texts of a request of the tenant that the query has to name."""
+        """Return the stored texts of a request. The query must name the request's tenant."""
         self._check_key(request)
         request_id = params.ident(request.match_info, "request_id")
         tenant_id = params.required(request.query, "tenant")
@@ -126,7 +126,7 @@ class TelemetryApi:
         return web.json_response({"data": rows}, headers={"Cache-Control": "no-store"})
 
     async def _erase_texts(self, request: web.Request) -> web.Response:
-        """Erase all texts of a tenant, which are hidden at once and deleted a little later."""
+        """Erase all texts of a tenant. Queries hide them at once, and rows are deleted later."""
         self._check_key(request)
         tenant_id = params.required(request.query, "tenant")
         return web.json_response(
@@ -134,14 +134,14 @@ class TelemetryApi:
         )
 
     async def _windows(self, request: web.Request) -> web.Response:
-        """Return the first 1,000 windows of a rollout that are completely ingested."""
+        """Return the windows of a rollout whose events are all ingested, at most 1,000."""
         self._check_key(request)
         query = request.query
         least, most = evidence.WINDOW_MS_MIN, evidence.WINDOW_MS_MAX
         window_ms = params.number(query, "window_ms", least, most, default=10_000)
         after_ms = params.number(query, "after_ms", 0, params.UNIX_MS_MAX)
         until_ms = params.number(query, "until_ms", 0, params.UNIX_MS_MAX)
-        # Read before the query, because later rows may be missing in the result.
+        # The progress is read before the query, because later rows may be missing in the result.
         ingested_ms = self._progress.until_ms
         starts_ms = evidence.complete_windows(after_ms, min(until_ms, ingested_ms), window_ms)
         rollout_id = params.ident(request.match_info, "rollout_id")
@@ -155,13 +155,13 @@ class TelemetryApi:
         )
 
     async def _slo(self, request: web.Request) -> web.Response:
-        """Return the service levels of the last minutes in total, by model, and by minute."""
+        """Return the service levels of the last minutes: in total, by model, and by minute."""
         self._check_key(request)
         minutes = params.number(request.query, "minutes", 1, slo.MINUTES_MAX, default=60)
         return web.json_response(await _result_of(slo.fared(self._store, minutes)))
 
     async def _auto_turns(self, request: web.Request) -> web.Response:
-        """Return a tenant's choices of `auto`, with the feedback on their answers."""
+        """Return a tenant's choices of `auto`, and the feedback on their answers."""
         self._check_key(request)
         tenant_id = params.required(request.query, "tenant")
         since_ms = params.moment_ms(request.query, "since", default_ms=0)
@@ -170,7 +170,7 @@ class TelemetryApi:
         return web.json_response({"data": rows})
 
     async def _usage(self, request: web.Request) -> web.Response:
-        """Return usage, as JSON or as a file in CSV or Parquet."""
+        """Return usage as JSON, or as a file in CSV or Parquet."""
         self._check_key(request)
         query = usage_query(request.query, int(time.time() * 1000))
         names = ("json", *_EXPORTS)
@@ -193,7 +193,7 @@ class TelemetryApi:
         )
 
     async def _sums(self, request: web.Request) -> web.Response:
-        """Return usage summed over whole days by tenant, key, model or day, for web pages."""
+        """Return usage of whole days for web pages, summed by tenant, key, model or day."""
         self._check_key(request)
         query = usage_query({"granularity": "day", **request.query}, int(time.time() * 1000))
         by = params.choice(request.query, "by", tuple(UsageGroup), default=UsageGroup.TENANT)
@@ -202,7 +202,7 @@ class TelemetryApi:
         return web.json_response({"from": params.iso(from_ms), "to": params.iso(to_ms), **found})
 
     async def _tools(self, request: web.Request) -> web.Response:
-        """Return the number, the duration and the price of calls of server tools."""
+        """Return the number, the durations and the prices of server tools' calls."""
         self._check_key(request)
         query = usage_query(request.query, int(time.time() * 1000))
         rows = await _result_of(tool_usage(self._store, query))
@@ -217,10 +217,10 @@ class TelemetryApi:
         )
 
     async def _totals(self, request: web.Request) -> web.Response:
-        """Return the usage of many tenants, whose ids are in the body because URLs are short."""
+        """Return the usage of many tenants. Their ids are in the body, because URLs are short."""
         self._check_key(request)
         query = await totals_query(request)
-        # Read before the query, so that all events up to this time are in the result.
+        # The progress is read before the query, so all events up to this time are in the result.
         ingested_ms = self._progress.until_ms
         rows = await _result_of(totals(self._store, query))
         return web.json_response({"ingested_until_unix_ms": ingested_ms, "data": rows})
@@ -247,7 +247,7 @@ class TelemetryApi:
         )
 
     async def _costs(self, request: web.Request) -> web.Response:
-        """Return costs, or only the measured work for callers that have their own prices."""
+        """Return costs. For a caller with its own price list, return the measured work instead."""
         self._check_key(request)
         query = cost_query(request.query, int(time.time() * 1000))
         form = params.choice(request.query, "format", ("costs", "work"), default="costs")
@@ -257,7 +257,7 @@ class TelemetryApi:
         if form == "costs" and self._prices is None:
             message = "no price list: set TELEMETRY__PRICES_FILE, or give your own with --prices"
             raise BadRequestError(ErrorCode.INVALID_REQUEST, message, param="format")
-        # Web pages show whole hours, from sums that are a few minutes old.
+        # Web pages show sums of whole hours, which are a few minutes old.
         is_summed = params.choice(request.query, "sums", ("false", "true"), default="false")
         if is_summed == "true" and (query.tenant_id or form == "work"):
             message = "sums are of the whole fleet, and of costs: leave the tenant and the form out"
@@ -276,7 +276,7 @@ class TelemetryApi:
         if form == "work" or self._prices is None:
             from_ms, to_ms = query.span_ms
             return web.json_response({"span_ms": [from_ms, to_ms], **found.as_json()})
-        # The answer is built in a thread, because up to 100,000 rows are processed in Python.
+        # A thread builds the answer, because up to 100,000 rows are processed in Python.
         told = await asyncio.to_thread(answer, self._prices, found, query)
         return web.json_response(as_of | told)
 
@@ -307,7 +307,7 @@ class TelemetryApi:
 
 
 async def _result_of(query: Coroutine[Any, Any, T]) -> T:
-    """Return the result of a query, or raise RejectedError if the store is unreachable or busy."""
+    """Return the result of a query. Raises RejectedError if the store is down or busy."""
     try:
         return await query
     except STORE_ERRORS as error:
@@ -319,7 +319,7 @@ async def _result_of(query: Coroutine[Any, Any, T]) -> T:
 
 @web.middleware
 async def _problems(request: web.Request, handler: _Handler) -> web.StreamResponse:
-    """Answer errors as problem details (RFC 9457) with the platform's error code."""
+    """Answer errors as problem details (RFC 9457) that contain the platform's error code."""
     try:
         return await handler(request)
     except PlatformError as error:

@@ -1,7 +1,7 @@
 """Computes the judged quality of `auto`'s answers by model and release, and detects drops.
 
 A judgement is a user's thumb, or a model's verdict on a stored answer (`sluice auto judge`). The
-tables are small, because they only have choices of `auto` and judgements.
+tables that this module reads are small, because they have only choices of `auto` and judgements.
 """
 
 from collections import defaultdict
@@ -13,10 +13,10 @@ from telemetry.store import Store
 
 _DAYS_BEFORE = 14
 _RELEASES_MAX = 200
-_JUDGED_LEAST = 20  # judged answers required in each period to report a drop
-_CERTAIN = 1.96  # standard errors of a difference that is significant at 95 %
+_JUDGED_LEAST = 20  # least number of judged answers in each period, below which no drop is reported
+_CERTAIN = 1.96  # standard errors by which a difference must exceed 0 to be significant at 95 %
 
-# The `answer` of a judgement is an event id or a request id.
+# A judgement names its `answer` by an event id or a request id.
 _JUDGED = """
 SELECT model, release, is_recent, sum(good) AS good, count() AS judged
 FROM (
@@ -49,9 +49,9 @@ class JudgedRelease:
         release: Release that generated the answers.
         judged: Number of judged answers to requests of the last day.
         good: Share of these answers that were judged good.
-        drop: Difference by which `good` is below the share of all the model's releases in the 14
-            days before. It is 0 if the difference is not significant (95 %), or too few answers
-            were judged.
+        drop: Amount by which `good` is lower than in the 14 days before, for all releases of the
+            model. It is 0 if the difference is not significant (95 %), or if too few answers were
+            judged.
     """
 
     model: str
@@ -68,11 +68,11 @@ async def judged_releases(store: Store) -> list[JudgedRelease]:
 
 
 def compared(rows: Iterable[dict[str, Any]]) -> list[JudgedRelease]:
-    """Return the releases of the last day, compared with the 14 days before.
+    """Return the releases of the last day, each compared with its model's 14 days before.
 
     Args:
-        rows: Sums by `model`, `release` and `is_recent`. `judged` is the number of judged answers,
-            and `good` the sum of their judgements, each from 0 to 1.
+        rows: Sums by `model`, `release` and `is_recent`. `judged` is the number of judged answers.
+            `good` is the sum of their judgements, each from 0 to 1.
     """
     before: dict[str, tuple[float, int]] = defaultdict(lambda: (0.0, 0))
     recent = list[dict[str, Any]]()

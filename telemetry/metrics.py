@@ -1,4 +1,4 @@
-"""Defines all metrics of the telemetry service, with names that a test checks."""
+"""Defines all metrics of the telemetry service. A test compares their names with the docs."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -38,7 +38,7 @@ _OF_TEXTS = {
 class SinkMetrics:
     """Metrics of one sink.
 
-    Events and texts have separate metrics, because a lost text is not lost usage.
+    Events and texts have separate metrics, because the loss of a text is not a loss of usage.
 
     Attributes:
         lag: Number of unread messages.
@@ -46,7 +46,7 @@ class SinkMetrics:
     """
 
     def __init__(self, registry: CollectorRegistry, names: Mapping[str, str], of: str) -> None:
-        """Register metrics under `names`, with descriptions that begin with `of`."""
+        """Register metrics under `names`. Their descriptions begin with `of`."""
         counter = partial(Counter, registry=registry)
         self.duplicates = counter(
             names["duplicates"],
@@ -84,7 +84,7 @@ class SinkMetrics:
 
 
 class TelemetryMetrics:
-    """The metrics of the telemetry service, in their own registry."""
+    """The metrics of the telemetry service, in a registry of this object."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -192,7 +192,7 @@ class TelemetryMetrics:
         )
 
     def show_judged(self, releases: Sequence[JudgedRelease]) -> None:
-        """Set the judged quality of these releases, and remove the metrics of all others."""
+        """Set the judged quality of these releases, and remove the values of all other releases."""
         for gauge in (self.release_good, self.release_judged, self.release_drop):
             gauge.clear()
         for it in releases:
@@ -201,7 +201,7 @@ class TelemetryMetrics:
             self.release_drop.labels(it.model, it.release).set(it.drop)
 
     def show_models(self, models: Sequence[Mapping[str, Any]]) -> None:
-        """Set the service levels of these models from `telemetry.slo`, and remove all others."""
+        """Set these service levels from `telemetry.slo`, and remove those of other models."""
         for gauge in (self.model_ttft_s, self.model_goodput, self.model_requests):
             gauge.clear()
         for it in models:
@@ -212,6 +212,6 @@ class TelemetryMetrics:
                 self.model_goodput.labels(it["model"]).set(it["goodput"])
 
     def show_prices(self, prices: Mapping[str, float], currency: str) -> None:
-        """Set the price of one replica-hour, by pool."""
+        """Set the price of one replica-hour of each pool."""
         for pool_id, price in prices.items():
             self.replica_price.labels(pool_id, currency).set(price)

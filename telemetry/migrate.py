@@ -1,8 +1,8 @@
 """`python -m telemetry.migrate`: migrates ClickHouse's schema and exits.
 
-The service also migrates the schema when it first connects to ClickHouse. This command is for
-deployments with a separate migration step. Only the service applies retention settings, because a
-migration step may lack the operator's settings, and the defaults would delete rows.
+The service itself also migrates the schema when it first connects to ClickHouse. This command is
+for deployments with a separate migration step. Only the service applies retention settings. A
+migration step may lack the operator's settings, and the default settings would delete rows.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ async def _migrate(settings: MigrateSettings) -> None:
 
 
 def main() -> None:
-    """Apply missing migrations, or exit with status 1 and one line of text if that fails."""
+    """Apply missing migrations. A failure prints one line of text and exits with status 1."""
     settings = MigrateSettings.from_environment()
     configure_logs("telemetry-migrate")
     try:

@@ -1,7 +1,7 @@
 """Migrates the schema of ClickHouse by numbered SQL files, each applied once and recorded.
 
-ClickHouse has no transactional DDL. So every statement of a file is written such that its
-repetition is harmless, and a migration is recorded only after its last statement.
+ClickHouse has no transactional DDL. So every statement of a file may be repeated without harm, and
+a migration is recorded only after its last statement.
 """
 
 import hashlib
@@ -31,7 +31,7 @@ class MigrationError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Migration:
-    """A migration file, with the `checksum` of the text before variables are replaced."""
+    """A migration file. `checksum` is that of its text before variables are replaced."""
 
     version: int
     name: str
@@ -52,12 +52,12 @@ class TraceDatabase(Protocol):
 
 
 def fill(template: str, variables: Mapping[str, str]) -> str:
-    """Replace every `{{name}}` by the variable's value, or raise KeyError for an unknown name."""
+    """Replace every `{{name}}` by the variable's value. Raises KeyError for an unknown name."""
     return _VARIABLE.sub(lambda found: variables[found[1]], template)
 
 
 def parse(file_name: str, text: str) -> Migration:
-    """Parse a migration file, whose statements end with a semicolon at the end of a line.
+    """Parse a migration file. A semicolon at the end of a line ends a statement.
 
     Raises:
         MigrationError: The file is not named `NNNN_name.sql`.
@@ -75,7 +75,7 @@ def pending(files: Sequence[Migration], applied: Mapping[int, str]) -> list[Migr
 
     Args:
         files: All migrations that exist.
-        applied: Checksums of applied migrations by version, from the database.
+        applied: Version -> checksum of each applied migration, from the database.
 
     Raises:
         MigrationError: A version exists twice, or an applied file was changed afterwards.
@@ -94,7 +94,7 @@ def pending(files: Sequence[Migration], applied: Mapping[int, str]) -> list[Migr
 
 
 def migrations_folder() -> Path:
-    """Return the directory of the SQL files, beside the packages or in the installed wheel."""
+    """Return the directory of the SQL files, in the checkout or in the installed wheel."""
     root = Path(__file__).resolve().parents[1]
     candidates = (
         root / "migrations" / "clickhouse",
@@ -114,7 +114,7 @@ def load(folder: Path) -> list[Migration]:
 async def apply(
     database: TraceDatabase, migrations: Sequence[Migration], variables: Mapping[str, str]
 ) -> list[int]:
-    """Apply pending migrations, and return the versions that this call has applied."""
+    """Apply pending migrations, and return the versions applied by this call."""
     await database.command(fill(_HISTORY, variables))
     history = await database.rows("SELECT version, checksum FROM schema_migrations FINAL")
     applied = {int(str(version)): str(checksum) for version, checksum in history}

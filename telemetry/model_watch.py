@@ -1,7 +1,7 @@
-"""Updates the metrics of the busiest models and of judged answers, for alert rules by model.
+"""Updates the metrics of the busiest models and of judged answers, which alert rules use.
 
 Each update reads a few rollup rows per minute and model, independently of the number of requests.
-Judgements arrive slowly, so they are read only once in five minutes.
+There are few judgements, so they are read only every five minutes.
 """
 
 import asyncio
@@ -26,13 +26,13 @@ class ModelWatch:
         self._judged_at_s = float("-inf")
 
     async def run(self) -> None:
-        """Update the metrics every 15 s until cancelled, where a failure changes no values."""
+        """Update the metrics every 15 s until cancelled. A failed update leaves them unchanged."""
         await run_every(
             _EVERY_S, self.step, name="models", expected=STORE_ERRORS, step_timeout_s=_STEP_S
         )
 
     async def step(self) -> None:
-        """Set the service levels of the last five minutes, and at times the judged quality."""
+        """Set the service levels of the last five minutes, and every five minutes judged quality."""
         self._metrics.show_models(await slo.busiest(self._store))
         now_s = asyncio.get_running_loop().time()
         if now_s - self._judged_at_s >= _JUDGED_EVERY_S:

@@ -1,7 +1,7 @@
-"""Tracks the consumer group's progress, which determines the time up to which events are ingested.
+"""Tracks how far the consumer group has written, and thus up to which time events are ingested.
 
-Each member of the group, of which this process is one, reads some of the partitions. Offsets of all
-partitions are read from the broker by a client that never joins the group.
+This process is one member of the group, and each member reads some of the partitions. The offsets
+of all partitions are read from the broker by a client that does not join the group.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ class SinkObserver:
     """Updates `progress` from the broker's offsets, in a dedicated thread.
 
     Attributes:
-        progress: Progress of ingestion, which is unchanged while the broker cannot be reached.
+        progress: Progress of ingestion. It does not advance while the broker cannot be reached.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class SinkObserver:
     # The functions below run in the observer's thread.
 
     def _read_offsets(self) -> None:
-        """Read the ends of partitions and the group's offsets, or raise KafkaException."""
+        """Read the end of each partition and the group's offsets. Raises KafkaException."""
         if self._client is None:
             self._client = Consumer({**self._config, "group.id": f"{self._group}.probe"})
         known = self._client.list_topics(self._topic, timeout=_CALL_S)
@@ -82,7 +82,7 @@ class SinkObserver:
             raise KafkaException(topic.error)
         group = group_in_cluster(self._group, known.cluster_id)
         if group != self._client_group:
-            # This is the first cluster, or another cluster has replaced it.
+            # This is the first cluster, or a new cluster has replaced the old one.
             self.progress.forget()
             self._leave()
             self._client = Consumer({**self._config, "group.id": group})
@@ -98,7 +98,8 @@ class SinkObserver:
         for one in self._client.committed(partitions, timeout=_CALL_S):
             if one.error is not None:
                 raise KafkaException(one.error)
-            # The broker may have deleted messages before this offset, which count as written.
+            # The broker may have deleted messages before this offset. They count as written,
+            # because otherwise the progress would stop.
             written[one.partition] = max(one.offset, bounds[one.partition][0])
         self.progress.written(written)
 

@@ -1,10 +1,10 @@
 """Exports spans to an OpenTelemetry collector without delaying the sink.
 
-The sink offers events after they were written to ClickHouse, and the events wait in a bounded
-queue. If the collector is too slow, the oldest events are dropped and counted. Events that are only
-sampled are dropped before those of failed or slow requests. One daemon thread at a time builds and
-sends spans, so a hanging export delays neither the ledger nor the end of the process. If the broker
-delivers events again, identical spans with the same ids are sent again.
+The sink offers events after it has written them to ClickHouse, and they wait in a bounded queue. If
+the collector is too slow, the oldest events are dropped and counted. Events that are only sampled
+are dropped before events of failed or slow requests. One daemon thread at a time builds and sends
+spans. So an export that hangs delays neither the ledger nor the end of the process. If the broker
+delivers an event again, its spans are sent again with the same ids.
 """
 
 import asyncio
@@ -33,44 +33,44 @@ log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
 
-_QUEUE_MAX = 20_000  # events in the queue, about 1 kB each
-_BATCH = 256  # events per export, with about six spans each
-_SEND_S = 10.0  # seconds per export, including the exporter's own retries
-_GATHER_S = 1.0  # seconds that spans may wait for a batch to fill
+_QUEUE_MAX = 20_000  # largest number of events in the queue, about 1 kB each
+_BATCH = 256  # events per export, each with about six spans
+_SEND_S = 10.0  # longest time for an export, in seconds, including the exporter's own retries
+_GATHER_S = 1.0  # longest time that an event waits for a batch to fill, in seconds
 _STOP_S = 2.0
 _RESOURCE = Resource({"service.name": "sluice", "telemetry.sdk.language": "python"})
 _SCOPE = InstrumentationScope("sluice.telemetry")
 
 
 class Exporter(Protocol):
-    """Sends spans, and blocks while sending, like the exporters of `opentelemetry`."""
+    """Sends spans, and blocks until they are sent, like the exporters of `opentelemetry`."""
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         """Send all spans, and return whether the collector accepted them."""
         ...
 
     def shutdown(self) -> None:
-        """Abort a running export."""
+        """Abort an export that is in progress."""
         ...
 
 
 def http_exporter(endpoint: str) -> Exporter:
-    """Return an exporter for OTLP over HTTP, with its own variables for headers and TLS."""
+    """Return an exporter for OTLP over HTTP. OpenTelemetry's variables set headers and TLS."""
     return OTLPSpanExporter(endpoint, timeout=_SEND_S, compression=Compression.Gzip)
 
 
 class SpanExport:
-    """Exports spans of events from a bounded queue, in a loop that runs in a TaskGroup."""
+    """Exports spans of events from a bounded queue. The loop `run` runs in a TaskGroup."""
 
     def __init__(
         self, exporter: Callable[[], Exporter], metrics: TelemetryMetrics, *, slow_us: int
     ) -> None:
-        """Prepare the queue without an exporter. `telemetry.spans.is_notable` defines `slow_us`."""
+        """Create an empty queue. `telemetry.spans.is_notable` explains `slow_us`."""
         self._make = exporter
         self._metrics = metrics
         self._slow_us = slow_us
         self._notable: deque[RequestEvent] = deque()
-        self._sampled: deque[RequestEvent] = deque()  # events that are sampled but not notable
+        self._sampled: deque[RequestEvent] = deque()  # sampled events that are not notable
         self._sending: asyncio.Future[int] | None = None
         self._has_some = asyncio.Event()
 
@@ -90,7 +90,7 @@ class SpanExport:
             self._has_some.set()
 
     async def run(self) -> None:
-        """Export queued events until cancelled, and then the rest for up to two seconds."""
+        """Export queued events until cancelled, and then the remaining ones for up to 2 s."""
         exporter = await _in_thread(self._make)
         try:
             while True:
@@ -106,14 +106,14 @@ class SpanExport:
                 while self._waiting and (self._sending is None or self._sending.done()):
                     await self._send(exporter, self._take())
         self._metrics.spans_dropped.labels(reason="stopped").inc(self._waiting)
-        exporter.shutdown()  # also ends a retry that a thread is still waiting for
+        exporter.shutdown()  # also ends the retries in a thread that has not ended
 
     @property
     def _waiting(self) -> int:
         return len(self._notable) + len(self._sampled)
 
     def _take(self) -> list[RequestEvent]:
-        """Remove the events of one batch from the queue, notable events first, and return them."""
+        """Remove one batch of events from the queue and return it, with notable events first."""
         taken = [
             (self._notable or self._sampled).popleft() for _ in range(min(_BATCH, self._waiting))
         ]
@@ -122,9 +122,9 @@ class SpanExport:
         return taken
 
     async def _send(self, exporter: Exporter, events: list[RequestEvent]) -> None:
-        """Export the spans of some events, which are lost if the collector fails.
+        """Export the spans of some events. If the collector fails, these spans are lost.
 
-        Returns only when the export's thread has ended, so that there is one thread at a time.
+        This returns only when the export's thread has ended, so there is one thread at a time.
         Events that arrive meanwhile are queued, or dropped if the queue is full.
         """
         self._sending = sending = _in_thread(partial(_export, exporter, events))
@@ -142,7 +142,7 @@ class SpanExport:
         if not sending.done():
             problem = "late"
         elif (error := sending.exception()) is not None:
-            # A bug in span building must not end the sink.
+            # A bug in the code that builds spans must not end the sink.
             log.error("spans_not_built", exc_info=error)
         elif spans := sending.result():
             self._metrics.spans_exported.inc(spans)
@@ -152,20 +152,20 @@ class SpanExport:
 
 
 def _in_thread(function: Callable[[], T]) -> asyncio.Future[T]:
-    """Call a function in a separate thread, which does not delay the end of the process."""
+    """Call a function in a daemon thread, so that a hanging call cannot prevent the exit."""
     loop = asyncio.get_running_loop()
     told: asyncio.Future[T] = loop.create_future()
 
     def tell(set_it: Callable[[], None]) -> None:
-        if not told.done():  # the waiter may have been cancelled
+        if not told.done():  # the waiting task may have been cancelled
             set_it()
 
     def call() -> None:
         try:
             set_it = partial(told.set_result, function())
-        except Exception as error:  # noqa: BLE001 - the waiter raises it
+        except Exception as error:  # noqa: BLE001 - the waiting task raises it
             set_it = partial(told.set_exception, error)
-        with suppress(RuntimeError):  # the loop is closed
+        with suppress(RuntimeError):  # the event loop has been closed
             loop.call_soon_threadsafe(tell, set_it)
 
     Thread(target=call, name="spans", daemon=True).start()
@@ -173,7 +173,7 @@ def _in_thread(function: Callable[[], T]) -> asyncio.Future[T]:
 
 
 def _small(event: RequestEvent) -> RequestEvent:
-    """Return an event without the routers' explanations, which spans do not include."""
+    """Return an event without the routers' explanations, because spans do not include them."""
     if not any(attempt.decision for attempt in event.attempts):
         return event
     copied = RequestEvent()
@@ -184,7 +184,7 @@ def _small(event: RequestEvent) -> RequestEvent:
 
 
 def _export(exporter: Exporter, events: Sequence[RequestEvent]) -> int:
-    """Return the number of spans that the collector accepted, or 0 if it refused them."""
+    """Export the spans of some events, and return the number that the collector accepted."""
     spans = [readable(span) for event in events for span in spans_of(event)]
     return len(spans) if exporter.export(spans) is SpanExportResult.SUCCESS else 0
 

@@ -1,4 +1,4 @@
-"""Parses query parameters and checks their bounds, with errors that name the parameter. Pure."""
+"""Parses query parameters and checks their bounds. Errors name the parameter. Pure."""
 
 import re
 from collections.abc import Collection, Mapping
@@ -13,7 +13,7 @@ Query = Mapping[str, str]
 
 
 def number(query: Query, name: str, least: int, most: int, *, default: int | None = None) -> int:
-    """Return an integer within bounds, or raise BadRequestError if it is missing and required."""
+    """Return an integer within bounds. Raises BadRequestError if a required one is missing."""
     text = query.get(name, "" if default is None else str(default))
     if not re.fullmatch(r"[0-9]{1,15}", text) or not least <= int(text) <= most:
         raise _wrong(name, f"{name} must be {least} to {most}")
@@ -21,7 +21,7 @@ def number(query: Query, name: str, least: int, most: int, *, default: int | Non
 
 
 def choice(query: Query, name: str, choices: Collection[str], *, default: str) -> str:
-    """Return one of several words, or raise BadRequestError for any other word."""
+    """Return one of several words. Raises BadRequestError for any other word."""
     text = query.get(name, default)
     if text not in choices:
         raise _wrong(name, f"{name} must be one of {', '.join(choices)}")
@@ -29,7 +29,7 @@ def choice(query: Query, name: str, choices: Collection[str], *, default: str) -
 
 
 def moment_ms(query: Query, name: str, *, default_ms: int) -> int:
-    """Return a time in Unix ms from a text in ISO 8601, which is UTC if it has no offset."""
+    """Return a time in Unix ms from ISO 8601 text. A time without an offset is UTC."""
     text = query.get(name)
     if text is None:
         return default_ms
@@ -44,7 +44,7 @@ def moment_ms(query: Query, name: str, *, default_ms: int) -> int:
 
 
 def statuses(query: Query, name: str) -> tuple[int, int]:
-    """Return the lowest and highest HTTP status of `404`, `5xx` or `200-399`, by default of all."""
+    """Return the lowest and highest status of `404`, `5xx` or `200-399`. The default is all."""
     text = query.get(name)
     if text is None:
         return 0, 65535
@@ -65,7 +65,7 @@ def ident(query: Query, name: str) -> str:
 
 
 def required(query: Query, name: str) -> str:
-    """Return an id, or raise BadRequestError if it is missing."""
+    """Return an id. Raises BadRequestError if the parameter is missing."""
     if not (text := ident(query, name)):
         raise _wrong(name, f"say {name}")
     return text

@@ -1,17 +1,17 @@
 """Computes the time up to which all events of gateways are in ClickHouse. Pure.
 
 A caller records the end offsets of the topic's partitions from time to time. Once all messages up
-to these offsets are written, every message that the broker had at that time is in ClickHouse.
-Events reach the broker at most `HELD_MAX_MS` after the end of their request. So the events of all
-requests that ended at least this long before that time are in ClickHouse, too.
+to these offsets are written, every message that the broker had at the time of the record is in
+ClickHouse. An event reaches the broker at most `HELD_MAX_MS` after the end of its request. So the
+events of all requests that ended this long before the record are in ClickHouse.
 """
 
 from collections import deque
 from collections.abc import Mapping
 
 # Longest time between the end of a request and the arrival of its event at the broker, in
-# milliseconds. The producer's thread and batching need 0.1 s, and a slow broker more. Events that a
-# gateway spooled to disk arrive later, and this service cannot detect them.
+# milliseconds. The producer's thread and batching take 0.1 s, and a slow broker takes longer. If a
+# gateway spools events to disk, they arrive later, which this service cannot detect.
 HELD_MAX_MS = 3_000
 _MARKS_MAX = 600
 
@@ -20,8 +20,8 @@ class IngestProgress:
     """The time up to which all events are ingested, from the offsets of the consumer group.
 
     Attributes:
-        until_ms: Unix time before which all emitted events are written, or 0 if unknown. It never
-            decreases.
+        until_ms: Unix time. All events that were emitted before are written. 0 means unknown. The
+            time never decreases.
     """
 
     def __init__(self) -> None:
@@ -29,9 +29,10 @@ class IngestProgress:
         self._marks: deque[tuple[int, Mapping[int, int]]] = deque()
 
     def mark(self, now_ms: int, ends: Mapping[int, int]) -> None:
-        """Record, at a time, the offset after the last message of each partition.
+        """Record the end offset of each partition at a time.
 
-        While 600 earlier records wait, new ones are ignored, so progress advances in larger steps.
+        If 600 earlier records are not written yet, a new one is ignored. Then `until_ms` only
+        advances in larger steps.
         """
         if len(self._marks) < _MARKS_MAX:
             self._marks.append((now_ms, dict(ends)))
@@ -39,7 +40,8 @@ class IngestProgress:
     def written(self, offsets: Mapping[int, int]) -> None:
         """Record the offset after the last written message of each partition.
 
-        A negative offset means that the partition was never read, which suffices if it is empty.
+        A negative offset means that the partition was never read. That is enough if the partition
+        is empty.
         """
         while self._marks:
             now_ms, ends = self._marks[0]
@@ -49,5 +51,5 @@ class IngestProgress:
             self.until_ms = max(self.until_ms, now_ms - HELD_MAX_MS)
 
     def forget(self) -> None:
-        """Delete all records, because they belong to another cluster."""
+        """Delete all records, because their offsets belong to another cluster."""
         self._marks.clear()

@@ -10,9 +10,9 @@ from telemetry.store import Store
 
 @dataclass(frozen=True, slots=True)
 class TenantScope:
-    """The tenants whose rows a query may read: some tenants, or the whole fleet.
+    """The tenants whose rows a query may read, which are some tenants or the whole fleet.
 
-    Every query on tenants' rows requires a scope, and has `sql` among its conditions.
+    Every query of tenants' rows requires a scope and includes the scope's `sql` in its conditions.
 
     Attributes:
         tenant_ids: Ids of the tenants, or None for the whole fleet, which only operators may read.
@@ -22,19 +22,19 @@ class TenantScope:
 
     @classmethod
     def tenants(cls, *tenant_ids: str) -> Self:
-        """Return the scope of some tenants, or raise ValueError if an id is empty."""
+        """Return the scope of some tenants. Raises ValueError if an id is empty."""
         if not all(tenant_ids):
             raise ValueError("a tenant's scope needs a tenant")
         return cls(tenant_ids)
 
     @classmethod
     def asked(cls, tenant_id: str) -> Self:
-        """Return the scope of an operator's query, where an empty id means the whole fleet."""
+        """Return the scope of an operator's query. An empty id means the whole fleet."""
         return cls((tenant_id,) if tenant_id else None)
 
     @property
     def sql(self) -> str:
-        """The SQL condition, without OR, so that ClickHouse can seek by the primary key."""
+        """The SQL condition. It has no OR, so that ClickHouse can use the primary key."""
         return "1" if self.tenant_ids is None else "tenant_id IN {tenants:Array(String)}"
 
     @property
@@ -43,10 +43,10 @@ class TenantScope:
         return {} if self.tenant_ids is None else {"tenants": list(self.tenant_ids)}
 
 
-# Returns one row per event, although duplicates may not be merged yet. The newest requests of all
-# tenants are read from `recent_requests`, whose key order fits that query. For other queries, the
-# time window bounds the rows to read from `requests`. The inner query selects only keys, so that
-# the other columns are read only for the returned rows.
+# Returns one row per event, even if duplicates are not merged yet. The newest requests of all
+# tenants are read from `recent_requests`, whose key has that order. Other queries read `requests`,
+# where the time window bounds the rows to read. The inner query selects only keys. The other
+# columns are then read only for the returned rows.
 _RECENT = """
 SELECT * EXCEPT (ingested_at)
 FROM requests
@@ -81,17 +81,17 @@ ORDER BY received_at DESC, event_id, ingested_at DESC
 LIMIT 1 BY event_id
 LIMIT {limit:UInt32}
 """
-# Time windows in hours, which are tried in order until one has enough rows. The last one has all
-# rows.
+# Time windows in hours. A query tries them in order until one has enough rows. The last window has
+# all rows.
 _WINDOWS_HOURS = (1, 24, 24 * 31, 24 * 366 * 100)
-_BY_TIME_HOURS_MAX = 24  # hours of rows that `recent_requests` always has
+_BY_TIME_HOURS_MAX = 24  # age in hours up to which `recent_requests` has all rows
 LIMIT_MAX = 1000
 _ARMS = {wire.ARM_CONTROL: "control", wire.ARM_CANARY: "canary"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestFilter:
-    """Conditions on the requests of a list, where an empty string means no condition.
+    """Conditions on the requests of a list. An empty string means no condition.
 
     Attributes:
         tenant_id: Tenant of the requests.
@@ -99,8 +99,8 @@ class RequestFilter:
         model: Name of the model in the request.
         statuses: Lowest and highest HTTP status.
         since_ms: Earliest arrival, in Unix milliseconds.
-        are_copies: Whether to list copies for shadow stages of rollouts instead of clients'
-            requests.
+        are_copies: Whether to list copies for shadow stages of rollouts. Otherwise, clients'
+            requests are listed.
     """
 
     tenant_id: str = ""
@@ -141,10 +141,10 @@ async def recent_requests(
 
 
 def readable(row: dict[str, Any]) -> dict[str, Any]:
-    """Return the row of an event with values that JSON can represent."""
+    """Return an event's row with all values in types that JSON can represent."""
     return row | {
         "received_at": iso(row["received_at"]),
-        # The hash is text, because JavaScript would round a 64-bit number.
+        # The hash is sent as text, because JavaScript would round a 64-bit number.
         "session_hash": f"{row['session_hash']:016x}",
         "arm": _ARMS.get(row["arm"], ""),
     }

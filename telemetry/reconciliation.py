@@ -1,9 +1,9 @@
 """Compares the ledger with the engines' token counts, by hour and model.
 
 The ledger is the sum of the gateways' events. Independently, routers count the tokens that engines
-generate, by the hour in which a request was received (`router.counting`). So both sides count a
-token in the same hour, however long its request ran. A lost or doubled event appears as a
-difference.
+generate, by the hour in which a request was received (`router.counting`). So ledger and routers
+count a token in the same hour, however long its request ran. An event that is lost or counted twice
+appears as a difference.
 """
 
 import time
@@ -22,17 +22,18 @@ from telemetry.rollups_worker import SETTLE_MS
 from telemetry.store import STORE_ERRORS, Store
 from telemetry.usage import Granularity, closed_until_ms
 
-OTHER = "*"  # model name of tokens whose model the router does not know
+OTHER = "*"  # model name for tokens whose model the router cannot determine
 _EVERY_S = 60.0
 _STEP_S = 60.0
 _WATCHED_MS = 2 * 86_400_000
-# Seconds without a report after which a router counts as killed, unless it sent a final report.
-# Routers report every 10 s.
+# Seconds after a router's last report until the router counts as killed, unless the last report was
+# marked as final. Routers report every 10 s.
 _SILENT_S = 120
 _SPAN = """BETWEEN fromUnixTimestamp64Milli({from_ms:Int64}, 'UTC')
             AND fromUnixTimestamp64Milli({to_ms:Int64} - 1, 'UTC')"""
-# Copies for shadow stages are included, because engines generated their tokens, too. Tokens that a
-# model generated before a stand-in replaced it are included as well. Embeddings bypass the routers.
+# The sums include copies for shadow stages, because engines generated their tokens, too. They also
+# include tokens that a model generated before a stand-in replaced the model. They exclude
+# embeddings, which bypass the routers.
 _LEDGER = f"""
 SELECT hour_ms, told.1 AS model, sum(told.2) AS ledger, sum(told.3) AS ledger_prompt
 FROM (
@@ -58,8 +59,8 @@ FROM token_counts FINAL
 WHERE model != '' AND hour {_SPAN}
 GROUP BY hour_ms, model
 """  # noqa: S608 - constants of the code
-# The last two hours with reports of killed routers. Their counts after the last report are lost,
-# and these counts mostly belong to requests received in these hours.
+# The last two hours in which a killed router reported. Its counts after the last report are lost.
+# Most of these lost counts belong to requests that were received in these two hours.
 _KILLED = f"""
 SELECT DISTINCT arrayJoin([last_ms, last_ms - 3600000]) AS hour_ms
 FROM (
@@ -72,14 +73,14 @@ FROM (
 """  # noqa: S608 - constants of the code
 
 
-# Hours with new rows, which a view marks (`telemetry.rollups`).
+# Hours that have new rows. A view marks such hours (`telemetry.rollups`).
 _TOUCHED = f"""
 SELECT DISTINCT toUnixTimestamp(toStartOfHour(minute, 'UTC')) * 1000 AS hour_ms
 FROM rollup_marks
 WHERE marked_at >= fromUnixTimestamp64Milli({{since_ms:Int64}}, 'UTC') AND minute {_SPAN}
 """  # noqa: S608 - constants of the code
 _NOW = "SELECT toUnixTimestamp64Milli(now64(3)) AS now_ms"
-# Milliseconds after which all hours are read again, because lost rows leave no marks.
+# Milliseconds after which all hours are read again, because a loss of rows leaves no mark.
 _WHOLE_EVERY_MS = 3_600_000
 
 
@@ -88,8 +89,8 @@ class ReconciliationState(StrEnum):
 
     EQUAL = "equal"
     DIFFERS = "differs"
-    OPEN = "open"  # events may still arrive
-    UNKNOWN = "unknown"  # counts are missing because a router was killed, or are not split by model
+    OPEN = "open"  # further events of the hour may arrive
+    UNKNOWN = "unknown"  # a router was killed and its counts are lost, or its counts have no models
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,18 +100,18 @@ class Compared:
     Attributes:
         start_ms: Unix time of the hour.
         ledger_tokens: Output tokens of the hour's requests in the ledger, including copies.
-        engine_tokens: Output tokens from engines that gateways have received.
-        uncertain_tokens: Further output tokens of broken streams. The ledger may have some of them,
-            or all if the gateway was killed.
-        discarded_tokens: Output tokens that neither side counts, generated after a stop string or
-            after the client left.
+        engine_tokens: Output tokens of engines that gateways have certainly received.
+        uncertain_tokens: Additional output tokens of broken streams. The ledger may have some of
+            them, or all of them if the gateway was killed.
+        discarded_tokens: Output tokens generated after a stop string or after the client left. They
+            are neither in the ledger nor in `engine_tokens`.
         ledger_prompt_tokens: Prompt tokens of placed requests in the ledger.
         engine_prompt_tokens: Prompt tokens of requests that routers placed, once per request.
-        uncertain_prompt_tokens: Further prompt tokens of broken streams.
-        resumed_prompt_tokens: Prompt tokens of later placements of resumed answers, which the
-            ledger does not count.
-        has_prompts: Whether all routers of the hour count prompt tokens. Otherwise prompt tokens
-            are not compared.
+        uncertain_prompt_tokens: Additional prompt tokens of broken streams.
+        resumed_prompt_tokens: Prompt tokens of later placements of resumed answers. The ledger does
+            not count them.
+        has_prompts: Whether all routers of the hour count prompt tokens. If not, prompt tokens are
+            not compared.
         state: Result of the comparison.
     """
 
@@ -129,12 +130,12 @@ class Compared:
 
     @property
     def difference(self) -> int:
-        """Output tokens by which the ledger exceeds the engines, negative if it has fewer."""
+        """Output tokens that the ledger certainly has beyond the engines', negative if fewer."""
         return difference(self.ledger_tokens, self.engine_tokens, self.uncertain_tokens)
 
     @property
     def prompt_difference(self) -> int:
-        """Prompt tokens by which the ledger exceeds the engines, or 0 if they are not compared."""
+        """Prompt tokens that the ledger certainly has beyond the engines', or 0 if not compared."""
         if not self.has_prompts:
             return 0
         ledger, engines = self.ledger_prompt_tokens, self.engine_prompt_tokens
@@ -153,7 +154,7 @@ class Compared:
 
 
 def difference(ledger: int, engines: int, uncertain: int) -> int:
-    """Return by how many tokens the ledger certainly differs, negative if it has fewer."""
+    """Return by how many tokens the ledger certainly has more, or if negative, has fewer."""
     return max(0, ledger - engines - uncertain) - max(0, engines - ledger)
 
 
@@ -163,13 +164,13 @@ def compared(
     killed_ms: Iterable[int],
     closed_ms: int,
 ) -> list[Compared]:
-    """Return the comparison of every hour and model that either side has, by time and model.
+    """Return the comparison of every hour and model in the ledger or the counts, in order.
 
     Args:
         ledger: Rows of the ledger.
         counted: Rows of the routers' counts.
-        killed_ms: Starts of hours in which a router was killed.
-        closed_ms: End of the last closed hour.
+        killed_ms: Starts of the hours whose counts a killed router may have lost.
+        closed_ms: Unix time of the end of the last closed hour.
     """
     ours = {(row["hour_ms"], row["model"]): row for row in ledger}
     theirs = {(row["hour_ms"], row["model"]): row for row in counted}
@@ -212,7 +213,7 @@ def _compared(
 
 
 def mismatch_tokens(hours: Sequence[Compared]) -> int:
-    """Return the total number of tokens by which hours certainly differ."""
+    """Return the total number of tokens by which the ledger certainly differs."""
     return sum(
         abs(hour.difference) + abs(hour.prompt_difference)
         for hour in hours
@@ -221,7 +222,7 @@ def mismatch_tokens(hours: Sequence[Compared]) -> int:
 
 
 async def reconciled(store: Store, from_ms: int, to_ms: int, closed_ms: int) -> list[Compared]:
-    """Return the comparison for whole hours, or raise STORE_ERRORS."""
+    """Return the comparison for whole hours. Raises STORE_ERRORS."""
     ledger = await store.query(_LEDGER, {"from_ms": from_ms, "to_ms": to_ms})
     return await _against_engines(store, ledger, (from_ms, to_ms), closed_ms)
 
@@ -235,7 +236,7 @@ async def _against_engines(
 
 
 class LedgerSums:
-    """The ledger's sums for repeated comparisons, which read only hours with new rows again."""
+    """The ledger's sums for repeated comparisons. Only hours with new rows are read again."""
 
     def __init__(self, store: Store, *, settle_ms: int = SETTLE_MS) -> None:
         self._store = store
@@ -244,8 +245,8 @@ class LedgerSums:
         self._seen_ms = self._whole_ms = 0
 
     async def of(self, span: Range) -> list[dict[str, Any]]:
-        """Return the sums of whole hours, or raise STORE_ERRORS if ClickHouse cannot be reached."""
-        [clock] = await self._store.query(_NOW, {})  # the time before any rows are read
+        """Return the sums of whole hours. Raises STORE_ERRORS if ClickHouse cannot be reached."""
+        [clock] = await self._store.query(_NOW, {})  # the store's time before any rows are read
         now_ms = clock["now_ms"]
         is_whole = not self._whole_ms <= now_ms < self._whole_ms + _WHOLE_EVERY_MS
         parameters = {"from_ms": span[0], "to_ms": span[1]}
@@ -268,7 +269,7 @@ class LedgerSums:
 
 
 def stretches(hours: Iterable[int]) -> list[Range]:
-    """Return the time ranges that consecutive hours form."""
+    """Return consecutive hours as one time range each."""
     found: list[Range] = []
     for at in hours:
         begin = found.pop()[0] if found and found[-1][1] == at else at
@@ -277,7 +278,7 @@ def stretches(hours: Iterable[int]) -> list[Range]:
 
 
 class Reconciler:
-    """Updates the metrics of the reconciliation in a loop, `run`, which runs in a TaskGroup."""
+    """Updates the metrics of the reconciliation in the loop `run`, which runs in a TaskGroup."""
 
     def __init__(
         self, store: Store, progress: IngestProgress, closer: Closer, metrics: TelemetryMetrics
@@ -295,7 +296,7 @@ class Reconciler:
         )
 
     async def step(self) -> None:
-        """Compare the closed hours of two days, or raise STORE_ERRORS if ClickHouse is down."""
+        """Compare the closed hours of two days. Raises STORE_ERRORS if ClickHouse is down."""
         closed_ms = closed_until_ms(min(self._progress.until_ms, self._closer.until_ms))
         if not closed_ms:
             return

@@ -1,6 +1,6 @@
 """Applies the settings of retention and storage tiers to ClickHouse's tables at each start.
 
-The present state is read from the tables, and only differences are changed.
+Only tables whose present state differs from the settings are changed.
 """
 
 import re
@@ -14,8 +14,9 @@ from telemetry.settings import REQUESTS_DAYS_MIN, StoreSettings
 
 log = structlog.get_logger(__name__)
 
-# SQL for the time from which the age of a row is counted. Events count from their ingestion, so a
-# late event is stored as long as any other. All events of a minute exist for at least the set time.
+# SQL for the time from which the age of a row is counted. For events it is the ingestion, so a late
+# event is stored as long as any other event. For sums it is the start of the
+# interval.
 AGE = {
     "requests": "toDateTime(ingested_at)",
     "request_ids": "toDateTime(ingested_at)",
@@ -27,14 +28,14 @@ AGE = {
     "usage_minutes": "start",
     "usage_hours": "start",
 }
-# Tables whose rows are stored as long as the rows of the table that they refer to.
+# Table -> the table to which its rows refer. Both have the same retention.
 _AS_LONG_AS = {"request_ids": "requests"}
-# Tables whose size grows with the number of requests. Only their rows move to the cold volume.
+# Tables that grow with the number of requests. Only these tables use the cold volume.
 TIERED = ("requests", "usage_minutes", "usage_hours")
 _TTL = re.compile(r" TTL (.+?)(?: SETTINGS .*)?$", re.DOTALL)
 _DELETES = re.compile(r"\+ toIntervalDay\((\d+)\)$")
-# Tables whose deletions affect other modules, with the name under which a deletion is stored in
-# `rollup_progress`. Rows from before its `until` may be missing.
+# Tables whose deletions affect other modules -> name of a time in `rollup_progress`. Rows from
+# before this time may have been deleted.
 GONE = {"requests": "gone_requests", "usage_minutes": "gone_usage_minutes"}
 _TABLES = """
 SELECT name, create_table_query, storage_policy FROM system.tables
@@ -44,9 +45,10 @@ _NOTE_REMOVED = """
 INSERT INTO {database}.rollup_progress (name, until)
 SELECT '{name}', now64(3) - toIntervalDay({days})
 """
-# Whether rows would be deleted that are not in the rollups. The margin is larger than that of
-# `telemetry.rollups`, which is a day. ClickHouse answers the first condition without reading rows.
-# If no row becomes old enough within the next days, rollups will be computed in time.
+# Whether the retention would delete rows that are not in the rollups. It assumes two days for
+# unfinished rollups, one more than `telemetry.rollups`. ClickHouse answers the first condition
+# without reading rows. It is false if no row becomes too old within the next five days. Rollups are
+# then computed in time.
 _UNSAFE = """
 SELECT (SELECT min(received_at) FROM {database}.requests) < now64(3) - toIntervalDay({days} - 5)
     AND (SELECT count() FROM {database}.requests) > 0
@@ -70,19 +72,19 @@ SELECT (SELECT min(received_at) FROM {database}.requests) < now64(3) - toInterva
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """The TTL and storage policy of a table, with an empty `ttl` if no rows are deleted."""
+    """The TTL and storage policy of a table. The `ttl` is empty if no rows are deleted."""
 
     ttl: str
     storage_policy: str
 
 
 def days_setting(table: str) -> str:
-    """Return the name of the setting with the days after which a table's rows are deleted."""
+    """Return the name of the setting that has the retention of a table in days."""
     return f"{_AS_LONG_AS.get(table, table)}_days"
 
 
 def wanted_ttl(settings: StoreSettings, table: str) -> str:
-    """Return the TTL that the settings require for a table, or an empty text for no TTL."""
+    """Return the TTL that the settings require for a table, or empty if no row is deleted."""
     age = AGE[table]
     days = int(getattr(settings, days_setting(table)))
     parts: list[str] = []
@@ -95,13 +97,13 @@ def wanted_ttl(settings: StoreSettings, table: str) -> str:
 
 
 def changes(settings: StoreSettings, tables: Mapping[str, Table]) -> dict[str, list[str]]:
-    """Return the ALTER statements by table, with `{{on_cluster}}` still to be filled in."""
+    """Return table -> ALTER statements. Their `{{on_cluster}}` is not replaced yet."""
     found: dict[str, list[str]] = {}
     for name in AGE.keys() & tables.keys():
         alter = f"ALTER TABLE {name} {{{{on_cluster}}}} "
         policy, ttl = settings.clickhouse_storage_policy, wanted_ttl(settings, name)
         steps: list[str] = []
-        # The storage policy is set first, because the TTL refers to its volumes.
+        # The storage policy is set before the TTL, because the TTL names volumes of the policy.
         if policy and name in TIERED and tables[name].storage_policy != policy:
             steps.append(f"{alter}MODIFY SETTING storage_policy = '{policy}'")
         if tables[name].ttl != ttl:
@@ -112,7 +114,7 @@ def changes(settings: StoreSettings, tables: Mapping[str, Table]) -> dict[str, l
 
 
 def ttl_of(create_table_query: str) -> str:
-    """Return the TTL in a table's CREATE statement, or an empty text if there is none."""
+    """Return the TTL in a table's CREATE statement, or empty if the table has none."""
     found = _TTL.search(create_table_query)
     return found[1] if found else ""
 
@@ -120,8 +122,8 @@ def ttl_of(create_table_query: str) -> str:
 def days_of(ttl: str) -> int:
     """Return the days after which a TTL deletes rows, or 0 if it deletes none.
 
-    An unknown TTL counts as the shortest allowed one, so that no query relies on rows that may be
-    missing.
+    A TTL in an unknown form counts as the shortest permitted one. So no query relies on rows that
+    may be missing.
     """
     found = [0]
     for part in ttl.split(", ") if ttl else ():
@@ -134,9 +136,9 @@ def days_of(ttl: str) -> int:
 async def needed(database: TraceDatabase, settings: StoreSettings, local: str) -> list[str]:
     """Return the statements that apply the settings to the tables in the database `local`.
 
-    Events must be in the rollups before they are deleted. While old events are not, the change of
-    their table is postponed to the next start. The time before which rows may be missing is stored
-    first, so that sums over that time are not recomputed.
+    Events must be in the rollups before they are deleted. Until then, the change of their table is
+    postponed to the next start. The time before which rows may be missing is stored before the
+    change, so that sums over earlier times are not recomputed.
     """
     where = settings.clickhouse_database
     tables = {
@@ -161,5 +163,5 @@ async def needed(database: TraceDatabase, settings: StoreSettings, local: str) -
 
 
 def is_shorter(days: int, than: int) -> bool:
-    """Return whether a retention is shorter than another one, where 0 days mean unlimited."""
+    """Return whether a retention in days is shorter than another. 0 days mean unlimited."""
     return days > 0 and (not than or days < than)

@@ -1,11 +1,12 @@
-"""Decides when requests are read from sums per minute and per hour (rollups), and when from events.
+"""Decides which parts of a time range are read from rollups, and which from single events.
 
-Events are delivered at least once, and a gateway's event replaces its router's report. So rollup
-rows are never incremented. When an interval of a tenant receives events, its sums are recomputed
-from all its events. A view in the migrations marks the intervals that each insert has changed, and
-`rollup_progress` stores up to which mark rollups were computed. A query reads rollups for intervals
-that were not marked since, and events for all others. So its result equals the sum over the events,
-neither stale nor counted twice.
+A rollup row has the sums of a tenant's requests in a minute or an hour. Events are delivered at
+least once, and a gateway's event replaces its router's report. So rollup rows are never
+incremented. When an interval of a tenant receives events, its sums are recomputed from all its
+events. A view in the migrations marks the intervals that each insert has changed. `rollup_progress`
+stores the time of the last mark whose interval was recomputed. A query reads rollups for intervals
+without a later mark, and events for all others. So its result always equals the sum over the
+events.
 
 This module has the decisions and the SQL, and `telemetry.rollups_worker` writes the rows.
 """
@@ -17,21 +18,21 @@ from enum import StrEnum
 from telemetry.settings import REQUESTS_DAYS_MIN
 
 MINUTE_MS, HOUR_MS, DAY_MS = 60_000, 3_600_000, 86_400_000
-# Name under which `telemetry.day_sums` stores its progress. It is not a `Level`, because bills
-# never read sums of days.
+# Name of the progress of `telemetry.day_sums`. It is not a `Level`, because bills never read sums
+# of days.
 DAYS = "days"
-# An hour is closed this long after its end. Rows that are written later count as late. Either a
-# gateway had spooled them while the broker was down, or their request ran for that long.
+# An hour is closed this long after its end. Rows that are written later count as late. The reason
+# is a gateway that spooled them while the broker was down, or a request that ran for so long.
 CLOSED_AFTER_MS = HOUR_MS
-# Marks are stored for 30 days, so rollups that are further behind are invalid and computed anew.
+# Marks are stored for 30 days. So rollups that are further behind are invalid and are recomputed.
 BEHIND_MAX_MS = 29 * DAY_MS
-# Events are stored for whole days and deleted when parts are merged, never too early. This margin
-# allows for differing clocks and for the duration of a round of rollups.
+# Margin for differing clocks and for the duration of a round of rollups. Events are stored for
+# whole days, and deleted some time after that, when parts are merged.
 _ROOM_MS = DAY_MS
-# An event that arrives this long after its time has its own rollup row, which is added to the other
-# rows. The limit is half of the minimum retention of events. So events that arrive before this
-# limit are stored for at least the same time again, in which they can be summed. The limit does not
-# depend on the settings, because otherwise both kinds of rows could contain the same event.
+# An event that arrives this long after its time has a separate rollup row, which is added to the
+# other rows. The limit is half of the minimum retention of events. So an event that arrives before
+# the limit can be summed for at least the other half. The limit is independent of the
+# settings. Otherwise, after a change of them, both kinds of rows could contain the same event.
 LATE_AFTER_MS = REQUESTS_DAYS_MIN * DAY_MS // 2
 _RANGES_MAX = 40
 
@@ -39,7 +40,7 @@ Range = tuple[int, int]
 
 
 class Level(StrEnum):
-    """The interval length of a rollup row, which is also the name of its stored progress."""
+    """The length of a rollup row's interval. The value is also the name of its progress."""
 
     MINUTES = "minutes"
     HOURS = "hours"
@@ -57,7 +58,7 @@ class Level(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RetainedSince:
-    """The times from which all rows certainly exist, in Unix milliseconds of whole hours.
+    """The times from which no row has been deleted, in Unix milliseconds of whole hours.
 
     Attributes:
         events_ms: Arrival time from which all request events exist.
@@ -69,7 +70,7 @@ class RetainedSince:
 
     @classmethod
     def of(cls, now_ms: int, events: "Deletion", minutes: "Deletion") -> "RetainedSince":
-        """Return the times from which rows exist in two tables that delete old rows."""
+        """Return the times from which all rows exist, for two tables that delete old rows."""
 
         def since(found: Deletion) -> int:
             days_ms = now_ms - found.days * DAY_MS if found.days else 0
@@ -81,12 +82,12 @@ class RetainedSince:
 
 @dataclass(frozen=True, slots=True)
 class Deletion:
-    """The deletion of rows by a table's TTL, which may differ from the settings.
+    """The deletion of rows by a table's TTL. The TTL may differ from the settings.
 
     Attributes:
         days: Days after which rows are deleted, or 0 if they are never deleted.
-        gone_ms: Unix time in ms before which rows may be missing because of an earlier, shorter
-            retention, or 0.
+        gone_ms: Unix time in ms before which rows may be missing, because the retention was shorter
+            in the past. 0 means that none are missing.
     """
 
     days: int = 0
@@ -98,10 +99,10 @@ class RollupState:
     """The progress of rollups at the time of one query. Times are Unix milliseconds.
 
     Attributes:
-        has_minutes: Whether rollups of minutes are valid, except for marked minutes.
-        has_hours: Whether rollups of hours are valid, except for hours with marked minutes.
-        minutes_ms: Starts of minutes that were marked after minutes were rolled up.
-        hours_ms: Starts of minutes that were marked after hours were rolled up.
+        has_minutes: Whether rollups of minutes are valid, except for minutes in `minutes_ms`.
+        has_hours: Whether rollups of hours are valid, except for hours that contain `hours_ms`.
+        minutes_ms: Starts of minutes that were marked after the last rollup of minutes.
+        hours_ms: Starts of minutes that were marked after the last rollup of hours.
         kept: Times from which events and rollups of minutes still exist.
     """
 
@@ -114,12 +115,13 @@ class RollupState:
 
 @dataclass(frozen=True, slots=True)
 class SpanPlan:
-    """The ranges of a time range that are read from each table. Ranges are sorted and disjoint.
+    """The parts of a time range, by the table they are read from. Ranges are sorted and disjoint.
 
     Attributes:
-        span: The whole hours of the queried time range. Its partial hours are in `events`.
+        span: The whole hours within the queried time range. Partial hours at its ends are in
+            `events`.
         minutes: Hours within `span` for which rollups of hours are not valid.
-        events: Ranges to sum from events. The other parts of `minutes` are summed from rollups of
+        events: Ranges to sum from events. All other times in `minutes` are summed from rollups of
             minutes.
     """
 
@@ -135,10 +137,10 @@ class SpanPlan:
 
 
 def plan(span: Range, state: RollupState) -> SpanPlan:
-    """Return which tables to sum a time range from.
+    """Return the tables from which the parts of a time range are summed.
 
-    Times whose events may have been deleted are not summed from events. Late events of such times
-    are included after the next round of rollups.
+    Times whose events may have been deleted are not summed from events. If such a time receives
+    late events, the next round of rollups includes them.
     """
     asked, span = span, (-_floor(-span[0], HOUR_MS), _floor(span[1], HOUR_MS))
     if span[0] >= span[1]:
@@ -151,7 +153,7 @@ def plan(span: Range, state: RollupState) -> SpanPlan:
         marked = _coarse(_hours((at, at + 1)) for at in state.hours_ms)
     events = _clipped(events, (max(span[0], kept.events_ms), span[1]))
     inside = _clipped(_merged([*marked, *map(_hours, events)]), span)
-    # For these minutes events exist, but rollups may have been deleted.
+    # For these minutes events still exist, but their rollups may have been deleted.
     bare = _clipped(inside, (kept.events_ms, kept.minutes_ms))
     minutes = _merged([*_clipped(inside, (kept.minutes_ms, span[1])), *bare])
     edges = _clipped([(asked[0], span[0]), (span[1], asked[1])], asked)
@@ -164,7 +166,7 @@ def condition(ranges: Sequence[Range], moment: str) -> str:
 
 
 def rows(level: Level, where: Range, ranges: str, scope: str) -> str:
-    """Return SQL for the rows of a rollup, where `ranges` and `scope` are SQL conditions."""
+    """Return SQL for the rows of a rollup. `ranges` and `scope` are SQL conditions."""
     return f"""
 SELECT toDateTime64(start, 3, 'UTC') AS at, {", ".join(KEYS)}, {", ".join(MEASURES)}
 FROM {level.table} FINAL
@@ -172,14 +174,14 @@ WHERE ({scope}) AND {_between("start", where)} AND ({ranges})"""  # noqa: S608 -
 
 
 def event_rows(where: str) -> str:
-    """Return SQL for the columns of `rows`, with one row per event that meets the condition.
+    """Return SQL for one row per event that meets the condition, with the columns of `rows`.
 
     FINAL removes duplicates that are not merged yet. Duplicates have the same time, so they are
     always in the same partition.
 
-    Prompt tokens are counted only if they were computed, as in the gateway's limits and metrics.
-    Requests that were refused, or left the queue before a placement, have none. Events of
-    embeddings contain only computed prompt tokens.
+    Prompt tokens count only if they were computed, as in the gateway's limits and metrics. A
+    request that was refused, or that left the queue before a placement, has none. All prompt tokens
+    of an embedding's event were computed.
     """
     return f"""
 SELECT received_at AS at, {", ".join(KEYS)}, event_id, ingested_at,
@@ -201,8 +203,8 @@ FROM requests FINAL
 WHERE {where}"""  # noqa: S608 - our own words, with values as parameters
 
 
-# Columns that all requests of a row share, and columns that are summed, except for `late_at`, whose
-# maximum is used.
+# A rollup row has one value of each key, and the sum of each measure. The exception is `late_at`,
+# whose maximum is stored.
 KEYS = ("tenant_id", "key_id", "model", "release", "pool_id", "is_copy")
 MEASURES = (
     *("requests", "failed", "prompt", "cached", "output", "withheld", "unbilled", "late"),
@@ -212,7 +214,7 @@ SUMS = MEASURES[:-1]
 
 
 def planned_rows(found: SpanPlan, scope: str) -> str:
-    """Return SQL for rows that add up to a time range, with `at`, `KEYS` and `MEASURES`."""
+    """Return SQL for rows whose sum is that of a time range, with `at`, `KEYS` and `MEASURES`."""
     columns = f"at, {', '.join(KEYS)}, {', '.join(MEASURES)}"
     parts = [rows(Level.HOURS, found.span, f"NOT ({condition(found.minutes, 'start')})", scope)]
     if found.minutes:
@@ -220,7 +222,8 @@ def planned_rows(found: SpanPlan, scope: str) -> str:
         outside = condition(found.events, "start")
         parts.append(rows(Level.MINUTES, found.span, f"({inside}) AND NOT ({outside})", scope))
     if found.events:
-        # The primary key is only used if the condition also has a single range around all ranges.
+        # ClickHouse only uses the primary key if the condition also has one range around all
+        # ranges.
         hull = (found.events[0][0], found.events[-1][1])
         where = (
             f"({scope}) AND {_between('received_at', hull)}"
@@ -264,7 +267,7 @@ def _clipped(ranges: Iterable[Range], span: Range) -> list[Range]:
 
 
 def _coarse(ranges: Iterable[Range]) -> list[Range]:
-    """Return a few ranges that cover the given ranges, to bound the length of the statement."""
+    """Return a few ranges that contain the given ranges, so that the statement stays short."""
     found = _merged(ranges)
     for length_ms in (HOUR_MS, DAY_MS):
         if len(found) <= _RANGES_MAX:

@@ -1,10 +1,10 @@
 """Computes rollups for marked intervals, and returns their progress for queries.
 
 Several processes may compute rollups at once, and may crash at any point. A round first sums all
-events of the marked intervals and then stores its progress, so a repeated round writes the same
-rows. The version of a row is the store's time before its events were read, and queries use the
-newest version. So the newest row includes all events that were marked before that time. This
-requires that every write of rollups and `requests` ends within `SETTLE_MS`.
+events of the marked intervals and then stores its progress. So if a round is repeated, it writes
+the same rows. The version of a row is the store's time before its events were read. Queries use the
+newest version, which includes all events that were marked before that time. For this, every write
+of rollups and `requests` must end within `SETTLE_MS`.
 """
 
 import asyncio
@@ -34,25 +34,26 @@ from telemetry.rollups import (
 )
 from telemetry.store import STORE_ERRORS, Store
 
-SETTLE_MS = 120_000  # milliseconds, since inserts last up to 60 s, and servers' clocks differ
+# milliseconds, more than an insert's 60 s and the difference of servers' clocks
+SETTLE_MS = 120_000
 _EVERY_S = 30.0
 _STEP_S = 600.0
-_LEVEL_S = 200.0  # seconds per level in one step, so that neither level starves the other
-# Milliseconds between rounds of hours. The current hour is not summed in each round, because
-# queries use its minutes meanwhile.
+_LEVEL_S = 200.0  # longest time per level in one step, in seconds, so that each level advances
+# Milliseconds between rounds of hours. The current hour changes all the time, so rounds are rare.
+# Meanwhile queries use the minutes of a changed hour.
 _HOURS_EVERY_MS = 600_000
 _MARKS_MAX, _MARKS_MIN = 100_000, 10
 _DIRTY_MAX = 100_000
-# Milliseconds over which the marks of rows that are older than marking are spread, so that rounds
-# can be small. The hours of a tenant's day have consecutive marks, because its events are stored
-# together.
+# Rows that are older than the table of marks are marked afterwards. Their marks are spread over
+# this time in milliseconds, so that a round can process a few of them. The hours of one tenant and
+# day have consecutive marks, because their events are stored together.
 _SPREAD_MS = HOUR_MS
 
 _NOW = "SELECT toUnixTimestamp64Milli(now64(3)) AS now_ms"
-# Names of stored progress. The first has the time at which marking began. The second has the day up
-# to which older rows were marked since.
+# Names of stored progress for such old rows. The first is the time at which their marking began.
+# The second is the day up to which they are marked.
 _SEED_BASE, _SEED_DAY = "seed", "seed_{base_ms}"
-# ClickHouse answers this query from metadata of parts, without reading rows.
+# ClickHouse answers this query from the metadata of its parts, without reading rows.
 _MONTHS = """
 SELECT toUnixTimestamp64Milli(min(received_at)) AS first_ms,
     toUnixTimestamp64Milli(max(received_at)) AS last_ms
@@ -102,8 +103,8 @@ SETTINGS max_execution_time = 20
 def _roll(level: Level) -> str:
     """Return the statement that recomputes the sums of intervals marked in a time range.
 
-    A row that no longer has any requests becomes a row of zeros. For times whose events may have
-    been deleted, only the rows of single late events are recomputed.
+    If a rollup row has no requests any more, its new version has zeros. For times whose events may
+    have been deleted, only the separate rows of late events are recomputed.
     """
     groups = ("start", "late_id", *KEYS)
     units = f"SELECT tenant_id, {level.start_of}(minute, 'UTC') FROM rollup_marks WHERE {_SPAN}"  # noqa: S608
@@ -138,9 +139,9 @@ _ROLL = {level: _roll(level) for level in Level}
 
 
 async def summed(store: Store, span: Range, scope: TenantScope) -> str:
-    """Return SQL for rows of `at`, `KEYS` and `MEASURES` that add up to the events of a time range.
+    """Return SQL for rows of `at`, `KEYS` and `MEASURES` whose sum is that of a time range.
 
-    The statement depends on the present progress, so it must be run at once and not be cached. The
+    The statement depends on the present progress, so it must be run at once and not be cached. This
     function raises the errors of `rollup_state`.
     """
     state = await rollup_state(store, span, scope)
@@ -150,8 +151,8 @@ async def summed(store: Store, span: Range, scope: TenantScope) -> str:
 async def rollup_state(store: Store, span: Range, scope: TenantScope) -> RollupState:
     """Return the progress of rollups for a time range and tenants.
 
-    The caller reads rows after this call, because later marks belong to rows that were not
-    acknowledged at the time of the call.
+    The caller must read rows after this call. Rows whose marks are written later were not yet
+    acknowledged at the time of the call, so the result may omit them.
 
     Raises:
         STORE_ERRORS: ClickHouse cannot be reached.
@@ -190,7 +191,7 @@ def _where(rows: Iterable[dict[str, Any]], name: str) -> list[int]:
 
 
 class Rollups:
-    """Computes rollups periodically in a loop, `run`, which runs in a TaskGroup."""
+    """Computes rollups periodically in the loop `run`, which runs in a TaskGroup."""
 
     def __init__(
         self, store: Store, metrics: TelemetryMetrics, *, settle_ms: int = SETTLE_MS
@@ -209,7 +210,7 @@ class Rollups:
         )
 
     async def step(self) -> None:
-        """Process all present marks, or raise STORE_ERRORS, after which a retry is harmless."""
+        """Process all present marks. Raises STORE_ERRORS. A repetition of the step is harmless."""
         [row] = await self._store.query(_NOW, {})
         await self._level(Level.MINUTES)
         is_time = row["now_ms"] >= self._hours_at_ms
@@ -219,7 +220,7 @@ class Rollups:
             self._hours_at_ms = row["now_ms"] + _HOURS_EVERY_MS
 
     async def _level(self, level: Level) -> bool:
-        """Process marks of a level, or return False if the time ran out before the last one."""
+        """Process the marks of a level. Returns False if the time ran out before the last one."""
         clock = asyncio.get_running_loop().time
         until_s = clock() + _LEVEL_S
         known = await progress(self._store)
@@ -231,12 +232,12 @@ class Rollups:
         return False
 
     async def _round(self, level: Level) -> bool:
-        """Process a bounded number of marks, and return whether all marks are processed."""
+        """Process a limited number of marks, and return whether none are left."""
         known = await progress(self._store)
         settled_ms = known.now_ms - self._settle_ms
         if level in known.levels:
             from_ms = known.levels[level]
-        else:  # `_seeded` has stored the base before
+        else:  # `_seeded` has stored the base
             from_ms = known.until_ms[_SEED_BASE] - _SPREAD_MS
         self._metrics.rolled_up.labels(level=level).set(from_ms / 1000)
         limit = self._marks_max
@@ -254,7 +255,7 @@ class Rollups:
         return is_all
 
     async def _roll(self, level: Level, known: RollupProgress, marked: Range) -> bool:
-        """Recompute the sums of marked intervals, or return False if they were too many at once."""
+        """Recompute the sums of marked intervals. Returns False if they were too many at once."""
         parameters = {
             "now_ms": known.now_ms,
             "from_ms": marked[0],
@@ -265,8 +266,8 @@ class Rollups:
         try:
             await self._store.write(_ROLL[level], parameters)
         except STORE_ERRORS:
-            # The next attempt has fewer marks, because there may have been too many. A failure with
-            # the minimum number has another cause.
+            # The failure may have been caused by too many marks, so the next attempt has fewer.
+            # With the minimum number of marks, it has another cause.
             if self._marks_max == _MARKS_MIN:
                 raise
             self._marks_max = max(_MARKS_MIN, self._marks_max // 2)
@@ -278,7 +279,7 @@ class Rollups:
         await note_progress(self._store, str(name), to_ms)
 
     async def _seeded(self, known: RollupProgress, until_s: float) -> bool:
-        """Mark the intervals of rows that have no marks yet, and return whether all have marks.
+        """Mark the intervals of rows that have no marks, and return whether all rows have marks.
 
         One statement writes all marks of one day, and its repetition is harmless. Later calls mark
         the remaining days. Rows lack marks if they are older than the table of marks, or if their
@@ -291,7 +292,7 @@ class Rollups:
         for level in Level:
             if level not in known.levels:
                 self._metrics.rolled_up.labels(level=level).set((base_ms - _SPREAD_MS) / 1000)
-        # Wait until all inserts have ended that began before marking did.
+        # Inserts that began before marking did write no marks, so all of them must have ended.
         if base_ms > known.now_ms - self._settle_ms:
             return False
         name = _SEED_DAY.format(base_ms=base_ms)

@@ -1,7 +1,7 @@
 """Decodes broker messages into rows, and separates invalid messages ("poison"). Pure.
 
-A poison message must never block later messages, and a decoded message must never cause an insert
-to fail. So this module detects every value that ClickHouse would refuse.
+A poison message must not block later messages, and a decoded message must not cause an insert to
+fail. So this module detects every value that ClickHouse would refuse.
 """
 
 from collections.abc import Iterable, Sequence
@@ -27,15 +27,15 @@ _VERSIONS = (
     FEEDBACK_VERSION,
     TOOL_CALL_VERSION,
 )
-# 2020-01-01 and 2100-01-01 in Unix milliseconds. Times outside are those of a wrong clock, and
-# would add odd partitions.
+# 2020-01-01 and 2100-01-01 in Unix milliseconds. Times outside come from a wrong clock, and each
+# would add a partition to the table.
 RECEIVED_MIN_MS = 1_577_836_800_000
 RECEIVED_MAX_MS = 4_102_444_800_000
 _U8_MAX = 0xFF
 _U16_MAX = 0xFFFF
 _PAYLOAD_KEPT_BYTES = 64 << 10
 
-# Event field by column, where the names differ.
+# Column -> event field, where the names differ.
 _RENAMED = {"received_at": "received_at_unix_ms"}
 COLUMNS: dict[str, str] = {
     "event_id": "String",
@@ -79,7 +79,7 @@ COLUMNS: dict[str, str] = {
     **dict.fromkeys(("withheld_tokens", "unbilled_tokens", "dropped_turns"), "UInt32"),
 }
 CLOSING_COLUMNS: dict[str, str] = COLUMNS | {"part": "UInt32"}
-# One call per event returns all fields, in half the time of a loop over columns.
+# One call per event returns all fields, in half the time that a loop over columns takes.
 _fields = attrgetter(*(_RENAMED.get(column, column) for column in COLUMNS))
 
 COUNT_COLUMNS: dict[str, str] = {
@@ -111,7 +111,7 @@ POISON_COLUMNS: dict[str, str] = {
 
 
 class PoisonReason(StrEnum):
-    """The reason why a message is not a valid event, which is also a metric label."""
+    """The reason why a message is not a valid event. The value is also a metric label."""
 
     UNDECODABLE = "undecodable"
     UNKNOWN_SCHEMA = "unknown_schema"
@@ -122,7 +122,7 @@ class BrokerMessage(NamedTuple):
     """A message read from the broker.
 
     Attributes:
-        is_genuine: Whether a process of this installation sent the message.
+        is_genuine: Whether the message is from a process of this installation.
     """
 
     topic: str
@@ -134,7 +134,7 @@ class BrokerMessage(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Poison:
-    """An invalid message, which is stored without being parsed."""
+    """An invalid message. Its payload is stored without being parsed."""
 
     source: BrokerMessage
     reason: PoisonReason
@@ -143,18 +143,18 @@ class Poison:
 
 @dataclass(slots=True)
 class RowBatch:
-    """The decoded messages of one batch of the broker, by kind.
+    """The decoded messages of one batch from the broker, by kind.
 
     Attributes:
         events: Events, one per event id, in the order of arrival.
-        closings: Routers' reports on requests whose gateway they have lost.
+        closings: Routers' reports on requests whose gateway was lost.
         counts: Routers' counts of the tokens that they received from engines.
-        judgements: Feedback on answers by their recipients.
+        judgements: Feedback on answers.
         tool_calls: Tool calls that gateways ran, one per event id.
         texts: Redacted texts of requests, from a separate topic.
         poisons: Invalid messages.
-        duplicates: Number of messages whose event id occurred earlier in this batch.
-        forged: Number of messages that no process of the platform has sent.
+        duplicates: Number of messages whose event id occurred before in this batch.
+        forged: Number of messages that are not from a process of the platform.
     """
 
     events: list[RequestEvent] = field(default_factory=list[RequestEvent])
@@ -169,7 +169,7 @@ class RowBatch:
 
 
 def decode(messages: Iterable[BrokerMessage]) -> RowBatch:
-    """Decode messages into rows by kind, and into poison."""
+    """Decode messages into rows by kind. Invalid messages become poison."""
     batch = RowBatch()
     seen: set[str] = set()
     for message in messages:
@@ -195,17 +195,17 @@ def decode(messages: Iterable[BrokerMessage]) -> RowBatch:
 
 
 def event_columns(events: Sequence[RequestEvent]) -> list[Sequence[Any]]:
-    """Return the values by column of `COLUMNS`, with times in integer milliseconds."""
+    """Return one list of values per column of `COLUMNS`, with times in milliseconds."""
     return list(zip(*map(_fields, events), strict=True))
 
 
 def closing_columns(closings: Sequence[RequestEvent]) -> list[Sequence[Any]]:
-    """Return the values by column of `CLOSING_COLUMNS`, with times in integer milliseconds."""
+    """Return one list of values per column of `CLOSING_COLUMNS`, with times in milliseconds."""
     return [*event_columns(closings), [closing.part for closing in closings]]
 
 
 def count_columns(counts: Sequence[RequestEvent]) -> list[Sequence[Any]]:
-    """Return the values by column of `COUNT_COLUMNS`, with times in integer milliseconds."""
+    """Return one list of values per column of `COUNT_COLUMNS`, with times in milliseconds."""
     return [
         [event.received_at_unix_ms for event in counts],
         [event.model for event in counts],
@@ -215,7 +215,7 @@ def count_columns(counts: Sequence[RequestEvent]) -> list[Sequence[Any]]:
 
 
 def poison_columns(poisons: Sequence[Poison]) -> list[Sequence[Any]]:
-    """Return the values by column of `POISON_COLUMNS`, with payloads cut at 64 KiB."""
+    """Return one list of values per column of `POISON_COLUMNS`, with payloads cut at 64 KiB."""
     return [
         [poison.source.topic for poison in poisons],
         [poison.source.partition for poison in poisons],
@@ -248,7 +248,7 @@ def _problem(event: RequestEvent) -> str | None:
         return f"status {event.status} is above {_U16_MAX}"
     if event.resumes > _U16_MAX:
         return f"resumes {event.resumes} is above {_U16_MAX}"
-    # Protobuf enums accept any 32-bit value. An unknown arm is stored for newer readers.
+    # Protobuf enums accept any 32-bit value. Unknown arms that fit are stored for newer readers.
     if not 0 <= event.arm <= _U8_MAX:
         return f"arm {event.arm} is none"
     return None

@@ -1,7 +1,7 @@
 """Counts the likelihood scores of a rollout's answers by time window, in SQL.
 
-A score is a separate row, the event of a copy that names the scored request. It belongs to the
-window in which it was *computed*, so that no window waits for work of the lowest priority.
+A score has a separate row, which is the event of a copy of the scored request. The score belongs to
+the window in which it was *computed*. So no window waits for scores, whose priority is the lowest.
 """
 
 from collections.abc import Mapping
@@ -12,11 +12,11 @@ from sluice.buckets import sql_bucket_of
 from sluice.wire.telemetry.v1 import telemetry_pb2 as wire
 from telemetry.store import Store
 
-# Difference of log probabilities, in nats. Below this value, an answer is about as likely under the
-# base as under the adapter that generated it. Adapters without effect (B = 0, or layers in another
-# order) have 0.00, with tails up to 0.2. The shipped adapters have 2.7 and 11.
+# Difference of log probabilities, in nats. Below it, an answer is about as likely under the base as
+# under the adapter that generated it. Adapters without effect (B = 0, or layers in another order)
+# had differences of 0.00, with tails up to 0.2. The shipped adapters had 2.7 and 11.
 BASE_LIKE_NATS = 0.01
-_SCORE_S_MAX = 60  # seconds, twice the gateways' time limit for one score
+_SCORE_S_MAX = 60  # seconds, twice the longest time that gateways permit for one score
 
 # Counts one score per session, as `telemetry.evidence` does for all properties of answers.
 _SCORES = f"""
@@ -61,14 +61,14 @@ SETTINGS max_execution_time = 20
 
 @dataclass(frozen=True, slots=True)
 class ScoreCounts:
-    """The scores of one arm in one window. Histograms map non-empty buckets to counts.
+    """The scores of one arm in one window. Histograms map each bucket with answers to a count.
 
     Attributes:
         answers: Number of scored answers.
-        base_like: Number of answers that are as likely under the base as under the adapter that
-            generated them.
-        surprisal_mnats: Negative mean log probability of answers under the base, in thousandths of
-            a nat.
+        base_like: Number of answers that are about as likely under the base as under the adapter
+            that generated them.
+        surprisal_mnats: Negative mean log probability of an answer's tokens under the base, in
+            thousandths of a nat.
         entropy_mnats: Mean entropy of the distributions from which an answer's tokens were drawn,
             in thousandths of a nat.
     """
@@ -82,7 +82,7 @@ class ScoreCounts:
 async def score_counts(
     store: Store, parameters: Mapping[str, Any]
 ) -> dict[tuple[int, bool], ScoreCounts]:
-    """Return the scores by start of the window and by whether the arm is the canary.
+    """Return (start of the window, whether the arm is the canary) -> scores.
 
     Args:
         store: The trace store with the requests.

@@ -11,8 +11,8 @@ from sluice.kafka import Brokers
 from sluice.settings import Address, ServiceSettings
 
 _Days = Annotated[int, Field(ge=0, le=36_500)]
-# Minimum of `requests_days`. An event counts as late after half of this time and then has its own
-# rollup row. So a change of this value would invalidate existing rollups.
+# Least permitted value of `requests_days`. After half of it, an event counts as late and has a
+# separate rollup row. So a change of this constant would invalidate existing rollups.
 REQUESTS_DAYS_MIN = 7
 _NAME = r"^[A-Za-z_][A-Za-z0-9_]*$"
 
@@ -23,28 +23,29 @@ class StoreSettings(ServiceSettings):
     Attributes:
         clickhouse_url: http(s)://host:port of ClickHouse.
         clickhouse_user: User, or empty for the server's default user.
-        clickhouse_password: Password, or empty without one.
+        clickhouse_password: Password, or empty for none.
         clickhouse_database: Database, which the migrations create.
-        clickhouse_cluster: Name for ON CLUSTER, or empty on a single server.
-        clickhouse_engine_prefix: Prefix of table engines, `Replicated` on a cluster with replicas,
+        clickhouse_cluster: Name for ON CLUSTER, or empty for a single server.
+        clickhouse_engine_prefix: Prefix of table engines: `Replicated` on a cluster with replicas,
             else empty. With the prefix, inserts wait for most replicas, and queries read all
             acknowledged rows.
-        clickhouse_is_sharded: Whether the cluster has several shards. Each table then exists on
-            each shard, and once more over all shards. The value must never change.
-        clickhouse_storage_policy: Storage policy of tables of tenants' requests, or empty for the
-            default.
+        clickhouse_is_sharded: Whether the cluster has several shards. If so, each table exists on
+            each shard, and a further table covers all shards. This setting must never change.
+        clickhouse_storage_policy: Storage policy of the tables that grow with requests, or empty
+            for the default.
         clickhouse_cold_volume: Volume of that policy to which old rows move.
         cold_after_days: Days after which rows move to the cold volume, or 0 for never.
-        requests_days: Days after which events of requests are deleted, or 0 for never. It has to be
-            longer than brokers and spools store them.
+        requests_days: Days after which events of requests are deleted, or 0 for never. They must be
+            more days than brokers and spools store events.
         closings_days: Days after which routers' closings of lost gateways are deleted, or 0 for
             never.
         token_counts_days: Days after which routers' token counts are deleted, or 0 for never.
         attempts_days: Days after which attempts are deleted, or 0 for never.
         tool_calls_days: Days after which calls of tools are deleted, or 0 for never.
-        poison_days: Days after which messages that are not events are deleted, or 0 for never.
+        poison_days: Days after which invalid messages are deleted, or 0 for never.
         usage_minutes_days: Days after which sums per minute are deleted, or 0 for never.
-        usage_hours_days: Days after which sums per hour, and so usage, are deleted, or 0 for never.
+        usage_hours_days: Days after which sums per hour are deleted, or 0 for never. Usage of
+            deleted hours is lost.
     """
 
     model_config = SettingsConfigDict(env_prefix="TELEMETRY__")
@@ -80,7 +81,7 @@ class StoreSettings(ServiceSettings):
 
 
 class Settings(StoreSettings):
-    """Settings of the telemetry service besides its store.
+    """Settings of the telemetry service, in addition to those of its store.
 
     Attributes:
         kafka_bootstrap: host:port,... of the brokers.
@@ -90,24 +91,23 @@ class Settings(StoreSettings):
         group: Consumer group, to which the id of the Kafka cluster is appended
             (`telemetry.consumer`).
         batch_max: Maximum number of events per insert.
-        batch_wait_s: Seconds to wait for a batch to fill. An insert costs the trace store about 40
-            ms of processor time, even with few rows.
-        closing_settle_s: Seconds within which a gateway whose stream broke may still report its
-            requests, before a router's report counts. It has to be longer than an insert.
+        batch_wait_s: Seconds to wait for a batch to fill. Even an insert of few rows costs the
+            trace store about 40 ms of processor time.
+        closing_settle_s: Seconds after a gateway's stream broke, in which the gateway may still
+            report its requests. Then a router's report counts. It must be longer than an insert.
         http_address: host:port of queries, health and metrics.
         admin_key_sha256: SHA-256 of the admin key, in hex.
-        prices_file: File with the price list of the fleet for costs, in TOML or JSON, or empty to
-            compute no costs.
+        prices_file: File with the price list of the fleet, in TOML or JSON, or empty for no costs.
         control_plane_url: http(s)://host:port of the control plane's REST API, or empty. It has the
-            replica-hours of pools without replicas in the price list.
-        control_plane_key: Admin key of the control plane, for which the viewer role suffices.
+            replica-hours of pools for which the price list has no replicas.
+        control_plane_key: Admin key of the control plane. The viewer role suffices.
         otlp_endpoint: URL for spans by OTLP over HTTP, for example
-            `http://collector:4318/v1/traces`, or empty to export none. OpenTelemetry's own
+            `http://collector:4318/v1/traces`, or empty for no export. OpenTelemetry's own
             variables set headers and certificates (`OTEL_EXPORTER_OTLP_HEADERS`,
             `OTEL_EXPORTER_OTLP_CERTIFICATE`).
-        otlp_slow_s: Seconds to the first token, or of a pause between tokens, from which on a
-            request counts as slow. The spans of slow requests are exported even if they were not
-            sampled. 0 disables this.
+        otlp_slow_s: TTFT, or pause between tokens, in seconds from which a request counts as slow.
+            Spans of slow requests are exported even if the requests are not sampled. 0 means that
+            no request counts as slow.
     """
 
     kafka_bootstrap: Brokers
@@ -128,7 +128,7 @@ class Settings(StoreSettings):
 
 
 class MigrateSettings(StoreSettings):
-    """Settings of `telemetry.migrate`, which accepts but ignores the service's other settings."""
+    """Settings of `telemetry.migrate`. The service's other settings are accepted but ignored."""
 
     kafka_bootstrap: str = ""
     kafka_group_protocol: str = ""

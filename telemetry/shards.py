@@ -1,21 +1,21 @@
 """Creates the tables of a cluster with several shards.
 
-Each shard has its tables in a separate database. `Distributed` tables over all shards have the
-names that queries use. All rows of a tenant are on one shard. Rows that replace one another are on
-one shard, too. So `FINAL` and `IN (SELECT ...)` only have to read one shard.
+Each shard has its tables in a separate database. Queries use `Distributed` tables, which cover all
+shards. All rows of a tenant are on one shard. Rows that replace one another are also on one shard.
+So a shard can evaluate `FINAL` and `IN (SELECT ...)` without rows of other shards.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 
 from telemetry.migrations import TraceDatabase
 
-# IN over distributed tables reads the shard's own rows, and an insert returns when all shards have
-# it.
+# IN over distributed tables reads only rows of the same shard. An insert returns when all shards
+# have stored their rows.
 SESSION: Mapping[str, str | int] = {
     "distributed_product_mode": "local",
     "distributed_foreground_insert": 1,
 }
-# Rollups rely on reading all rows that were acknowledged two minutes ago.
+# Rollups rely on reads that include all rows acknowledged two minutes before.
 REPLICATED: Mapping[str, str | int] = {
     "insert_quorum": "auto",
     "insert_quorum_parallel": 0,
@@ -37,7 +37,7 @@ WHERE database IN ('{local}', '{database}') ORDER BY database, table, position
 
 
 def session(*, is_sharded: bool, is_replicated: bool) -> dict[str, str | int]:
-    """Return the settings of each statement on such a cluster, none for a single server."""
+    """Return the settings of each statement on such a cluster, or none for a single server."""
     found = dict(SESSION) if is_sharded else {}
     if is_replicated:
         found |= REPLICATED
@@ -46,12 +46,12 @@ def session(*, is_sharded: bool, is_replicated: bool) -> dict[str, str | int]:
 
 
 def local_database(database: str) -> str:
-    """Return the name of the database with a shard's own tables."""
+    """Return the name of the database that has a shard's own tables."""
     return f"{database}_shard"
 
 
 def sharding_key(sorting_key: str) -> str:
-    """Return the sharding key of a table, given the sorting key by which rows replace others."""
+    """Return a table's sharding key. Rows with equal sorting keys replace one another."""
     columns = [column.strip() for column in sorting_key.split(",")]
     return f"cityHash64({'tenant_id' if 'tenant_id' in columns else ', '.join(columns)})"
 

@@ -2,7 +2,7 @@
 
 While one batch is written, the next batch is read and decoded, so at most two batches are in
 memory. The sink survives failures of the broker and of ClickHouse. After a failure, the sink leaves
-the consumer group, pauses, and joins again in a new session. The broker then delivers all unwritten
+the consumer group, pauses, and joins the group again. The broker then delivers all unwritten
 messages again.
 """
 
@@ -28,8 +28,8 @@ log = structlog.get_logger(__name__)
 _SESSION_ERRORS = (*STORE_ERRORS, KafkaException, ConsumerLostError)
 _PAUSE_FIRST_S = 0.25
 _PAUSE_MAX_S = 5.0
-# Seconds for which a write is retried within one membership. The group would assign the partitions
-# to another member after 300 s.
+# Seconds for which a failed write is retried without leaving the group. After 300 s, the group
+# would assign the partitions to another member.
 _WRITE_RETRY_S = 60.0
 _LAG_EVERY_S = 5.0
 
@@ -39,12 +39,12 @@ class BrokerReader(Protocol):
 
     @property
     def is_assigned(self) -> bool:
-        """Whether the group has assigned partitions to this member, possibly none."""
+        """Whether the group has assigned partitions to this member, perhaps none."""
         ...
 
     @property
     def missing(self) -> int:
-        """Number of messages since `open` that were deleted before they were read."""
+        """Number of messages since `open` that the broker deleted before they were read."""
         ...
 
     async def open(self) -> None:
@@ -64,7 +64,7 @@ class BrokerReader(Protocol):
         ...
 
     async def is_drained(self) -> bool:
-        """Return whether all messages that the broker has at present were read."""
+        """Return whether all messages in the broker at the time of the call were read."""
         ...
 
     async def close(self) -> None:
@@ -106,17 +106,18 @@ class Sink:
         decode: Callable[[Sequence[BrokerMessage]], RowBatch] = rows.decode,
         are_texts: bool = False,
     ) -> None:
-        """Prepare the sink without connecting.
+        """Create a sink that connects when it runs.
 
         Args:
-            reader: Function that returns a new reader for each session.
-            writer: ClickHouse.
+            reader: Function that returns a new reader. The sink calls it each time it joins the
+                group.
+            writer: Store to which the sink writes.
             metrics: Metrics of this sink.
-            batch_max: Maximum number of messages in a batch.
+            batch_max: Largest number of messages in a batch.
             on_written: Function that is called with written events, perhaps more than once per
                 event.
             decode: Function that decodes the messages of the topic into rows.
-            are_texts: Whether the topic has texts, which selects the metrics.
+            are_texts: Whether the topic has texts instead of events. The metrics differ.
         """
         self._decode = decode
         self._own = metrics.of_texts if are_texts else metrics.of_events
@@ -134,13 +135,13 @@ class Sink:
     def drain(self) -> None:
         """End `run` once all messages are read, or at the next failure.
 
-        The local stack's broker loses its messages when it stops. So the stack drains the sink
-        before the broker stops, in order to write the last events of stopped gateways.
+        The local stack's broker loses its messages when it stops. So before the broker stops, the
+        stack drains the sink, in order to write the last events of stopped gateways.
         """
         self._is_draining = True
 
     async def run(self) -> None:
-        """Run sessions in sequence, with a pause after each failure that doubles up to 5 s."""
+        """Join the group again after each failure. The pause before it doubles up to 5 s."""
         while not self._is_draining:
             try:
                 await self._session()
@@ -163,15 +164,15 @@ class Sink:
             await reader.open()
             await self._move(reader)
         finally:
-            # The reader is closed even when the task is cancelled, because this commits the written
-            # offsets and leaves the group at once.
+            # The reader is closed even when the task is cancelled. The close commits the offsets of
+            # written messages and leaves the group at once.
             await asyncio.shield(reader.close())
 
     async def _move(self, reader: BrokerReader) -> None:
         ahead = _Read()
         while ahead.messages or not (self._is_draining and await reader.is_drained()):
-            # A TaskGroup is not used, because in Python 3.11 a failure within it can lose a
-            # cancellation.
+            # asyncio.gather replaces a TaskGroup here. In Python 3.11, a failure within a TaskGroup
+            # can suppress a cancellation.
             read, failure = await asyncio.gather(
                 self._read(reader), self._settle(reader, ahead), return_exceptions=True
             )
@@ -197,12 +198,12 @@ class Sink:
     async def _settle(self, reader: BrokerReader, read: _Read) -> None:
         if read.messages:
             await self._write(read.batch)
-            # The offsets are committed after the write, because a crash in between must deliver the
-            # messages again.
+            # The offsets are committed after the write. If the process crashes in between, the
+            # broker delivers the messages again.
             await reader.written(read.messages)
 
     async def _write(self, batch: RowBatch) -> None:
-        """Write a batch with retries for up to a minute, and then raise the last error."""
+        """Write a batch with retries for up to a minute. Raises the last error after that."""
         give_up_at = time.monotonic() + _WRITE_RETRY_S
         attempt = 0
         while True:

@@ -1,4 +1,4 @@
-"""Computes service levels of the last minutes from rollups: TTFT, TPOT, queue time and goodput.
+"""Computes service levels (TTFT, TPOT, queue time, goodput) of the last minutes from rollups.
 
 A view computes the sums when events are inserted (`migrations/clickhouse/0012_slo.sql`). So a query
 reads a few rows per minute and model, independently of the number of requests.
@@ -12,7 +12,7 @@ from telemetry.queries import iso
 from telemetry.store import Store
 
 MINUTES_MAX = 7 * 24 * 60
-_POINTS = 60  # points of a chart over time
+_POINTS = 60  # largest number of points in a chart over time
 _MODELS_MAX = 100
 _BUSIEST, _BUSIEST_MINUTES = 20, 5
 _QUANTILES = "0.5, 0.95, 0.99"
@@ -62,7 +62,7 @@ async def fared(store: Store, minutes: int) -> dict[str, Any]:
 async def busiest(store: Store) -> list[dict[str, Any]]:
     """Return the service levels of the 20 busiest models in the last five minutes.
 
-    The rows have the form of those in `fared`.
+    The rows have the same form as those of `fared`.
 
     Raises:
         STORE_ERRORS: ClickHouse cannot be reached.
@@ -73,7 +73,7 @@ async def busiest(store: Store) -> list[dict[str, Any]]:
 
 
 def _shown(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row for JSON, with quantiles in milliseconds, or null without measurements."""
+    """Return a row for JSON. Quantiles are in milliseconds, or null without measurements."""
     judged = row["judged"]
     return {
         **{name: row[name] for name in ("requests", "failed", "output")},

@@ -1,9 +1,9 @@
 """Converts the event of a request to OpenTelemetry spans, without prompts and answers. Pure.
 
-The request is a SERVER span whose parent is the caller's span. Its children are the gateway's part
+The request is a SERVER span, whose parent is the caller's span. Its children are the gateway's part
 and one attempt per submission to a router. The children of an attempt are its stages. A stage that
-is missing in the event has no span. Span ids are computed from the event, so an event that is
-delivered twice has identical spans.
+is missing in the event has no span. Span ids are hashes of event fields, so an event that is
+delivered twice results in identical spans.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,11 +17,11 @@ Value = str | int | bool | Sequence[str]
 
 _HTTP_ERROR = 400
 _SERVER_ERROR = 500
-# Span number of the gateway's part. The numbers of attempts begin at 1 << 16.
+# Number of the gateway's part, from which its span id is computed. Attempts begin at 1 << 16.
 _GATEWAY_NUMBER = 1
 _TRACE_DIGITS, _SPAN_DIGITS = 32, 16
 _HEX = frozenset("0123456789abcdef")
-# Operation names of OpenTelemetry's conventions, by the last part of an endpoint's path.
+# Last part of an endpoint's path -> operation name of OpenTelemetry's conventions.
 _OPERATIONS = {
     "completions": "text_completion",
     "embeddings": "embeddings",
@@ -52,7 +52,7 @@ class Span:
         trace_id: Id of the trace, 32 hex digits.
         span_id: Id of the span, 16 hex digits.
         parent_id: Id of the parent span, 16 hex digits, or empty without a parent.
-        start_us: Start in Unix microseconds, like the end in `end_us`.
+        start_us: Start in Unix microseconds. `end_us` has the same unit.
         error: Code of the failure, or empty if there is none.
         is_server: Whether the span is the whole request, of kind SERVER. Other spans are internal.
     """
@@ -77,9 +77,9 @@ def is_notable(event: RequestEvent, slow_us: int) -> bool:
 
     Args:
         event: The request's event.
-        slow_us: Microseconds from which on a request is slow, or 0 if no request counts as slow.
-            They are compared with the longest pause between tokens, and with the TTFT, or the total
-            without a TTFT.
+        slow_us: Microseconds from which a request is slow, or 0 if no request counts as slow. The
+            longest pause between tokens and the TTFT are compared with this limit. Without a TTFT,
+            the total time is compared.
     """
     if event.status >= _HTTP_ERROR or _is_failure(event.outcome) or event.resumes:
         return True
@@ -88,7 +88,7 @@ def is_notable(event: RequestEvent, slow_us: int) -> bool:
 
 
 def _final_status(event: RequestEvent) -> int:
-    """Return the status of the request's end, which a stream cannot send after its 200."""
+    """Return the status at the request's end. A stream that fails later has already sent 200."""
     policy = policy_of(event.outcome)
     if event.status >= _HTTP_ERROR or policy is None:
         return event.status if event.status >= _HTTP_ERROR else 0
@@ -101,7 +101,7 @@ def _is_failure(outcome: str) -> bool:
 
 
 def spans_of(event: RequestEvent) -> list[Span]:
-    """Return the spans of a request, parents first, or none if the request has no trace id."""
+    """Return the spans of a request, parents first. Empty if the request has no trace id."""
     if not _is_id(event.trace_id, _TRACE_DIGITS):
         return []
     if event.HasField("tool_call"):
@@ -116,7 +116,7 @@ def spans_of(event: RequestEvent) -> list[Span]:
 
 
 def _tool_span(event: RequestEvent) -> Span:
-    """Return the span of a tool call, as a child of its request's first round."""
+    """Return the span of a tool call, as a child of the span of its request's first round."""
     call, start_us = event.tool_call, event.received_at_unix_ms * 1000
     return Span(
         name=f"execute_tool {call.name}",
@@ -144,7 +144,7 @@ def _root(event: RequestEvent) -> Span:
     operation = _operation(event.endpoint)
     start_us = event.received_at_unix_ms * 1000
     parent_id = event.parent_span_id if _is_id(event.parent_span_id, _SPAN_DIGITS) else ""
-    # By convention a client's error is not an error of a server span.
+    # By OpenTelemetry's convention, an error of the client is not an error of a server span.
     is_error = _final_status(event) >= _SERVER_ERROR
     longest_us = max(event.total_us, event.ttft_us, event.gateway_us)
     ends = [attempt.ended_us for attempt in event.attempts]
@@ -190,7 +190,7 @@ def _request_attributes(event: RequestEvent, operation: str) -> Iterator[tuple[s
 
 
 def _only_attempt(event: RequestEvent) -> list[Attempt]:
-    """Return the attempt of a request with a single attempt, which its event has no list for."""
+    """Return the attempt of a request that has only one, because its event lists no attempts."""
     if not event.gateway_us or event.resumes:
         return []
     last_us = max(event.total_us, event.ttft_us, event.gateway_us)
@@ -200,7 +200,7 @@ def _only_attempt(event: RequestEvent) -> list[Attempt]:
             router_id=event.router_id,
             replica_id=event.replica_id,
             submitted_us=event.gateway_us,
-            # Without streaming, the first bytes are sent at the end of the answer.
+            # Without streaming, the first byte is sent at the end of the answer.
             first_us=event.ttft_us if event.is_stream else 0,
             ended_us=last_us,
             queue_us=event.queue_us,
@@ -242,11 +242,11 @@ def _attempt_spans(root: Span, attempt: Attempt) -> Iterator[Span]:
 
 
 def stage_times(attempt: Attempt) -> list[tuple[str, int, int]]:
-    """Return the name, start and end of an attempt's stages, in microseconds since the arrival.
+    """Return name, start and end of an attempt's stages, in microseconds since the arrival.
 
-    Three processes measure the stages as durations by their own clocks. So each stage starts at the
-    end of the previous one, and is cut at the first token or the end. Prefill includes the transfer
-    of the first token, so that there are no gaps.
+    Three processes measure the durations of stages, each by its own clock. So each stage starts at
+    the end of the previous stage, and is cut at the first token or the end. Prefill includes the
+    transfer of the first token, so that there are no gaps.
     """
     last_us = max(attempt.submitted_us, attempt.ended_us)
     if not attempt.replica_id:
@@ -273,7 +273,7 @@ def stage_times(attempt: Attempt) -> list[tuple[str, int, int]]:
 def _child(
     parent: Span, name: str, number: int, start_us: int, end_us: int, *, of_us: int | None = None
 ) -> Span:
-    """Return a span within its parent, from times that are relative to the request's arrival."""
+    """Return a span within its parent. Start and end are relative to the request's arrival."""
     base_us = parent.start_us if of_us is None else of_us
     start_us = min(max(base_us + start_us, parent.start_us), parent.end_us)
     return Span(

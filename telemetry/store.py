@@ -40,17 +40,17 @@ _SCHEMA_MISSING = (60, 81)  # UNKNOWN_TABLE, UNKNOWN_DATABASE
 _CONNECT_S = 5.0
 _STATEMENT_S = 30.0
 _WRITE_S = 60.0
-# When a spool is replayed, one batch may have events of many months.
+# When a gateway sends its spool after an outage, one batch may have events of many months.
 _INSERT_SETTINGS = {"max_partitions_per_insert_block": 0}
 
 
 class Store:
-    """The connection to one ClickHouse server, which is opened at first use and reopened when lost.
+    """The connection to one ClickHouse server. The first use opens it, and a loss reopens it.
 
     Args:
         settings: Settings of the store.
-        has_retention: Whether to apply retention settings to the tables, for processes that
-            certainly have the operator's settings.
+        has_retention: Whether to apply retention settings to the tables. Only processes that have
+            the operator's settings may do so.
 
     Attributes:
         settings: Settings of the store.
@@ -63,7 +63,7 @@ class Store:
         self._preparing = asyncio.Lock()
 
     async def prepare(self) -> AsyncClient:
-        """Connect and migrate the tables, unless this was done before, and return the client.
+        """Return the client. The first call connects and migrates the tables.
 
         Raises:
             STORE_ERRORS: ClickHouse cannot be reached. The caller may try again later.
@@ -87,22 +87,22 @@ class Store:
             self._client = None
 
     async def insert(self, batch: RowBatch) -> None:
-        """Write a batch, all of whose rows the server has acknowledged on return.
+        """Write a batch. On return, the server has acknowledged all of its rows.
 
         Raises:
-            STORE_ERRORS: None, some or all of the rows were written. Inserting them again is
+            STORE_ERRORS: Any part of the rows may have been written. To insert the batch again is
                 harmless.
         """
         client = await self.prepare()
-        # The columns are built in a thread, because 20,000 events need 0.1 s, during which the
-        # event loop would be blocked.
+        # A thread builds the columns, because 20,000 events take 0.1 s, which would block the
+        # event loop.
         tables = await asyncio.to_thread(_tables, batch)
         try:
             async with asyncio.timeout(_STATEMENT_S):
                 for table, columns, data in tables:
                     await self._insert(client, table, columns, data)
         except DatabaseError as error:
-            # The server was replaced by an empty one, so the next call migrates again.
+            # An empty server has replaced the old one, so the next call must migrate again.
             if error.code in _SCHEMA_MISSING:
                 await self.close()
             raise
@@ -122,8 +122,8 @@ class Store:
         """Run an INSERT ... SELECT, and return the number of written rows that the server reports.
 
         Raises:
-            STORE_ERRORS: ClickHouse cannot be reached, is too slow, or refuses. None, some or all
-                rows were written.
+            STORE_ERRORS: ClickHouse cannot be reached, is too slow, or refuses the statement. Any
+                part of the rows may have been written.
         """
         client = await self.prepare()
         async with asyncio.timeout(_WRITE_S):
@@ -132,10 +132,10 @@ class Store:
         return max(0, written)
 
     async def delete(self, table: str, condition: str) -> None:
-        """Start to delete rows on all shards and replicas, which the servers do in the background.
+        """Start to delete rows on all shards and replicas. The servers delete in the background.
 
         Raises:
-            STORE_ERRORS: ClickHouse cannot be reached, is too slow, or refuses.
+            STORE_ERRORS: ClickHouse cannot be reached, is too slow, or refuses the statement.
         """
         client = await self.prepare()
         sql = (
@@ -145,10 +145,10 @@ class Store:
             await client.command(migrations.fill(sql, self._variables()))
 
     async def end_failing_deletes(self, table: str) -> None:
-        """Cancel, on all shards, deletions that fail repeatedly on the server.
+        """Cancel, on all shards, background deletions that fail repeatedly.
 
         Raises:
-            STORE_ERRORS: ClickHouse cannot be reached, is too slow, or refuses.
+            STORE_ERRORS: ClickHouse cannot be reached, is too slow, or refuses the statement.
         """
         client = await self.prepare()
         sql = (
@@ -163,7 +163,7 @@ class Store:
         """Run a query and return its rows as a file in a format of ClickHouse.
 
         Raises:
-            STORE_ERRORS: ClickHouse cannot be reached, is too slow, or refuses.
+            STORE_ERRORS: ClickHouse cannot be reached, is too slow, or refuses the query.
         """
         client = await self.prepare()
         async with asyncio.timeout(_STATEMENT_S):
@@ -186,9 +186,8 @@ class Store:
         )
 
     async def _connect(self) -> AsyncClient:
-        # Rows are inserted as lists, so the driver is set up as if pandas and numpy were not
-        # installed. Otherwise its first insert would import them, which costs 100 MB and over a
-        # second of CPU.
+        # Rows are inserted as lists, which need neither pandas nor numpy. Without this loop, the
+        # driver's first insert would import both, which costs 100 MB and over a second of CPU time.
         for name in ("np", "pd", "pd_time_test"):
             setattr(options, name, None)
         url = urlsplit(self.settings.clickhouse_url)
@@ -200,7 +199,7 @@ class Store:
                 username=self.settings.clickhouse_user or None,
                 password=self.settings.clickhouse_password.get_secret_value(),
                 connect_timeout=_CONNECT_S,
-                # The longest timeout, while each statement has its own
+                # The longest of all timeouts. Each statement has a shorter one.
                 send_receive_timeout=_WRITE_S,
                 settings=shards.session(
                     is_sharded=self.settings.clickhouse_is_sharded,
@@ -220,7 +219,7 @@ class Store:
         return client
 
     async def _migrate(self, client: AsyncClient) -> None:
-        """Migrate the tables, and then select the database for queries."""
+        """Migrate the tables, and then select the database that queries use."""
         client.database = self._databases[0]
         folder = migrations.migrations_folder()
         database, variables = _Migrating(client), self._variables()
@@ -229,7 +228,8 @@ class Store:
             cluster, name = self.settings.clickhouse_cluster, self.settings.clickhouse_database
             await self._change(database, await shards.needed(database, cluster, name))
         if self._has_retention:
-            # The checks for rollups have to cover all shards.
+            # The check for missing rollups must read the tables over all shards. A check of one
+            # shard could miss events of another, which would be deleted without being summed.
             todo = await retention.needed(database, self.settings, self.local_database)
             await self._change(database, todo)
         client.database = self._databases[-1]
@@ -241,12 +241,12 @@ class Store:
 
     @property
     def local_database(self) -> str:
-        """The database with this server's own tables."""
+        """The database with the tables of this server only."""
         return self._databases[0]
 
     @property
     def _databases(self) -> list[str]:
-        """The databases for migrations and for queries, which differ only on a sharded cluster."""
+        """The databases for migrations and for queries. They differ only on a sharded cluster."""
         name = self.settings.clickhouse_database
         return (
             [shards.local_database(name), name] if self.settings.clickhouse_is_sharded else [name]
@@ -261,7 +261,7 @@ class Store:
 
 
 def _tables(batch: RowBatch) -> list[tuple[str, Mapping[str, str], Sequence[Sequence[Any]]]]:
-    """Return the tables to insert into, each with its column types and its values by column."""
+    """Return for each table to insert into: name, column -> type, and one list per column."""
     found: list[tuple[str, Mapping[str, str], Sequence[Sequence[Any]]]] = [
         ("requests", COLUMNS, event_columns(batch.events)),
         ("attempts", attempts.COLUMNS, attempts.columns(batch.events)),

@@ -1,7 +1,7 @@
 """Decodes messages into rows of `texts`, as `telemetry.rows` does for events. Pure.
 
-An invalid message is stored without its payload, because its tenant and the time at which it would
-have to be deleted are unknown.
+An invalid message is stored without its payload. The payload may contain a tenant's text, but the
+tenant and the time at which to delete it are unknown.
 """
 
 from collections.abc import Iterable, Sequence
@@ -41,7 +41,7 @@ COLUMNS: dict[str, str] = {
 
 
 def decode(messages: Iterable[BrokerMessage]) -> RowBatch:
-    """Decode messages into texts and poison."""
+    """Decode messages into texts. Invalid messages become poison."""
     batch = RowBatch()
     seen: set[str] = set()
     for message in messages:
@@ -60,7 +60,7 @@ def decode(messages: Iterable[BrokerMessage]) -> RowBatch:
 
 
 def columns(texts: Sequence[TextEvent]) -> list[Sequence[Any]]:
-    """Return the values by column of `COLUMNS`, with times as integers in the columns' units."""
+    """Return one list of values per column of `COLUMNS`, with times as integers."""
     return [list(column) for column in zip(*map(_row, texts), strict=True)]
 
 

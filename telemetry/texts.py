@@ -1,9 +1,9 @@
 """Reads redacted texts of requests, and erases all texts of a tenant permanently.
 
-An erasure is recorded first. From then on, queries return no text that was received before it, even
-if the text arrives later from a spool or the broker. A loop deletes such rows until there are none.
-The time of receipt is by the clock of a gateway, which may be ahead. So texts with a time of
-receipt up to `SKEW_S` seconds after an erasure are erased, too.
+An erasure is recorded first. From then on, queries hide all texts that were received before the
+erasure, even if they arrive later from a spool or the broker. A loop deletes such rows until none
+are left. The time of receipt is from the clock of a gateway, which may be ahead. So texts up to
+`SKEW_S` seconds after an erasure are also erased.
 """
 
 import re
@@ -22,10 +22,11 @@ from telemetry.store import STORE_ERRORS, Store
 log = structlog.get_logger(__name__)
 
 SKEW_S = 300
-_ROWS_MAX = 10  # a client may use one id for many requests
+# largest number of returned texts, because a client may use one id for many requests
+_ROWS_MAX = 10
 _EVERY_S = 20.0
 _STEP_S = 60.0
-# Valid ids of tenants. Only a matching id may become part of a statement.
+# Pattern of tenant ids. Only an id that matches may become part of a statement.
 _TENANT = re.compile(ID_PATTERN)
 
 _FIND = """
@@ -61,7 +62,7 @@ WHERE database = {database:String} AND table = 'texts' AND NOT is_done
 
 
 async def find_texts(store: Store, tenant_id: str, request_id: str) -> list[dict[str, Any]]:
-    """Return the stored texts of a tenant's requests with an id, latest first.
+    """Return the stored texts of a tenant's requests with this id, latest first.
 
     Raises:
         STORE_ERRORS: ClickHouse cannot be reached.
@@ -73,7 +74,7 @@ async def find_texts(store: Store, tenant_id: str, request_id: str) -> list[dict
 
 
 async def erase_texts(store: Store, tenant_id: str) -> str:
-    """Hide a tenant's texts permanently, and return the receipt time up to which they are hidden.
+    """Hide a tenant's texts permanently. Returns the time of receipt up to which they are hidden.
 
     Raises:
         BadRequestError: The tenant's id is not valid.
@@ -87,7 +88,7 @@ async def erase_texts(store: Store, tenant_id: str) -> str:
 
 
 class Eraser:
-    """Deletes the rows of erased texts in a loop, `run`, which runs in a TaskGroup."""
+    """Deletes the rows of erased texts in the loop `run`, which runs in a TaskGroup."""
 
     def __init__(self, store: Store, metrics: TelemetryMetrics) -> None:
         self._store = store
@@ -103,8 +104,8 @@ class Eraser:
     async def step(self) -> None:
         """Start to delete the rows of erased texts. Raises STORE_ERRORS if ClickHouse is down.
 
-        While ClickHouse is deleting, no other deletion is started. A later step deletes rows that
-        arrive meanwhile. A failing deletion is cancelled and started again.
+        Only one deletion is in progress at a time. Rows that arrive meanwhile are deleted by a
+        later step. A deletion that fails is cancelled and started again.
         """
         rows = await self._store.query(_TO_ERASE, {})
         self._show_age(is_done=not rows)
@@ -120,7 +121,7 @@ class Eraser:
                 log.info("texts_erased", tenant=row["tenant"], until_ms=row["until_ms"])
 
     async def _is_at_it(self) -> bool:
-        """Return whether the server is deleting rows of the table, and cancel failing deletions."""
+        """Return whether the server is deleting rows of the table. Cancels failing deletions."""
         local = {"database": self._store.local_database}
         mutations = await self._store.query(_MUTATIONS, local)
         failing = [it for it in mutations if it["latest_fail_reason"]]

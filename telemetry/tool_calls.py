@@ -1,4 +1,4 @@
-"""Reads the calls of server tools, both the calls of one request and their usage by tenant."""
+"""Reads calls of server tools: the calls of one request, and the usage of tools by tenant."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -7,7 +7,7 @@ from telemetry.store import Store
 from telemetry.tool_rows import COPIED
 from telemetry.usage import UsageQuery
 
-CALLS_MAX = 1024  # calls of one request that its trace shows
+CALLS_MAX = 1024  # largest number of calls that the trace of one request shows
 _SHOWN = tuple(COPIED)
 _OF_REQUEST = """
 SELECT received_at, {columns}

@@ -5,7 +5,7 @@ from typing import Any
 
 from sluice.wire.telemetry.v1.telemetry_pb2 import RequestEvent
 
-# Types by column, in the order of the insert. These first columns are fields of the event itself.
+# Column -> type, in the order of the insert. These columns are fields of the event itself.
 _OF_EVENT = {
     "event_id": "String",
     "received_at": "DateTime64(3, 'UTC')",
@@ -27,7 +27,7 @@ _RENAMED = {"received_at": "received_at_unix_ms"}
 
 
 def columns(calls: Sequence[RequestEvent]) -> list[Sequence[Any]]:
-    """Return the values by column of `COLUMNS`, with times in integer milliseconds."""
+    """Return one list of values per column of `COLUMNS`, with times in milliseconds."""
     return [
         *([getattr(it, _RENAMED.get(name, name)) for it in calls] for name in _OF_EVENT),
         *([getattr(it.tool_call, name) for it in calls] for name in COPIED),

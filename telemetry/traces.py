@@ -10,11 +10,11 @@ from telemetry.queries import iso, readable
 from telemetry.store import Store
 from telemetry.tool_calls import calls_of
 
-# A client may use one id for many requests. Rows of `requests` are found by their keys in the table
-# `request_ids`. Rows older than that table are found by a skipping index. `closings` has few rows,
-# so it is scanned.
+# Largest number of requests with one id, which a client may use repeatedly. The table `request_ids`
+# has the keys of rows in `requests`. A skipping index finds rows that are older than that table.
+# `closings` has few rows, so it is scanned.
 _ROWS_MAX = 50
-_COPY = "-copy"  # suffix of the request id of a copy for a shadow stage
+_COPY = "-copy"  # end of the request id of a copy for a shadow stage
 
 _EVENTS = """
 SELECT *
@@ -66,13 +66,14 @@ class RequestTrace:
     """All stored data on one request.
 
     Attributes:
-        request: Event of the request, or its router's first closing until the event arrives.
-        is_settled: Whether the event has arrived, instead of closings only.
+        request: Event of the request. Until it arrives, the first closing by a router.
+        is_settled: Whether the event has arrived. Otherwise there are only closings.
         closings: Reports of routers on this request after its gateway's stream broke.
         copies: Events of the request's copies for shadow stages.
         attempts: Placements of the request's answers, or empty if `request` contains them.
         tool_calls: Tool calls that the gateway ran for the request.
-        others: Other requests with the same id, latest first, because clients choose ids.
+        others: Other requests with the same id, latest first. Ids may repeat, because clients
+            choose them.
     """
 
     request: dict[str, Any]
@@ -97,7 +98,7 @@ class RequestTrace:
 
 
 async def find_trace(store: Store, request_id: str, *, tenant_id: str = "") -> RequestTrace | None:
-    """Return the trace of the latest request with an id, or None if there is none.
+    """Return the trace of the latest request with this id, or None if no request has it.
 
     Args:
         store: The trace store.
@@ -141,7 +142,7 @@ async def _attempts(store: Store, request: dict[str, Any]) -> list[dict[str, Any
 def build(
     events: Sequence[dict[str, Any]], closings: Sequence[dict[str, Any]]
 ) -> RequestTrace | None:
-    """Return the trace from rows of `requests` and `closings`, or None without rows."""
+    """Return the trace from rows of `requests` and `closings`, or None if there are no rows."""
     told = [_row(row) for row in closings]
     rows = sorted((_row(row) for row in events), key=lambda row: row["received_at"], reverse=True)
     own = [row for row in rows if not row["is_copy"]]
@@ -162,7 +163,7 @@ def build(
 
 
 def missing(request_id: str, tenant_id: str, ingested_until: str | None) -> str:
-    """Return a text with the possible reasons why a request was not found."""
+    """Return a text with the reasons why a request may be missing."""
     whose = f" of tenant {tenant_id}" if tenant_id else ""
     until = ingested_until or "an unknown moment: the broker has not been asked yet"
     return (

@@ -1,8 +1,8 @@
-"""Computes the ledger, which is the usage by tenant, key, model and hour, from request events.
+"""Computes the ledger from request events: the usage by tenant, key, model and hour.
 
 Each accepted request has exactly one event, however it ended, so usage is the sum of the events.
-Each query computes usage anew, so the next answer includes a late event and also reports the
-correction. `telemetry.rollups` decides which parts are read from sums.
+Each query computes usage again. So after a late event, the next answer includes the event, and
+reports that the sum was corrected. `telemetry.rollups` decides which parts are read from sums.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ RANGE_MS_MAX = 400 * 86_400_000
 _TOO_MANY_ROWS = 396
 _ISO = "formatDateTime({}, '%Y-%m-%dT%H:%i:%SZ')"
 
-# Copies of requests for shadow stages are not a tenant's usage.
+# Copies for shadow stages are excluded, because no tenant requested them.
 _USAGE = """
 SELECT
     {start} AS start,
@@ -78,11 +78,11 @@ class Export(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class UsageQuery:
-    """A query for usage, where an empty id matches all ids.
+    """A query for usage. An empty id means all ids.
 
     Attributes:
-        from_ms: Unix time in ms. The first row is the hour or day that contains it.
-        to_ms: Unix time in ms. The last row is the hour or day that ends at or contains it.
+        from_ms: Unix time in ms. The first row is the hour or day that contains this time.
+        to_ms: Unix time in ms. The last row is the hour or day that contains or ends at this time.
     """
 
     from_ms: int
@@ -115,9 +115,9 @@ class UsageQuery:
 
 
 def usage_query(query: params.Query, now_ms: int) -> UsageQuery:
-    """Return the query for a request's parameters.
+    """Return the query in a request's parameters.
 
-    By default the query covers the last day by hour, or the last 30 days by day.
+    The default range is the last day for rows by hour, and the last 30 days for rows by day.
 
     Raises:
         BadRequestError: A parameter is invalid, or the time range is longer than 400 days.
@@ -142,7 +142,7 @@ def usage_query(query: params.Query, now_ms: int) -> UsageQuery:
 
 
 def closed_until_ms(ingested_until_ms: int) -> int:
-    """Return the end of the last closed hour, whose later events count as late.
+    """Return the end of the last closed hour. Events of closed hours count as late.
 
     Args:
         ingested_until_ms: Unix time in ms up to which events were ingested, or 0 if unknown.
@@ -168,7 +168,7 @@ async def usage(store: Store, query: UsageQuery) -> list[dict[str, Any]]:
 
 
 async def exported_usage(store: Store, query: UsageQuery, export: Export) -> bytes:
-    """Return usage as a file, or raise the errors of `usage`.
+    """Return usage as a file. Raises the errors of `usage`.
 
     In Parquet, the start of an interval is a timestamp instead of text.
     """
@@ -180,7 +180,7 @@ async def exported_usage(store: Store, query: UsageQuery, export: Export) -> byt
 
 
 async def _sql(store: Store, query: UsageQuery, *, is_typed: bool = False) -> str:
-    """Return the SQL of a query, which depends on the present progress and must not be cached."""
+    """Return the SQL of a query. It depends on the present progress, so it must not be cached."""
     return _USAGE.format(
         start="bucket" if is_typed else _ISO.format("bucket"),
         corrected=_ISO.format("max(late_at)"),

@@ -52,9 +52,10 @@ class UsageGroup(StrEnum):
 
 
 async def usage_sums(store: Store, query: UsageQuery, group: UsageGroup) -> dict[str, Any]:
-    """Return usage of whole days or hours by one column, with the total and the time of the sums.
+    """Return usage of whole days or hours, grouped by one column.
 
-    At most 1,000 rows are returned, the largest ones, or the latest if the column is time. If the
+    The result also has the total, and the time when the sums were computed. At most 1,000 rows are
+    returned. They are the largest ones, or the latest ones if the column is the time. If the
     precomputed sums are missing, the rows of the ledger are summed instead.
 
     Raises:
@@ -86,7 +87,7 @@ async def usage_sums(store: Store, query: UsageQuery, group: UsageGroup) -> dict
 
 
 def _grouped(rows: list[dict[str, Any]], group: UsageGroup) -> dict[str, Any]:
-    """Return sums of ledger rows in the form of the result of `_SHOW`."""
+    """Return sums of ledger rows, in the same form as the rows of `_SHOW`."""
     is_key, is_day = group is UsageGroup.KEY, group is UsageGroup.START
     total = dict.fromkeys(_SHOWN.values(), 0)
     found: dict[tuple[str, str], dict[str, Any]] = {}

@@ -1,1 +1,1 @@
-"""The cost of the fleet by tenant: prices, division of paid hours, and break-even with APIs."""
+"""The cost of the fleet: prices, the division of paid hours among tenants, and break-even."""

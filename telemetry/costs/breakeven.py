@@ -1,11 +1,11 @@
-"""Computes the token volumes at which running an own fleet is cheaper than an API. Pure.
+"""Computes the token volumes at which the own fleet is cheaper than an API. Pure.
 
-The cost of a fleet grows by whole replicas, the bill of an API by tokens. Let R be the price of a
-replica-month, C the tokens that a replica serves in a month, and p the API's price per token. Then
-q = R / p is the volume at which the API's bill equals the price of one replica. So n replicas are
-cheaper for volumes from n * q to n * C. So there is a break-even exactly if q < C, and the first
-one is at q. Above n * C the fleet needs n + 1 replicas, which are cheaper if n * C >= (n + 1) * q.
-This is true from n = ceil(q / (C - q)) on, so from there the fleet is cheaper at every volume.
+The cost of a fleet grows by whole replicas, and the bill of an API grows by tokens. Let R be the
+price of a replica for a month. Let C be the tokens that a replica serves in a month, and p the
+API's price per token. Then q = R / p is the volume at which the API's bill equals the price of one
+replica. So n replicas are cheaper for volumes from n * q to n * C. A break-even exists exactly if
+q < C, and the first one is at q. Above n * C the fleet needs n + 1 replicas. They are cheaper if
+n * C >= (n + 1) * q, so from n = ceil(q / (C - q)) on, the fleet is cheaper at every volume.
 """
 
 import math
@@ -16,16 +16,16 @@ MONTH_HOURS = 730.0
 
 @dataclass(frozen=True, slots=True)
 class BreakEven:
-    """The token volumes at which a fleet costs as much as an API, for the measured token mix.
+    """The token volumes at which the fleet and an API cost the same, for the measured token mix.
 
     Attributes:
         utilisation: Share of paid time in which replicas are busy.
-        own_per_million: Cost of 1M tokens on fully loaded replicas at that utilisation.
+        own_per_million: Cost of 1M tokens if replicas are fully loaded within that share of time.
         api_per_million: The API's price of 1M tokens of the same mix.
         replica_tokens: Tokens that one replica serves in a month at that utilisation.
-        first_tokens: Tokens per month from which one replica is cheaper, or None if it never is.
-        always_tokens: Tokens per month from which the fleet is always cheaper, or None without such
-            a volume.
+        first_tokens: Tokens per month above which one replica is cheaper, or None if it never is.
+        always_tokens: Tokens per month above which the fleet is cheaper at every volume, or None if
+            no such number exists.
     """
 
     utilisation: float
@@ -38,7 +38,7 @@ class BreakEven:
 
 @dataclass(frozen=True, slots=True)
 class AtVolume:
-    """The replicas and the bill of the fleet, and the API's bill, at a monthly token volume."""
+    """The fleet's replicas and bill, and the API's bill, for a number of tokens per month."""
 
     tokens: float
     replicas: int
@@ -54,7 +54,7 @@ class AtVolume:
 def break_even(
     tokens_per_busy_hour: float, utilisation: float, replica_hour: float, api_per_million: float
 ) -> BreakEven:
-    """Return the break-even, if a busy hour serves equally many tokens at any utilisation.
+    """Return the break-even. A busy hour is assumed to serve equally many tokens at any share.
 
     Args:
         tokens_per_busy_hour: Tokens that one replica serves in a busy hour, above 0.

@@ -1,16 +1,16 @@
 """Divides the price of paid pool-hours among tenants by the work of their requests. Pure.
 
-An hour of a pool has a price, whether the pool is used or not. The share of its accelerators' time
-in which their replicas had a request is *busy*, and the rest is *idle*. The busy part is divided
-among the requests by their minimum device time. In this roofline model, compute bounds prefill, and
-memory bandwidth bounds decode:
+An hour of a pool has a price, whether the pool is used or not. The accelerators' time in which
+their replicas had a request is *busy*, and all other time is *idle*. The cost of busy time is
+divided among the requests by their minimum device time. That is a roofline model, in which prefill
+is bound by compute, and decode by memory bandwidth:
 
     least_s = 2 * parameters * uncached prompt tokens / peak
             + output tokens / batch * weights / bandwidth
             + KV bytes per token * (tokens attended to + cached tokens) / bandwidth
 
-Peak and bandwidth are those of all accelerators of a replica. `batch` is the mean number of
-requests that a busy replica of the pool had in that hour. A cached token costs one read of its KV.
+Peak and bandwidth are sums over all accelerators of a replica. `batch` is the mean number of
+requests on a busy replica of the pool in that hour. A cached token costs one read of its KV values.
 """
 
 from collections import defaultdict
@@ -27,13 +27,13 @@ HOUR_MS = 3_600_000
 class Work:
     """The work that a pool did for one tenant and model within an hour.
 
-    A request that spans two hours counts in each by its share of time there, so counts are
-    fractions.
+    A request that spans two hours counts in both hours, by its share of time in each. So the counts
+    are fractions.
 
     Attributes:
         start_ms: Unix time of the hour.
-        is_copy: Whether the requests were copies for a shadow stage, which no tenant pays for.
-        attended_tokens: Sum, over all output tokens, of the number of tokens that precede the
+        is_copy: Whether the requests were copies for a shadow stage. No tenant pays for copies.
+        attended_tokens: Sum, over all output tokens, of the number of tokens before the output
             token.
     """
 
@@ -55,8 +55,8 @@ class Busy:
 
     Attributes:
         start_ms: Unix time of the hour.
-        busy_s: Sum over replicas of the time with at least one request.
-        request_s: Sum over requests of their time on a replica.
+        busy_s: Seconds with at least one request, summed over the replicas.
+        request_s: Seconds on a replica, summed over the requests.
     """
 
     start_ms: int
@@ -67,13 +67,13 @@ class Busy:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """The hours of accelerators and replicas that were assigned to a pool within one clock hour.
+    """The accelerators and replicas that the control plane recorded for a pool in one clock hour.
 
     Attributes:
         start_ms: Unix time of the hour.
         accelerator_hours: Hours of the accelerators that were assigned to replicas.
-        unassigned_hours: Replica-hours of replicas without assigned accelerators, whose number
-            comes from the price list.
+        unassigned_hours: Hours of replicas without assigned accelerators. The price list has the
+            number of accelerators of such a replica.
     """
 
     start_ms: int
@@ -91,12 +91,12 @@ class CostLine:
     """One row of the costs.
 
     Attributes:
-        work: Work of the row, which is zero in idle rows.
+        work: Work of the row, or zero in idle rows.
         busy_micros: The row's share of the cost of busy time, by its work, in millionths of the
             currency.
-        idle_micros: Cost of time without requests, in millionths of the currency. Idle rows have
-            it, unless it is spread over the other rows.
-        is_idle: Whether the row is the cost of idle time, which belongs to no tenant.
+        idle_micros: Cost of idle time, in millionths of the currency. Only idle rows have such a
+            cost, unless it was spread over the other rows.
+        is_idle: Whether the row is the cost of idle time, which no tenant caused.
     """
 
     work: Work
@@ -116,10 +116,10 @@ class PoolCost:
 
     Attributes:
         paid_hours: Accelerator-hours.
-        paid_by: Source of the paid hours, `list` (the price list), `given` (the caller's query) or
+        paid_by: Source of the paid hours: `list` (the price list), `given` (the query) or
             `recorded` (the control plane).
         busy_hours: Measured accelerator-hours with requests.
-        unpaid_hours: Busy hours in excess of the paid hours, if the price list has too few
+        unpaid_hours: Busy hours that exceed the paid hours, because the price list has too few
             replicas.
         least_hours: Minimum accelerator-hours for the same work, by the accelerators' data sheets.
         batch: Mean number of requests on a busy replica.
@@ -142,8 +142,8 @@ class Costs:
     """The costs of a time range.
 
     Attributes:
-        lines: Rows of the answer, whose costs add up to the costs of the pools.
-        unpriced_requests: Number of requests by pool, for pools that are not in the price list.
+        lines: Rows of the answer. Their costs add up to the costs of the pools.
+        unpriced_requests: Pool -> number of requests, for pools that are not in the price list.
     """
 
     lines: Sequence[CostLine]
@@ -152,10 +152,10 @@ class Costs:
 
 
 def split(total: int, weights: Sequence[float]) -> list[int]:
-    """Divide an integer in proportion to weights, into integers that add up to it exactly.
+    """Divide an integer in proportion to weights, into integers whose sum is the whole.
 
-    At least one weight has to be above 0. Each part differs from its exact share by less than 1,
-    because the running sums are rounded instead of the shares.
+    At least one weight must be above 0. The running sums are rounded instead of the shares. So each
+    part differs from its exact share by less than 1.
     """
     sums = list(accumulate(weights))
     ends = [round(total * (reached / sums[-1])) for reached in sums]
@@ -163,7 +163,7 @@ def split(total: int, weights: Sequence[float]) -> list[int]:
 
 
 def least_s(work: Work, pool: PricedPool, kind: AcceleratorPrice, batch: float) -> float:
-    """Return the minimum device time of a replica for some work (see the module's formula)."""
+    """Return the minimum device time for some work, in seconds, by the module's formula."""
     peak = kind.tflops * 1e12 * pool.accelerators_per_replica
     bandwidth = kind.memory_bandwidth_gb_s * 1e9 * pool.accelerators_per_replica
     weight_bytes = pool.parameters * pool.bytes_per_parameter
@@ -186,11 +186,11 @@ def costs(
         prices: Price list with the paid pools. The work of other pools is counted as unpriced.
         busy: Busy times, at most one per hour and pool.
         works: Work, any number of rows per hour and pool.
-        span_ms: Time range in Unix milliseconds, whose first and last hour may be partial.
-        paid_hours: Accelerator-hours by pool to use instead of the price list's, spread evenly
-            over the time range.
-        recorded: Recorded hours, at most one per hour and pool, for pools without hours in
-            `prices` and `paid_hours`.
+        span_ms: Time range in Unix milliseconds. Its first and last hour may be partial.
+        paid_hours: Pool -> accelerator-hours that replace those of the price list. They are spread
+            evenly over the time range.
+        recorded: Recorded hours, at most one per hour and pool. They apply to pools for which
+            neither `prices` nor `paid_hours` has hours.
     """
     hours = _hours(*span_ms)
     busy_by = {(it.pool_id, it.start_ms): it for it in busy}
@@ -224,7 +224,7 @@ def costs(
 
 
 def spread_idle(lines: Sequence[CostLine]) -> list[CostLine]:
-    """Spread each pool's idle cost over its users by their busy costs, except in unused pools."""
+    """Spread each pool's idle cost over its users by their busy cost. Unused pools keep theirs."""
     by_pool: dict[str, list[CostLine]] = defaultdict(list)
     for line in lines:
         by_pool[line.work.pool_id].append(line)
@@ -242,7 +242,7 @@ def spread_idle(lines: Sequence[CostLine]) -> list[CostLine]:
 
 
 def _hours(from_ms: int, to_ms: int) -> dict[int, tuple[int, int]]:
-    """Return each hour's part of a time range by the hour's start, in Unix milliseconds."""
+    """Return the start of each hour -> the hour's part of a time range, in Unix milliseconds."""
     first = from_ms // HOUR_MS * HOUR_MS
     return {
         start: (max(start, from_ms), min(start + HOUR_MS, to_ms))
@@ -257,7 +257,7 @@ def _paid(
     given: float | None,
     recorded: Mapping[tuple[str, int], Recorded],
 ) -> tuple[str, dict[int, float]]:
-    """Return the source of the paid hours, and the accelerator-hours by start of the hour."""
+    """Return the source of the paid hours, and the start of each hour -> accelerator-hours."""
     if given is not None:
         each = given / sum(end - begin for begin, end in hours.values())
         return "given", {start: each * (end - begin) for start, (begin, end) in hours.items()}

@@ -1,4 +1,4 @@
-"""Parses the price list, which has prices and data of accelerators, and prices of APIs to compare.
+"""Parses the price list: prices and figures of accelerators, paid pools, and prices of APIs.
 
 Money is stored as integer millionths of the currency, so that parts add up exactly.
 """
@@ -44,9 +44,9 @@ class AcceleratorPrice(_Part):
     """The price and the data-sheet figures of a kind of accelerator.
 
     Attributes:
-        price_per_hour: Price of one accelerator for an hour, whether used or not.
+        price_per_hour: Price of one accelerator for an hour, whether it is used or not.
         memory_bandwidth_gb_s: Memory bandwidth in GB/s, from the data sheet.
-        tflops: Peak of dense matrix products in TFLOP/s, in the weights' number format.
+        tflops: Peak of dense matrix products in TFLOP/s, in the number format of the weights.
     """
 
     price_per_hour: _Price
@@ -55,12 +55,12 @@ class AcceleratorPrice(_Part):
 
 
 class PriceStep(_Part):
-    """The number of paid replicas from a time on.
+    """The number of paid replicas from a point in time on.
 
     Attributes:
         since: Time with its offset, for example 2030-12-31T12:00:00Z. By default the step has no
-            lower bound.
-        replicas: Number of replicas until the next step. Before the first step there are none.
+            beginning.
+        replicas: Number of replicas until the next step. It is 0 before the first step.
     """
 
     since: AwareDatetime = datetime.fromtimestamp(0, UTC)
@@ -72,11 +72,11 @@ class PricedPool(_Part):
 
     Attributes:
         accelerator: Name of an accelerator in the list.
-        replicas: Paid replicas, whether busy or not, as a number or as steps in the order of time.
-            None means that the control plane has recorded them.
-        accelerators_per_replica: Accelerators that one replica is spread over.
-        parameters: Parameters of the base, or the active parameters per token of a mixture of
-            experts.
+        replicas: Number of paid replicas, whether busy or not. It may also be a list of steps in
+            the order of time. None means that the control plane has recorded the replicas.
+        accelerators_per_replica: Number of accelerators that one replica uses.
+        parameters: Parameters of the base. For a mixture of experts, the active parameters per
+            token.
         bytes_per_parameter: Bytes of a parameter, for example 2 for bf16 and 1 for FP8.
         kv_bytes_per_token: Bytes of keys and values of one token in all layers.
     """
@@ -104,7 +104,7 @@ class PricedPool(_Part):
         return replicas
 
     def accelerator_hours(self, from_ms: int, to_ms: int) -> float:
-        """Return the accelerator-hours of a time range in Unix ms that the price list contains."""
+        """Return the paid accelerator-hours of a time range in Unix milliseconds."""
         assert self.replicas is not None, "the control plane knows"
         steps = [(round(it.since.timestamp() * 1000), it.replicas) for it in self.replicas]
         ends = [begin_ms for begin_ms, _ in steps[1:]] + [to_ms]
@@ -144,7 +144,7 @@ class Prices(_Part):
         currency: Currency of all prices, as a code of ISO 4217.
         accelerators: Accelerators by kind.
         pools: Pools by id.
-        apis: APIs to compare with, by a freely chosen name.
+        apis: APIs to compare with, by any name.
     """
 
     currency: Annotated[str, Field(pattern=r"^[A-Z]{3}$")]
@@ -165,7 +165,7 @@ class Prices(_Part):
 
     @property
     def recorded_pools(self) -> list[str]:
-        """Ids of the pools whose paid hours come from the control plane's records."""
+        """Ids of the pools whose paid hours the control plane has recorded."""
         return [name for name, pool in self.pools.items() if pool.replicas is None]
 
     @property
@@ -177,7 +177,7 @@ class Prices(_Part):
         }
 
     def accelerator_of(self, pool_id: str) -> AcceleratorPrice:
-        """Return the kind of accelerator of a pool in the price list."""
+        """Return the price and figures of the accelerators of a pool in the price list."""
         return self.accelerators[self.pools[pool_id].accelerator]
 
 
@@ -189,7 +189,7 @@ def parse_prices(text: str, *, is_json: bool = False) -> Prices:
     """
     try:
         found: Any = json.loads(text) if is_json else tomllib.loads(text)
-    except ValueError as error:  # raised by both parsers
+    except ValueError as error:  # both parsers raise errors of this class
         raise PricesError(f"is no {'JSON' if is_json else 'TOML'}: {error}") from None
     try:
         return Prices.model_validate(found)
@@ -199,9 +199,9 @@ def parse_prices(text: str, *, is_json: bool = False) -> Prices:
 
 
 def read_prices(path: Path) -> Prices:
-    """Read a price list, as JSON if the file's name ends in .json, otherwise as TOML.
+    """Read a price list. A file whose name ends in .json is JSON, and any other file is TOML.
 
-    Raises PricesError, with the file's name in each line, if the file is not a valid price list.
+    Raises PricesError if the price list is not valid. Each line of its text names the file.
     """
     try:
         return parse_prices(path.read_text(encoding="utf-8"), is_json=path.suffix == ".json")

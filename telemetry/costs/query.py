@@ -18,9 +18,9 @@ _DEFAULT_MS = 86_400_000
 _TOO_MANY_ROWS = 396
 _BY = ("pool", "model", "tenant", "hour")
 
-# A request occupies its replica from the end of its queueing to its end. It counts in each hour by
-# its share of time there. The longest time that an event can contain is 72 minutes. FINAL returns
-# one row per event.
+# A request occupies its replica from the end of its queueing until its own end. If it spans several
+# hours, it counts in each by its share of time there. An event can contain times of up to 72
+# minutes. FINAL returns one row per event.
 SPANS = """
     SELECT *, greatest(0, least(end_ms, (bucket + 1) * 3600000, {to_ms:Int64})
             - greatest(begin_ms, bucket * 3600000, {from_ms:Int64})) AS inside_ms,
@@ -75,12 +75,12 @@ ORDER BY start_ms, pool_id
 
 
 def cost_query(query: params.Query, now_ms: int) -> CostQuery:
-    """Return the query for a request's parameters, by default for the last day by model.
+    """Return the query in a request's parameters. The default is the last day by model.
 
     Raises:
         BadRequestError: A parameter is invalid, or the time range is longer than 100 days.
     """
-    # The range ends at the present time at the latest, because later times have no events.
+    # The range ends now at the latest, because later times have no events.
     to_ms = min(now_ms, params.moment_ms(query, "to", default_ms=now_ms))
     from_ms = params.moment_ms(query, "from", default_ms=max(0, to_ms - _DEFAULT_MS))
     if not 0 < to_ms - from_ms <= RANGE_MS_MAX:

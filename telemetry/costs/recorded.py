@@ -1,4 +1,4 @@
-"""Reads the replica-hours that the control plane has recorded, anew for each query of costs."""
+"""Reads the replica-hours that the control plane has recorded, again for each query of costs."""
 
 import asyncio
 from datetime import UTC, datetime
@@ -12,13 +12,14 @@ from sluice.errors import ErrorCode, RejectedError
 from sluice.identity import CertificateRole
 from telemetry.costs.model import HOUR_MS, Recorded
 
-_DEADLINE_S = 8.0  # seconds for all pages, where the control plane needs at most 4 s per page
+# longest time for all pages, in seconds, since the control plane may take 4 s for a page
+_DEADLINE_S = 8.0
 _PAGE_ROWS = 10_000
 _ROWS_MAX = 100_000
 
 
 class _HoursRow(BaseModel):
-    """A row of `GET /v1/replica-hours`, without any unknown fields of newer control planes."""
+    """A row of `GET /v1/replica-hours`. Unknown fields of newer control planes are ignored."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -37,10 +38,10 @@ class _Page(BaseModel):
 
 
 class RecordedHours:
-    """A client of the control plane's replica-hours, which has to be opened with `async with`."""
+    """A client for the control plane's replica-hours, which `async with` opens and closes."""
 
     def __init__(self, url: str, key: str) -> None:
-        """Prepare the client without connecting.
+        """Create a client that connects at the first request.
 
         Args:
             url: http(s)://host:port of the control plane's REST API, or empty if there is none.

@@ -1,6 +1,6 @@
 """Builds the answer of `GET /v1/costs` from measured work and a price list. Pure.
 
-The command line builds the same answer with its own prices, so this module needs no trace store.
+The command line builds the same answer from its own price list, so this module reads no store.
 """
 
 from collections import defaultdict
@@ -31,10 +31,10 @@ class CostQuery:
         span_ms: Time range in Unix milliseconds, not rounded to hours.
         by: Grouping of the rows, one of `pool`, `model`, `tenant`, `hour`.
         tenant_id: The only tenant to show, or empty to show the whole fleet.
-        is_idle_spread: Whether the idle cost of a pool is spread over its users.
-        utilisation: Busy share of paid time for break-even, or 0 to use the measured share.
-        volume_tokens: Tokens per month at which the bills are compared, or 0 for no comparison.
-        paid_hours: Accelerator-hours by pool to use instead of the price list's.
+        is_idle_spread: Whether the idle cost of a pool is spread over the pool's users.
+        utilisation: Busy share of paid time for break-even, or 0 for the measured share.
+        volume_tokens: Tokens per month for which the bills are compared, or 0 for no comparison.
+        paid_hours: Pool -> accelerator-hours that replace those of the price list.
     """
 
     span_ms: tuple[int, int]
@@ -53,7 +53,7 @@ class Measured:
     Attributes:
         busy: Busy times of pools, by hour.
         works: Work of requests, by hour, pool, tenant and model.
-        recorded: Recorded replica-hours, which are empty if they were not queried.
+        recorded: Recorded replica-hours, or empty if the query does not need them.
     """
 
     busy: Sequence[Busy]
@@ -70,7 +70,7 @@ class Measured:
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> "Measured":
-        """Return the measurements from a JSON object that `as_json` has returned."""
+        """Return the measurements in a JSON object that `as_json` returned."""
         return cls(
             [Busy(**it) for it in found["busy"]],
             [Work(**it) for it in found["work"]],
@@ -116,7 +116,7 @@ _NAMES: Mapping[str, Callable[[CostLine], str]] = {
 
 
 def _table(lines: Iterable[CostLine], by: str) -> dict[str, Any]:
-    """Return one row per group of users, of copies and of idle time, and the total of all rows."""
+    """Return a row per group of users, rows for copies and for idle time, and their total."""
     groups: dict[tuple[str, str], list[CostLine]] = defaultdict(list)
     for line in lines:
         kind = "idle" if line.is_idle else "copies" if line.work.is_copy else "use"
@@ -167,7 +167,7 @@ def _pool_json(pool: PoolCost) -> dict[str, Any]:
 
 
 def _break_even(prices: Prices, found: Costs, query: CostQuery) -> list[dict[str, Any]]:
-    """Compare each used pool with each API, at the measured and at the queried utilisation."""
+    """Compare each used pool with each API, at the measured and the queried share of busy time."""
     told: list[dict[str, Any]] = []
     for pool in found.pools:
         works = [it.work for it in found.lines if it.work.pool_id == pool.pool_id]

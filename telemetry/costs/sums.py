@@ -1,8 +1,8 @@
 """Reads costs of whole hours from precomputed sums, for web pages.
 
-`telemetry.day_sums` computes the sums a day at a time from all events of the day, so the sums are
-as old as its last round. `telemetry.costs.query` reads single events, so its result is always up to
-date.
+`telemetry.day_sums` computes these sums for whole days, from all events of the day. So they are as
+old as its last round. `telemetry.costs.query` reads single events instead, and its result is always
+up to date.
 """
 
 from typing import Any
@@ -72,10 +72,10 @@ ORDER BY start_ms, pool_id
 
 
 async def summed(store: Store, query: CostQuery) -> tuple[Measured, tuple[int, int], str]:
-    """Return the work of whole hours, their time range in Unix ms, and the time of the sums.
+    """Return the work of whole hours, their time range in Unix ms, and the age of the sums.
 
-    The time range ends with the last hour that has sums. If none of its hours has sums, the work is
-    read from events.
+    The age is the time when the sums were computed. The time range ends with the last hour that has
+    sums. If no hour has sums, the work is read from events.
 
     Raises:
         BadRequestError: The result has more than 100,000 rows.
