@@ -1,6 +1,6 @@
 """Encodes the messages between an engine and its node's agent about artifacts, as lines of JSON.
 
-With every change, the engine sends its complete lists of awaited artifacts and of files in use, so
+With every change, the engine sends its complete lists of awaited artifacts and of files in use. So
 an agent that has restarted needs no earlier line. The agent sends the outcomes of the waits.
 """
 

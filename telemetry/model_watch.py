@@ -32,7 +32,7 @@ class ModelWatch:
         )
 
     async def step(self) -> None:
-        """Set the service levels of the last five minutes, and every five minutes judged quality."""
+        """Set the service levels of the last five minutes, and at times the judged quality."""
         self._metrics.show_models(await slo.busiest(self._store))
         now_s = asyncio.get_running_loop().time()
         if now_s - self._judged_at_s >= _JUDGED_EVERY_S:

@@ -35,8 +35,8 @@ class ProbeWatch:
     An agent without processor time handles answer and deadline at the same time, and cannot
     determine which came first. So `stalled_s` reports how long its event loop was blocked. An
     engine without processor time also answers late. `wants_processor` distinguishes such an engine
-    from a frozen one. The engine's work is measured well before the deadline, because the end of a
-    probe causes some work even in the server of a frozen engine.
+    from a frozen one. The engine's work is measured well before the deadline. The reason is that
+    the end of a probe causes some work even in the server of a frozen engine.
     """
 
     def __init__(self, pids: Sequence[int], timeout_s: float) -> None:

@@ -1,6 +1,6 @@
 """Loads an adapter and generates a token with it, before a rollout sends requests to it.
 
-Such a trial runs on one ready replica of the pool on this node. The result is part of every report
+This is the adapter's trial, on one ready replica of the pool. The result is part of every report
 to the control plane for as long as the control plane wants the trial.
 """
 

@@ -64,8 +64,8 @@ class SimOptions:
 
     The default constants resemble an 8B model in FP8 on one GPU with 8 TB/s of memory. A step takes
     2 ms to launch its kernels and to read 8 GB of weights. Prefill computes 250,000 tokens/s, and
-    attention takes 8 ns to read the 64 KiB of KV values per token of context. 1,000 sequences
-    generate about 180,000 tokens/s. The figures are invented for tests, and describe no machine.
+    attention takes 8 ns to read the 64 KiB of KV values per token of context. With 1,000 sequences,
+    the engine generates about 180,000 tokens/s. The figures are invented for tests.
 
     Attributes:
         blocks: Number of blocks of the KV pool, each of 32 tokens, or 0 for the cost model's
@@ -80,7 +80,8 @@ class SimOptions:
         cost_decode_row_s: Additional seconds of a step per sequence that decodes.
         cost_prefill_token_s: Additional seconds of a step per prompt token that is computed.
         cost_context_token_s: Additional seconds of a step per token that is attended to.
-        noise: Standard deviation of the logarithm of a random factor on each step. Its mean is 1.
+        noise: Standard deviation of the logarithm of a random factor on each step. The factor's
+            mean is 1.
         seed: Seed of the noise.
         wake_s: Seconds that a sleeping engine needs to wake.
         adapter_slots: Number of adapters in one batch.
@@ -332,8 +333,8 @@ class SimBackend:
     def _pass_time(self, cost_s: float) -> None:
         """Sleep until the end of the step.
 
-        A step without a pause before it begins at the end of the previous step. So the time of the
-        host between steps costs nothing, as on a GPU that computes asynchronously.
+        If no pause precedes a step, the step begins at the end of the previous step. So the host's
+        time between steps costs nothing, as on a GPU that computes asynchronously.
         """
         now_s = self._clock()
         is_busy = now_s - self._ended_at_s < cost_s

@@ -3,10 +3,10 @@
 There are three kinds of cost models. None was measured for this project.
 
 * `custom` uses constants of the engine options, whose defaults are invented.
-* `h70` and `m8` are published fits for one deployment each. h70 is Llama-3-70B in bf16 on four
-  H100. Preble measured a fit for two GPUs (arXiv 2407.00023). h70 halves its times for four GPUs at
-  a scaling of 0.9, and uses a roofline for decode. m8 is the polynomial of Dynamo's mocker for the
-  8B class.
+* `h70` and `m8` are published fits for one deployment each. The fit h70 is Llama-3-70B in bf16 on
+  four H100. Preble measured a fit for two GPUs (arXiv 2407.00023). The fit h70 halves its times for
+  four GPUs at a scaling of 0.9, and uses a roofline for decode. The fit m8 is the polynomial of
+  Dynamo's mocker for the 8B class.
 * `<gpu>-<model>` (`h100-8b`, `b200-70b`, ...) is a roofline estimate from the vendor's data sheets
   and the shapes in the models' config.json:
 
@@ -18,9 +18,9 @@ There are three kinds of cost models. None was measured for this project.
                     0 on one GPU
 
   Large matrix products in prefill reach 0.5 of the peak. The share 0.75 of the bandwidth is that of
-    the fit h70. Launches of 2 ms per step and 10 us per all-reduce are typical with CUDA graphs and
-    NVLink. The estimates should be right within a factor of two, and the order of GPUs should be
-    right.
+  the fit h70. Launches of 2 ms per step and 10 us per all-reduce are typical with CUDA graphs and
+  NVLink. The estimates should be right within a factor of two, and the order of GPUs should be
+  right.
 """
 
 from dataclasses import dataclass

@@ -70,9 +70,9 @@ class AdapterTable:
         """Store an adapter in host memory. The longest unused adapters are evicted to make room.
 
         Raises:
-            RefusedError: With UNSUPPORTED_PARAMETER if there are no slots, with ADAPTER_INVALID if
-                the adapter alone exceeds the budget, and with ENGINE_BUSY if adapters in use leave
-                too little of it.
+            RefusedError: With UNSUPPORTED_PARAMETER if there are no slots, or with ADAPTER_INVALID
+                if the adapter alone exceeds the budget. With ENGINE_BUSY if adapters in use leave
+                too little of the budget.
         """
         if not self._slots:
             raise RefusedError(

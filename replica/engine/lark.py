@@ -8,7 +8,7 @@ from typing import Any
 from replica.engine.grammar_numbers import read_float
 
 # The pattern also matches literals without an end on their line. Otherwise, each quote would start
-# another search to the end of the line. Such searches could block all threads for a second.
+# another search to the end of the line. The searches could block all threads for a second.
 _PARTS = re.compile(r'"(?:[^"\\\n]|\\.)*("?)|/(?:[^/\\\n]|\\.)+(/?)|//.*|#.*|%\s*json\s*(?=\{)')
 _DECODER = json.JSONDecoder(parse_float=read_float)
 

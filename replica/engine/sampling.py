@@ -13,8 +13,8 @@
 7. At `temperature` 0 the most probable token is chosen, and of equal ones that with the lowest id.
    At other temperatures, the logits are divided by the temperature.
 8. `top_k`, then `top_p` of the remaining tokens, then `min_p` are applied. The best token always
-   remains. SGLang and Transformers use the same order. vLLM applies min_p first, which differs only
-   if top_p is also used, and applies the bias before the penalties.
+   remains. SGLang and Transformers use the same order. In vLLM, min_p is first, which differs only
+   if top_p is also used, and the bias precedes the penalties.
 9. One random number selects the token. It is a hash of (seed, position), not a generator with
    state. So a seed selects the same token in any batch, after a preemption, and on another replica
    that resumes from prompt and emitted ids.

@@ -16,7 +16,6 @@ from replica.host.counters import HostCounters
 from sluice.hashing import BLOCK_TOKENS
 
 # largest number of adapters with their own series, while all other adapters share one series
-# largest number of adapters with a separate series, while all others share one series
 ADAPTER_LABELS_MAX = 32
 _LABEL_CHARS = 12
 _OTHER = "other"

@@ -5,7 +5,7 @@ price of a replica for a month. Let C be the tokens that a replica serves in a m
 API's price per token. Then q = R / p is the volume at which the API's bill equals the price of one
 replica. So n replicas are cheaper for volumes from n * q to n * C. A break-even exists exactly if
 q < C, and the first one is at q. Above n * C the fleet needs n + 1 replicas. They are cheaper if
-n * C >= (n + 1) * q, so from n = ceil(q / (C - q)) on, the fleet is cheaper at every volume.
+n * C >= (n + 1) * q. So from n = ceil(q / (C - q)) on, the fleet is cheaper at every volume.
 """
 
 import math

@@ -17,7 +17,7 @@ from sluice.artifacts import digest_directory
 from sluice.ids import new_id
 from sluice.manifests import CHUNK_BYTES, Manifest
 
-# Prefix of small files that are being written. Such files at the start are of a killed agent.
+# Prefix of small files that are being written. If one exists at the start, an agent was killed.
 STAGING = ".staging"
 
 
