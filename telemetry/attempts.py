@@ -57,7 +57,7 @@ def _row(event: RequestEvent, attempt: Attempt) -> list[Any]:
 
 
 def shown(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a row of `attempts` in the form of the API. Its decision arrives in base64."""
+    """Return a row of `attempts` in the form of the API. The given row's decision is base64."""
     return {name: row[name] for name in _COPIED} | {"decision": _decision(row["decision"])}
 
 

@@ -120,7 +120,7 @@ class EventConsumer:
         return await self._call(self._is_drained)
 
     async def close(self) -> None:
-        """Commit stored offsets and leave the group. Errors are logged, not raised."""
+        """Commit stored offsets and leave the group. A timeout is logged, not raised."""
         try:
             async with asyncio.timeout(_CLOSE_S):
                 await self._call(self._close)

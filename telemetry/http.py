@@ -105,7 +105,7 @@ class TelemetryApi:
         return web.json_response({"data": rows})
 
     async def _trace(self, request: web.Request) -> web.Response:
-        """Return all data on a request. If the query names a tenant, only a request of this one."""
+        """Return all data on a request, which must be the tenant's if the query names one."""
         self._check_key(request)
         request_id = params.ident(request.match_info, "request_id")
         tenant_id = params.ident(request.query, "tenant")

@@ -49,9 +49,9 @@ class JudgedRelease:
         release: Release that generated the answers.
         judged: Number of judged answers to requests of the last day.
         good: Share of these answers that were judged good.
-        drop: Amount by which `good` is lower than in the 14 days before, for all releases of the
-            model. It is 0 if the difference is not significant (95 %), or if too few answers were
-            judged.
+        drop: Amount by which `good` is below the share of the 14 days before, over all releases of
+            the model. It is 0 if the difference is not significant (95 %), or if too few answers
+            were judged.
     """
 
     model: str

@@ -1,4 +1,4 @@
-"""Defines all metrics of the telemetry service. A test compares their names with the docs."""
+"""Defines all metrics of the telemetry service. A test checks their names."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial

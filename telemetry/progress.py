@@ -40,8 +40,8 @@ class IngestProgress:
     def written(self, offsets: Mapping[int, int]) -> None:
         """Record the offset after the last written message of each partition.
 
-        A negative offset means that the partition was never read. That is enough if the partition
-        is empty.
+        A negative offset means that the partition was never read. An empty partition then still
+        counts as completely written.
         """
         while self._marks:
             now_ms, ends = self._marks[0]

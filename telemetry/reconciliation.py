@@ -130,12 +130,12 @@ class Compared:
 
     @property
     def difference(self) -> int:
-        """Output tokens that the ledger certainly has beyond the engines', negative if fewer."""
+        """Output tokens by which the ledger certainly exceeds the engines, negative if fewer."""
         return difference(self.ledger_tokens, self.engine_tokens, self.uncertain_tokens)
 
     @property
     def prompt_difference(self) -> int:
-        """Prompt tokens that the ledger certainly has beyond the engines', or 0 if not compared."""
+        """Prompt tokens by which the ledger certainly exceeds the engines, 0 if not compared."""
         if not self.has_prompts:
             return 0
         ledger, engines = self.ledger_prompt_tokens, self.engine_prompt_tokens
@@ -154,7 +154,7 @@ class Compared:
 
 
 def difference(ledger: int, engines: int, uncertain: int) -> int:
-    """Return by how many tokens the ledger certainly has more, or if negative, has fewer."""
+    """Return the tokens by which the ledger certainly exceeds the engines, negative if fewer."""
     return max(0, ledger - engines - uncertain) - max(0, engines - ledger)
 
 

@@ -15,8 +15,7 @@ from telemetry.settings import REQUESTS_DAYS_MIN, StoreSettings
 log = structlog.get_logger(__name__)
 
 # SQL for the time from which the age of a row is counted. For events it is the ingestion, so a late
-# event is stored as long as any other event. For sums it is the start of the
-# interval.
+# event is stored as long as any other event. For sums it is the start of the interval.
 AGE = {
     "requests": "toDateTime(ingested_at)",
     "request_ids": "toDateTime(ingested_at)",

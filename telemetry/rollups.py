@@ -31,8 +31,8 @@ BEHIND_MAX_MS = 29 * DAY_MS
 _ROOM_MS = DAY_MS
 # An event that arrives this long after its time has a separate rollup row, which is added to the
 # other rows. The limit is half of the minimum retention of events. So an event that arrives before
-# the limit can be summed for at least the other half. The limit is independent of the
-# settings. Otherwise, after a change of them, both kinds of rows could contain the same event.
+# the limit can be summed for at least the other half. The limit is independent of the settings.
+# Otherwise, after a change of them, both kinds of rows could contain the same event.
 LATE_AFTER_MS = REQUESTS_DAYS_MIN * DAY_MS // 2
 _RANGES_MAX = 40
 
@@ -118,8 +118,8 @@ class SpanPlan:
     """The parts of a time range, by the table they are read from. Ranges are sorted and disjoint.
 
     Attributes:
-        span: The whole hours within the queried time range. Partial hours at its ends are in
-            `events`.
+        span: The whole hours within the queried time range. The partial hours at the ends of that
+            range are in `events`.
         minutes: Hours within `span` for which rollups of hours are not valid.
         events: Ranges to sum from events. All other times in `minutes` are summed from rollups of
             minutes.

@@ -17,14 +17,14 @@ from replica.drivers.trtllm_api import TrtllmApi
 from sluice.adapter_ranks import TRTLLM
 from sluice.hashing import BLOCK_TOKENS
 
-# Kind of speculation -> its class names, of which the first that the installed version has is used.
+# Kind of speculation -> names of its class. The first that exists in the installed version is used.
 _SPECULATION: Mapping[str, tuple[str, ...]] = {
     "NGram": ("NGramDecodingConfig",),
     "Eagle3": ("Eagle3DecodingConfig", "EagleDecodingConfig"),  # split into two classes after 1.2
     "MTP": ("MTPDecodingConfig",),
     "DraftTarget": ("DraftTargetDecodingConfig",),
 }
-# Additional places in a batch. Without one, a probe would wait for the sequences before it.
+# Places in a batch for probes only. Without one, a probe would wait for the sequences before it.
 PROBE_PLACES = 1
 _GRAMMAR_ENGINES = ("llguidance", "")
 

@@ -58,8 +58,8 @@ class Architecture:
         has_qkv_bias: Whether the projections to query, key and value have a bias.
         has_qk_norm: Whether an RMS norm is applied to each head of query and key before the
             rotation.
-        required: Fields that must be present, because the reference implementation has defaults for
-            them that differ from those of Llama.
+        required: Fields that must be present, because the reference implementation of this family
+            has special defaults for them.
         window: Fields that define layers with a sliding window, or empty if no layer has a window.
     """
 
@@ -203,7 +203,7 @@ def _problems(config: Mapping[str, Any], architecture: Architecture) -> list[str
 
 
 def _contradictions(config: ModelConfig) -> list[str]:
-    """Return descriptions of sizes in a config that contradict each other."""
+    """Return one description for each contradiction between sizes in a config."""
     sizes = (config.hidden, config.layers, config.heads, config.kv_heads, config.head_dim)
     if min(*sizes, config.intermediate, config.vocabulary) < 1:
         return ["sizes below 1"]

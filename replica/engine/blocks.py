@@ -97,7 +97,7 @@ class BlockPool:
         return len(hashes), idle
 
     def share(self, key: bytes) -> int:
-        """Add one user to the cached block with this hash, and return the block."""
+        """Count one more sequence for the cached block with this hash, and return the block."""
         block = self._block_of[key]
         if self._holders[block] == 0:
             self._idle.pop(block, None)
@@ -106,7 +106,7 @@ class BlockPool:
         return block
 
     def hold(self, blocks: Iterable[int]) -> None:
-        """Add one user to each block. Every block must already have a user."""
+        """Count one more sequence for each block. Every block must be held already."""
         for block in blocks:
             assert self._holders[block] > 0, block
             self._holders[block] += 1
@@ -114,7 +114,7 @@ class BlockPool:
     def publish(self, block: int, key: bytes) -> None:
         """Enter a full block into the cache under its hash.
 
-        If the cache already has another block with this hash, the other block stays in the cache.
+        If the cache already has a block with this hash, that block stays and this one is not added.
         """
         assert self._holders[block] > 0, block
         if key not in self._block_of:
@@ -124,7 +124,7 @@ class BlockPool:
             self._events[key] = True
 
     def release(self, blocks: Iterable[int]) -> None:
-        """Remove one user from each block.
+        """Count one sequence less for each block.
 
         The caller lists the blocks of a chain from first to last. They become idle from last to
         first, so the end of a chain is evicted before its beginning. The beginning serves more

@@ -53,7 +53,7 @@ def emit(
 def report_prompts(
     parts: Iterable[PromptLogprobs], living: Mapping[int, ScheduledSequence], events: StepEvents
 ) -> None:
-    """Report each prompt position's logprobs once, even if the prompt is computed twice."""
+    """Report each prompt position's logprobs once, even if a preempted prompt is recomputed."""
     for part in parts:
         sequence = living[part.key]
         first = max(part.first, sequence.scored)

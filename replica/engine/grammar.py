@@ -1,7 +1,7 @@
 """Compiles grammars, and computes the tokens that may follow in a constrained answer.
 
-Only this module and `replica.engine.grammar_source` use llguidance. The latter reads the text of
-grammars.
+Only this module and `replica.engine.grammar_source`, which reads the text of grammars, use
+llguidance.
 """
 
 from collections import OrderedDict
@@ -115,7 +115,7 @@ class GrammarCompiler:
         self._compiled(grammar)
 
     def matcher(self, grammar: Grammar) -> Matcher:
-        """Return a matcher at the beginning of a grammar. Raises RefusedError if not usable."""
+        """Return a matcher at the beginning of a grammar. Raises RefusedError like `check`."""
         matcher = self._compiled(grammar).deep_copy()
         return Matcher(matcher, self.eos_ids, self._text_mask(grammar))
 
@@ -185,8 +185,8 @@ class GrammarCompiler:
         source = grammar_source(grammar)
         compiled = LLMatcher(self._load(), source, log_level=0, limits=_limits())
         text_mask = self._text_mask(grammar)
-        # The first mask builds tables that all copies of a grammar share. Most grammars that are
-        # too ambiguous fail here, and others after a few more tokens.
+        # The first mask builds tables that all copies of a grammar share. If a grammar is too
+        # ambiguous, it fails here or after a few more tokens.
         mask = np.frombuffer(compiled.compute_bitmask(), np.int32)
         probe = compiled.deep_copy()
         for _ in range(_PROBES):
@@ -216,9 +216,9 @@ def _bits(masks: Words) -> npt.NDArray[np.uint8]:
 
 
 def _limits() -> LLParserLimits:
-    # With these limits, a step of a hostile grammar takes about ten milliseconds, and its
-    # tables have about 30 MB. They refuse `(a{1000}){1000}` after 0.3 s. Without them, its
-    # compilation takes 4 s and makes a million lexer states.
+    # With these limits, a step of a hostile grammar takes about ten milliseconds, and its tables
+    # have about 30 MB. The limits refuse `(a{1000}){1000}` after 0.3 s. Without them, its
+    # compilation would take 4 s and create a million lexer states.
     return LLParserLimits(
         initial_lexer_fuel=200_000,
         step_lexer_fuel=100_000,

@@ -38,7 +38,7 @@ def is_kept(constant: float) -> bool:
 
 
 def overflows(constant: float) -> bool:
-    """Return whether the compiler would overflow its stack when it reads a number."""
+    """Return whether the compiler would overflow its stack if it read a number as whole."""
     return constant < -_KEPT_MAX
 
 
@@ -48,7 +48,7 @@ def numeric_bounds(schema: dict[str, Any]) -> dict[str, float]:
 
 
 def changed_bounds(schema: dict[str, Any]) -> Iterable[tuple[str, float | None]]:
-    """Yield (keyword, replacement) of bounds that the compiler changes. None has no replacement."""
+    """Yield (keyword, replacement) of bounds that the compiler changes, or None without one."""
     types = schema.get("type", "number")
     types = types if isinstance(types, list) else [types]
     is_whole = "number" not in types
@@ -79,7 +79,7 @@ def nearest_bound(value: float, side: int, *, is_open: bool, is_whole: bool) -> 
     if value * side > _KEPT_MAX:
         return None
     kept = float(max(-_KEPT_MAX, min(value, _KEPT_MAX)))
-    # An exclusive bound moves to the next float, which may be the same for several whole numbers.
+    # An exclusive bound moves to a float that differs from the bound itself.
     while not _lets_through_less(kept, value, side, is_whole) or (is_open and kept == value):
         kept = math.nextafter(kept, math.inf * side)
     return int(kept) if abs(kept) <= _KEPT_MAX else None

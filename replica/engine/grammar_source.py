@@ -54,7 +54,7 @@ _CONSTANTS = ("const", "enum")
 # Keywords whose value maps names to schemas.
 _NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _DIRECTIVES = re.compile(r"%\s*(json|regex|lark|llguidance)")
-# The key under which the gateway chooses the format of JSON. Schemas of clients cannot use it.
+# The key for the format of JSON. The platform's choice replaces the value in a client's schema.
 _OPTIONS_KEY, _OPTIONS_CHARACTERS_MAX = "x-guidance", 200
 # Special tokens are written by number, because their names could also occur as text.
 _TOKEN = re.compile(r"<\[([0-9]{1,7})\]>")

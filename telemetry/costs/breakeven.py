@@ -54,7 +54,7 @@ class AtVolume:
 def break_even(
     tokens_per_busy_hour: float, utilisation: float, replica_hour: float, api_per_million: float
 ) -> BreakEven:
-    """Return the break-even. A busy hour is assumed to serve equally many tokens at any share.
+    """Return the break-even, if a busy hour serves equally many tokens at any utilisation.
 
     Args:
         tokens_per_busy_hour: Tokens that one replica serves in a busy hour, above 0.

@@ -224,7 +224,7 @@ def costs(
 
 
 def spread_idle(lines: Sequence[CostLine]) -> list[CostLine]:
-    """Spread each pool's idle cost over its users by their busy cost. Unused pools keep theirs."""
+    """Spread each pool's idle cost over its users by their busy cost. An unused pool has none."""
     by_pool: dict[str, list[CostLine]] = defaultdict(list)
     for line in lines:
         by_pool[line.work.pool_id].append(line)

@@ -72,10 +72,10 @@ ORDER BY start_ms, pool_id
 
 
 async def summed(store: Store, query: CostQuery) -> tuple[Measured, tuple[int, int], str]:
-    """Return the work of whole hours, their time range in Unix ms, and the age of the sums.
+    """Return the work of whole hours, their time range in Unix ms, and when it was summed.
 
-    The age is the time when the sums were computed. The time range ends with the last hour that has
-    sums. If no hour has sums, the work is read from events.
+    The time range ends with the last hour that has sums. If no hour of the query has sums, the work
+    is read from events.
 
     Raises:
         BadRequestError: The result has more than 100,000 rows.
