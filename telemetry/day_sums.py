@@ -48,7 +48,7 @@ class DayStatements:
         statements: INSERT statements for the day that begins at `day_ms`, with the version
             `now_ms`.
         reach_minutes: Minutes after its arrival in which a request may still count in further
-            hours, or 0 if it counts only in the hour of its arrival.
+            hours. 0 means that it counts only in the hour of its arrival.
     """
 
     name: str

@@ -95,7 +95,7 @@ _CODES = [str(code) for code in ErrorCode]
 
 @dataclass(frozen=True, slots=True)
 class ArmCounts:
-    """The counts of one arm in one window. Histograms map each bucket with answers to a count.
+    """The counts of one arm in one window. Histograms map bucket -> count, without empty buckets.
 
     Attributes:
         requests: Number of requests.

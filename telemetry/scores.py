@@ -61,7 +61,7 @@ SETTINGS max_execution_time = 20
 
 @dataclass(frozen=True, slots=True)
 class ScoreCounts:
-    """The scores of one arm in one window. Histograms map each bucket with answers to a count.
+    """The scores of one arm in one window. Histograms map bucket -> count, without empty buckets.
 
     Attributes:
         answers: Number of scored answers.

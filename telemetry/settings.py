@@ -94,7 +94,8 @@ class Settings(StoreSettings):
         batch_wait_s: Seconds to wait for a batch to fill. Even an insert of few rows costs the
             trace store about 40 ms of processor time.
         closing_settle_s: Seconds after a gateway's stream broke, in which the gateway may still
-            report its requests. Then a router's report counts. It must be longer than an insert.
+            report its requests. After this time, a router's report counts. The time must be longer
+            than an insert.
         http_address: host:port of queries, health and metrics.
         admin_key_sha256: SHA-256 of the admin key, in hex.
         prices_file: File with the price list of the fleet, in TOML or JSON, or empty for no costs.
@@ -105,9 +106,9 @@ class Settings(StoreSettings):
             `http://collector:4318/v1/traces`, or empty for no export. OpenTelemetry's own
             variables set headers and certificates (`OTEL_EXPORTER_OTLP_HEADERS`,
             `OTEL_EXPORTER_OTLP_CERTIFICATE`).
-        otlp_slow_s: TTFT, or pause between tokens, in seconds from which a request counts as slow.
-            Spans of slow requests are exported even if the requests are not sampled. 0 means that
-            no request counts as slow.
+        otlp_slow_s: Seconds of TTFT, or of a pause between tokens, from which a request counts as
+            slow. Spans of slow requests are exported even if the requests are not sampled. 0 means
+            that no request counts as slow.
     """
 
     kafka_bootstrap: Brokers

@@ -2,8 +2,8 @@
 
 An erasure is recorded first. From then on, queries hide all texts that were received before the
 erasure, even if they arrive later from a spool or the broker. A loop deletes such rows until none
-are left. The time of receipt is from the clock of a gateway, which may be ahead. So texts up to
-`SKEW_S` seconds after an erasure are also erased.
+are left. The time of receipt is from the clock of a gateway, which may be ahead. So texts whose
+time of receipt is up to `SKEW_S` seconds after an erasure are also erased.
 """
 
 import re

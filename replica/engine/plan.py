@@ -45,8 +45,8 @@ class ScheduledSequence:
         sampler: Data that the sampler stores for the sequence, or None before the first sampling.
         leader: Sibling that computes the prompt for this waiting sequence, or None.
         forks: Siblings that wait until this sequence has computed the prompt.
-        scored: Number of prompt tokens, from the first on, without a logprob to report. It was
-            reported, is not requested, or is undefined, as for the first token.
+        scored: Number of prompt tokens, from the first on, that need no logprob any more. Their
+            logprobs were reported, are not requested, or are undefined, as for the first token.
         drafter: Source of drafts, or None if the sequence uses no drafts.
     """
 

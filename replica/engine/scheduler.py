@@ -147,7 +147,7 @@ class EngineScheduler:
         self._grow()
         self._admit_urgent(now_s)
         plan = StepPlan(self._decoding, [], self._decoding.copy())
-        # After a preemption, the preempted sequence would be admitted again, and preempted again.
+        # After a preemption nothing is admitted, because the victim would be preempted again.
         self._fill(plan, now_s, admits=self.preemptions == preempted_before)
         if plan:
             plan.loads = self.adapters.take_loads()
@@ -369,7 +369,7 @@ class EngineScheduler:
                 self._preempt(victim)
 
     def _room_for(self, sequence: ScheduledSequence) -> tuple[int, int]:
-        """Return how many blocks of a sequence are cached, and how many would be left."""
+        """Return the number of a sequence's cached blocks, and of blocks left if admitted."""
         # The last token must be computed in any case, because sampling needs its logits.
         full = (len(sequence.tokens) - 1) // BLOCK_TOKENS if self.has_prefix_cache else 0
         if len(sequence.hashes) < full:

@@ -122,7 +122,7 @@ class SequenceRequest:
             the engine's default. Speculation does not change the answer.
         prediction: Expected answer. Its tokens are the drafts as long as the answer follows it.
         pinned_blocks: Number of prompt blocks, from the first on, that stay in the cache for
-            `PIN_S` after the first token, within the pool's limit on pinned blocks.
+            `PIN_S` after the first token. The pool limits the total of all pinned blocks.
         scored_tokens: Number of last prompt tokens whose mean logprob is computed.
             `prompt_logprobs` must then be 0. The tokens before the scored ones may be cached.
         trace: W3C trace context as headers by name, for engines that emit spans.
