@@ -19,7 +19,7 @@ class OffsetTracker:
                 self._next[partition] = offset
 
     def missing(self, messages: Iterable[BrokerMessage]) -> int:
-        """Move the offsets past some messages, and return how many messages were skipped.
+        """Move the offsets past some messages, and return how many messages were missing.
 
         Request topics have neither transactions nor compaction, so the broker assigns consecutive
         offsets. So a gap means that the broker deleted messages before they were read.

@@ -51,7 +51,7 @@ class StateDirectoryInUseError(RuntimeError):
 
 
 def no_hardware() -> HardwareReader | None:
-    """Return None, as on a node without accelerators or without their driver."""
+    """Return None, which means a node without accelerators or without their driver."""
     return None
 
 

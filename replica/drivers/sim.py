@@ -210,7 +210,7 @@ class SimBackend:
 
     @property
     def capabilities(self) -> Capabilities:
-        """The capabilities: adapters, drafts and KV transfer, but no probabilities."""
+        """The capabilities: adapters, drafts and KV transfer, but no logprobs."""
         return Capabilities(
             adapter_slots=self._options.adapter_slots,
             adapter_rank_max=self._options.adapter_rank if self._options.adapter_slots else 0,

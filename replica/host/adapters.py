@@ -208,7 +208,7 @@ class AdapterDesk:
             self._end(digest, error)
 
     def _end(self, digest: str, error: RefusedError | None) -> None:
-        """Call the `done` of all waiting sequences, in order."""
+        """Call the `done` functions of all sequences that wait for an adapter, in order."""
         self._fetching.pop(digest, None)
         if error is not None:
             self._counters.adapter_failures += 1

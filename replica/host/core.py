@@ -198,7 +198,7 @@ class HostCore:
             self.sequences.take(attachment, sequences, seen_at_s)
 
     def rest(self, message: wire.Rest, reply: Reply) -> None:
-        """Put the engine to sleep or wake it, unless it has sequences of routers."""
+        """Put the engine to sleep or wake it. An engine with routers' sequences stays awake."""
         held = sum(len(it.sequences) for it in self._attachments.values())
         self._rest.rest(message, reply, held)
 

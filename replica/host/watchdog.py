@@ -13,7 +13,7 @@ LOOK_S = 1.0
 
 
 class StepWatch:
-    """Measures the present iteration of the step loop, with its requests, its step and its news.
+    """Measures the duration of the step loop's present iteration (requests, step, news).
 
     The step loop writes, and any thread may read.
     """

@@ -20,7 +20,7 @@ class BreakEven:
 
     Attributes:
         utilisation: Share of paid time in which replicas are busy.
-        own_per_million: Cost of 1M tokens if replicas are fully loaded within that share of time.
+        own_per_million: Cost of 1M tokens on the own fleet at that utilisation.
         api_per_million: The API's price of 1M tokens of the same mix.
         replica_tokens: Tokens that one replica serves in a month at that utilisation.
         first_tokens: Tokens per month above which one replica is cheaper, or None if it never is.

@@ -141,7 +141,7 @@ class Fetcher:
         self._was_connected = False
         self._spread = crc32(node_id.encode()) % 1024 / 1024
 
-    # --- towards the control plane
+    # --- orders and reports of the control plane
 
     def connected(self, *, is_connected: bool) -> None:
         """Record whether the control plane answers."""
@@ -188,7 +188,7 @@ class Fetcher:
         """Whether chunks are being fetched, or are to be fetched."""
         return bool(self._state.running or self._orders or self._state.waits)
 
-    # --- towards the node
+    # --- requests of this node
 
     async def ensure(self, digest: str, *, needed: bool) -> None:
         """Wait until the artifact is complete in the library.
