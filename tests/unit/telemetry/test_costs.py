@@ -1,4 +1,4 @@
-"""Paid hours are divided exactly; prices say what is wrong with them; when self-hosting pays."""
+"""Tests the division of paid hours, the messages of the price list, and the break-even."""
 
 from decimal import Decimal
 from itertools import pairwise
@@ -102,12 +102,12 @@ def test_idle_time_belongs_to_no_tenant_unless_it_is_spread():
     busy = [Busy(HOUR_MS, "p", busy_s=900.0, request_s=1800.0)]
     found = costs(price_list(), busy, works, SPAN)
     lines = [line for line in found.lines if line.work.pool_id == "p"]
-    # 2 accelerators at 2.00 for 3 hours: a quarter of the first hour was busy.
+    # 2 accelerators at 2.00 for 3 hours. A quarter of the first hour was busy.
     assert [line.micros for line in lines if not line.is_idle] == [750_000, 250_000]
     assert sum(line.micros for line in lines if line.is_idle) == 11_000_000
     spread = {line.work.tenant_id: line.micros for line in spread_idle(lines)}
     assert spread == {"t": 9_000_000, "u": 3_000_000}
-    # Nobody used the other pool: its cost stays idle.
+    # No request used the other pool, so its cost stays idle.
     others = [line for line in found.lines if line.work.pool_id == "q"]
     assert all(line.is_idle for line in spread_idle(others))
     pool = found.pools[0]
@@ -145,7 +145,7 @@ def test_replicas_may_change_over_time():
             {since = 1970-01-01T09:00:00Z, replicas = 9}]""",
     )
     prices = parse_prices(text)
-    found = costs(prices, [], [], SPAN)  # from 1:00 to 4:00
+    found = costs(prices, [], [], SPAN)  # the time range is from 1:00 to 4:00
     assert [line.micros for line in found.lines] == [7_000_000, 3_500_000, 21_000_000]
     assert found.pools[0].paid_hours == 2 * (2 * 0.75 + 3)
     early = costs(prices, [], [], (0, HOUR_MS))
@@ -166,9 +166,9 @@ def test_more_busy_than_paid_is_divided_and_seen():
 def test_the_least_time_of_work():
     prices = price_list()
     pool, kind = prices.pools["p"], prices.accelerators["a"]
-    # 2 * 1e9 * 1e5 / 200e12; two accelerators.
+    # 2 * 1e9 * 1e5 / 200e12 seconds, divided by two accelerators
     assert least_s(work(uncached_tokens=1e5), pool, kind, 1.0) == pytest.approx(1.0)
-    # 2 GB of weights for each step, shared by four.
+    # 2 GB of weights for each step, which four requests share
     assert least_s(work(output_tokens=4000.0), pool, kind, 4.0) == pytest.approx(1.0)
     assert least_s(work(attended_tokens=2e9), pool, kind, 4.0) == pytest.approx(1.0)
     cached = least_s(work(cached_tokens=1e5), pool, kind, 1.0)
@@ -223,7 +223,7 @@ def test_break_even_is_where_the_bills_meet(
 
 
 def test_a_gap_opens_with_each_replica_until_there_is_none():
-    # A replica: 730 a month, 1000 M tokens; the API: 1.00 per 1M. q = 730 M, C = 1000 M.
+    # A replica costs 730 a month for 1000 M tokens. The API costs 1.00 per 1M. So q is 730 M.
     even = break_even(1e9 / 730, 1.0, 1.0, 1.0)
     assert even.first_tokens == pytest.approx(730e6)
     assert even.always_tokens == pytest.approx(3 * 730e6)

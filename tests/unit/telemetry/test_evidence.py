@@ -1,4 +1,4 @@
-"""Windows are whole, aligned, and not more than a call may ask for."""
+"""Tests that windows are complete and aligned, and that a call returns a bounded number."""
 
 from hypothesis import given
 from hypothesis import strategies as st

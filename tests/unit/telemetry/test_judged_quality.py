@@ -1,4 +1,4 @@
-"""Judged answers by release: a drop is told once it is no chance."""
+"""Tests the judged quality by release, and that only significant drops are reported."""
 
 import random
 
@@ -45,7 +45,7 @@ def test_answers_that_are_as_good_as_before_seldom_seem_worse() -> None:
         good = [sum(chance.random() < 0.8 for _ in range(size)) for size in (400, 100)]
         rows = [row("r", good[0], 400, is_recent=False), row("r", good[1], 100, is_recent=True)]
         alarms += compared(rows)[0].drop > 0
-    assert alarms < 45  # 2.5 % are expected
+    assert alarms < 45  # 2.5 % false alarms are expected
 
 
 def test_a_drop_by_ten_points_is_mostly_found_in_four_hundred_answers() -> None:

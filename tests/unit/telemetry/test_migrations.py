@@ -1,4 +1,4 @@
-"""Migrations: what is pending is a pure question."""
+"""Tests which migrations are pending, and how files are parsed."""
 
 import pytest
 from hypothesis import given
@@ -50,6 +50,7 @@ def test_the_shipped_migrations_fill_for_a_server_and_for_a_cluster() -> None:
                 assert "{{" not in filled
                 assert variables["on_cluster"] in filled
                 if "CREATE TABLE" in filled:
-                    # Sums for pages alone are added to; all else may come twice.
+                    # Only sums for web pages use the Aggregating engine. All other rows may be
+                    # inserted twice.
                     kind = "Aggregating" if "slo_minutes" in filled else "Replacing"
                     assert f"= {variables['engine_prefix']}{kind}MergeTree" in filled

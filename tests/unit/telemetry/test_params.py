@@ -1,4 +1,4 @@
-"""Parameters of questions."""
+"""Tests the parsing of query parameters."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What is surely ingested: never more than what was at the broker and is written."""
+"""Tests that ingestion progress never includes a message that is not written yet."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,7 +13,7 @@ def test_nothing_is_known_before_a_mark_is_reached() -> None:
     progress.written({0: 100})
     assert progress.until_ms == 0
     progress.mark(NOW_MS, {0: 5, 1: 3})
-    progress.written({0: 100})  # of partition 1 nothing was ever committed
+    progress.written({0: 100})  # no offset of partition 1 was ever committed
     assert progress.until_ms == 0
     progress.written({0: 5, 1: 3})
     assert progress.until_ms == NOW_MS - HELD_MAX_MS
@@ -42,11 +42,11 @@ def test_another_cluster_begins_anew_and_written_progress_stays() -> None:
     )
 )
 def test_it_follows_the_slowest_partition(moves: list[tuple[int, int, bool]]) -> None:
-    """Any order of messages, reads and marks; also more marks than are kept."""
+    """Messages, reads and marks come in any order, and there are more marks than are stored."""
     progress = IngestProgress()
     ends = dict.fromkeys(range(3), 0)
     written = dict.fromkeys(range(3), 0)
-    # When the broker had what, so that the truth is known.
+    # Messages by the time at which the broker had them, to compute the expected progress.
     sent: list[tuple[int, int, int]] = []
     for step, (partition, count, is_read) in enumerate(moves):
         now_ms = NOW_MS + step

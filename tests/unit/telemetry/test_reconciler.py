@@ -1,4 +1,4 @@
-"""When ledger and engines were compared."""
+"""Tests when the reconciler compares ledger and engines, and which hours it reads."""
 
 import time
 
@@ -14,7 +14,7 @@ from telemetry.store import STORE_ERRORS
 
 
 class Ledger:
-    """A store that has nothing, or is away."""
+    """A store that has no rows, or cannot be reached."""
 
     is_away = False
 
@@ -33,7 +33,7 @@ async def test_it_is_told_when_was_compared_not_when_it_was_tried() -> None:
         return metrics.registry.get_sample_value("telemetry_ledger_compared_seconds")
 
     await reconciler.step()
-    assert told() == 0  # it is not known what is closed
+    assert told() == 0  # the end of the last closed hour is unknown
     progress.until_ms = closer.until_ms = int(time.time() * 1000)
     store.is_away = True
     with pytest.raises(STORE_ERRORS):
@@ -46,7 +46,7 @@ async def test_it_is_told_when_was_compared_not_when_it_was_tried() -> None:
 
 
 class Hours:
-    """A store with a row for each hour; remembers what was read."""
+    """A store with a row for each hour, which records the hours that were read."""
 
     def __init__(self) -> None:
         self.now_ms = 1_790_000_000_000

@@ -1,4 +1,4 @@
-"""What is equal, what differs, and what cannot be said."""
+"""Tests the comparison of ledger and engines: equal, different, and unknown."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""Where sums are taken from, how long rows are kept, and what tables are like on a cluster: pure."""
+"""Tests the choice of rollups or events, the retention of rows, and tables of a cluster."""
 
 import asyncio
 import re
@@ -62,25 +62,25 @@ def test_every_moment_is_taken_from_where_it_is_right(
     for at in range(span[0], span[1], MINUTE_MS):
         level = found.level_at(at)
         if not found.span[0] <= at < found.span[1]:
-            assert level is None  # a part of an hour
+            assert level is None  # the time is in a partial hour
             continue
         is_marked = at in minutes or not has[0]
         hour_is_marked = not has[1] or any(one // HOUR_MS == at // HOUR_MS for one in hours)
         if level is None:
-            assert at >= kept[0]  # all of its events are there
+            assert at >= kept[0]  # all events of this time exist
         elif level is Level.MINUTES:
-            assert at >= kept[1]  # all rows are there
+            assert at >= kept[1]  # all rollups of this time exist
             assert not is_marked or at < kept[0]
         else:
             assert not hour_is_marked or at < min(kept)
             assert not is_marked or at < kept[0]
-        # Never events where a rollup would do, unless there were too many stretches of time.
+        # Events are read only if no rollup is valid, unless there are too many ranges.
         if len(minutes) + len(hours) <= 30 and has == (True, True) and at >= kept[1]:
             assert (level is None) <= is_marked
 
 
 class ProgressOnly:
-    """A store in which nothing is marked, that knows how far levels are and nothing of before."""
+    """A store without marks. It has the progress of the levels, but no start of marking."""
 
     local_database = "sluice"
 
@@ -105,10 +105,10 @@ class ProgressOnly:
 
 
 def test_rounds_go_on_without_a_known_start_of_marking():
-    """Versions before the seed left such progress; telemetry must not end because of it."""
+    """Versions before the marking of old rows left such progress. It must not end the service."""
     store = ProgressOnly(1_790_000_000_000)
     asyncio.run(Rollups(store, TelemetryMetrics(), settle_ms=0).step())
-    # Sums of days are as far as the hours of which they are made.
+    # Sums of days have the same progress as the hours from which they are computed.
     levels = {str(level): store.now_ms for level in Level}
     sums = (it.name for it in (USAGE, USAGE_BY_HOUR, COST_SUMS))
     assert store.noted == levels | dict.fromkeys(sums, store.now_ms - 1_000)
@@ -124,7 +124,7 @@ def test_kept_rows_begin_at_an_hour_with_room() -> None:
     now_ms = 1_000 * DAY_MS + 5
     kept = RetainedSince.of(now_ms, Deletion(30), Deletion())
     assert kept == RetainedSince(971 * DAY_MS + HOUR_MS, 0)
-    # A table that is kept for longer now does not get back what it deleted.
+    # If the retention of a table becomes longer, its deleted rows stay missing.
     was_shorter = Deletion(400, gone_ms=970 * DAY_MS)
     assert RetainedSince.of(now_ms, was_shorter, Deletion(0, DAY_MS)) == RetainedSince(
         971 * DAY_MS, 2 * DAY_MS
@@ -141,7 +141,8 @@ def test_kept_rows_begin_at_an_hour_with_room() -> None:
         ("toDateTime(ingested_at) + toIntervalDay(30)", 30),
         ("start + toIntervalDay(7) TO VOLUME 'cold', start + toIntervalDay(400)", 400),
         ("start + toIntervalDay(7) TO VOLUME 'cold'", 0),
-        ("start + toIntervalMonth(13)", 7),  # somebody else's: nothing is believed of it
+        # an unknown form, which counts as the shortest retention
+        ("start + toIntervalMonth(13)", 7),
     ],
 )
 def test_the_retention_of_a_table_is_read_from_its_ttl(ttl: str, days: int) -> None:
@@ -159,7 +160,7 @@ def test_replicas_show_acknowledged_rows() -> None:
 
 
 def test_a_setting_changes_a_table_once() -> None:
-    # As ClickHouse writes what it has.
+    # The statement in the form in which ClickHouse returns it.
     made = (
         "CREATE TABLE db.requests (`a` String DEFAULT ' TTL x') ENGINE = ReplacingMergeTree ORDER BY a"
         " TTL toDateTime(ingested_at) + toIntervalDay(7) TO VOLUME 'cold', "
@@ -220,7 +221,7 @@ def test_replacing_rows_and_the_rows_of_a_tenant_share_a_shard() -> None:
                 order = re.search(r"ORDER BY \(?([\w, ]+)", statement)
                 assert order is not None
                 tables[made[1]] = order[1]
-            # Tables are named without a database: each shard has them in its own.
+            # Statements name tables without a database, because each shard has its own database.
             assert not re.search(r"(FROM|TO|TABLE) \w+\.\w+", statement)
             if "MATERIALIZED VIEW" in statement:
                 assert " TO " in statement
@@ -245,16 +246,16 @@ def test_a_tenants_scope_needs_a_tenant() -> None:
     assert TenantScope.tenants("a").sql == "tenant_id IN {tenants:Array(String)}"
 
 
-# Statements on tenants' rows that are about the whole fleet, by module and how many.
+# Module -> largest number of statements that read the rows of all tenants.
 _FLEET = {
-    "closings.py": 7,  # rows of what routers told
+    "closings.py": 7,  # rows from routers' reports
     "day_sums.py": 0,  # sums of all tenants
-    "rollups_worker.py": 3,  # marks of all, and late events
+    "rollups_worker.py": 3,  # marks of all tenants, and late events
     "retention.py": 1,
-    "evidence.py": 1,  # by rollout
-    "scores.py": 1,  # likewise
-    "reconciliation.py": 1,  # engines do not know tenants
-    "costs/query.py": 1,  # a replica's hour is divided among all
+    "evidence.py": 1,  # rows of one rollout
+    "scores.py": 1,  # rows of one rollout
+    "reconciliation.py": 1,  # engines have no tenants
+    "costs/query.py": 1,  # a replica's hour is divided among all tenants
 }
 
 

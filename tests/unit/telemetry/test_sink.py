@@ -1,4 +1,4 @@
-"""The sink's order: the broker may forget a message only after its row is written."""
+"""Tests that an offset is committed only after the rows of its messages are written."""
 
 import asyncio
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from telemetry.sink import Sink
 
 
 class FakeBroker:
-    """One partition that remembers what was committed; reading begins there after `open`."""
+    """One partition that stores the committed offset. After `open`, reading begins there."""
 
     def __init__(self, count: int, failures: Sequence[bool]) -> None:
         self.log = [
@@ -62,7 +62,7 @@ class FakeBroker:
 
 
 class FakeTable:
-    """Fails as planned, sometimes after it wrote, and checks the order at every insert."""
+    """A table that fails as planned, perhaps after a write, and checks the order of inserts."""
 
     def __init__(self, broker: FakeBroker, failures: Sequence[str]) -> None:
         self.broker = broker
@@ -114,7 +114,7 @@ def test_nothing_is_forgotten_before_it_is_written(
                         break
                 task.cancel()
 
-        await serve(kill_after)  # killed anywhere, and started again
+        await serve(kill_after)  # the sink is killed at any point, and starts again
         await serve(None)
         assert table.rows == {str(number) for number in range(count)}
 
@@ -146,7 +146,7 @@ async def test_draining_does_not_wait_for_a_table_that_is_away() -> None:
 
 
 class LossyBroker(FakeBroker):
-    """Has deleted three messages."""
+    """A broker that has deleted three messages."""
 
     async def read(self, batch_max: int) -> list[BrokerMessage]:
         self.missing = 3
@@ -163,12 +163,12 @@ async def test_errors_of_texts_are_not_counted_as_usage(
         FakeTable(broker, ["lost"]),
         metrics,
         batch_max=3,
-        decode=text_rows.decode,  # none of these is a text
+        decode=text_rows.decode,  # no message of this topic is a text
         are_texts=True,
     )
     async with asyncio.timeout(10), asyncio.TaskGroup() as group:
         task = group.create_task(sink.run())
-        while broker.committed < 2:  # noqa: ASYNC110 - the fake tells nobody
+        while broker.committed < 2:  # noqa: ASYNC110 - the fake broker has no event to wait for
             await asyncio.sleep(0)
         task.cancel()
     names = ("poisoned_total", "missing_total", "write_failures_total", "session_failures_total")

@@ -1,4 +1,4 @@
-"""Spans of any event: within their parents, with ids of their own, the same every time."""
+"""Tests that spans lie within their parents, and have unique and reproducible ids."""
 
 from typing import Any
 
@@ -112,10 +112,12 @@ def test_attempts_have_the_ids_that_routers_were_told() -> None:
 @pytest.mark.parametrize(
     ("fields", "wanted"),
     [
-        ({"status": 200, "ttft_us": 999, "total_us": 10**9}, False),  # long, not slow
+        # a long answer is not a slow one
+        ({"status": 200, "ttft_us": 999, "total_us": 10**9}, False),
         ({"status": 200, "is_sampled": True}, False),
         ({"status": 503}, True),
-        ({"status": 200, "outcome": "engine_failed"}, True),  # after its first byte
+        # the failure came after the first byte
+        ({"status": 200, "outcome": "engine_failed"}, True),
         ({"status": 200, "outcome": "client_closed"}, False),
         ({"status": 200, "resumes": 1}, True),
         ({"status": 200, "ttft_us": 1000}, True),
@@ -136,7 +138,7 @@ def test_without_a_trace_there_are_no_spans_and_a_bad_parent_is_none(trace_id: s
 def test_only_faults_of_the_server_are_errors_of_its_span() -> None:
     for code, error, status in (
         ("deadline_exceeded", "deadline_exceeded", 504),
-        ("replica_lost", "replica_lost", 200),  # after its first byte
+        ("replica_lost", "replica_lost", 200),  # the failure came after the first byte
         ("client_closed", "", 499),
         ("client_closed", "", 200),
         ("slow_reader", "", 200),

@@ -1,4 +1,4 @@
-"""The spool: what was written comes back in order, whatever happened to the files."""
+"""Tests that the spool returns items in order, even if files are damaged or missing."""
 
 import os
 import tempfile
@@ -64,7 +64,7 @@ def test_everything_comes_back_in_order_also_after_a_restart(
     batches: list[list[bytes]], limit: int
 ) -> None:
     with folder() as root:
-        for batch in batches:  # a new owner for each batch: a crash after each write
+        for batch in batches:  # a new owner per batch is like a crash after each write
             with closing(opened(root)) as spool:
                 assert spool.append(batch) == len(batch)
         with closing(opened(root)) as spool:
@@ -93,7 +93,7 @@ def test_peeked_but_not_advanced_comes_again(tmp_path: Path) -> None:
 
 
 def test_over_the_bound_the_oldest_go_and_are_counted(tmp_path: Path) -> None:
-    items = [f"{number:092}".encode() for number in range(50)]  # 100 bytes each on disk
+    items = [f"{number:092}".encode() for number in range(50)]  # each item has 100 bytes on disk
     with closing(opened(tmp_path, max_bytes=1000, segment_bytes=200)) as spool:
         for item in items:
             spool.append([item])
@@ -122,7 +122,7 @@ def test_cleared_events_are_counted_and_the_spool_goes_on(tmp_path: Path) -> Non
         spool.advance()
         spool.clear()
         assert (spool.is_empty, spool.size_bytes, segments(tmp_path)) == (True, 0, [])
-        assert spool.dropped == 8  # a segment of two had been replayed
+        assert spool.dropped == 8  # two items of the dropped segment had been replayed
         spool.append([b"y"])
         assert drain(spool) == [b"y"]
 
@@ -194,7 +194,7 @@ def test_a_disk_that_refuses_is_counted_not_raised(
 
 
 def full_disk(patch: pytest.MonkeyPatch, root: Path, room: int) -> None:
-    """Let all spools under a folder have so many bytes together."""
+    """Limit the bytes that all spools under a folder have together."""
     write = os.write
 
     def written(fd: int, data: bytes) -> int:
@@ -210,18 +210,18 @@ def test_on_a_full_disk_lesser_events_go_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage, texts = tmp_path / "events", tmp_path / "texts"
-    items = [f"{number:092}".encode() for number in range(8)]  # 100 bytes each on disk
+    items = [f"{number:092}".encode() for number in range(8)]  # each item has 100 bytes on disk
     with closing(opened(texts)) as mine, closing(opened(texts)) as of_another_worker:
         assert mine.append([b"t" * 92] * 3) == 3
         assert of_another_worker.append([b"t" * 92] * 5) == 5
         with closing(Spool(usage, max_bytes=1 << 20, segment_bytes=1000, lesser=texts)) as spool:
             full_disk(monkeypatch, tmp_path, 850)
-            assert spool.append(items) == 8  # room for half a record was left
+            assert spool.append(items) == 8  # the file system had room for half a record
             assert (spool.dropped, spool.evicted) == (0, 8)
             assert spool.is_tight
             assert drain(spool) == items
             assert not spool.is_tight
-        # Their owners find nothing, and go on.
+        # The spools' owners find no items, and continue.
         assert (mine.peek(9), of_another_worker.peek(9)) == ([], [])
         assert (mine.damaged, mine.dropped, mine.size_bytes) == (0, 0, 0)
         mine.append([b"new"])

@@ -1,4 +1,4 @@
-"""Reading SQL just far enough: literals and comments hide what they hold."""
+"""Tests the parser of SQL, to which the content of literals and comments must be invisible."""
 
 import pytest
 from hypothesis import given

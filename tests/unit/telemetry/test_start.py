@@ -1,4 +1,4 @@
-"""Looks at the start: what cannot work is told before anything runs."""
+"""Tests that the service reports impossible settings before it starts any part."""
 
 import pytest
 

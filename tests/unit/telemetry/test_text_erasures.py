@@ -1,4 +1,4 @@
-"""Erased texts: who can be called how, how far an erasure reaches, what becomes of failed ones."""
+"""Tests the erasure of texts: valid tenant ids, the erased times, and failing deletions."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,7 +12,7 @@ from telemetry.texts import SKEW_S, Eraser, erase_texts
 
 
 class FakeStore:
-    """Answers what a test wants, and notes what is done."""
+    """A store that returns what a test sets, and records the statements."""
 
     local_database = "sluice"
 
@@ -50,7 +50,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Any:
 async def test_a_tenant_of_any_name_can_be_erased(store: Any, tenant: str) -> None:
     assert is_id(tenant)
     await erase_texts(store, tenant)
-    assert store.done == [f"write {tenant} {SKEW_S}"]  # a gateway's clock may be ahead
+    assert store.done == [f"write {tenant} {SKEW_S}"]  # the clock of a gateway may be ahead
     store.done.clear()
     store.to_erase = [{"tenant": tenant, "until_ms": 7}]
     await Eraser(store, TelemetryMetrics()).step()
