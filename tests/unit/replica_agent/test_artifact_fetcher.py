@@ -1,4 +1,4 @@
-"""What an agent makes of orders: chunks that are right, reports of those that are not."""
+"""Tests that an agent executes orders, verifies chunks, and reports sources of bad chunks."""
 
 import asyncio
 import errno
@@ -24,7 +24,7 @@ PEER = "127.0.0.1:7000"
 
 @dataclass
 class Source:
-    """Has the chunks; peers may be made to behave badly."""
+    """A source that has all chunks. A test can make a peer answer wrongly."""
 
     contents: dict[str, bytes]
     bad: dict[str, str] = field(default_factory=dict)
@@ -82,7 +82,7 @@ class Site:
         self.fetcher.take(wire.DistributionAnswer(orders=[order]))
 
     async def report(self, condition) -> wire.DistributionReport:
-        """Return the first report that fulfils a condition."""
+        """Return the first report that meets a condition."""
         async with asyncio.timeout(20):
             while True:
                 report = self.fetcher.report(is_full=True)
@@ -174,7 +174,7 @@ async def test_an_answer_that_comes_when_the_time_of_a_chunk_is_over_does_no_har
             if address:
                 try:
                     await asyncio.sleep(3600)
-                finally:  # the scope has expired; the download is still noted as running
+                finally:  # the scope has expired, but the download is still listed as running
                     site.order()
                     expired.set()
             return site.source.contents[piece.sha256]
@@ -230,7 +230,7 @@ async def test_a_download_no_longer_wanted_makes_room(tmp_path, source_dir, monk
         site.known[manifest.digest] = manifest
         site.order("peer", stop=1)
         await site.report(lambda report: any(h.chunks == b"\x01" for h in report.held))
-        # At once when the room is needed: 30 bytes are too few for both.
+        # The partial artifact is removed at once if its room is needed. Both exceed 30 bytes.
         site.fetcher.take(wire.DistributionAnswer())
         async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
             tasks.create_task(site.fetcher.ensure(manifest.digest, needed=True))
@@ -240,7 +240,7 @@ async def test_a_download_no_longer_wanted_makes_room(tmp_path, source_dir, monk
             )
         assert list(site.holdings.partials) == []
         assert not (tmp_path / "node" / ".partial" / site.digest).exists()
-    # Else after a while, also when it was found at the start.
+    # Otherwise it is removed after a while, even if an earlier agent began it.
     again = Site(tmp_path / "again", source_dir)
     await again.holdings.start()
     await again.holdings.keep(again.manifest)
@@ -248,7 +248,7 @@ async def test_a_download_no_longer_wanted_makes_room(tmp_path, source_dir, monk
     again.holdings.close()
     again = Site(tmp_path / "again", source_dir, max_bytes=20)
     await again.holdings.start()
-    assert not await again.library.make_room(10, needed=True)  # 16 of 20 bytes are promised
+    assert not await again.library.make_room(10, needed=True)  # 16 of 20 bytes are reserved
     again.fetcher.take(wire.DistributionAnswer(wanted=[wire.Wanted(digest=again.digest)]))
     assert not await again.fetcher._drop_idle(0.0)
     again.fetcher.take(wire.DistributionAnswer())
@@ -281,8 +281,8 @@ async def test_downloads_that_cannot_be_taken_up_do_not_keep_the_node_from_other
     await site.holdings.keep(site.manifest)
     partials = tmp_path / "node" / ".partial"
     (partials / site.digest).mkdir(parents=True)
-    (partials / site.digest / "journal").mkdir()  # not a file
-    (partials / ("a" * 64)).mkdir()  # without a manifest
+    (partials / site.digest / "journal").mkdir()  # a journal must be a file
+    (partials / ("a" * 64)).mkdir()  # the manifest is missing
     await site.holdings.start()
     assert site.holdings.partials == {}
     assert [path.name for path in partials.iterdir()] == [site.digest]

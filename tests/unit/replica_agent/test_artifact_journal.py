@@ -1,4 +1,4 @@
-"""Whatever a crash leaves of a journal, no chunk is believed that was not noted."""
+"""Tests that after any crash, a journal lists no chunk that was not recorded."""
 
 import os
 from pathlib import Path
@@ -45,7 +45,7 @@ def test_a_journal_cut_anywhere_names_the_entries_before_the_cut(batches, data) 
         path.write_bytes(content[:cut])
         noted = [chunk for batch in batches for chunk in batch]
         assert reopened(path) == mask(noted[: max(0, cut - 32) // 8])
-        journal = Journal.open(path, DIGEST, COUNT)  # and it goes on from there
+        journal = Journal.open(path, DIGEST, COUNT)  # the journal continues after the valid records
         before = journal.held
         journal.add([COUNT - 1])
         journal.close()

@@ -1,4 +1,4 @@
-"""A node that cannot do all that it should does what it can, and says so."""
+"""Tests that a node with a failing part uses its other parts, and reports the failure."""
 
 import asyncio
 import socket
@@ -77,7 +77,8 @@ async def test_a_taken_address_is_retried_and_no_peer_is_sent_there(tmp_path, mo
         node = made(tmp_path / "artifacts", tmp_path, address)
         async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
             task = tasks.create_task(node.run())
-            with pytest.raises(PlatformError) as error:  # it asked the control plane: it is up
+            # the control plane was asked, so it is connected
+            with pytest.raises(PlatformError) as error:
                 await node.ensure("a" * 64, needed=True)
             assert error.value.code is ErrorCode.UNAVAILABLE
             assert told.empty()

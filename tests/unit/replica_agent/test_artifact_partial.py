@@ -1,4 +1,4 @@
-"""An artifact that comes chunk by chunk, in any order, from many threads, with interruptions."""
+"""Tests an artifact whose chunks arrive in any order, from many threads, with interruptions."""
 
 import random
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +14,7 @@ from sluice.manifests import CHUNK_BYTES, manifest_of_directory
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):
-    """Three chunks; the first is in two files, one file is empty."""
+    """Three chunks, the first of them in two files, and an empty file."""
     root = tmp_path_factory.mktemp("source")
     content = random.Random(1).randbytes(2 * CHUNK_BYTES + 100)
     (root / "deep" / "er").mkdir(parents=True)
@@ -50,7 +50,7 @@ def test_chunks_from_many_threads_are_the_artifact(tmp_path, manifest, contents)
 def test_chunks_fetched_before_an_interruption_are_kept(tmp_path, manifest, contents) -> None:
     partial = Partial(tmp_path / "partial", manifest)
     partial.write(2, contents[2])
-    # As after kill -9: nothing was closed, and a chunk was written that nobody noted.
+    # The state after a SIGKILL: no file was closed, and a chunk was written but not recorded.
     (partial.files / "weights.bin").write_bytes(contents[0])
     again = Partial(tmp_path / "partial", manifest)
     assert again.held == 0b100
@@ -95,7 +95,7 @@ async def test_a_node_reports_changes_and_serves_its_chunks(
     assert digest_directory(tmp_path / manifest.digest) == digest_directory(source)
     assert holdings.read(manifest.digest, 2) == contents[2]
 
-    # The next agent finds it; and what is removed is not held any more.
+    # The next agent finds the partial artifact. After its removal, it is not reported any more.
     after = Holdings(tmp_path, Library(tmp_path, max_bytes=0, reserve_bytes=0))
     await after.start()
     assert [told.is_complete for told in after.held(is_full=True)] == [True]

@@ -1,4 +1,4 @@
-"""The server for other nodes: chunks to who shows a ticket, and nothing else of the machine."""
+"""Tests that the server for other nodes sends chunks for a valid ticket, and no other file."""
 
 import time
 from contextlib import asynccontextmanager
@@ -122,7 +122,7 @@ async def test_keys_rotate_and_the_last_ones_outlive_the_agent(tmp_path) -> None
         assert (await site.chunk(f"Bearer {new}"))[0] == 200
         site.keys.take({8: NEXT_KEY, 9: b"z" * 32})
         assert (await site.chunk(f"Bearer {old}"))[0] == 403
-        # The agent starts again, and there is no control plane to ask.
+        # The agent starts again while no control plane can be reached.
         again = PeerKeys(tmp_path / "keys.json")
         holdings = Holdings(site.root, Library(site.root, max_bytes=0, reserve_bytes=0))
         await holdings.start()

@@ -1,4 +1,4 @@
-"""The last desired state survives the agent; a damaged file does not stop it."""
+"""Tests that a new agent reads the last desired state, and ignores a damaged file."""
 
 from pathlib import Path
 

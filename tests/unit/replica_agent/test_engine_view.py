@@ -1,4 +1,4 @@
-"""What another user lacks on the way to paths, and what is opened for it."""
+"""Tests which directories on the way to paths are closed to a user, and which are opened."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ STRANGER = 54321
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    """A directory that others may enter, below one that they may not."""
+    """A directory that all users may enter, inside one that they may not enter."""
     (tmp_path / "home" / "python" / "bin").mkdir(parents=True)
     (tmp_path / "home").chmod(0o700)
     return tmp_path / "home"
@@ -19,7 +19,7 @@ def home(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def _open_above(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever pytest's own directories are: only what a test closes is closed."""
+    """Make pytest's own directories accessible, so that only a test's directories are closed."""
     for parent in (tmp_path, *tmp_path.parents):
         if not parent.name.startswith(("test_", "popen-", "pytest-")):
             break

@@ -1,4 +1,4 @@
-"""What leaves a node's disk, and in which order."""
+"""Tests which artifacts are evicted from a node's disk, and in which order."""
 
 import pytest
 from hypothesis import given
@@ -41,7 +41,7 @@ def test_heat_fades_so_that_recent_uses_count_more_than_many_old_ones() -> None:
     assert old.at(HALF_LIFE_S) == pytest.approx(4.0)
     recent = Heat(0.0, 0.0).used(1, 4 * HALF_LIFE_S)
     assert recent.at(4 * HALF_LIFE_S) > old.at(4 * HALF_LIFE_S)
-    assert old.used(1, -5.0).score == pytest.approx(9.0)  # a clock that was put back
+    assert old.used(1, -5.0).score == pytest.approx(9.0)  # the clock was set back
 
 
 ITEMS = st.lists(

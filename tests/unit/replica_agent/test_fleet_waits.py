@@ -1,4 +1,4 @@
-"""A replica whose base is on its way waits for it, and says how far it is."""
+"""Tests that a replica waits while its base is fetched, and reports the progress."""
 
 import asyncio
 
@@ -12,7 +12,7 @@ BASE, OTHER = "aa" * 32, "bb" * 32
 
 
 class Launcher:
-    """Starts nothing, and remembers what was to be started."""
+    """A launcher that starts no process, and records the requested starts."""
 
     def __init__(self) -> None:
         self.prepared: list[str] = []
@@ -82,7 +82,7 @@ async def test_replicas_wait_for_their_base() -> None:
         assert launcher.prepared[0] == BASE
         assert not fleet.waiting
 
-        # Another base that is not here: the old engine does not go on as if it were the new one.
+        # The new base is missing too, and the old engine must not run in place of the new one.
         why[OTHER] = "fetching base: not begun"
         fleet.apply(desired(("one", OTHER)))
         assert [seen.message for seen in fleet.observed()] == ["fetching base: not begun"]

@@ -1,4 +1,4 @@
-"""Golden prompts at the agent: who is asked what, when, and what is reported."""
+"""Tests which golden prompt an agent sends to which replica, when, and the reports."""
 
 import asyncio
 from collections import Counter
@@ -37,7 +37,7 @@ def target(name: str, base: str = BASE) -> GoldenTarget:
 def ask_all(
     schedule: GoldenSchedule, targets: list[GoldenTarget], until_s: float, start_s: float = 1000.0
 ) -> list[tuple[float, str, str]]:
-    """Let time pass in quarters of a second; return (when, replica, prompt) of all askings."""
+    """Advance in steps of 0.25 s, and return (time, replica, prompt) of all golden requests."""
     found: list[tuple[float, str, str]] = []
     for tick in range(int(until_s * 4)):
         now_s = start_s + tick / 4
@@ -57,7 +57,7 @@ def test_every_replica_is_asked_everything_at_its_interval(every_s, replicas, pr
     asked = ask_all(schedule, [target(f"r{n}") for n in range(replicas)], 5 * every_s + 10)
     counts = Counter((replica, name) for _, replica, name in asked)
     assert len(counts) == replicas * prompts
-    if every_s >= 2 * prompts:  # else the pause between two askings bounds them
+    if every_s >= 2 * prompts:  # otherwise the pause between two requests limits their number
         assert all(4 <= count <= 7 + 10 // every_s for count in counts.values())
     for one in {replica for _, replica, _ in asked}:
         times = [at_s for at_s, replica, _ in asked if replica == one]

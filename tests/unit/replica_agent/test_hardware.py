@@ -1,4 +1,4 @@
-"""Broken accelerators are cordoned, stay so until an operator lifts it, and are not cordoned twice."""
+"""Tests that a broken accelerator has one cordon until an operator lifts it."""
 
 from dataclasses import replace
 from pathlib import Path

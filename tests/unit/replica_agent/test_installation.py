@@ -1,4 +1,4 @@
-"""Every reason why Triton cannot run here is one line that names what to do."""
+"""Tests that each reason why Triton cannot run is one line that names the remedy."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A node's artifact folder: what is there, what arrives, what makes way."""
+"""Tests a node's artifact folder: its contents, new artifacts, and evictions."""
 
 import asyncio
 import os
@@ -117,7 +117,8 @@ async def test_a_complete_directory_is_admitted_at_once_and_twice_does_no_harm(
 async def test_room_that_was_promised_is_not_promised_twice(make, tmp_path: Path) -> None:
     library = await filled(make(), tmp_path, {})
     assert await library.make_room(60, needed=True, digest=A)
-    assert await library.make_room(60, needed=True, digest=A)  # asked again, not once more
+    # the same request again reserves no second room
+    assert await library.make_room(60, needed=True, digest=A)
     assert not await library.make_room(60, needed=True, digest=B)
     library.give_up(A)
     assert await library.make_room(60, needed=True, digest=B)
@@ -191,7 +192,7 @@ async def test_many_at_once_stay_within_the_budget(make, tmp_path: Path) -> None
 
 
 def put_sound(root: Path) -> str:
-    """Put an adapter whose name is its digest; return the name."""
+    """Add an adapter whose name is its digest, and return the name."""
     path = put(root, "made", 10)
     digest = manifest_of_directory(path).digest
     path.rename(root / digest)
@@ -199,7 +200,7 @@ def put_sound(root: Path) -> str:
 
 
 def rot(path: Path) -> None:
-    """Change a byte as a disk does: size and time of change stay."""
+    """Change a byte, but neither size nor time of modification, like a faulty disk."""
     status = path.stat()
     path.write_bytes(b"y" + path.read_bytes()[1:])
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))

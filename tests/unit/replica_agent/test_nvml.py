@@ -1,4 +1,4 @@
-"""NVML is read as its documentation describes it; what a card cannot tell does not stop the rest."""
+"""Tests the use of NVML as documented, and that a missing value of a card has a default."""
 
 import sys
 from types import SimpleNamespace
@@ -13,7 +13,7 @@ XID_EVENT = 8
 
 
 class FakeNvmlError(Exception):
-    """As pynvml's: the library's return value in `value`."""
+    """The error of pynvml, with the library's return value in `value`."""
 
     def __init__(self, value: int) -> None:
         super().__init__(f"error {value}")
@@ -21,12 +21,12 @@ class FakeNvmlError(Exception):
 
 
 class FakeNvml:
-    """The part of `pynvml` that is used; each card is a dict of what it can tell."""
+    """The used part of `pynvml`. Each card is a dict of the values that it can report."""
 
     NVMLError = FakeNvmlError
     NVML_ERROR_TIMEOUT, NVML_ERROR_GPU_IS_LOST = TIMEOUT, GPU_IS_LOST
     NVML_TEMPERATURE_GPU = NVML_MEMORY_ERROR_TYPE_UNCORRECTED = NVML_VOLATILE_ECC = 0
-    nvmlEventTypeXidCriticalError = XID_EVENT  # noqa: N815 - their name
+    nvmlEventTypeXidCriticalError = XID_EVENT  # noqa: N815 - a name of pynvml
 
     def __init__(self, *cards: dict[str, object], init_error: int = 0) -> None:
         self.cards = list(cards)
@@ -48,7 +48,7 @@ class FakeNvml:
 
         return ask
 
-    def nvmlInit(self) -> None:  # noqa: N802 - their names, here and below
+    def nvmlInit(self) -> None:  # noqa: N802 - the names here and below are pynvml's
         if self._init_error:
             raise FakeNvmlError(self._init_error)
 

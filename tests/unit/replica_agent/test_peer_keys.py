@@ -1,4 +1,4 @@
-"""The keys for tickets survive the agent, and only its owner can read them."""
+"""Tests that a new agent reads the keys for tickets, and that only their owner can."""
 
 import stat
 

@@ -1,4 +1,4 @@
-"""A replica never has two engines, always comes back, and never waits longer than the back-off."""
+"""Tests that a replica never has two engines, and restarts within the back-off."""
 
 from dataclasses import dataclass, replace
 from math import inf
@@ -40,7 +40,7 @@ OTHER = EngineSpec("sim", "b" * 64)
 
 
 def play(*steps: tuple[float, Event]) -> tuple[LocalReplicaState, list[Action]]:
-    """Return the state after all steps and the actions of the last one."""
+    """Return the state after all steps, and the actions of the last step."""
     state, actions = LocalReplicaState(), []
     for now_s, event in steps:
         state, actions = decide(state, event, now_s, LIMITS)
@@ -83,13 +83,13 @@ def test_two_missed_probes_kill_and_restart() -> None:
 
 
 def missed_since(begin_s: float, **work: float) -> list[tuple[float, Event]]:
-    """Canaries of a starting engine that fail for a minute, as often as the runner asks."""
+    """Canaries of a starting engine that fail for a minute, at the runner's interval."""
     count = round(60.0 / LIMITS.start_poll_s)
     return [(begin_s + i * LIMITS.start_poll_s, Probed(1, "refused", **work)) for i in range(count)]
 
 
 def kills_after_s(*steps: tuple[float, Event]) -> float | None:
-    """Return when the first engine is killed; None when it lives."""
+    """Return the time when the first engine is killed, or None if none is."""
     state = LocalReplicaState()
     for now_s, event in steps:
         state, actions = decide(state, event, now_s, PATIENT)
@@ -303,7 +303,7 @@ def test_back_off_is_bounded_however_often_it_fails(failures: int) -> None:
 
 @dataclass
 class Engine:
-    """An engine process as the shell has it, from StartEngine to Gone."""
+    """An engine process from StartEngine to EngineGone, as the runner knows it."""
 
     spec: EngineSpec
     is_stopping: bool = False
@@ -311,7 +311,7 @@ class Engine:
 
 
 class AgentMachine(RuleBasedStateMachine):
-    """The shell with every order of events that it can produce, including late and repeated ones."""
+    """The runner with every possible order of events, including late and repeated events."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -435,7 +435,7 @@ class AgentMachine(RuleBasedStateMachine):
             assert wake_at(self.state, LIMITS) < inf or self.state.run in self.probes
 
     def teardown(self) -> None:
-        """With a healthy world and a plain wish, it becomes ready within a bounded time."""
+        """If no fault remains, a desired replica becomes ready within a bounded time."""
         self.feed(Wanted(SIM))
         deadline_s = self.now_s + LIMITS.start_s + LIMITS.backoff_max_s + 1.0
         while self.state.phase is not ReplicaPhase.READY or self.state.running != SIM:

@@ -1,4 +1,4 @@
-"""When engines are asked to sleep and to wake: after routers know, and only while they hold nothing."""
+"""Tests that an engine sleeps only after routers are informed, and without sequences."""
 
 from replica.agent.replica_state import (
     Action,
@@ -25,7 +25,7 @@ READY = ((0.0, Wanted(SIM)), (0.1, Started(1, 42)), (2.0, Probed(1)))
 
 
 def play(*steps: tuple[float, Event]) -> tuple[LocalReplicaState, list[Action]]:
-    """Return the state after all steps and the actions of the last one."""
+    """Return the state after all steps, and the actions of the last step."""
     state, actions = LocalReplicaState(), []
     for now_s, event in steps:
         state, actions = decide(state, event, now_s, LIMITS)

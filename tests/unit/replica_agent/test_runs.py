@@ -1,4 +1,4 @@
-"""What is written down about an engine is found again; what cannot be read counts as nothing."""
+"""Tests that records of engines are read again, and that unreadable ones are ignored."""
 
 import json
 import os

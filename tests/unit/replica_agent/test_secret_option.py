@@ -1,4 +1,4 @@
-"""A program gets an option that is neither in its arguments nor in its children's environment."""
+"""Tests that an option is neither in a program's arguments nor in children's environments."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""A replica that answers wrongly and has to stay: its node reads the base at once."""
+"""Tests that the base of a suspected replica that continues to run is verified at once."""
 
 import asyncio
 import os
@@ -15,7 +15,7 @@ from sluice.wire.agent.v1 import agent_pb2 as agent
 
 
 def put_base(root: Path, text: str) -> str:
-    """Put a base into the folder under the digest of its content."""
+    """Add a base to the folder, under the digest of its content."""
     folder = root / "new"
     folder.mkdir(parents=True)
     (folder / "weights").write_text(text)
@@ -25,7 +25,7 @@ def put_base(root: Path, text: str) -> str:
 
 
 def rot(weights: Path) -> None:
-    """Change a byte as a disk does: size and time of change stay."""
+    """Change a byte, but neither size nor time of modification, like a faulty disk."""
     status = weights.stat()
     weights.write_bytes(b"y" + weights.read_bytes()[1:])
     os.utime(weights, ns=(status.st_atime_ns, status.st_mtime_ns))
@@ -39,7 +39,7 @@ def desired(base: str, suspected_at_unix_ms: int = 0, **fields: bool) -> agent.S
 
 
 class Reads(Library):
-    """A library that tells of its whole readings."""
+    """A library that records which artifacts it reads completely."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(root, max_bytes=0, reserve_bytes=0)

@@ -1,4 +1,4 @@
-"""Trials at the agent: the replica of each, faults of adapters, and reports."""
+"""Tests the trials of adapters: the replica of each, adapters at fault, and reports."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -30,7 +30,7 @@ def test_faults_of_an_adapter_are_told_from_faults_of_a_node(code, failures, exp
 
 
 def desired(*pools: str) -> agent.SyncResponse:
-    """A trial in each pool; replica `r-p` is of pool `p`."""
+    """Return a desired state with a trial in each pool. Replica `r-p` belongs to pool `p`."""
     response = agent.SyncResponse()
     for pool in ("one", "two"):
         response.replicas.add(replica_id=f"r-{pool}", pool_id=pool)
@@ -42,7 +42,7 @@ def desired(*pools: str) -> agent.SyncResponse:
 async def results_of(
     attempt: Callable[[GoldenTarget, str], Awaitable[None]], wanted: agent.SyncResponse
 ) -> list[agent.TrialResult]:
-    """The report once every trial that is wanted is over."""
+    """Return the report when every desired trial has ended."""
     over = asyncio.Event()
     targets = [GoldenTarget(name, "127.0.0.1:1", "sim", "cd" * 32) for name in ("r-one", "r-two")]
 

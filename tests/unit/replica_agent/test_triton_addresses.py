@@ -1,4 +1,4 @@
-"""Where a node says that the metrics of its engines are."""
+"""Tests the address that a node reports for the metrics of its engines."""
 
 from pathlib import Path
 

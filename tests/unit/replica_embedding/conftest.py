@@ -1,4 +1,4 @@
-"""A tiny random BERT, and BERT a second time: in numpy and float64, one text at a time."""
+"""Defines a tiny random BERT, and a reference in numpy and float64 for one text at a time."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -35,7 +35,7 @@ def reference() -> Reference:
 
 
 def embed(directory: Path, ids: Sequence[int], second_begins: int = 0) -> np.ndarray[Any, Any]:
-    """Return the embedding or the scores of one text or pair, from the definition of BERT."""
+    """Return the embedding or the scores of one text or pair, by the definition of BERT."""
     config = json.loads((directory / "config.json").read_text())
     w = {
         name.removeprefix("bert."): array.astype(np.float64)

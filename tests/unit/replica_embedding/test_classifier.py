@@ -1,4 +1,4 @@
-"""A base that classifies: pairs and texts in, a score per label out."""
+"""Tests a base that classifies: a text or a pair results in one score per label."""
 
 import json
 import shutil

@@ -34,7 +34,7 @@ def engine(directory: Path) -> EmbeddingEngine:
 
 @pytest.fixture(scope="module")
 def tokenizer(directory: Path) -> Tokenizer:
-    """The model's own, for whole texts: the file itself asks to cut and to pad them to 128."""
+    """Return the model's tokenizer without its truncation and padding to 128 tokens."""
     tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
     tokenizer.no_truncation()
     tokenizer.no_padding()

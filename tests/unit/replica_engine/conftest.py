@@ -43,9 +43,11 @@ class NamedAdapter:
 
 
 class MemoryBackend:
-    """A model whose KV cache is real memory: it writes ids, marked by the adapter that it finds in
-    the slot, into the blocks it is given, and the next token is a hash of what it reads back. A
-    wrong, shared or stale block, or a wrong adapter, changes the output."""
+    """A model whose KV cache is real memory, so that a wrong block or adapter changes the output.
+
+    It writes each token id, changed by the number of the adapter in the slot, into the blocks of
+    the sequence. The next token is a hash of the values that it reads from these blocks.
+    """
 
     block_layout = "32 ids"
 
@@ -62,7 +64,7 @@ class MemoryBackend:
         )
         self.memory = [[-1] * BLOCK_TOKENS for _ in range(blocks)]
         self.slots: list[NamedAdapter | None] = [None] * slots
-        self.failing: dict[int, str] = {}  # key -> why it cannot go on
+        self.failing: dict[int, str] = {}  # key -> reason why the sequence cannot continue
         self.blames_requests = False
         self.plans: list[StepPlan] = []
         self.is_broken = False
@@ -100,7 +102,7 @@ class MemoryBackend:
             self.memory[block] = array("q", content).tolist()
 
     def _write(self, sequence: ScheduledSequence, ids: list[int]) -> None:
-        # The value of the last token is never needed, and beyond it may be no position.
+        # The KV value of the last possible token is never needed, and may have no position.
         assert sequence.computed + len(ids) < sequence.tokens_max
         number = 0
         if sequence.slot != NO_SLOT:
@@ -161,7 +163,7 @@ def marked(token: int, adapter: int) -> int:
 
 
 def next_token(values: list[int], seed: int) -> int:
-    """Mostly what followed the last value where it stood before, so that drafts are often right."""
+    """Return mostly the successor of the last value's previous occurrence, for good drafts."""
     mixed = crc32(array("q", values).tobytes(), seed)
     if mixed % 8 > 1:
         for index in range(len(values) - 2, -1, -1):
@@ -176,7 +178,7 @@ def logprob(values: list[int], token: int) -> float:
 
 @pytest.fixture(scope="session")
 def expected_output() -> Callable[..., list[int]]:
-    """The answer without cache, batch, drafts and pressure."""
+    """Return the answer without cache, batch, drafts and preemptions."""
 
     def expected(
         prompt: list[int], count: int, *, stop: frozenset[int], adapter: int = 0, seed: int = 0
@@ -195,7 +197,7 @@ def expected_output() -> Callable[..., list[int]]:
 
 @pytest.fixture(scope="session")
 def expected_logprobs() -> Callable[..., list[float]]:
-    """Of the tokens from `first` on, each given those before it."""
+    """Return the logprobs of the tokens from `first` on, each given all tokens before it."""
 
     def expected(tokens: list[int], first: int, adapter: int = 0) -> list[float]:
         values = [marked(token, adapter) for token in tokens]
@@ -205,7 +207,7 @@ def expected_logprobs() -> Callable[..., list[float]]:
 
 
 class Clock:
-    """Time that passes only when somebody sleeps."""
+    """A clock whose time advances only during a sleep."""
 
     def __init__(self) -> None:
         self.now_s = 100.0
@@ -251,7 +253,7 @@ def make_engine() -> Callable[..., ScheduledEngine]:
 
 @pytest.fixture(scope="session")
 def run_to_end() -> Callable[..., dict[int, list[int]]]:
-    """Step until nothing lives; returns the tokens of each key."""
+    """Run steps until no sequence is living, and return the tokens of each key."""
 
     def run(engine: ScheduledEngine, on_step: Callable[[StepEvents], None] | None = None) -> dict:
         tokens: dict[int, list[int]] = {}

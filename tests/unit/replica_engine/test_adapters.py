@@ -37,14 +37,15 @@ def request(key: int, adapter: int, prompt: list[int], count: int = 10, **option
 
 
 class TableMachine(RuleBasedStateMachine):
-    """Random users of a table with two slots and room for three adapters in host memory."""
+    """Random uses of a table with two slots and room for three adapters in host memory."""
 
     def __init__(self) -> None:
         super().__init__()
         self.table = AdapterTable(2, 300)
         self.living: Counter[str] = Counter()
         self.running: Counter[str] = Counter()
-        self.in_slots: dict[int, object] = {}  # what a backend that follows the loads has there
+        # slot -> adapter that a backend would have after all loads
+        self.in_slots: dict[int, object] = {}
         self.weights = {digest_of(number): Weights() for number in range(5)}
 
     @rule(number=st.integers(0, 4))
@@ -116,7 +117,7 @@ def test_host_memory_forgets_the_longest_unused_and_none_in_use() -> None:
     table.join("a")
     table.put("d", Weights())
     assert [table.has(name) for name in "abcd"] == [True, False, True, True]
-    table.put("c", Weights())  # it is used again
+    table.put("c", Weights())  # this use makes c the most recently used adapter
     table.put("e", Weights())
     assert [table.has(name) for name in "acde"] == [True, True, False, True]
     with pytest.raises(RefusedError, match="300 bytes") as caught:
@@ -263,7 +264,7 @@ def test_preemption_gives_the_slot_back(make_engine, run_to_end, expected_output
     late=st.integers(1, 5),
 )
 def test_a_stream_of_others_cannot_keep_an_adapter_out(make_engine, arrivals, counts, late) -> None:
-    """Two slots, both wanted all the time by ever new sequences of two adapters."""
+    """New sequences of two adapters always want both slots."""
     engine = make_engine(slots=2, sequences=8, blocks=200, step_tokens=200)
     put(engine, 1, 2, 3)
     key = 0
@@ -279,7 +280,7 @@ def test_a_stream_of_others_cannot_keep_an_adapter_out(make_engine, arrivals, co
         if 10_000 in [event.key for event in events.admitted]:
             waited_for = step - late
             break
-    # All that overtake it, then all that are in its slot, and each of them ends.
+    # The sequences that overtake it, and then those in its slot, all run to their end.
     assert waited_for is not None
     assert waited_for <= (OVERTAKEN_MAX + 8 * len(arrivals)) * max(counts)
 
@@ -309,7 +310,7 @@ def test_requests_behind_join_other_slots_while_one_is_claimed() -> None:
     for arrival in range(6, 6 + OVERTAKEN_MAX):
         queue.push(sequence(arrival, "b"))
         assert admit() == arrival
-    queue.push(sequence(100, "a"))  # the slot of a has the fewest, and is claimed
+    queue.push(sequence(100, "a"))  # the slot of a has the fewest sequences, so it is claimed
     queue.push(sequence(101, "b"))
     assert admit() == 101
     assert queue.first() is None
@@ -318,12 +319,12 @@ def test_requests_behind_join_other_slots_while_one_is_claimed() -> None:
     assert admit() == 5
     queue.push(sequence(102, "b"))
     assert admit() == 102
-    assert queue.first() is None  # a is in no slot any more
+    assert queue.first() is None  # a has left its slot
     assert queue.count == 1
 
 
 class QueueMachine(RuleBasedStateMachine):
-    """Random arrivals, ends and admissions for two slots against a list that is searched."""
+    """Random arrivals, ends and admissions with two slots, compared with a plain list."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -54,7 +54,7 @@ def test_the_test_model_is_served(model_dir: Path) -> None:
         {"hidden_act": "gelu"},
         {"attention_bias": True},
         {"mlp_bias": True},
-        {"sliding_window": 4096},  # a Llama has none
+        {"sliding_window": 4096},  # Llama has no sliding window
         {"use_sliding_window": True},
         {"layer_types": ["full_attention"]},
         {"layer_types": ["full_attention", "sliding_attention"]},

@@ -8,9 +8,9 @@ BLOCKS = 6
 
 
 class PoolMachine(RuleBasedStateMachine):
-    """Random holders and pins against a naive model; what `drain_events` told rebuilds the index.
+    """Random users and pins of blocks, compared with a naive model.
 
-    What is pinned stays cached.
+    The changes of `drain_events` must add up to the index, and pinned blocks must stay cached.
     """
 
     def __init__(self) -> None:
@@ -18,7 +18,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.pool = BlockPool(BLOCKS)
         self.chains: list[list[int]] = []
         self.told: set[bytes] = set()
-        self.content: dict[int, int] = {}  # block -> what its holder wrote
+        self.content: dict[int, int] = {}  # block -> content that its user wrote
         self.written = 0
         self.now_s = 0.0
         self.pins: dict[bytes, float] = {}
@@ -60,7 +60,7 @@ class PoolMachine(RuleBasedStateMachine):
             assert self.pool.available == before - idle
 
     def some_name(self, index: int) -> bytes:
-        """Of a cached block, or of none."""
+        """Return the hash of a cached block, or one that is not cached."""
         return [*self.pool.cached(), b"unknown........."][: index + 1][-1]
 
     @rule(index=st.integers(0, 20))

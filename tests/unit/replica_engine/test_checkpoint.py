@@ -101,7 +101,8 @@ def test_types_that_are_not_computed_are_refused(tensors: dict, text: str) -> No
         ({"model.layers.0.self_attn.q_proj.weight_zero_point": (128,)}, "also holds .*zero_point"),
         ({"model.norm.weight": None}, "lacks model.norm.weight"),
         ({"model.norm.weight": (65,)}, r"has model.norm.weight \(65,\) instead of \(64,\)"),
-        ({"lm_head.weight": (1, 1)}, ""),  # tied: it may be stored, and is not used
+        # the output matrix is the input matrix, so a stored one is not used
+        ({"lm_head.weight": (1, 1)}, ""),
     ],
 )
 def test_tensors_must_match_the_config(model_dir: Path, change: dict, text: str) -> None:
@@ -135,7 +136,7 @@ def test_a_quantised_base_keeps_everything_but_its_matrices(tmp_path: Path) -> N
         assert np.abs(after[name].as_float32() - array).max() < 0.01
     names = {path.name for path in (tmp_path / "a").iterdir()}
     assert {path.name for path in (tmp_path / "b").iterdir()} == names
-    quantize_base(tmp_path / "b", tmp_path / "c")  # nothing is left to do
+    quantize_base(tmp_path / "b", tmp_path / "c")  # a quantised base stays unchanged
     assert (tmp_path / "c" / "model.safetensors").read_bytes() == (
         tmp_path / "b" / "model.safetensors"
     ).read_bytes()

@@ -75,9 +75,10 @@ def part(first: int, count: int) -> PromptLogprobs:
     ("parts", "reported"),
     [
         ([part(1, 4), part(5, 5)], [(1, 4), (5, 5)]),
-        ([part(1, 6), part(1, 6), part(7, 3)], [(1, 6), (7, 3)]),  # preempted in between
+        # the sequence was preempted between the first two parts
+        ([part(1, 6), part(1, 6), part(7, 3)], [(1, 6), (7, 3)]),
         ([part(1, 6), part(1, 9)], [(1, 6), (7, 3)]),
-        ([part(1, 9), part(6, 8)], [(1, 9)]),  # after the first token; others are no prompt's
+        ([part(1, 9), part(6, 8)], [(1, 9)]),  # the part after the first token has no prompt tokens
         ([part(1, 30)], [(1, 9)]),
     ],
 )

@@ -8,14 +8,14 @@ SEEDS = {1: 11, 2: 22, 3: 33, 4: 44}
 
 
 def group(prompt: list[int], count: int = 20, *, n: int = 4, **options) -> SequenceRequest:
-    """Keys 1 .. n, each with its seed."""
+    """Return a request with the keys 1 .. n, each with a seed."""
     forks = tuple(Fork(key, SEEDS[key]) for key in range(2, n + 1))
     values = {"sampling": Sampling(seed=SEEDS[1]), "ignore_eos": True, **options}
     return SequenceRequest(1, prompt, count, forks=forks, **values)
 
 
 class Note:
-    """Collects what steps report."""
+    """Collects the events of steps."""
 
     def __init__(self) -> None:
         self.admitted: dict[int, int] = {}
@@ -87,7 +87,7 @@ def test_forks_for_which_there_is_no_seat_come_later(
     engine.add(group(prompt))
     note = Note()
     assert run_to_end(engine, note) == wanted(prompt, range(1, 5))
-    # The third leads the fourth, so the prompt is computed a second time at most.
+    # The third sibling leads the fourth, so the prompt is computed at most twice.
     assert prefill_tokens(engine) == (70 + 70 - 64 if prefix_cache else 2 * 70)
     assert note.admitted == {1: 0, 2: 70, 3: 64 if prefix_cache else 0, 4: 70}
 
@@ -107,13 +107,13 @@ def test_forks_for_which_there_is_no_block_come_later(make_engine, run_to_end, w
 def test_siblings_live_on_when_their_leader_is_cancelled(
     make_engine, run_to_end, wanted, steps, prefix_cache
 ) -> None:
-    """While it waits, in the middle of its prompt, and after the fork."""
+    """The leader is cancelled while it waits, during its prompt, and after the fork."""
     engine = make_engine(step_tokens=32, prefix_cache=prefix_cache)
     prompt = [i % 50 for i in range(70)]
     engine.add(group(prompt))
     for _ in range(steps):
         engine.step()
-    emitted = max(0, steps - 2)  # the prompt takes three steps, the last brings a token
+    emitted = max(0, steps - 2)  # the prompt takes three steps, and the last of them has a token
     engine.cancel(1)
     note = Note()
     tokens = run_to_end(engine, note)

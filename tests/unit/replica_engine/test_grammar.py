@@ -1,4 +1,4 @@
-"""Constrained answers of a model that says anything: random logits, real grammars."""
+"""Tests constrained answers of a model with random logits, by real grammars."""
 
 import json
 import re
@@ -110,7 +110,7 @@ class RandomModel:
 def generate(
     sampler: Sampler, batch: list[ScheduledSequence], model: RandomModel, steps: int = 300
 ) -> list[str]:
-    """Run a batch; returns why each failed, or an empty string."""
+    """Run a batch, and return for each sequence why it failed, or an empty text."""
     failures = [""] * len(batch)
     living = dict(enumerate(batch))
     for step in range(steps):
@@ -163,7 +163,7 @@ def test_stop_tokens_end_an_answer_only_where_it_is_complete(
     sampling = Sampling(
         1.0,
         grammar=Grammar(GrammarKind.REGEX, "([ab]{2}c)+"),
-        logit_bias=((stop, 100.0),),  # would be the first and last token, if it were allowed
+        logit_bias=((stop, 100.0),),  # makes the stop token the first one, where permitted
     )
     for seed in range(4):
         one = sequence(sampling, stop_token_ids=frozenset({stop}))
@@ -211,7 +211,7 @@ def test_drafts_are_verified_under_a_grammar(
         one.tokens += answer[:2]
         draft = answer[2:8]
         if wrong < 6:
-            draft[wrong] = 1 if wrong % 2 else answer[0]  # impossible here, or nearly so
+            draft[wrong] = 1 if wrong % 2 else answer[0]  # a token that does not follow here
         plan = StepPlan([one], [])
         plan.drafts = {0: draft}
         logits = np.concatenate([model(step, 1) for step in range(2, 9)])
@@ -444,7 +444,7 @@ def test_a_grammar_that_cannot_be_compiled_safely_is_refused(sampler: Sampler, n
 def test_the_largest_that_are_let_through_compile(
     sampler: Sampler, kind: GrammarKind, text: str
 ) -> None:
-    """In a thread, whose stack is the smallest that the process gives."""
+    """The compiler runs in a thread, which has the smallest stack of the process."""
     request = sequence(Sampling(grammar=Grammar(kind, text))).request
     with ThreadPoolExecutor(1) as threads:
         threads.submit(sampler.check, request).result()

@@ -1,4 +1,4 @@
-"""How constrained JSON is spaced."""
+"""Tests the spaces in constrained JSON."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Pins, export and import: what is done to the cache besides running sequences."""
+"""Tests pins, exports and imports of cached blocks."""
 
 from dataclasses import replace
 
@@ -37,7 +37,7 @@ def filled(make_engine, run_to_end, clock):
 
 
 def flood(engine, run_to_end, count: int = 6) -> None:
-    """Need every block that can be had."""
+    """Use every block that is not held or pinned."""
     for key in range(100, 100 + count):
         engine.add(request(key, prompt_of(key, 2)))
     run_to_end(engine)
@@ -88,7 +88,7 @@ def test_an_import_keeps_its_blocks_that_are_there(make_engine, run_to_end) -> N
     run_to_end(target)
     target.add(request(2, prompt_of(2, 1), 1))
     run_to_end(target)
-    # One block is free. The oldest idle one is the second of the import: it must not make way.
+    # One block is free. The oldest idle block belongs to the import, so it must not be evicted.
     written = []
     write = target._backend.write_blocks
     target._backend.write_blocks = lambda blocks, data: (written.extend(data), write(blocks, data))
@@ -167,7 +167,7 @@ def test_the_beginning_of_a_prompt_is_pinned_from_its_first_token_on(
     flood(engine, run_to_end)
     assert set(hashes_of(prompt)[:2]) <= set(engine.cached_blocks())
     clock.sleep(PIN_S - 1)
-    engine.add(replace(request(3, [*prompt, 6]), pinned_blocks=2))  # renews it
+    engine.add(replace(request(3, [*prompt, 6]), pinned_blocks=2))  # this request renews the pin
     run_to_end(engine)
     clock.sleep(PIN_S - 1)
     flood(engine, run_to_end)
@@ -216,7 +216,7 @@ def test_pins_give_way_when_nothing_could_run_otherwise(
     engine = filled(blocks=6)
     engine.scheduler.pool.pin(hashes_of(prompt_of(1, 3)), clock.now_s + 1000, clock.now_s)
     large = prompt_of(5, 5)
-    engine.add(request(7, large))  # needs all six
+    engine.add(request(7, large))  # needs all six blocks
     assert run_to_end(engine)[7] == expected_output(large, 4, stop=frozenset())
     assert engine.load().kv_blocks_pinned == 0
 

@@ -33,7 +33,7 @@ def edit_config(directory: Path, **changes) -> None:
 
 
 def edit_tensors(directory: Path, changes: dict[str, np.ndarray | None]) -> None:
-    """Add or replace tensors; None removes one."""
+    """Add or replace tensors. None removes a tensor."""
     path = directory / "adapter_model.safetensors"
     tensors = {name: array.copy() for name, array in read_safetensors(path).items()}
     tensors.update({name: array for name, array in changes.items() if array is not None})
@@ -60,7 +60,8 @@ def test_all_projections_are_read_and_scaled(adapter_dir: Path, config: ModelCon
     assert set(adapter.deltas) == {(layer, name) for layer in range(2) for name in PROJECTIONS}
     delta = adapter.deltas[0, "self_attn.q_proj"]
     assert np.array_equal(delta.down, tensors[Q0 + "A.weight"])
-    assert np.allclose(delta.up, tensors[Q0 + "B.weight"].T * 2)  # alpha is twice the rank
+    # alpha is twice the rank, so the factor is 2
+    assert np.allclose(delta.up, tensors[Q0 + "B.weight"].T * 2)
     total = sum(delta.down.nbytes + delta.up.nbytes for delta in adapter.deltas.values())
     assert adapter.memory_bytes == total
 
@@ -80,9 +81,9 @@ def up_of(directory: Path, config: ModelConfig, layer: int = 0) -> np.ndarray:
 
 
 def test_scalings(adapter_dir: Path, config: ModelConfig) -> None:
-    plain = up_of(adapter_dir, config)  # alpha 8, rank 4: times 2
+    plain = up_of(adapter_dir, config)  # alpha 8 and rank 4 give the factor 2
     edit_config(adapter_dir, use_rslora=True)
-    assert np.allclose(up_of(adapter_dir, config), plain * 2)  # 8 / sqrt(4)
+    assert np.allclose(up_of(adapter_dir, config), plain * 2)  # the factor is 8 / sqrt(4)
     edit_config(adapter_dir, use_rslora=False, alpha_pattern={"layers.0.self_attn.q_proj": 2})
     assert np.allclose(up_of(adapter_dir, config), plain / 4)
     assert np.allclose(
@@ -99,7 +100,8 @@ def test_ranks_may_differ_by_module(adapter_dir: Path, config: ModelConfig) -> N
     edit_config(adapter_dir, rank_pattern={"layers.0.self_attn.q_proj": 2})
     adapter = read(adapter_dir, config)
     assert adapter.rank == 4
-    assert np.array_equal(adapter.deltas[0, "self_attn.q_proj"].up, up.T * 4)  # alpha 8, rank 2
+    # alpha 8 and rank 2 give the factor 4
+    assert np.array_equal(adapter.deltas[0, "self_attn.q_proj"].up, up.T * 4)
 
 
 @pytest.mark.parametrize("dtype", [np.dtype(np.float16), BFLOAT16])
@@ -279,7 +281,7 @@ def test_a_file_too_large_for_an_adapter_is_not_read(
     adapter_dir: Path, config: ModelConfig
 ) -> None:
     weights = adapter_dir / "adapter_model.safetensors"
-    os.truncate(weights, 1 << 40)  # sparse
+    os.truncate(weights, 1 << 40)  # a sparse file
     refuse(adapter_dir, config, f"has {1 << 40} bytes; at most")
     header = b'{"__metadata__":{}}' + b" " * (5 << 20)
     weights.write_bytes(len(header).to_bytes(8, "little") + header)
@@ -294,7 +296,7 @@ def test_a_disk_that_fails_says_nothing_about_the_adapter(
     adapter_dir: Path, config: ModelConfig
 ) -> None:
     (adapter_dir / "adapter_model.safetensors").unlink()
-    (adapter_dir / "adapter_model.safetensors").mkdir()  # cannot be opened
+    (adapter_dir / "adapter_model.safetensors").mkdir()  # a directory cannot be opened as a file
     with pytest.raises(OSError, match="directory"):
         read(adapter_dir, config)
 

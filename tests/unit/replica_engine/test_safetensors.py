@@ -81,7 +81,7 @@ def test_a_file_may_be_read_without_a_map(tmp_path: Path) -> None:
     tensors = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "empty": np.zeros(0, np.int8)}
     write_safetensors(tmp_path / "x", tensors)
     read = read_safetensors(tmp_path / "x", is_mapped=False)
-    (tmp_path / "x").write_bytes(b"")  # a mapped file would be gone now
+    (tmp_path / "x").write_bytes(b"")  # this would destroy the arrays of a mapped file
     assert read["a"].tolist() == tensors["a"].tolist()
     assert read["empty"].shape == (0,)
 

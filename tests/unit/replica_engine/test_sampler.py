@@ -62,7 +62,7 @@ def test_forks_share_a_row_and_draw_for_themselves() -> None:
 def test_a_draft_changes_nothing_but_the_number_of_steps(
     right: int, length: int, temperature: float, seed: int
 ) -> None:
-    """The model here is a table: its row for the token at a position depends on that alone."""
+    """The model is a table, in which the row of logits depends only on the position."""
     table = noise(20, seed)
     start = [1, 4]
     one_by_one = sequence(start, Sampling(temperature=temperature, seed=seed))
@@ -121,7 +121,7 @@ def test_a_row_of_a_draft_that_is_not_finite_ends_the_run_before_it() -> None:
 @pytest.mark.parametrize("alternatives", [0, 2])
 def test_prompt_logprobs_do_not_depend_on_the_chunks(chunk: int, alternatives: int) -> None:
     prompt = [4, 9, 9, 1, 30, 7, 11]
-    rows = noise(len(prompt))  # row i is about the token behind position i
+    rows = noise(len(prompt))  # row i predicts the token after position i
     decoding, silent = sequence([3]), sequence([8] * 20)
     scored = sequence(prompt, Sampling(logprobs=0), prompt_logprobs=alternatives)
     sampler = Sampler(VOCABULARY, EOS)
@@ -152,10 +152,10 @@ def test_prompt_logprobs_do_not_depend_on_the_chunks(chunk: int, alternatives: i
 def test_several_prompts_are_reported_in_one_step_and_each_position_once() -> None:
     first = sequence([1, 2, 3, 4], prompt_logprobs=0)
     again = sequence([5, 6, 7, 8], prompt_logprobs=0)
-    again.tokens += [9, 10]  # preempted after two tokens, and after the report of its prompt
+    again.tokens += [9, 10]  # preempted after two tokens, when its prompt had been reported
     again.scored = 4
     half = sequence([5, 6, 7, 8, 9], prompt_logprobs=0)
-    half.scored = 3  # preempted inside its prompt
+    half.scored = 3  # preempted in the middle of its prompt
     rows = noise(2 + 3 + 5 + 4)
     plan = StepPlan([], [(first, 4), (again, 6), (half, 4)])
     output = Sampler(VOCABULARY, EOS).sample(rows, plan)

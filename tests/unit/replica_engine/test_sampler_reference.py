@@ -1,4 +1,4 @@
-"""The sampler against an implementation of the documented order in plain Python, row by row."""
+"""Compares the sampler with the documented order in plain Python, row by row."""
 
 import math
 from collections import Counter
@@ -16,7 +16,7 @@ from replica.engine.types import Sampling, SequenceRequest
 
 VOCABULARY = 90
 EOS = frozenset({2, 3})
-EPSILON = 1e-5  # float32 against float64
+EPSILON = 1e-5  # precision of float32 compared with float64
 
 
 def adjusted(logits: list[float], sequence: ScheduledSequence) -> list[float]:
@@ -58,7 +58,7 @@ def drawn(values: list[float], sampling: Sampling, draw: float, top_p: float, mi
 
 
 def is_right(token: int, logits: list[float], sequence: ScheduledSequence) -> bool:
-    """Whether the order gives this token, within the precision of float32."""
+    """Whether the documented order selects this token, within the precision of float32."""
     sampling, position = sequence.request.sampling, len(sequence.tokens)
     values = adjusted(logits, sequence)
     if sampling.temperature == 0:
@@ -140,7 +140,7 @@ def test_every_token_follows_the_documented_order(
             if row in output.logprobs:
                 check_logprobs(logits[row], token, sequence, output.logprobs[row])
             sequence.tokens.append(token)
-        if step == 3:  # preempted, or computed by another process: nothing is lost
+        if step == 3:  # as after a preemption or in another process, the result must be the same
             for sequence in batch[::2]:
                 sequence.sampler = None
 
@@ -169,7 +169,7 @@ def check_logprobs(row: np.ndarray, token: int, sequence: ScheduledSequence, ent
 def test_drafts_of_every_kind_change_nothing_but_the_number_of_steps(
     sequence: ScheduledSequence, length: int, right: int, seed: int
 ) -> None:
-    """The model is a table here: a row depends on the position alone."""
+    """The model is a table, in which the row of logits depends only on the position."""
     table = np.random.default_rng(seed).normal(0, 2, (40, VOCABULARY)).astype(np.float32)
     sampler = Sampler(VOCABULARY, EOS)
     request = sequence.request
@@ -198,7 +198,7 @@ def test_drafts_of_every_kind_change_nothing_but_the_number_of_steps(
 @settings(max_examples=40)
 @given(leader=sequences(), seeds=st.lists(st.integers(0, 9), min_size=1, max_size=3))
 def test_siblings_are_sequences_of_their_own(leader: ScheduledSequence, seeds: list[int]) -> None:
-    """The model is a table here: a row depends on the position alone."""
+    """The model is a table, in which the row of logits depends only on the position."""
     table = np.random.default_rng(7).normal(0, 2, (40, VOCABULARY)).astype(np.float32)
     request, prompt = leader.request, leader.tokens.copy()
     alone, together = Sampler(VOCABULARY, EOS), Sampler(VOCABULARY, EOS)

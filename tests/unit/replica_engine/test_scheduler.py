@@ -44,7 +44,7 @@ def test_long_prompts_are_computed_in_chunks_beside_decoding_rows(make_engine) -
     engine.add(request(1, [1, 2, 3], 50, ignore_eos=True))
     engine.step()
     engine.add(request(2, [i % 100 for i in range(200)], 5))
-    for _ in range(6):  # 31 tokens per step beside one decoding row: 200 tokens need 7 steps
+    for _ in range(6):  # a decoding row leaves 31 tokens per step, so 200 tokens need 7 steps
         assert engine.step().keys == [1]
     assert engine.step().keys == [1, 2]
 
@@ -73,7 +73,7 @@ def test_a_probe_does_not_wait_for_a_full_engine(make_engine, expected_output, r
     assert engine.scheduler.pool.available == 1
     engine.add(request(9, [9] * 40, 1, priority=URGENT_PRIORITY))
     tokens: list[int] = []
-    for _ in range(3):  # 16 prompt tokens per step, however full the step is
+    for _ in range(3):  # a full step still has 16 tokens for prompts
         assert 9 not in tokens
         tokens += engine.step().keys
     assert 9 in tokens
@@ -87,7 +87,7 @@ def test_admission_leaves_room_to_running_requests(make_engine) -> None:
     engine = make_engine(blocks=4, sequences=4, step_tokens=128)
     engine.add(request(1, [1] * 60, 30, ignore_eos=True))
     engine.step()
-    engine.add(request(2, [2] * 60, 2))  # two blocks are free, but one is kept
+    engine.add(request(2, [2] * 60, 2))  # two blocks are free, but the watermark reserves one
     engine.step()
     assert (engine.load().running, engine.load().waiting) == (1, 1)
     assert engine.load().prefill_tokens_owed == 60

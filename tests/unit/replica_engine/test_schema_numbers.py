@@ -1,4 +1,4 @@
-"""Numbers of schemas: those that the compiler keeps are served, the rest is refused or tightened."""
+"""Tests that a schema's numbers are compiled exactly, tightened, or refused."""
 
 import json
 import sys
@@ -21,7 +21,7 @@ BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 
 
 def sources(schema: dict[str, Any]) -> list[Grammar]:
-    """Return grammars with a schema: as it is, within another one, in a rule."""
+    """Return grammars with a schema: alone, within another schema, and in a rule."""
     inner = {"type": "object", "properties": {"a": {"anyOf": [schema, {"type": "null"}]}}}
     return [
         Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema)),
@@ -39,13 +39,14 @@ def accepts(grammar: Grammar, text: str) -> bool:
 @pytest.mark.parametrize(
     "schema",
     [
-        {"type": "integer", "maximum": -TOP},  # with a lower bound, either would overflow its stack
+        # with a lower bound, the first two would overflow the compiler's stack
+        {"type": "integer", "maximum": -TOP},
         {"type": ["integer", "null"], "minimum": -1e300, "exclusiveMaximum": -1e300},
-        {"const": -TOP},  # these four, too
+        {"const": -TOP},  # these four would also overflow the stack
         {"type": "integer", "const": -(10**20)},
         {"type": "integer", "enum": [-1e300]},
         {"$ref": "#/properties", "properties": {"const": {"a": -TOP}}},
-        {"type": "integer", "minimum": 2**64 + 1},  # the others would become another number
+        {"type": "integer", "minimum": 2**64 + 1},  # the numbers below would become other numbers
         {"type": "integer", "exclusiveMinimum": 1e19},
         {"type": "integer", "exclusiveMinimum": KEPT},
         {"minimum": 1e300},
@@ -82,7 +83,8 @@ def test_a_refused_number_is_not_quoted_in_full() -> None:
         ({"type": "integer", "minimum": 1 - 2**53, "maximum": 1 - 2**53}, 1 - 2**53, -(2**53)),
         ({"type": "integer", "minimum": 0, "maximum": KEPT}, KEPT, KEPT + 1),
         ({"type": "integer", "minimum": -KEPT, "maximum": 0}, -KEPT, -KEPT - 1),
-        ({"type": "integer", "minimum": -TOP, "maximum": TOP - 1}, KEPT, TOP),  # as generators do
+        # the usual range in generated schemas
+        ({"type": "integer", "minimum": -TOP, "maximum": TOP - 1}, KEPT, TOP),
         ({"type": "integer", "minimum": float(-KEPT), "maximum": float(-KEPT)}, -KEPT, 1 - KEPT),
         ({"minimum": float(2**53 - 1)}, 2**53 - 1, 2**53 - 2),
         ({"type": "integer", "minimum": -TOP}, -KEPT, -TOP - 1),
@@ -172,7 +174,7 @@ def test_nothing_is_let_through_that_the_schema_excludes(
     except RefusedError:
         return
     start = LLMatcher(TOKENIZER, source, log_level=0)
-    if start.is_error():  # it excludes everything
+    if start.is_error():  # the grammar excludes every text
         return
     validator = Draft202012Validator(schema)
     named = [it for part in parts for key in (*BOUNDS, "const") for it in [part.get(key, 0)]]
@@ -184,7 +186,7 @@ def test_nothing_is_let_through_that_the_schema_excludes(
         if matcher.consume_tokens(TOKENIZER.tokenize_str(text)) and matcher.is_accepting():
             try:
                 is_valid = validator.is_valid(number)
-            except OverflowError:  # the validator divides integers of any length as floats
+            except OverflowError:  # the validator converts long integers to floats
                 continue
             assert is_valid, (schema, number)
 

@@ -12,7 +12,7 @@ from replica.engine.types import SequenceRequest
 
 
 def prefill_s(name: str, tokens: int, step_tokens: int = 2048) -> float:
-    """Time to compute a prompt alone, in chunks."""
+    """Return the seconds to compute one prompt alone, in chunks."""
     total_s = 0.0
     for before in range(0, tokens, step_tokens):
         chunk = min(step_tokens, tokens - before)
@@ -21,7 +21,7 @@ def prefill_s(name: str, tokens: int, step_tokens: int = 2048) -> float:
     return total_s
 
 
-# What the routing study's own simulator gives for prompts computed alone.
+# Times of the routing study's own simulator, for prompts that are computed alone.
 @pytest.mark.parametrize(
     ("name", "expected_ms"),
     [("h70", {1000: 63, 8000: 440, 32_000: 1921}), ("m8", {1000: 32, 8000: 214, 32_000: 1181})],
@@ -60,7 +60,7 @@ def test_newer_gpus_are_faster_and_all_hold_their_models() -> None:
     decode = StepWork(decode_tokens=64, decode_context=128_000)
     for shape in MODELS:
         for work in (decode, StepWork(prefill_tokens=2048, prefill_pairs=2048 * 1024)):
-            # Per GPU: a replica of a newer kind may have fewer of them.
+            # Costs are compared per GPU, because a newer kind may need fewer GPUs per replica.
             costs = [
                 MODELS_BY_NAME[f"{gpu}-{shape}"].step_s(work)
                 * MODELS_BY_NAME[f"{gpu}-{shape}"].gpus

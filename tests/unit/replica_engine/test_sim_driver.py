@@ -44,7 +44,7 @@ def test_a_seed_makes_another_answer_that_goes_on_after_a_resume(make_sim, run_t
     assert whole == generate([5, 6], 30, seed=1)
     other = generate([5, 6], 30, seed=2)
     assert all(a != b for a, b in zip(whole[:3], other[:3], strict=True))
-    # Whoever resumes it need not know the seed.
+    # A replica that resumes the sequence does not need the seed.
     assert generate([5, 6, *whole[:9]], 21, seed=7, resumed=9) == whole[9:]
 
 
@@ -63,7 +63,7 @@ def test_adapters_take_their_time_from_disk_and_into_a_slot(make_sim, run_to_end
     assert clock.now_s - began_s == 3.0
     assert (adapter.rank, adapter.memory_bytes) == (16, 132_000_000)
     engine.put_adapter("one", adapter)
-    for expected_s in (2.25, 2.0):  # it stays in its slot
+    for expected_s in (2.25, 2.0):  # the adapter stays in its slot after the first step
         began_s = clock.now_s
         engine.add(SequenceRequest(1, [5], 2, adapter_digest="one"))
         run_to_end(engine)
@@ -84,7 +84,7 @@ def test_a_draft_is_accepted_as_far_as_it_is_right(make_sim, run_to_end) -> None
         plan.drafts = {0: [*coming[1 : 1 + right], wrong, 9]}
         output = backend.run(plan)
         assert [*output.tokens, *output.more.get(0, [])] == coming[1 : 2 + right]
-        # What follows the accepted ones goes on from there.
+        # The next tokens follow the accepted tokens.
         sequence.tokens += coming[1 : 2 + right]
         sequence.computed = len(sequence.tokens) - 1
         assert backend.run(StepPlan([sequence], [])).tokens == [coming[2 + right]]

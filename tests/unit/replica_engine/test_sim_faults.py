@@ -15,7 +15,7 @@ FREE = {"cost_step_s": 1.0, "cost_decode_row_s": 0, "cost_prefill_token_s": 0}
 
 
 class DiedError(Exception):
-    """Stands in for the end of the process."""
+    """Replaces the end of the process."""
 
 
 def die() -> None:
@@ -32,7 +32,7 @@ def make(clock):
 
 
 def steps_of(engine, clock, *, output: int = 10) -> list[float]:
-    """Run one sequence; return how long each step took."""
+    """Run one sequence, and return the duration of each step."""
     engine.add(SequenceRequest(1, [5], output))
     taken = []
     while engine.has_work:
@@ -99,9 +99,10 @@ def test_a_file_commands_faults_while_the_engine_runs(make, clock, tmp_path: Pat
     assert steps_of(engine, clock, output=2) == [1.0] * 2
     path.write_text('[{"kind": "stall", "amount": 2}, {"kind": "stall", "at_step": 2}]')
     assert steps_of(engine, clock, output=4) == [3.0, 1.0, 2.0, 1.0]
-    assert steps_of(engine, clock, output=2) == [1.0] * 2  # the plan has been carried out
+    # every fault of the plan has been applied
+    assert steps_of(engine, clock, output=2) == [1.0] * 2
     path.write_text('[{"kind": "stall", "amount"')
-    assert steps_of(engine, clock, output=2) == [1.0] * 2  # a typo harms nobody
+    assert steps_of(engine, clock, output=2) == [1.0] * 2  # a mistake in the file has no effect
     path.write_text('[{"kind": "slow", "amount": 2}]')
     assert steps_of(engine, clock, output=2) == [2.0] * 2
     path.unlink()

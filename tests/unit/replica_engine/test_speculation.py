@@ -8,7 +8,7 @@ from replica.engine.types import Grammar, GrammarKind, Sampling, SequenceRequest
 
 
 def naive_draft(tokens: list[int], count: int) -> list[int]:
-    """What followed the last n-gram where it stood the last time before, repeated if need be."""
+    """Return the tokens after the previous occurrence of the last n-gram, repeated if few."""
     tail = tokens[-NGRAM_TOKENS:]
     for start in range(len(tokens) - NGRAM_TOKENS - 1, -1, -1):
         if tokens[start : start + NGRAM_TOKENS] == tail:
@@ -38,7 +38,7 @@ def test_drafts_follow_the_last_tokens_of_the_context(tokens, chunks, room, prom
 
 
 class CountingList(list):
-    """Tokens that know how often they were looked at."""
+    """A list of tokens that counts the accesses to each token."""
 
     def __init__(self, tokens) -> None:
         super().__init__(tokens)
@@ -62,7 +62,7 @@ def test_a_long_prompt_is_read_in_parts_and_once_for_all_siblings() -> None:
             looks.append(sum(sequence.looks for sequence in sequences))
     assert max(after - before for before, after in pairwise(looks)) <= READ_TOKENS_MAX + 2
     assert looks[-1] == len(prompt) + 4 * 2
-    # 7 8 9 stands in the prompt; what siblings wrote is not mixed: 7 9 10 stands nowhere.
+    # 7 8 9 is in the prompt. 7 9 10 would only exist if siblings shared their answers.
     assert drafts[4] == [10, 11, 12, 13]
     assert drafts[5:] == [[], [], []]
 
@@ -189,7 +189,7 @@ def test_drafts_leave_the_last_blocks_to_waiting_sequences(make_engine) -> None:
         engine.step()
         assert engine.scheduler.pool.available == 1
         drafts += engine._backend.plans[-1].drafts.values()
-    # The prompt of 29 tokens and the first new one leave room for two in their block.
+    # The prompt of 29 tokens and its first new token leave room for two tokens in the block.
     assert {len(draft) for draft in drafts} == {2}
 
 
@@ -200,10 +200,10 @@ def test_a_prediction_is_tried_from_the_first_token_on_and_again_behind_a_differ
     assert predicted.propose(tokens, 16) == text[:16]
     tokens += text[:20]
     assert predicted.propose(tokens, 4) == text[20:24]
-    tokens += [7, 8]  # another answer than text[20:23] ...
+    tokens += [7, 8]  # the answer differs from text[20:23]
     assert predicted.propose(tokens, 16) == []
     tokens += text[23:25]
-    assert predicted.propose(tokens, 16) == []  # two tokens agree by chance
+    assert predicted.propose(tokens, 16) == []  # only two tokens are equal, which may be chance
     tokens += text[25:26]
     assert predicted.propose(tokens, 16) == text[26:42]
     tokens += text[26:]
@@ -214,12 +214,13 @@ def test_of_equal_parts_of_a_prediction_the_next_one_is_tried() -> None:
     line = [1, 2, 3, 4]
     text = [*line, 50, *line, 60, *line, 70]
     predicted = PredictedText(text, 0, 1)
-    tokens = [*line, 50, 9]  # the answer differs within the second line
+    tokens = [*line, 50, 9]  # the answer differs in the second line
     assert predicted.propose(tokens, 1) == []
     tokens += [2, 3, 4]
     assert predicted.propose(tokens, 1) == [60]
     assert predicted.propose([*tokens, 60, *line], 1) == [70]
-    assert predicted.propose([*tokens, 60, *line, 80, 1, 2, 3], 1) == [4]  # from the start again
+    # the position moves back to the start
+    assert predicted.propose([*tokens, 60, *line, 80, 1, 2, 3], 1) == [4]
 
 
 def test_a_long_prediction_is_read_in_parts() -> None:
@@ -246,7 +247,7 @@ def test_a_prediction_counts_apart_from_a_lookup() -> None:
 
 
 def steps_of(answer: list[int], prediction: list[int]) -> tuple[int, int, int]:
-    """Return the steps that an answer takes, and its tried and its accepted tokens."""
+    """Return the number of steps for an answer, and of its tried and accepted tokens."""
     drafter = PromptLookup(0, 1, None, PredictedText(prediction, 1, 16))
     tokens, steps = [1], 0
     while len(tokens) <= len(answer):
@@ -271,7 +272,7 @@ def test_a_predicted_token_that_was_wrong_is_not_tried_again_at_once() -> None:
 
 def test_a_prediction_that_is_wrong_again_and_again_is_tried_less_and_less() -> None:
     answer = [position % 7 for position in range(400)]
-    # The same three tokens are followed by another one everywhere.
+    # Each occurrence of the same three tokens is followed by another token.
     wrong = [token for at in range(7) for token in (at, (at + 1) % 7, (at + 2) % 7, 99)]
     _, tried, accepted = steps_of(answer, wrong)
     assert tried - accepted < 60

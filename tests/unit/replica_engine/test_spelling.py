@@ -1,4 +1,4 @@
-"""Literals of a grammar that are written like special tokens, and a model that wants those."""
+"""Tests grammar literals that are written like special tokens, with a model that prefers these."""
 
 import json
 import re
@@ -29,7 +29,7 @@ TOOL_CALL, TOOL_CALL_END = 3, 4
 
 
 class Subject:
-    """A base whose model likes special tokens best, and nothing else in particular."""
+    """A base whose model prefers special tokens, and has no other preference."""
 
     def __init__(self, path: Path, eos_ids: frozenset[int], special_ids: Iterable[int]) -> None:
         self.tokenizer = Tokenizer.from_file(str(path))
@@ -40,7 +40,7 @@ class Subject:
         self._sampler = Sampler(self._vocabulary, eos_ids, compiler)
 
     def written(self, grammar: Grammar, seed: int = 0) -> list[int]:
-        """Return a greedy answer without the token that ends it."""
+        """Return a greedy answer without its end token."""
         request = SequenceRequest(1, [5, 6], 400, sampling=Sampling(grammar=grammar))
         one = ScheduledSequence(request, 0, b"", self._eos_ids)
         self._sampler.check(request)
@@ -56,7 +56,7 @@ class Subject:
         raise AssertionError("no end")
 
     def text(self, grammar: Grammar, seed: int = 0) -> str:
-        """Return an answer that has to do without special tokens."""
+        """Return an answer for which special tokens are not available."""
         ids = self.written(grammar, seed)
         assert not set(ids) & set(self._special_ids)
         return self.tokenizer.decode(ids, skip_special_tokens=False)
@@ -125,7 +125,7 @@ def test_a_strict_call_has_its_marks_and_spells_its_arguments(shipped: Subject, 
 
 FREE: dict[str, dict[str, Any]] = {
     "string": {"type": "string", "maxLength": 40},
-    # Long enough for the names that added tokens get here.
+    # The length permits the names that added tokens receive here.
     "pattern": {"type": "string", "pattern": "^[0-9a-f-]{34}$"},
     "any pattern": {"type": "string", "pattern": "^.{0,40}$"},
 }
@@ -148,12 +148,12 @@ def test_any_literal_is_written_as_it_is(shipped: Subject, literal: str, seed: i
         assert read(shipped.text(grammar_of(literal), abs(seed))) == literal
 
 
-# The first three are special, the others are only added, as a base may add any text.
+# The first three are special. The other tokens are only added, as a base may add any text.
 MARKS = ["<unk>", "<s>", "</s>", "[INST]", "\n\n", '"}']
 
 
 def sentence_pieces(path: Path) -> None:
-    """Write a vocabulary with bytes to fall back to and merges that lead to special tokens."""
+    """Write a vocabulary with byte tokens and with merges that end in special tokens."""
     texts = [*MARKS, *(f"<0x{byte:02X}>" for byte in range(256))]
     texts += sorted(set('</s>[INST]{}":,t1\u2581'))
     merges = [("<", "/"), ("</", "s"), ("</s", ">"), ("[", "I"), ("N", "S"), ('"', "t")]
@@ -172,7 +172,8 @@ def sentence_pieces(path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", LITERALS)
-@pytest.mark.parametrize("mark", [mark for mark in MARKS if mark.isprintable()])  # as choices are
+# printable ones can be choices
+@pytest.mark.parametrize("mark", [mark for mark in MARKS if mark.isprintable()])
 @pytest.mark.parametrize("is_listed", [True, False])
 def test_another_bases_marks_are_spelled(
     tmp_path: Path, kind: str, mark: str, is_listed: bool

@@ -36,7 +36,7 @@ def sampling(**values) -> dict:
 
 
 def field_of(changes: dict) -> str:
-    """Return the field that was changed."""
+    """Return the name of the field that was changed."""
     (name,) = changes
     if name != "sampling":
         return name

@@ -1,4 +1,4 @@
-"""Everything at once: random workloads on two engines against a reference without any of it."""
+"""Compares two engines under random workloads with a reference that has no cache or batch."""
 
 from collections import Counter
 
@@ -18,7 +18,7 @@ from sluice.hashing import BLOCK_TOKENS, block_hashes, cache_root
 
 EOS = frozenset({7})
 SLOTS = 2
-STEPS_MAX = 3000  # of a workload whose tokens alone take some hundred
+STEPS_MAX = 3000  # far more than the few hundred steps of a workload's tokens
 
 
 def digest_of(adapter: int) -> str:
@@ -31,7 +31,7 @@ def root_of(job: dict) -> bytes:
 
 @st.composite
 def workloads(draw: st.DrawFn) -> list[dict]:
-    """Sequences with shared beginnings, each with some of what a request may want."""
+    """Draw sequences with common beginnings, each with some options of a request."""
     prefixes = [
         [(base * 13 + i) % 190 for i in range(draw(st.integers(1, 150)))] for base in range(3)
     ]
@@ -62,7 +62,7 @@ def workloads(draw: st.DrawFn) -> list[dict]:
 
 @st.composite
 def disturbances(draw: st.DrawFn) -> dict[int, tuple]:
-    """Step -> what is done before it."""
+    """Draw the disturbances by the step before which they happen."""
     job = st.integers(0, 11)
     kinds = st.one_of(
         st.tuples(st.just("pin"), job, st.integers(-1, 60)),
@@ -74,7 +74,7 @@ def disturbances(draw: st.DrawFn) -> dict[int, tuple]:
 
 
 class Run:
-    """Drives one engine through its jobs and checks what must hold after every step."""
+    """Runs the sequences of a workload on one engine, and checks invariants after every step."""
 
     def __init__(self, engine: ScheduledEngine, jobs: list[dict]) -> None:
         self.engine = engine

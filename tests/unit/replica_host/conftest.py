@@ -1,4 +1,4 @@
-"""A driver of plain dictionaries, whose tokens are known beforehand, and routers for its host."""
+"""Defines a driver of plain dictionaries with predictable tokens, and routers for its host."""
 
 import threading
 import time
@@ -39,7 +39,7 @@ LAYOUT = "fake u8[8]"
 
 
 def token_at(seed: int, position: int) -> int:
-    """The token that a sequence of this seed emits at a position."""
+    """Return the token that a sequence with this seed emits at a position."""
     return (seed * 31 + position * 7) % VOCABULARY
 
 
@@ -60,7 +60,7 @@ class _Running:
 
 
 class FakeDriver:
-    """Satisfies `Driver`. One token per step, `1 + draft_tokens_max` for those that draft."""
+    """A `Driver` that emits one token per step, or `1 + draft_tokens_max` with drafts."""
 
     name = "fake"
 
@@ -226,7 +226,7 @@ class FakeDriver:
 
 
 class FakeResponder:
-    """Records frames; complains as Triton would crash."""
+    """Records frames, and fails where Triton would crash."""
 
     def __init__(self) -> None:
         self.frames: list[wire.HostFrame] = []
@@ -281,7 +281,7 @@ class FakeResponder:
 
 
 class Router:
-    """One attachment, from a router's side."""
+    """A router with one attachment to the host."""
 
     def __init__(
         self, host: EngineHost, epoch: int, name: str = "r1", credit: int = 1000, resumed: int = 0
@@ -330,7 +330,7 @@ class Router:
 
 @pytest.fixture
 def make_host(tmp_path: Path) -> Iterator[Callable[..., EngineHost]]:
-    """Make a host over a new FakeDriver, which is its `_core._driver`."""
+    """Make a host with a new FakeDriver, which is its `_core._driver`."""
     hosts: list[EngineHost] = []
 
     def make(waiting_max: int = 1024, *, has_artifacts: bool = True, **options: Any) -> EngineHost:
@@ -353,7 +353,7 @@ def make_host(tmp_path: Path) -> Iterator[Callable[..., EngineHost]]:
 
 @pytest.fixture
 def make_adapter(tmp_path: Path) -> Callable[..., str]:
-    """Put an adapter of the fake driver into the artifact folder; returns its digest."""
+    """Put an adapter of the fake driver into the artifact folder, and return its digest."""
 
     def make(letter: str, content: str = "good") -> str:
         folder = tmp_path / (letter * 64)
@@ -386,7 +386,7 @@ def wait_until() -> Callable[[Callable[[], bool]], None]:
 
 
 class ManualBackground:
-    """Jobs that end when the test says so."""
+    """Background work whose jobs end when the test ends them."""
 
     def __init__(self) -> None:
         self.jobs: list[tuple[Callable[[], Any], Callable[[Any], None]]] = []
@@ -407,7 +407,7 @@ class ManualBackground:
 
 
 class Bench:
-    """A host's core without threads, and one attached router that reads everything."""
+    """A host's core without threads, and one attached router that reads every frame."""
 
     def __init__(
         self,
@@ -447,7 +447,7 @@ class Bench:
         self.core.submit(epoch, sequences, self.now_s)
 
     def step(self) -> wire.StepFrame | None:
-        """Let the core step and the router read; returns the frame, if there is one."""
+        """Run a step of the core, and return the frame that the router reads, if there is one."""
         events = self.core.step()
         self.now_s += 0.001
         self.core.publish(events, self.now_s)

@@ -33,7 +33,7 @@ def test_sequences_wait_for_one_read_and_start_in_their_order(make_bench, make_a
     assert ids == [3, 3, 1, 2, 4, 1, 2, 4]
     bench.submit(sequence(5))
     bench.run()
-    assert bench.background.jobs == []  # it is there now
+    assert bench.background.jobs == []  # the adapter is in memory now, so no read starts
     assert 5 in bench.finished
 
 
@@ -43,7 +43,7 @@ def test_it_is_told_how_long_a_sequence_waited_for_its_adapter(make_bench, make_
     bench.submit(sequence(1), sequence(2, adapter=""))
     bench.step()
     bench.now_s += 0.25
-    bench.submit(sequence(3))  # waits for the same read, but not from its begin on
+    bench.submit(sequence(3))  # this sequence joins a read that has already begun
     bench.now_s += 0.5
     bench.background.finish()
     bench.submit(sequence(4))
@@ -256,7 +256,7 @@ def test_a_request_loads_unloads_and_lists(make_bench, make_adapter) -> None:
 
 
 class ManualShelf:
-    """A node's agent whose answers the test gives."""
+    """A node's agent whose answers the test determines."""
 
     def __init__(self) -> None:
         self.wanted: dict[str, Any] = {}
@@ -279,7 +279,7 @@ def test_requests_wait_for_an_adapter_that_the_node_gets(make_bench, make_adapte
     bench.submit(sequence(1), sequence(2))
     bench.background.finish()
     bench.submit(sequence(3))
-    assert bench.background.jobs == []  # no thread waits
+    assert bench.background.jobs == []  # no thread waits for the fetch
     bench.run()
     assert bench.finished == {}
     make_adapter("a")
@@ -300,7 +300,7 @@ def test_an_artifact_the_node_cannot_get_is_reported_to_all_waiters(make_bench) 
     shelf.wanted.pop(A)(RefusedError(ErrorCode.ADAPTER_NOT_FOUND, "nobody has it"))
     bench.step()
     assert [bench.finished[n].code for n in (1, 2)] == ["adapter_not_found"] * 2
-    bench.submit(sequence(3))  # it may have come meanwhile
+    bench.submit(sequence(3))  # the adapter may have arrived meanwhile
     bench.background.finish()
     assert list(shelf.wanted) == [A]
 
@@ -379,7 +379,7 @@ def test_one_adapter_does_not_keep_out_requests_for_another(
     assert bench.finished[3].code == "engine_busy"
     assert set(bench.finished) == {3}
     bench.core.cancel(1, [1])
-    bench.submit(sequence(5))  # in the place of the one that gave up
+    bench.submit(sequence(5))  # takes the place of the sequence that stopped waiting
     bench.background.finish()
     bench.background.finish()
     bench.run()

@@ -11,7 +11,7 @@ from replica.host.frames import FrameEncoder, encode_prompt_logprobs, micros
 from replica.host.news import Outbox, SequenceEnd, SequenceRecord, StepNews
 from sluice.wire.engine.v1 import engine_pb2 as wire
 
-Step = list[tuple[int, list[int]]]  # (sequence, its new tokens)
+Step = list[tuple[int, list[int]]]  # (sequence, new tokens of this sequence)
 
 
 def decode(frame: bytes) -> wire.StepFrame:
@@ -39,7 +39,7 @@ def logprobs(frame: wire.StepFrame) -> Iterator[tuple[int, float, list[tuple[int
 
 
 def news_of(number: int, step: Step) -> StepNews:
-    """News of a step in which odd sequences ask for logprobs: as many alternatives as the id."""
+    """News of a step. An odd sequence requests as many alternatives per logprob as its id."""
     news = StepNews(step=number, steps=1)
     ids = [sequence for sequence, tokens in step for _ in tokens]
     tokens = [token for _, tokens in step for token in tokens]
@@ -65,7 +65,7 @@ steps_of_runs = st.lists(
     ),
     max_size=8,
 )
-# The usual case, which has a path of its own: the same sequences in each step, one token each.
+# The usual case, which has a separate code path: equal sequences, one token each per step.
 steps_of_a_batch = st.integers(1, 5).flatmap(
     lambda rows: st.lists(
         st.lists(st.integers(0, 2**31), min_size=rows, max_size=rows).map(

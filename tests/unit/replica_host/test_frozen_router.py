@@ -1,4 +1,4 @@
-"""A router that takes frames and says nothing: others need the places of its sequences."""
+"""Tests a router that reads frames without confirming them, so that its slots are freed."""
 
 import pytest
 
@@ -15,7 +15,7 @@ def sequence(number: int, output: int = 1000) -> wire.Sequence:
 
 
 class Site:
-    """A router that takes every frame, and confirms as it is told; another one is attached."""
+    """A router that reads every frame and confirms as the test says, beside another router."""
 
     def __init__(self, bench, every_ms: int = EVERY_MS) -> None:
         self.bench = bench

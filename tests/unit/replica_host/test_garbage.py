@@ -65,7 +65,7 @@ sequences = st.builds(
 
 
 class Soon:
-    """Does between steps what threads do beside them."""
+    """Runs the work of background threads between two steps."""
 
     def __init__(self) -> None:
         self.jobs = []
@@ -101,7 +101,7 @@ def driver(request: pytest.FixtureRequest, directory: Path):
 @settings(max_examples=80, suppress_health_check=[HealthCheck.too_slow])
 @given(nonsense=st.lists(sequences, max_size=5))
 def test_nonsense_ends_alone(driver, directory: Path, nonsense: list[wire.Sequence]) -> None:
-    while driver.has_work:  # left by an example that failed
+    while driver.has_work:  # sequences of an example that failed
         driver.step()
     pool = Soon()
     core = HostCore(
@@ -121,7 +121,7 @@ def test_nonsense_ends_alone(driver, directory: Path, nonsense: list[wire.Sequen
     named = [message.id for message in nonsense]
     named += [fork.id for message in nonsense for fork in message.forks]
     owed = {message.id for message in nonsense} | {99}
-    # A message with the id of a living sequence is taken for its repetition, forks and all.
+    # A message with the id of a living sequence counts as its repetition, and its forks, too.
     unrepeated = (message for message in nonsense if named.count(message.id) == 1)
     owed |= {fork.id for message in unrepeated for fork in message.forks}
     finished: dict[int, wire.Finished] = {}

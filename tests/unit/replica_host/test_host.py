@@ -85,7 +85,8 @@ def test_without_credit_steps_are_merged(make_host, attach_router, wait_until) -
     assert {key: len(tokens) for key, tokens in router.attached.tokens.items()} == {1: 30, 2: 30}
     assert router.attached.finished.keys() == {1, 2}
     time.sleep(0.5)
-    assert len(router.attached.steps) == 1  # not even a heartbeat
+    # the router received no further frame, not even a heartbeat
+    assert len(router.attached.steps) == 1
 
 
 def test_a_cancel_ends_the_sequence_and_frees_its_blocks(
@@ -133,7 +134,7 @@ def test_a_newer_epoch_replaces_the_older_and_cancels_its_sequences(
     old.attached.wait(lambda r: r.is_finished)
     assert old.attached.finished[1].reason == wire.FINISH_REASON_CANCELLED
     wait_until(lambda: idle(host))
-    old.submit(5)  # of an epoch that is over: ignored
+    old.submit(5)  # the epoch is over, so the sequence is ignored
     new.submit(5, count=3)
     assert new.wait_finished(5)[5].output_tokens == 3
     assert old.attached.errors == []
@@ -290,7 +291,7 @@ def test_a_drain_that_takes_too_long_hands_sequences_back(make_host, attach_rout
 
 
 class Panic(BaseException):
-    """As llguidance raises it: no `Exception`."""
+    """An exception like that of a panic in llguidance, which is no `Exception`."""
 
 
 @pytest.mark.parametrize("bug", [ZeroDivisionError, MemoryError, Panic])

@@ -1,4 +1,4 @@
-"""Requests with answers, resumed streams and the watchdog, over the host's real threads."""
+"""Tests answered requests, resumed streams and the watchdog with the host's real threads."""
 
 import logging
 import threading
@@ -203,7 +203,7 @@ def test_the_watchdog_tells_the_size_of_a_stuck_step_once_per_doubling(caplog) -
                 return answer
 
             watch.look = look
-            for _ in range(2):  # the second look begins after the first was judged
+            for _ in range(2):  # the second check begins after the first has ended
                 looks.clear()
                 assert looks.wait(WAIT_S)
             watch.look = original
@@ -245,7 +245,7 @@ def test_workers_deliver_results_and_errors_and_refuse_too_much() -> None:
 
 
 class Panic(BaseException):
-    """As llguidance raises it: no `Exception`."""
+    """An exception like that of a panic in llguidance, which is no `Exception`."""
 
 
 def panic() -> None:

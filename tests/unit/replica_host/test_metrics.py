@@ -103,7 +103,7 @@ def test_tokens_are_told_by_adapter_for_some_and_together_for_the_rest(monkeypat
     assert series[name, "other", "prompt"] == 10
     assert series["llm_adapters", "slot"] == 2
     assert series["llm_adapters", "memory"] == 2
-    # One has left memory and its counts began anew, another came, a third went on.
+    # One adapter was dropped and loaded again, a second one is new, and a third one continued.
     states = (state(1, 4, 0), state(2, 25, 9), state(5, 1, 1))
     series = by_series(metrics.values(look(adapters=states)))
     assert series[name, first, "prompt"] == 25

@@ -1,4 +1,4 @@
-"""How long the engine's line waits for an agent that is away; the real line is tested elsewhere."""
+"""Tests how long a request waits for an absent agent. Other tests use the real connection."""
 
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ A, B = "a" * 64, "b" * 64
 
 
 class Line(NodeArtifacts):
-    """Without its thread: time and the agent are the test's."""
+    """A client without its thread. The test sets the time and the agent's state."""
 
     def __init__(self) -> None:
         self.now_s = 0.0

@@ -1,4 +1,4 @@
-"""Engines that sleep and wake, over the host's real threads, with the driver `sim`."""
+"""Tests engines that sleep and wake, with the host's real threads and the driver `sim`."""
 
 import threading
 from collections.abc import Iterator

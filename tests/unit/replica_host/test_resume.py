@@ -1,4 +1,4 @@
-"""A router that comes back: whatever was lost on the way, each token counts exactly once."""
+"""Tests that after a router resumes, each token counts once, whatever frames were lost."""
 
 from collections import deque
 
@@ -11,11 +11,11 @@ from replica.host.core import ORPHAN_GRACE_S
 from sluice.errors import ErrorCode
 from sluice.wire.engine.v1 import engine_pb2 as wire
 
-WINDOW = 3  # frames on their way
+WINDOW = 3  # largest number of frames that are sent but not received
 
 
 class LossyRouter:
-    """A router whose frames lie on a wire that can be cut; it believes only what has arrived."""
+    """A router behind a wire that can be cut. It counts only frames that have arrived."""
 
     def __init__(self, bench) -> None:
         self.bench = bench
@@ -25,7 +25,7 @@ class LossyRouter:
         self.on_wire: deque[bytes] = deque()
         self.tokens: dict[int, list[int]] = {}
         self.logprobs: dict[int, list[float]] = {}
-        self.prompts: dict[int, int] = {}  # prompt tokens with logprobs
+        self.prompts: dict[int, int] = {}  # sequence -> number of prompt tokens with logprobs
         self.admitted: set[int] = set()
         self.finished: dict[int, wire.Finished] = {}
         self.attach(0)
@@ -37,7 +37,7 @@ class LossyRouter:
         )
         self.encoder = type(self.bench.encoder)(512)
         self.on_wire.clear()
-        # Beside those it lists the first frame tells of ends; a living one must be listed.
+        # A living sequence must be listed. The ends of all other sequences are in the first frame.
         for resumed_ in attached.resumed:
             known = self.tokens[resumed_.sequence]
             assert resumed_.output[: len(known)] == known
@@ -115,7 +115,8 @@ def test_every_token_and_every_end_arrives_exactly_once(
             router.send()
         elif name == "receive":
             router.receive()
-        else:  # what is on the wire is lost; the host may have noticed, and gone on for some steps
+        # frames on the wire are lost, and the host may compute further steps before it notices
+        else:
             if name == "orphan":
                 bench.core.orphan(router.epoch, bench.now_s)
                 bench.step()

@@ -169,7 +169,7 @@ def test_an_engine_without_logprobs_answers_probes_without(make_bench) -> None:
 
 
 def test_events_of_a_detached_router_are_dropped(make_bench) -> None:
-    """Drivers may report a sequence once more that was cancelled while a step ran."""
+    """A driver may still report a sequence that was cancelled while a step ran."""
     bench = make_bench()
     other, _ = bench.attach("r2", 7)
     bench.submit(sequence(1), epoch=7)
@@ -293,7 +293,7 @@ def test_a_probe_with_a_departed_caller_is_dropped(make_bench) -> None:
 
 def test_a_probe_that_waits_for_its_adapter_is_dropped_in_time_too(make_bench) -> None:
     bench, answers = make_bench(), []
-    bench.core.sequences._equip = lambda _: None  # the adapter never comes
+    bench.core.sequences._equip = lambda _: None  # the adapter never arrives
     probe = wire.Probe(prompt=[1], tokens=1, timeout_ms=1500)
     bench.core.sequences.probe(probe, answers.append, bench.now_s)
     bench.step()

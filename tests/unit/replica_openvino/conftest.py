@@ -1,7 +1,7 @@
-"""The engine under test, and an independent implementation of the models to hold it against.
+"""Defines the engine under test, and an independent reference of the models.
 
-`reference_logits` shares nothing with the engine but the reader of safetensors: numpy in float64,
-one sequence, no cache, loops where the engine has matrices.
+`reference_logits` uses the engine's reader of safetensors, but no other part of the engine. It
+computes one sequence in numpy and float64, with loops and without a cache.
 """
 
 import json
@@ -34,7 +34,7 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def adapter_dirs(tmp_path_factory: pytest.TempPathFactory, model_dir: Path) -> dict[str, Path]:
-    """Digest -> directory; ranks 4, 8, 12, 16, 4."""
+    """Digest -> directory of adapters with the ranks 4, 8, 12, 16 and 4."""
     root = tmp_path_factory.mktemp("adapters")
     made = {}
     for index in range(ADAPTERS):
@@ -45,7 +45,7 @@ def adapter_dirs(tmp_path_factory: pytest.TempPathFactory, model_dir: Path) -> d
 
 
 class Outcome:
-    """What became of the sequences of an engine."""
+    """The outputs and ends of an engine's sequences."""
 
     def __init__(self) -> None:
         self.tokens: dict[int, list[int]] = {}
@@ -80,7 +80,7 @@ def run_all() -> Callable[..., Outcome]:
 
 @pytest.fixture(scope="session")
 def make_request() -> Callable[..., SequenceRequest]:
-    """A request whose root names its adapter, as a gateway makes it."""
+    """Make a request whose cache root depends on its adapter, like a gateway's request."""
 
     def make(key: int, prompt: list[int], count: int, adapter: str = "", **more) -> SequenceRequest:
         return SequenceRequest(
@@ -98,7 +98,7 @@ def make_request() -> Callable[..., SequenceRequest]:
 
 @pytest.fixture(scope="session")
 def load(model_dir: Path, adapter_dirs: dict[str, Path]) -> Callable[..., ScheduledEngine]:
-    """An exact engine (f32) with the test model, and with adapters when asked."""
+    """Load a deterministic engine (f32) with the test model, and with adapters if requested."""
 
     def make(*digests: str, directory: Path = model_dir, **options) -> ScheduledEngine:
         engine = load_openvino(directory, BASE, {"precision": "f32", "blocks": 64, **options})
@@ -110,7 +110,7 @@ def load(model_dir: Path, adapter_dirs: dict[str, Path]) -> Callable[..., Schedu
 
 
 class RecordingSampler(Sampler):
-    """Keeps the logits of every step."""
+    """A sampler that stores the logits of every step."""
 
     def __init__(self, vocabulary: int) -> None:
         super().__init__(vocabulary, frozenset())
@@ -123,8 +123,7 @@ class RecordingSampler(Sampler):
 
 @pytest.fixture(scope="session")
 def record_logits() -> Callable[[ScheduledEngine], list[np.ndarray]]:
-    """Make an engine keep its logits: a list that grows by one array [rows, vocabulary] per step
-    that sampled."""
+    """Return a list of logits that grows by one array [rows, vocabulary] per sampling step."""
 
     def record(engine: ScheduledEngine) -> list[np.ndarray]:
         sampler = RecordingSampler(engine.limits.vocabulary)
@@ -184,7 +183,7 @@ def _frequency(config: dict, pair: int, dim: int) -> float:
 
 
 def _rotate(config: dict, x: np.ndarray) -> np.ndarray:
-    """Rotate [tokens, heads, dim]: pair i is (i, i + dim / 2)."""
+    """Rotate [tokens, heads, dim], where pair i is (i, i + dim / 2)."""
     tokens, _, dim = x.shape
     out = x.copy()
     for pair in range(dim // 2):
@@ -232,7 +231,7 @@ def _attention(config: dict, weights: dict, layer: int, x: np.ndarray) -> np.nda
 
 
 def logits_of(directory: Path, tokens: list[int], adapter: Path | None = None) -> np.ndarray:
-    """Return [tokens, vocabulary] in float64."""
+    """Return the logits [tokens, vocabulary] in float64."""
     config = json.loads((directory / "config.json").read_text())
     weights = read_weights(directory)
     if adapter is not None:

@@ -1,4 +1,4 @@
-"""Adapters in one batch: each as if it were alone, and as if it were merged into the weights."""
+"""Tests that an adapter in a mixed batch has the same effect as alone or merged."""
 
 import random
 import threading
@@ -18,13 +18,13 @@ PROMPT = [_random.randrange(3, 470) for _ in range(70)]
 
 @pytest.fixture(scope="module")
 def names(adapter_dirs) -> list[str]:
-    """The base and all adapters."""
+    """The base and all adapters by name."""
     return ["", *adapter_dirs]
 
 
 @pytest.fixture(scope="module")
 def alone(load, names, make_request, run_all) -> dict[str, list[int]]:
-    """The answer of each to `PROMPT`, one at a time."""
+    """The answer of each adapter to `PROMPT`, computed alone."""
     answers = {}
     for name in names:
         engine = load(*filter(None, [name]))

@@ -25,7 +25,7 @@ EXACT = {"precision": "f32"}  # deterministic: f32 compute and f32 KV
 
 @pytest.fixture(scope="module")
 def reference(model_dir: Path) -> Callable[[list[int], int], list[int]]:
-    """Greedy decoding on the stateful graph: no pages, no batch, no cache between prompts."""
+    """Decode greedily with the stateful graph, without blocks, batch and prefix cache."""
     graph = build_graph(read_base(model_dir))
     properties = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}
     properties["INFERENCE_NUM_THREADS"] = "1"
@@ -52,7 +52,7 @@ def reference(model_dir: Path) -> Callable[[list[int], int], list[int]]:
 
 
 def jobs_under_pressure(seed: int) -> list[tuple[list[int], int, bool]]:
-    """(prompt, new tokens, whether it is cancelled), many of them with common beginnings."""
+    """Return (prompt, new tokens, is cancelled) of sequences, many with common beginnings."""
     rnd = random.Random(seed)
     prefixes = [[rnd.randrange(3, 470) for _ in range(n)] for n in (40, 100, 200)]
     return [
@@ -67,7 +67,7 @@ def jobs_under_pressure(seed: int) -> list[tuple[list[int], int, bool]]:
 
 
 def test_same_tokens_as_without_pages_batch_and_cache(model_dir: Path, reference) -> None:
-    # 20 blocks: evictions and preemptions; 48 tokens per step: prompts come in chunks.
+    # 20 blocks cause evictions and preemptions. 48 tokens per step cause chunks of prompts.
     options = {**EXACT, "blocks": 20, "step_tokens_max": 48, "sequences_max": 8}
     engine = load_openvino(model_dir, "base", options)
     rnd = random.Random(1)
@@ -187,7 +187,7 @@ def test_large_bases_and_bases_alone_have_one_graph() -> None:
     assert not has_base_graph("auto", 8, 1 << 30)
     assert has_base_graph("on", 8, 1 << 30)
     assert not has_base_graph("off", 8, 1 << 20)
-    assert has_base_graph("off", 0, 1 << 20)  # without slots there is no other graph
+    assert has_base_graph("off", 0, 1 << 20)  # without slots there is only one graph
 
 
 def test_a_failed_graph_call_ends_its_sequences_and_nothing_else(

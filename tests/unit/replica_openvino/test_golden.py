@@ -1,4 +1,4 @@
-"""Every kind of checkpoint that is served, against `reference_logits`, through the whole engine."""
+"""Compares the engine with `reference_logits`, for every supported kind of checkpoint."""
 
 import json
 import random
@@ -23,7 +23,7 @@ QWEN_WINDOW = {"use_sliding_window": True, "sliding_window": 40}
 
 
 def check(directory: Path, load, make_request, record_logits, reference_logits, **options) -> None:
-    """Two prompts side by side, in chunks of 48 tokens, and 4 new tokens each."""
+    """Compute two prompts in one batch, in chunks of 48 tokens, and 4 new tokens each."""
     engine = load(directory=directory, step_tokens_max=48, sequences_max=8, **options)
     logits = record_logits(engine)
     prompts = {1: PROMPT, 2: PROMPT[20:60]}

@@ -1,4 +1,4 @@
-"""What the KV pool is good for besides attention: transfer, forks, drafts."""
+"""Tests the KV pool in transfers, forks and drafts."""
 
 import random
 from collections.abc import Callable
@@ -18,7 +18,7 @@ KINDS = [
     {"precision": "f32", "kv_precision": "u8"},
     {"precision": "bf16", "kv_precision": "u8"},
 ]
-if "avx512f" in read_cpu_flags():  # without it the driver refuses a bf16 pool
+if "avx512f" in read_cpu_flags():  # without AVX-512 the driver refuses a bf16 pool
     KINDS.append({"precision": "bf16", "kv_precision": "bf16"})
 SAMPLING = Sampling(temperature=1.0, seed=3)
 
@@ -58,7 +58,7 @@ def test_blocks_of_an_adapter_are_transferred_under_its_own_root(
 
 def test_layouts_tell_engines_apart(load) -> None:
     layouts = {load(**kind).export_blocks([]).layout for kind in KINDS}
-    # The precision of the computation does not matter.
+    # The layout does not depend on the precision of the computation.
     assert len(layouts) == len({kind["kv_precision"] for kind in KINDS})
     (u8,) = (layout for layout in layouts if "u8" in layout)
     assert u8.endswith("32 tokens, 2 layers of keys u8[2, 40, 32] values u8[2, 32, 40]")
@@ -109,7 +109,7 @@ def test_copied_blocks_hold_the_same_bytes(load, make_request) -> None:
 
 @pytest.fixture
 def foresee(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[int, list[int]], float], None]:
-    """Draft the given answers, with mistakes: a random model repeats nothing that a lookup finds."""
+    """Draft the given answers with mistakes, because a random model has no repetitions."""
 
     def patch(whole: dict[int, list[int]], mistakes: float) -> None:
         rnd = random.Random(1)

@@ -1,4 +1,4 @@
-"""Logprobs and the rows of logits behind them, against `reference_logits`."""
+"""Compares logprobs, and the logits behind them, with `reference_logits`."""
 
 import random
 from dataclasses import replace
@@ -24,8 +24,8 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
 def test_logprobs_equal_the_reference(
     load, make_request, reference_logits, model_dir: Path, adapter_dirs, adapter, pressure
 ) -> None:
-    # Under pressure: 12 blocks for two sequences of 7 each, so one of them computes its prompt
-    # twice, and reports it once.
+    # 12 blocks are too few for two sequences of 7 blocks each. So one of them computes its prompt
+    # twice, and must report it once.
     options = {"blocks": 12, "prefix_cache": False} if pressure else {}
     engine = load("adapter-1", step_tokens_max=40, sequences_max=4, **options)
     prompts = {1: PROMPT, 2: PROMPT[::-1], 3: PROMPT[:1]}

@@ -1,7 +1,7 @@
-"""Random work under pressure must give the tokens of an engine without cache and without pressure.
+"""Compares random work under pressure with an engine that has neither cache nor pressure.
 
-Shared prefixes, a pool that evicts and preempts, prompts in chunks, adapters that take turns in
-slots, forks, drafts with mistakes, cancels, one graph or two. SLUICE_PROPERTY_SEEDS=50 tries so many seeds.
+The work has shared prefixes, evictions, preemptions, chunks of prompts, adapters, forks, drafts
+with mistakes, cancels, and one graph or two. SLUICE_PROPERTY_SEEDS=50 tries 50 seeds.
 """
 
 import os
@@ -29,7 +29,7 @@ CALM = {"blocks": 4000, "step_tokens_max": 2048, "sequences_max": 512, "prefix_c
 @dataclass(frozen=True)
 class Job:
     request: SequenceRequest
-    cancel_after: int | None  # tokens
+    cancel_after: int | None  # number of tokens
 
 
 def make_jobs(rnd: random.Random, adapters: list[str], make_request) -> list[Job]:
@@ -54,7 +54,7 @@ def make_jobs(rnd: random.Random, adapters: list[str], make_request) -> list[Job
 
 
 def calm_answers(engine, jobs: list[Job], run_all) -> dict[int, list[int]]:
-    """Every sequence for itself: no forks, no drafts, nothing cached or preempted."""
+    """Compute every sequence alone, without forks, drafts, cache and preemptions."""
     requests = []
     for job in jobs:
         request = replace(job.request, forks=(), draft_tokens_max=0, priority=0)

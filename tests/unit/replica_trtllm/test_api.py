@@ -19,12 +19,12 @@ def test_a_choice_matches_its_texts_and_nothing_else(choices, other) -> None:
 
 @pytest.mark.parametrize("text", ["yes", "[]", '["a", 1]', '{"a": 1}', '"a"'])
 def test_invalid_choices_are_refused(text) -> None:
-    with pytest.raises(ValueError):  # noqa: PT011 - JSON's own errors are among them
+    with pytest.raises(ValueError):  # noqa: PT011 - the errors of the JSON parser are among them
         choice_regex(text)
 
 
 class RequestError(RuntimeError):
-    """As TensorRT-LLM's."""
+    """An error like that of TensorRT-LLM."""
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,8 @@ class RequestError(RuntimeError):
         (ValueError("require 0 <= top_p <= 1"), Finish.REFUSED),
         (RequestError("CUDA error: an illegal memory access"), Finish.FAILED),
         (RuntimeError("LLM is shutting down"), Finish.FAILED),
-        (RuntimeError("should not exceed"), Finish.FAILED),  # not of one request
+        # the error does not belong to a single request
+        (RuntimeError("should not exceed"), Finish.FAILED),
     ],
 )
 def test_errors_are_told_apart_by_kind_and_text(error, reason) -> None:

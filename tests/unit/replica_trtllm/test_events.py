@@ -34,7 +34,7 @@ def removed(*hashes, window: int = 0) -> dict:
 
 
 def parts(prompt: list[int], first: int = 1) -> list[tuple[int, list[int]]]:
-    """(their hash, tokens) of all blocks, the last of which may not be full."""
+    """Return (TensorRT-LLM's hash, tokens) of all blocks, of which the last may be partial."""
     starts = range(0, len(prompt), 32)
     return [(first + index, prompt[at : at + 32]) for index, at in enumerate(starts)]
 
@@ -84,17 +84,19 @@ def test_windows_of_one_block_count_together() -> None:
 
 def test_events_of_unknown_blocks_are_skipped() -> None:
     translator = BlockTranslator()
-    assert translator.apply([stored(None, *parts(PROMPT))]) == {}  # nobody asked for it
+    # no request with these tokens was submitted
+    assert translator.apply([stored(None, *parts(PROMPT))]) == {}
     translator.expect([1, 2, 3], ROOT_A)
-    assert translator.apply([stored(None, (50, [1, 2, 3]))]) == {}  # not a full block
-    assert translator.apply([stored(123, (51, PROMPT[:32]))]) == {}  # its parent was missed
+    assert translator.apply([stored(None, (50, [1, 2, 3]))]) == {}  # the block is not full
+    # the event of its parent was missed
+    assert translator.apply([stored(123, (51, PROMPT[:32]))]) == {}
     odd = [{"event_id": 0, "data": {"type": "created", "num_blocks_per_cache_level": [9, 0]}}, {}]
     assert translator.apply(odd) == {}
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 5)), max_size=60))
 def test_the_reported_changes_add_up_to_the_held_blocks(actions) -> None:
-    """Chains of three blocks are stored and evicted at random, each as a whole or from its end."""
+    """Chains of three blocks are stored and evicted at random, completely or from the end."""
     translator = BlockTranslator()
     prompts = {index: [index * 50 + 1 + i for i in range(96)] for index in range(6)}
     held: dict[int, int] = {}

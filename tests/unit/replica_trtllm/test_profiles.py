@@ -1,4 +1,4 @@
-"""The profiles that pools start from say what they mean, and mean something possible."""
+"""Tests that the profiles, from which pools start, have valid and possible options."""
 
 import json
 from pathlib import Path
@@ -43,5 +43,5 @@ def test_the_dense_ones_fit_into_their_gpus() -> None:
         memory = options.tensor_parallel * GPUS["h100"].memory_bytes * options.kv_memory_share
         left = memory - weight_bytes * MODELS[shape].parameters
         token_bytes = MODELS[shape].kv_token_bytes // (2 if options.kv_dtype == "fp8" else 1)
-        # Every sequence of a full batch has room for a thousand tokens at least.
+        # Every sequence of a full batch has room for at least a thousand tokens.
         assert left / token_bytes > 1000 * options.sequences_max
