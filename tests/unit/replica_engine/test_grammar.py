@@ -90,8 +90,8 @@ def sequence(sampling: Sampling, prompt: list[int] = [5, 6], **options) -> Sched
 
 
 class RandomModel:
-    """Logits that depend on position and row alone. What ends an answer is a little likelier than
-    the rest, or it would go on for long; special tokens and padding are likelier than anything."""
+    """A model whose logits depend only on position and row. End tokens are a little likelier than
+    text, so that answers end. Special tokens and padding are likelier than all other tokens."""
 
     def __init__(self, tokenizer: Tokenizer, vocabulary: int, seed: int = 0) -> None:
         self._seed = seed

@@ -1,5 +1,4 @@
-"""Sequences of nonsense against the real engines: each ends with one terminal outcome, and a
-sequence beside them goes on."""
+"""Tests that a nonsensical sequence ends once on the real engines, and harms no other one."""
 
 import math
 from pathlib import Path

@@ -1,5 +1,4 @@
-"""The host with its real threads; time is real, nothing is asserted on it except that something
-comes at all."""
+"""Tests the host with its real threads and the real clock. No test depends on exact times."""
 
 import threading
 import time
