@@ -90,7 +90,8 @@ class ReconciliationState(StrEnum):
     EQUAL = "equal"
     DIFFERS = "differs"
     OPEN = "open"  # further events of the hour may arrive
-    UNKNOWN = "unknown"  # a router was killed and its counts are lost, or its counts have no models
+    # counts are lost because a router was killed, or counts are not split by model
+    UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,7 +79,7 @@ class GoldenSchedule:
 
     def __init__(self) -> None:
         self._prompts: dict[str, agent.GoldenPrompt] = {}
-        # (replica, prompt) -> time of the last request, or for a new pair a time in the past
+        # (replica, prompt) -> time of the last request, or for a new pair an assumed one
         self._asked_s: dict[tuple[str, str], float] = {}
         self._free_s: dict[str, float] = {}  # replica -> earliest time of its next request
         # suspected replica -> time from which the platform's prompts are due
