@@ -25,7 +25,7 @@ class LlmCanary:
         """Request one token from the engine, and check the identity of the engine.
 
         Returns:
-            Number of sequences of routers that the engine has.
+            Number of routers' sequences in the engine.
 
         Raises:
             WrongAnswerError: The answer is invalid, or comes from another engine or base.

@@ -34,11 +34,11 @@ class HostAttachment:
 
     Attributes:
         router_id: Id of the attached router.
-        epoch: Number of the attachment, which is greater with each attachment of the same router.
+        epoch: Number of the attachment, greater than those of the router's earlier attachments.
         outbox: `StepNews` that are not sent yet.
         sequences: Living sequences, by the router's ids.
         adapters_told: Resident adapters of which the router was informed when it attached.
-        news: News of the current step, before they are posted to the outbox.
+        news: News of the current step, before they are added to the outbox.
         told_step: Number of the last step whose news were added to the outbox.
         told_at_s: Monotonic seconds when news were last added to the outbox.
         silence_max_s: Seconds without a confirmation after which the router is treated as frozen,

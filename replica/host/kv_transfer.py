@@ -1,7 +1,7 @@
 """Converts contents of KV blocks between the wire and the driver, in any thread.
 
-Each block has a checksum of its content together with its hash. It detects content that was damaged
-and content under a wrong hash. In the cache, either would corrupt answers unnoticed.
+Each block has a checksum of its content together with its hash. The checksum detects damaged
+content, and content under a wrong hash. In the cache, either would corrupt answers unnoticed.
 """
 
 import hashlib

@@ -3,9 +3,9 @@
 Each object is used by one thread only. The *step loop* uses driver and state. One *sender* thread
 per attachment uses the attachment's responder. One *replier* thread uses the responders of all
 requests with one answer. A few *workers* read adapters, check bytes and compile grammars. Another
-thread requests missing adapters from the node's agent. A *watchdog* reports a stuck step loop,
-which is the only source of heartbeats. No thread uses a responder after `finish`, because in Triton
-that would crash the whole server.
+thread requests missing adapters from the node's agent. The step loop is the only source of
+heartbeats, and a *watchdog* logs when it is stuck. No thread uses a responder after `finish`,
+because in Triton that would crash the whole server.
 """
 
 import logging
