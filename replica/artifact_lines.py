@@ -24,7 +24,7 @@ class Ask:
     Attributes:
         waits: Digests of all artifacts for which requests wait.
         reads: Digests of all artifacts whose files must stay on the disk.
-            uses: Digest -> number of requests for the artifact since the engine's last line.
+        uses: Digest -> number of requests for the artifact since the engine's last line.
     """
 
     waits: frozenset[str] = frozenset()

@@ -49,7 +49,7 @@ class SecretOption:
 
         Args:
             option: Option with its value.
-                gate: Path of the pipe, where `prepare` replaces an existing file.
+            gate: Path of the pipe, where `prepare` replaces an existing file.
         """
         self._option = option
         self._gate = gate

@@ -194,7 +194,7 @@ class TritonLauncher:
         """Kill every process that agents of this state directory started, and remove its files.
 
         Args:
-                spare: Replica id -> process group that is not killed. Its shared memory also stays.
+            spare: Replica id -> process group that is not killed. Its shared memory also stays.
 
         Returns:
             The ids of the killed processes.

@@ -147,7 +147,7 @@ class BlockPool:
 
         Returns:
             Number of blocks, counted from the first, that are now cached and pinned. It is 0 if
-                `until_s` has passed, and below the number of hashes if PINNED_RATIO_MAX is reached.
+            `until_s` has passed, and below the number of hashes if PINNED_RATIO_MAX is reached.
         """
         self.expire_pins(now_s)
         blocks = [self._block_of[key] for key in hashes[: self.find(hashes)[0]]]
